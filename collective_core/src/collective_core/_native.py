@@ -296,8 +296,8 @@ def look_around(process_set: int) -> None:
     check(library().cc_look_around(process_set))
 
 
-def reaches(process_set: int = 0) -> bool:
-    """Whether the ranks of this host read and write each other's memory."""
+def uses_cross_memory_attach(process_set: int = 0) -> bool:
+    """Whether the ranks of this host read and write each other's memory, without a copy between."""
     given = c_int32()
     check(library().cc_reaches(process_set, byref(given)))
     return bool(given.value)

@@ -84,7 +84,7 @@ def report(failures: list[str], seconds: float) -> dict[str, Any]:
         "size": cc.size(),
         "hosts": list(hosts.values()),
         "transport": transport(),
-        "single_copy": _native.reaches(),
+        "single_copy": _native.uses_cross_memory_attach(),
         "seconds": round(seconds, 3),
         "failures": failures,
     }

@@ -47,7 +47,7 @@ library.put = lambda calls, *places: (happened.append(("put", *places[:2])), put
 nccl.library = lambda: library
 nccl.is_wanted = lambda: True
 through_it = True
-gpu.is_within_reach = lambda tensor, who: through_it and who.id in gpu.sets and tensor.layout is torch.strided
+gpu.moves_with_nccl = lambda tensor, who: through_it and who.id in gpu.sets and tensor.layout is torch.strided
 
 few = hvd.ProcessSet([0, 1])
 hvd.init(process_sets=[few] if common.SIZE > 2 else None)

@@ -88,11 +88,11 @@ class Job:
         return {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)}
 
     def _variables(self, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
-        place = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
-        place.update(horovod_variables.rank_variables(rank, [self.host_of[each] for each in sorted(self.host_of)]))
+        own = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
+        own.update(horovod_variables.rank_variables(rank, [self.host_of[each] for each in sorted(self.host_of)]))
         # What the user has said for all ranks counts more.
-        own = {"COLLECTIVE_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"}.intersection(self._environment)
-        return {**meeting, **place, **({} if own else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}
+        chosen = {"COLLECTIVE_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"}.intersection(self._environment)
+        return {**meeting, **own, **({} if chosen else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}
 
     def end(self) -> None:
         """Ends all ranks; see :func:`end_all`."""

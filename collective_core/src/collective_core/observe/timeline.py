@@ -50,8 +50,8 @@ class Timeline:
         host = who.peers[who.rank].host_name
         head = Head(os.urandom(16), job, who.rank, self._generation, clock, clock, now, now, 0, 0, host)
         try:
-            self._place = self._place_of_part(host)
-            self._file = Writer(timeline_file.path_of(self._place, who.rank, self._generation), head)
+            self._prefix = self._prefix_of_part(host)
+            self._file = Writer(timeline_file.path_of(self._prefix, who.rank, self._generation), head)
         except OSError as error:
             raise CollectiveError(f"timeline {path}: {error.strerror}: {error.filename}", "invalid") from error
         # Not from the heap, where a block of this size makes the C library give back and fetch the program's own again and again.
@@ -62,14 +62,14 @@ class Timeline:
         self._thread = threading.Thread(target=self._collect_until_ended, name="collective_core timeline", daemon=True)
         self._thread.start()
 
-    def _place_of_part(self, host: str) -> str:
+    def _prefix_of_part(self, host: str) -> str:
         """What the name of this rank's part begins with. Only rank 0 needs the timeline's folder."""
         folder = os.path.dirname(self.path) or "."
         if self.rank == 0 or os.path.isdir(folder):
             return self.path
-        place = os.path.join(tempfile.gettempdir(), f"{os.path.basename(self.path)}.{os.getpid()}")
-        print(f"timeline: rank {self.rank} (host {host}) records in {place}.*, because {folder} is not there", file=sys.stderr)
-        return place
+        prefix = os.path.join(tempfile.gettempdir(), f"{os.path.basename(self.path)}.{os.getpid()}")
+        print(f"timeline: rank {self.rank} (host {host}) records in {prefix}.*, because {folder} is not there", file=sys.stderr)
+        return prefix
 
     def _collect_until_ended(self) -> None:
         while _native.await_events(self._next, COLLECT_INTERVAL):
@@ -153,7 +153,7 @@ class Timeline:
     def keep(self) -> None:
         """Leaves this rank's part as it is, and says what to do with it."""
         self._file.close()
-        draws = f"python -m collective_core.trace {self._place}"
+        draws = f"python -m collective_core.trace {self._prefix}"
         print(f"timeline: rank {self.rank} leaves {self._file.path}; {draws} draws it", file=sys.stderr)
 
 

@@ -58,7 +58,7 @@ def _groups(process: int, root: Path) -> Iterator[tuple[Path, Path]]:
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in memberships)}
     for mount in mounts:
         before, _, after = mount.partition(" - ")
-        _, _, _, begins_at, place, *_ = before.split(" ")
+        _, _, _, begins_at, mount_point, *_ = before.split(" ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2":
             path = paths.get("")
@@ -67,7 +67,7 @@ def _groups(process: int, root: Path) -> Iterator[tuple[Path, Path]]:
         else:
             continue
         if path is not None:
-            top = root / place.lstrip("/")
+            top = root / mount_point.lstrip("/")
             # A container may see its own group as the root of what is mounted there, and its path as the host sees it.
             below = path[len(begins_at.rstrip("/")) :] if path.startswith(begins_at) else ""
             yield top / below.lstrip("/"), top

@@ -89,19 +89,21 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
 
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
     try:
-        places = exchange_documents(
+        endpoints = exchange_documents(
             launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "told": told, "error": error}
         )
-        _raise_first_error(places, everyone)
+        _raise_first_error(endpoints, everyone)
         peers = [
-            _native.PeerInfo(rank, info["pid"], info["host_id"], info["host_name"], place["address"], place["port"], place["socket"])
-            for rank, info, place in ((rank, everyone[rank], places[rank]) for rank in ranks)
+            _native.PeerInfo(
+                rank, info["pid"], info["host_id"], info["host_name"], endpoint["address"], endpoint["port"], endpoint["socket"]
+            )
+            for rank, info, endpoint in ((rank, everyone[rank], endpoints[rank]) for rank in ranks)
         ]
         if included:
             for name, (_, learn) in companions.items():
-                learn(process_set, ranks.index(launcher.rank), [places[rank]["told"].get(name) for rank in ranks])
+                learn(process_set, ranks.index(launcher.rank), [endpoints[rank]["told"].get(name) for rank in ranks])
             mpi.join(process_set, ranks)
-            secret = session_secret(launcher.secret, bytes.fromhex(places[0]["nonce"]), process_set)
+            secret = session_secret(launcher.secret, bytes.fromhex(endpoints[0]["nonce"]), process_set)
             sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
             began = time.monotonic()
             failure = _connect(ranks.index(launcher.rank), peers, secret, config, process_set, sockets)
@@ -154,9 +156,9 @@ def _refuse_different_settings(everyone: list[dict[str, Any]]) -> None:
             raise CollectiveError(text, "invalid", min(ranks_of.values(), key=len))
 
 
-def _raise_first_error(places: list[dict[str, Any]], everyone: list[dict[str, Any]]) -> None:
+def _raise_first_error(endpoints: list[dict[str, Any]], everyone: list[dict[str, Any]]) -> None:
     """A rank that cannot start says so to all: nobody waits for it in vain."""
-    failed = [(rank, place["error"]) for rank, place in enumerate(places) if place["error"]]
+    failed = [(rank, endpoint["error"]) for rank, endpoint in enumerate(endpoints) if endpoint["error"]]
     if failed:
         rank, text = failed[0]
         who = f"rank {rank} (host {everyone[rank]['host_name']}, pid {everyone[rank]['pid']})"

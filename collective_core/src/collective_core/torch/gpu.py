@@ -66,16 +66,16 @@ def is_used(process_set: ProcessSet | None = None) -> bool:
     return members(process_set).id in sets
 
 
-def carries(tensor: torch.Tensor, op: str, prescale: float, postscale: float, who: Members) -> bool:
+def reduces_with_nccl(tensor: torch.Tensor, op: str, prescale: float, postscale: float, who: Members) -> bool:
     """Whether such a reduction goes through NCCL: the same on all ranks that ask for the same. Fractions of integers do not."""
-    if not is_within_reach(tensor, who):
+    if not moves_with_nccl(tensor, who):
         return False
     known = str(tensor.dtype).replace("torch.", "") in nccl.TYPES
     plain = op in (Sum, Min, Max, Product) and prescale == 1.0 and postscale == 1.0
     return known and (plain or (tensor.is_floating_point() and op in (Sum, Average)))
 
 
-def is_within_reach(tensor: torch.Tensor, who: Members) -> bool:
+def moves_with_nccl(tensor: torch.Tensor, who: Members) -> bool:
     """Whether NCCL moves this tensor in this set. Collective at the set's first tensor on a GPU."""
     if tensor.is_cuda and who.id in sets and not sets[who.id].compared:
         _compare_gpus(tensor.device, who)

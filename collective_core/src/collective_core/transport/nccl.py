@@ -156,9 +156,9 @@ def _look(wish: str) -> Library | None:
     if wish.lower() in NO:
         return None
     wish = "" if wish.lower() in YES else wish
-    for place in [wish] if wish else candidates():
+    for path in [wish] if wish else candidates():
         try:
-            return Library(place)
+            return Library(path)
         except (OSError, AttributeError, CollectiveError) as error:
             if wish:
                 raise CollectiveError(f"COLLECTIVE_NCCL={wish} cannot be used: {error}", "invalid") from error

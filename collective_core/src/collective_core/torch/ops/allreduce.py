@@ -70,7 +70,7 @@ def _start(
 ) -> Work:
     """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
     who = members(request.process_set)
-    if gpu.carries(tensor, request.op, request.prescale, request.postscale, who):
+    if gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who):
 
         def on_gpu(source: int, target: int) -> _native.Operation:
             chosen = name or membership.next_name("allreduce", who.id)
@@ -169,8 +169,8 @@ def prepare_(
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or objection_to_tensor(tensor) or op == Adasum:
         return partial(allreduce_, tensor, None, name, op, prescale_factor, postscale_factor, process_set)
     request = _Request(None, op, prescale_factor, postscale_factor, process_set)
-    place = tensor.data_ptr()
-    return partial(operations.run, request.operation(tensor, name, place, place, device_number(tensor)), tensor)
+    address = tensor.data_ptr()
+    return partial(operations.run, request.operation(tensor, name, address, address, device_number(tensor)), tensor)
 
 
 @not_compiled

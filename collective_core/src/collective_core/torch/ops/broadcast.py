@@ -28,7 +28,7 @@ def _start(
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
     who = members(process_set)
     problem = objection_to_tensor(tensor) or arrays.objection_to_root(root_rank, who)
-    if gpu.is_within_reach(tensor, who) and not problem:
+    if gpu.moves_with_nccl(tensor, who) and not problem:
         return _start_on_gpu(tensor, output, root_rank, name, process_set, blocking)
     source = host_copy(tensor)
     in_place = not problem and output.device.type == "cpu" and output.is_contiguous()

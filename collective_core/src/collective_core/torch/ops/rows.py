@@ -21,7 +21,7 @@ def start_rows(
 
     The result of the work is the tensor received and the rows from each rank.
     """
-    on_gpu = gpu.is_within_reach(tensor, who) and not problem
+    on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
     source = tensor.detach().contiguous() if on_gpu else host_copy(tensor)
     operation = _native.operation(
         kind,

@@ -1,4 +1,4 @@
-"""What every collective on torch tensors needs: types, places, copies."""
+"""What every collective on torch tensors needs: types, devices, copies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def new_like(tensor: torch.Tensor) -> torch.Tensor:
 def without_data(
     tensor: torch.Tensor, name: str, who: Members, reduce: int, prescale: float = 1.0, postscale: float = 1.0, objection: str = ""
 ) -> _native.Operation:
-    """An allreduce of no element, in which the ranks compare what each of them has: type, shape, place, reduction and factors.
+    """An allreduce of no element, in which the ranks compare what each of them has: type, shape, device, reduction and factors.
 
     For a reduction that is made of other operations, which do not know all of that. The shape begins with a 0 there.
     """

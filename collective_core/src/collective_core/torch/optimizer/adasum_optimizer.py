@@ -75,16 +75,16 @@ class _AdasumOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         listed = [p for group in self.param_groups for p in group["params"]]
         self._trained.update(p for p in listed if p.requires_grad)
-        before = {place: p.detach().clone() for place, p in enumerate(listed) if p in self._trained}
+        before = {number: p.detach().clone() for number, p in enumerate(listed) if p in self._trained}
         result = super(self.__class__, self).step(closure) if self._is_finite() else None
         if self._generation != membership.generation():  # an elastic job
             self._generation, self._alone = membership.generation(), is_alone(self.process_set)
         if not self._alone:
             with torch.no_grad():
-                for place, start in before.items():
-                    parameter = listed[place]
+                for number, start in before.items():
+                    parameter = listed[number]
                     change, restore = self._compression.compress(parameter.detach() - start)
-                    name = f"{self._prefix}.{self._parameter_names.get(parameter, f'added.{place}')}"
+                    name = f"{self._prefix}.{self._parameter_names.get(parameter, f'added.{number}')}"
                     allreduce_(change, name=name, op=Adasum, process_set=self.process_set)
                     parameter.copy_(start + self._compression.decompress(change, restore))
         return result

@@ -80,10 +80,10 @@ class Bucket:
         self.contexts: dict[torch.nn.Parameter, Any] = {}
         self.handle = 0
         self._sum: tuple[Any, torch.Tensor, Callable[[], object]] | None = None  # how, what, and the prepared call
-        self.places: dict[torch.nn.Parameter, tuple[int, int]] = {}
+        self.ranges: dict[torch.nn.Parameter, tuple[int, int]] = {}
         begin = 0
         for parameter in parameters:
-            self.places[parameter] = (begin, begin + parameter.numel())
+            self.ranges[parameter] = (begin, begin + parameter.numel())
             begin += parameter.numel()
         self.gradients = begin
         self.elements = begin + (len(parameters) if self.has_marks else 0)
@@ -142,7 +142,7 @@ class Bucket:
             return
         self.flat = gradient_memory(self.elements, dtype, self.device)
         self.marks = self.flat[self.gradients :]
-        self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.places.items()}
+        self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.ranges.items()}
         self.addresses = {p: slot.data_ptr() for p, slot in self.slots.items()}
 
     def _view(self, parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -150,7 +150,7 @@ class Bucket:
         slot = self.slots[parameter]
         if slot.requires_grad or slot.data_ptr() != self.addresses[parameter]:
             # `p.grad.data = ...`, or `p.grad` calculated anew of what has a gradient itself.
-            begin, end = self.places[parameter]
+            begin, end = self.ranges[parameter]
             slot = self.slots[parameter] = _slot(self.flat[begin:end], parameter)
         return slot
 
@@ -307,6 +307,6 @@ def make_buckets(
             parts.append(open_parts[dtype])
         open_parts[dtype].append(parameter)
         open_bytes[dtype] += size
-    place = {parameter: number for number, parameter in enumerate(parameters)}
-    parts.sort(key=lambda part: max(place[parameter] for parameter in part))
+    position = {parameter: number for number, parameter in enumerate(parameters)}
+    parts.sort(key=lambda part: max(position[parameter] for parameter in part))
     return [Bucket(f"{prefix}.{number}", part, part[0].dtype, compression, uses_nccl, as_views) for number, part in enumerate(parts)]

@@ -337,8 +337,8 @@ class Reducer:
 
     def _take_on(self, newcomers: list[torch.nn.Parameter], parameters: list[torch.nn.Parameter]) -> None:
         """Forgets the plan, for one with them in their places: a rank that does it later, or was made with them, has the same order."""
-        for place, parameter in enumerate(parameters):
-            self.names.setdefault(parameter, f"added.{place}")
+        for number, parameter in enumerate(parameters):
+            self.names.setdefault(parameter, f"added.{number}")
         arrived, known = [self._trained[number] for number in self._arrived], {*self._trained, *newcomers}
         self._trained = [p for p in parameters if p in known]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}

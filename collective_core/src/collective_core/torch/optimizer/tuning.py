@@ -26,8 +26,8 @@ class BucketTuner:
         self._name, self._process_set, self._speaks = f"{name}.autotune", process_set, who.rank == 0
         self._cache = Cache(settings.autotune_cache)
         shapes = [(str(p.dtype), p.numel()) for p in parameters]
-        places = [membership.current().peers[rank].host_id for rank in who.ranks]
-        hosts = [places.count(host) for host in dict.fromkeys(places)]
+        host_ids = [membership.current().peers[rank].host_id for rank in who.ranks]
+        hosts = [host_ids.count(host) for host in dict.fromkeys(host_ids)]
         how = [settings.backend, gpu.is_used(process_set), getattr(compression, "__name__", ""), settings.fusion_bytes]
         facts = [__version__, shapes, hosts, *how, torch.get_num_threads()]
         self._key = hashlib.sha256(repr(facts).encode()).hexdigest()
