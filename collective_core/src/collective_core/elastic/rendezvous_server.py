@@ -20,7 +20,7 @@ from collective_core.elastic.membership import ElasticMembership, RankAssignment
 from collective_core.runtime.horovod_variables import rank_variables
 
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
-MOST_VISITORS = 256
+MOST_PENDING = 256
 #: Calls that may wait to be taken. Beyond that the system lets a caller try again a second later, a worker of ours among strangers, too.
 MOST_CALLS = 4096
 
@@ -38,7 +38,7 @@ class RendezvousServer:
         self._ports: dict[int, int] = {}
         self._told_to_change = 0  # the generation
         self._token = secrets.token_hex(8)
-        self._visitors: list[socket.socket] = []
+        self._pending: list[socket.socket] = []
         self._closed = False
         both = socket.has_dualstack_ipv6() and not only_here
         address = ("127.0.0.1" if only_here else "", 0)
@@ -82,8 +82,8 @@ class RendezvousServer:
         with self._lock:
             for each in self._channels.values():
                 each.close()
-            for visitor in self._visitors:
-                _drop(visitor)
+            for pending in self._pending:
+                _drop(pending)
 
     def _say(self, worker: int, **message: Any) -> None:
         # A worker that is gone is noticed by its process's end.
@@ -115,16 +115,16 @@ class RendezvousServer:
                 time.sleep(0.1)  # too many files, or a caller that has hung up again
                 continue
             with self._lock:
-                if len(self._visitors) >= MOST_VISITORS:
-                    _drop(self._visitors.pop(0))
-                self._visitors.append(connection)
+                if len(self._pending) >= MOST_PENDING:
+                    _drop(self._pending.pop(0))
+                self._pending.append(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         proven = control_channel.accept(connection, self._secret.encode())
         with self._lock:
-            if connection in self._visitors:
-                self._visitors.remove(connection)
+            if connection in self._pending:
+                self._pending.remove(connection)
             if proven is None or proven.worker in self._channels or proven.worker not in self._membership.workers:
                 _drop(connection)
                 return

@@ -139,7 +139,7 @@ class Mpi:
         MPI.Finalize()
 
 
-class Told(NamedTuple):
+class LauncherInfo(NamedTuple):
     """What a launcher's variables say."""
 
     launcher: str
@@ -165,7 +165,7 @@ def first_host(node_list: str) -> str:
     return match.group(1) + (match.group(2) or "") + match.group(3)
 
 
-def read(environment: Mapping[str, str]) -> Told | None:
+def read(environment: Mapping[str, str]) -> LauncherInfo | None:
     """What the variables of launchers other than MPI's say; None if there is none. Pure."""
     port = _number(environment, "COLLECTIVE_PORT") if environment.get("COLLECTIVE_PORT") else 0
     if "COLLECTIVE_RANK" in environment:
@@ -176,23 +176,25 @@ def read(environment: Mapping[str, str]) -> Told | None:
         rank, size = _number(environment, "COLLECTIVE_RANK"), _number(environment, "COLLECTIVE_SIZE")
         host, _, number = environment["COLLECTIVE_STORE"].rpartition(":")
         if host == "local":
-            return Told("COLLECTIVE_RANK", rank, size, True, number, ("localhost", 0))
+            return LauncherInfo("COLLECTIVE_RANK", rank, size, True, number, ("localhost", 0))
         if not host or not number.isdigit():
             raise CollectiveError(f"COLLECTIVE_STORE={environment['COLLECTIVE_STORE']!r} is not host:port or local:NAME", "invalid")
-        return Told("COLLECTIVE_RANK", rank, size, False, "", (host.strip("[]"), int(number)))
+        return LauncherInfo("COLLECTIVE_RANK", rank, size, False, "", (host.strip("[]"), int(number)))
     if all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         size, master = _number(environment, "WORLD_SIZE"), _number(environment, "MASTER_PORT")
         one_host = environment.get("LOCAL_WORLD_SIZE") == str(size)
         job = f"torchrun-{environment.get('TORCHELASTIC_RUN_ID', '')}-{master}-{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         # The port itself is torchrun's own.
-        return Told("torchrun", _number(environment, "RANK"), size, one_host, job, (environment["MASTER_ADDR"], port or master + 1))
+        return LauncherInfo("torchrun", _number(environment, "RANK"), size, one_host, job, (environment["MASTER_ADDR"], port or master + 1))
     if all(name in environment for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
         size, job_number = _number(environment, "SLURM_STEP_NUM_TASKS"), _number(environment, "SLURM_JOB_ID")
         step = environment.get("SLURM_STEP_ID", "0")
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "localhost")
         one_host = environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES")) == "1"
         chosen = port or FIRST_SLURM_PORT + job_number % SLURM_PORTS
-        return Told("srun", _number(environment, "SLURM_PROCID"), size, one_host, f"slurm-{job_number}-{step}", (first_host(nodes), chosen))
+        return LauncherInfo(
+            "srun", _number(environment, "SLURM_PROCID"), size, one_host, f"slurm-{job_number}-{step}", (first_host(nodes), chosen)
+        )
     return None
 
 
@@ -213,7 +215,7 @@ def read_secret(environment: Mapping[str, str]) -> bytes:
     return secret
 
 
-def meet_at_store(told: Told, environment: Mapping[str, str], timeout: float) -> Any:
+def meet_at_store(told: LauncherInfo, environment: Mapping[str, str], timeout: float) -> Any:
     """The ranks of a launcher without MPI."""
     if not 0 <= told.rank < told.size:
         raise CollectiveError(f"{told.launcher} says that this is rank {told.rank} of {told.size}", "invalid")

@@ -25,7 +25,7 @@ GREETING = b"ccstore2"
 #: What a rank hears when it is in: one that has proven itself may have been dropped meanwhile, like any of too many callers.
 WELCOME = b"!"
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
-MOST_VISITORS = 256
+MOST_PENDING = 256
 #: Bytes of one rank's part of an exchange: far more than a table of interfaces.
 MOST_BYTES = 1 << 24
 #: In the place of a length: rank 0 says why the job cannot start.
@@ -49,7 +49,7 @@ def _listen_locally(name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(name)
-        listener.listen(MOST_VISITORS)
+        listener.listen(MOST_PENDING)
     except BaseException:
         listener.close()
         raise
@@ -58,7 +58,7 @@ def _listen_locally(name: str) -> socket.socket:
 
 def _listen_on_all_interfaces(port: int) -> socket.socket:
     both = socket.has_dualstack_ipv6()
-    return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, backlog=MOST_VISITORS, dualstack_ipv6=both)
+    return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, backlog=MOST_PENDING, dualstack_ipv6=both)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -69,7 +69,7 @@ def _listen(host: str, port: int) -> socket.socket:
     flags = 0 if host == "localhost" else socket.AI_NUMERICHOST
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0][0]
-        return socket.create_server((host, port), family=family, backlog=MOST_VISITORS)
+        return socket.create_server((host, port), family=family, backlog=MOST_PENDING)
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             return _listen_on_all_interfaces(port)
@@ -121,7 +121,7 @@ class Server:
         self.secret = secret
         self._timeout = timeout
         self._clients: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter, Seal]] = {}
-        self._visitors: list[asyncio.StreamWriter] = []
+        self._pending: list[asyncio.StreamWriter] = []
         self._is_local = isinstance(endpoint.where, str)
         self._loop = asyncio.new_event_loop()
         self._run(self._accept_clients(endpoint))
@@ -139,19 +139,19 @@ class Server:
             raise error from None
         finally:
             server.close()
-            for writer in self._visitors:
+            for writer in self._pending:
                 writer.transport.abort()
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._visitors) >= MOST_VISITORS:
-            self._visitors.pop(0).transport.abort()
-        self._visitors.append(writer)
+        if len(self._pending) >= MOST_PENDING:
+            self._pending.pop(0).transport.abort()
+        self._pending.append(writer)
         client = None
         # Errors are a stranger's, or of somebody who went away: not ours.
         with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
             client = await asyncio.wait_for(self._examine(reader, writer), PROOF_TIMEOUT)
-        if writer in self._visitors:
-            self._visitors.remove(writer)
+        if writer in self._pending:
+            self._pending.remove(writer)
         if client is None or client[0] in self._clients:
             writer.transport.abort()
             return
