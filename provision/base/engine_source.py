@@ -37,7 +37,7 @@ class EngineSource:
 def pack() -> EngineSource:
     """Pack the engine's sources of this installation."""
     root = resources.folder("collective_core")
-    return _packed(root, "collective_core", root / "src/collective_core/__init__.py")
+    return _packed(root, "collective_core", root / "src/collective_core/version.py")
 
 
 def pack_horovod_names() -> EngineSource:

@@ -1,7 +1,7 @@
 """The options of `provision run` as data, from which the command line, the ranks' environment and the reader of ``--config-file`` are made.
 
 Sources: of horovodrun's options, horovod/runner/launch.py of Horovod 0.28.1; of its file, horovod/runner/common/util/config_parser.py;
-of the engine's variables, collective_core/horovod_environment.py.
+of the engine's variables, collective_core/runtime/horovod_variables.py.
 """
 
 from __future__ import annotations

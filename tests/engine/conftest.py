@@ -92,7 +92,7 @@ def launch():
 @pytest.fixture(scope="session")
 def ssh(tmp_path_factory):
     """The ssh command that reaches `other` and `third`: this machine, through a sshd of the test's own."""
-    from collective_core.launch import this_host
+    from collective_core.runtime import network
 
     folder = tmp_path_factory.mktemp("sshd")
     daemon = shutil.which("sshd", path=os.pathsep.join(["/usr/sbin", os.environ["PATH"]]))
@@ -100,7 +100,7 @@ def ssh(tmp_path_factory):
         pytest.fail("there is no sshd: apt install openssh-server", pytrace=False)
     for name in ("host", "mine"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    port = this_host.free_port()
+    port = network.free_port()
     shutil.copy(folder / "mine.pub", folder / "authorized")
     (folder / "authorized").chmod(0o600)
     (folder / "sshd_config").write_text(

@@ -6,10 +6,10 @@ import itertools
 import json
 
 import pytest
-from collective_core.autotune import Cache, Tuner
+from collective_core.runtime import horovod_variables
 
-from collective_core import autotune, horovod_environment
-
+autotune = pytest.importorskip("collective_core.torch.optimizer.autotune")
+Cache, Tuner = autotune.Cache, autotune.Tuner
 MB = 1 << 20
 DEFAULT = 25 * MB
 #: More than a tuning ever takes.
@@ -90,7 +90,7 @@ def test_the_cache_survives_what_is_wrong_with_it(tmp_path):
 
 
 def test_horovods_variable_means_the_same():
-    ours, notes = horovod_environment.translate({"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "log.csv"})
+    ours, notes = horovod_variables.translate({"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "log.csv"})
     assert ours == {"COLLECTIVE_AUTOTUNE": "1"}
     assert [note.split(":")[0] for note in notes] == ["HOROVOD_AUTOTUNE_LOG has no effect"]
 

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from collective_core.runtime import cores
 from conftest import find_mpirun
 
-from collective_core import Runner, cores
+from collective_core import Runner
 
 OWN = min(len(os.sched_getaffinity(0)), cores.quota(os.getpid()))
 # Spaces: mpirun may pass the ends of two ranks' lines on together.

@@ -16,19 +16,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from collective_core.elastic import line
-from collective_core.elastic.assembly import Assembly
+from collective_core.elastic import control_channel
 from collective_core.elastic.cooldown import FORGIVEN, Cooldown, Exceptions
-from collective_core.elastic.roll import Roll, Seat
+from collective_core.elastic.membership import ElasticMembership, RankAssignment
+from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
 from collective_core.launch import timeouts
 from collective_core.launch.elastic import UNLIMITED, cooldown_of, limits_of
 from collective_core.launch.hosts import Host, ask
+from collective_core.observe import recorder
+from collective_core.observe.flight_recorder import path_of
+from collective_core.runtime import handshake
 from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
 from processes import processes_with
 
-from collective_core import RankFailedError, Runner, flight, recorder, store
+from collective_core import RankFailedError, Runner, flight
 
 SCRIPT = WORKERS / "elastic_training.py"
 #: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
@@ -77,7 +80,7 @@ class Job:
         raise AssertionError(f"{size} ranks did not come together:\n{self.process.communicate()[0][-3000:]}\n{self.notes()[-5:]}")
 
     def port_of(self, pid: int) -> int:
-        """At which this worker asks for its seat: the one door of a job that works."""
+        """At which this worker asks for its rank: the one door of a job that works."""
         found = next(each for each in _read(Path(f"/proc/{pid}/environ")).split(b"\0") if each.startswith(b"COLLECTIVE_ELASTIC="))
         return int(found.rsplit(b":", 1)[1])
 
@@ -182,7 +185,7 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     assert "Traceback" not in out
     running.must_have_lost_nothing()
     assert max(len(note["resets"]) for note in running.notes("end")) >= 3
-    assert recorder.read_file(flight.path_of(str(records), 2, 1)).pid == before[2], "what the killed rank did last is not overwritten"
+    assert recorder.read_file(path_of(str(records), 2, 1)).pid == before[2], "what the killed rank did last is not overwritten"
     assert flight.main([str(records), "--last", "1"]) == 0
     assert f"generation 1, rank 2 of 3 (host {socket.gethostname()}, pid {before[2]})" in capsys.readouterr().out
     siege.end()
@@ -364,9 +367,9 @@ def test_a_rank_that_dies_before_the_others_have_met_it_costs_no_job(tmp_path):
         import os
         import signal
 
-        from collective_core import launchers
+        from collective_core.runtime import launchers
 
-        if not os.path.exists(mark):  # the first of them, between its seat and the meeting
+        if not os.path.exists(mark):  # the first of them, between its assignment and the meeting
             open(mark, "x").close()
             launchers.find_launcher = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         import collective_core.torch as hvd
@@ -442,16 +445,15 @@ def test_a_program_may_keep_parts_in_its_own_way():
 
 def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
     """Three ranks do two batches each, then two ranks do the rest; the sampler's state is one number."""
+    from collective_core.runtime import membership
     from collective_core.torch import elastic
-
-    from collective_core import context
 
     def samplers(size: int, state: dict[str, object] | None = None) -> list[elastic.ElasticSampler]:
         made = []
         for rank in range(size):
-            monkeypatch.setattr(context, "is_initialized", lambda: True)
-            monkeypatch.setattr(context, "rank", lambda rank=rank: rank)
-            monkeypatch.setattr(context, "size", lambda: size)
+            monkeypatch.setattr(membership, "is_initialized", lambda: True)
+            monkeypatch.setattr(membership, "rank", lambda rank=rank: rank)
+            monkeypatch.setattr(membership, "size", lambda: size)
             sampler = elastic.ElasticSampler(range(40), seed=3)
             sampler.load_state_dict(state or {"epoch": 1, "processed_num": 0})
             made.append(sampler)
@@ -481,140 +483,140 @@ def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
 # --- what decides --------------------------------------------------------------------------------------------------------------------
 
 
-def roll_of(fewest: int, *hosts: str) -> Roll:
-    roll = Roll(fewest, patience=10.0, suspicion=3.0)
+def membership_of(fewest: int, *hosts: str) -> ElasticMembership:
+    membership = ElasticMembership(fewest, patience=10.0, suspicion=3.0)
     for worker, host in enumerate(hosts):
-        roll.start(worker, host, now=0.0, slot=worker)
-    return roll
+        membership.start(worker, host, now=0.0, slot=worker)
+    return membership
 
 
-def come(roll: Roll, *workers: int, now: float = 1.0, lost: tuple[int, ...] = ()) -> list[Seat]:
+def come(membership: ElasticMembership, *workers: int, now: float = 1.0, lost: tuple[int, ...] = ()) -> list[RankAssignment]:
     for worker in workers:
-        roll.come(worker, now, lost)
-    return roll.form(now)
+        membership.come(worker, now, lost)
+    return membership.form(now)
 
 
 def test_the_first_generation_waits_for_all_that_were_started_and_then_for_enough():
-    roll = roll_of(2, "a", "b", "a")
-    assert come(roll, 0, 1) == []
-    assert [seat.worker for seat in come(roll, 2)] == [0, 2, 1], "hosts stand together"
-    late = roll_of(2, "a", "b", "a")
+    membership = membership_of(2, "a", "b", "a")
+    assert come(membership, 0, 1) == []
+    assert [each.worker for each in come(membership, 2)] == [0, 2, 1], "hosts stand together"
+    late = membership_of(2, "a", "b", "a")
     assert come(late, 0, now=9.0) == []
     assert come(late, now=11.0) == []
-    assert [seat.size for seat in come(late, 1, now=11.0)] == [2, 2]
+    assert [each.size for each in come(late, 1, now=11.0)] == [2, 2]
 
 
 def test_the_first_generation_waits_for_as_many_as_it_needs_to_begin():
-    roll = Roll(1, patience=10.0, begin=2)
-    roll.start(0, "a", now=0.0)
-    assert come(roll, 0) == [], "another host may be found"
-    roll.start(1, "b", now=5.0)
-    assert [seat.size for seat in come(roll, 1, now=6.0)] == [2, 2]
-    alone = Roll(1, patience=10.0, begin=2)
+    membership = ElasticMembership(1, patience=10.0, begin=2)
+    membership.start(0, "a", now=0.0)
+    assert come(membership, 0) == [], "another host may be found"
+    membership.start(1, "b", now=5.0)
+    assert [each.size for each in come(membership, 1, now=6.0)] == [2, 2]
+    alone = ElasticMembership(1, patience=10.0, begin=2)
     alone.start(0, "a", now=0.0)
     assert come(alone, 0) == []
-    assert [seat.size for seat in alone.form(10.5)] == [1]
+    assert [each.size for each in alone.form(10.5)] == [1]
 
 
 def test_newcomers_wait_for_those_that_were_started_with_them_but_not_for_long():
-    roll = roll_of(1, "a")
-    come(roll, 0)
-    roll.start(1, "b", now=2.0, slot=0)
-    roll.start(2, "b", now=2.0, slot=1)
-    assert come(roll, 1, now=3.0) == []
-    assert not roll.should_change(3.0)
-    assert roll.should_change(33.5), "the other one hangs"
-    come(roll, 2, now=4.0)
-    assert roll.should_change(4.0)
-    assert [seat.size for seat in come(roll, 0, now=5.0)] == [3, 3, 3]
-    roll.start(3, "c", now=6.0)
-    roll.send_away(2)
-    assert roll.should_change(6.0), "who has to leave does not wait for who is to come"
+    membership = membership_of(1, "a")
+    come(membership, 0)
+    membership.start(1, "b", now=2.0, slot=0)
+    membership.start(2, "b", now=2.0, slot=1)
+    assert come(membership, 1, now=3.0) == []
+    assert not membership.should_change(3.0)
+    assert membership.should_change(33.5), "the other one hangs"
+    come(membership, 2, now=4.0)
+    assert membership.should_change(4.0)
+    assert [each.size for each in come(membership, 0, now=5.0)] == [3, 3, 3]
+    membership.start(3, "c", now=6.0)
+    membership.send_away(2)
+    assert membership.should_change(6.0), "who has to leave does not wait for who is to come"
 
 
 def test_a_generation_ends_when_all_its_members_have_come_or_gone():
-    roll = roll_of(1, "a", "a", "b")
-    come(roll, 0, 1, 2)
-    assert come(roll, 0, lost=(2,)) == []
-    assert come(roll, 1, lost=(2,)) == []
-    assert roll.overdue(now=1.0) == []
-    assert roll.overdue(now=9.0) == [2], "its host may be gone: nobody has told us"
-    roll.go(2)
-    assert [(seat.worker, seat.rank, seat.size) for seat in roll.form(9.0)] == [(0, 0, 2), (1, 1, 2)]
+    membership = membership_of(1, "a", "a", "b")
+    come(membership, 0, 1, 2)
+    assert come(membership, 0, lost=(2,)) == []
+    assert come(membership, 1, lost=(2,)) == []
+    assert membership.overdue(now=1.0) == []
+    assert membership.overdue(now=9.0) == [2], "its host may be gone: nobody has told us"
+    membership.go(2)
+    assert [(each.worker, each.rank, each.size) for each in membership.form(9.0)] == [(0, 0, 2), (1, 1, 2)]
 
 
 def test_hosts_that_have_been_there_for_longest_come_first():
-    roll = roll_of(1, "b", "a")
-    come(roll, 0, 1)
-    roll.go(0)
-    roll.start(2, "a", now=2.0, slot=2)
-    roll.start(3, "c", now=2.0)
-    roll.come(3, 3.0)
-    assert [seat.worker for seat in come(roll, 1, now=3.0)] == [1, 3]
-    roll.come(2, 4.0)
-    assert roll.should_change(4.0)
-    assert [seat.worker for seat in come(roll, 1, 3, now=5.0)] == [1, 2, 3]
+    membership = membership_of(1, "b", "a")
+    come(membership, 0, 1)
+    membership.go(0)
+    membership.start(2, "a", now=2.0, slot=2)
+    membership.start(3, "c", now=2.0)
+    membership.come(3, 3.0)
+    assert [each.worker for each in come(membership, 1, now=3.0)] == [1, 3]
+    membership.come(2, 4.0)
+    assert membership.should_change(4.0)
+    assert [each.worker for each in come(membership, 1, 3, now=5.0)] == [1, 2, 3]
 
 
 def test_a_workers_place_on_its_host_stays():
-    roll = roll_of(1, "a", "a", "a")
-    come(roll, 0, 1, 2)
-    roll.go(0)
-    roll.start(3, "a", now=2.0, slot=0)
-    assert [seat.worker for seat in come(roll, 3, 1, 2)] == [3, 1, 2], "who had the second GPU has it still"
+    membership = membership_of(1, "a", "a", "a")
+    come(membership, 0, 1, 2)
+    membership.go(0)
+    membership.start(3, "a", now=2.0, slot=0)
+    assert [each.worker for each in come(membership, 3, 1, 2)] == [3, 1, 2], "who had the second GPU has it still"
 
 
-def test_a_worker_whose_line_is_gone_has_no_seat_and_is_ended_if_it_does_not_end():
-    roll = roll_of(1, "a", "b")
-    come(roll, 0, 1)
-    roll.come(1, 2.0)
-    roll.lose(1, now=2.0)
-    assert come(roll, 0, now=3.0) == []
-    assert roll.overdue(now=8.0) == [1]
-    roll.go(1)
-    assert [seat.worker for seat in roll.form(8.0)] == [0]
+def test_a_worker_whose_channel_is_gone_has_no_rank_and_is_ended_if_it_does_not_end():
+    membership = membership_of(1, "a", "b")
+    come(membership, 0, 1)
+    membership.come(1, 2.0)
+    membership.lose(1, now=2.0)
+    assert come(membership, 0, now=3.0) == []
+    assert membership.overdue(now=8.0) == [1]
+    membership.go(1)
+    assert [each.worker for each in membership.form(8.0)] == [0]
 
 
 def test_nobody_new_joins_a_job_of_which_some_have_finished():
-    roll = roll_of(1, "a", "a")
-    come(roll, 0, 1)
-    roll.closed = True
-    roll.go(0)
-    roll.start(2, "a", now=2.0)
-    assert come(roll, 2, now=3.0) == []
-    assert [seat.worker for seat in come(roll, 1, now=4.0)] == [1]
-    roll.go(1)
-    assert come(roll, 2, now=5.0) == [], "it would begin the work again"
+    membership = membership_of(1, "a", "a")
+    come(membership, 0, 1)
+    membership.closed = True
+    membership.go(0)
+    membership.start(2, "a", now=2.0)
+    assert come(membership, 2, now=3.0) == []
+    assert [each.worker for each in come(membership, 1, now=4.0)] == [1]
+    membership.go(1)
+    assert come(membership, 2, now=5.0) == [], "it would begin the work again"
 
 
 def test_who_waits_is_not_at_work():
-    roll = roll_of(2, "a", "b")
-    come(roll, 0, 1)
-    assert roll.is_working
-    roll.go(1)
-    come(roll, 0)
-    assert not roll.is_working
+    membership = membership_of(2, "a", "b")
+    come(membership, 0, 1)
+    assert membership.is_working
+    membership.go(1)
+    come(membership, 0)
+    assert not membership.is_working
 
 
 def test_a_worker_that_is_sent_away_is_dismissed_when_it_comes():
-    roll = roll_of(1, "a", "a")
-    come(roll, 0, 1)
-    roll.send_away(1)
-    assert roll.should_change(1.0)
-    roll.come(1, 2.0)
-    assert [seat.worker for seat in come(roll, 0)] == [0]
-    assert roll.dismissed() == [1]
-    assert roll.dismissed() == []
+    membership = membership_of(1, "a", "a")
+    come(membership, 0, 1)
+    membership.send_away(1)
+    assert membership.should_change(1.0)
+    membership.come(1, 2.0)
+    assert [each.worker for each in come(membership, 0)] == [0]
+    assert membership.dismissed() == [1]
+    assert membership.dismissed() == []
 
 
 def test_too_few_are_waited_for():
-    roll = roll_of(2, "a", "b")
-    come(roll, 0, 1)
-    roll.go(1)
-    assert come(roll, 0) == []
-    assert roll.waits_for() == 1
-    roll.start(2, "b", now=5.0)
-    assert [seat.worker for seat in come(roll, 2)] == [0, 2]
+    membership = membership_of(2, "a", "b")
+    come(membership, 0, 1)
+    membership.go(1)
+    assert come(membership, 0) == []
+    assert membership.waits_for() == 1
+    membership.start(2, "b", now=5.0)
+    assert [each.worker for each in come(membership, 2)] == [0, 2]
 
 
 def test_a_host_that_fails_again_and_again_is_set_aside_for_longer_and_longer():
@@ -701,41 +703,41 @@ def wait_until(is_so: Callable[[], object]) -> None:
 
 
 def test_strangers_learn_nothing_and_disturb_nobody():
-    roll = roll_of(1, "here", "here")
+    membership = membership_of(1, "here", "here")
     settled: list[int] = []
-    assembly = Assembly(roll, "the job's own secret", lambda: settled.append(1), only_here=True)
-    place = ("127.0.0.1", assembly.port)
+    server = RendezvousServer(membership, "the job's own secret", lambda: settled.append(1), only_here=True)
+    address = ("127.0.0.1", server.port)
     try:
-        strangers = [socket.create_connection(place) for _ in range(300)]
+        strangers = [socket.create_connection(address) for _ in range(300)]
         for stranger in strangers[::3]:
             stranger.sendall(os.urandom(200))
         with pytest.raises((OSError, EOFError, CollectiveError)):
-            line.call(place, 0, b"another secret, as long", 5.0)
-        mine = line.call(place, 0, b"the job's own secret", 5.0)
+            control_channel.connect(address, 0, b"another secret, as long", 5.0)
+        mine = control_channel.connect(address, 0, b"the job's own secret", 5.0)
         mine.send(kind="ready", port=1234, lost=[])
         wait_until(lambda: settled)
-        roll._opened -= 20.0  # nobody is waited for any more
-        assert [seat.worker for seat in assembly.settle()[0]] == [0]
+        membership._opened -= 20.0  # nobody is waited for any more
+        assert [each.worker for each in server.settle()[0]] == [0]
         answer = mine.receive()
         assert answer is not None
         assert (answer["kind"], answer["rank"], answer["size"]) == ("seat", 0, 1)
         # The same worker a second time, and one that nobody has started: proven, and still turned away.
         for number in (0, 7):
-            again = line.call(place, number, b"the job's own secret", 5.0)
+            again = control_channel.connect(address, number, b"the job's own secret", 5.0)
             assert again.receive() is None
         for stranger in strangers:
             stranger.close()
         # What a worker said before, word for word, when it is not there any more.
-        middle = Eavesdropper(assembly.port)
-        other = line.call(("127.0.0.1", middle.port), 1, b"the job's own secret", 5.0)
+        middle = Eavesdropper(server.port)
+        other = control_channel.connect(("127.0.0.1", middle.port), 1, b"the job's own secret", 5.0)
         other.send(kind="ready", port=1234, lost=[])
-        wait_until(lambda: 1 in roll._ready)
+        wait_until(lambda: 1 in membership._ready)
         other.close()
-        wait_until(lambda: 1 not in roll._ready)
+        wait_until(lambda: 1 not in membership._ready)
         (said,) = middle.said
         assert b'"ready"' in said
-        assert len(play(assembly.port, said)) == store.CHALLENGE_BYTES + store._Seal.BYTES, "not a word after its own proof"
-        assert 1 not in roll._ready
+        assert len(play(server.port, said)) == handshake.CHALLENGE_BYTES + handshake.PROOF_BYTES, "not a word after its own proof"
+        assert 1 not in membership._ready
     finally:
-        assembly.close()
+        server.close()
     assert mine.receive() is None

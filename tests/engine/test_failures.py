@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from cases import slow_but_last
-
-from collective_core import timeline_file
+from collective_core.observe import timeline_file
 
 WORKERS = Path(__file__).parent / "workers"
 

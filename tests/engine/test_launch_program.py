@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 from cases import slow_but_last
-from collective_core.horovod_environment import translate
 from collective_core.launch.frames import Frame
 from collective_core.launch.tracebacks import Tracebacks
+from collective_core.runtime.horovod_variables import rank_variables, translate
 from processes import wait_for, wait_until_gone
-
-from collective_core import seats
 
 LIMIT = 60
 
@@ -59,7 +57,7 @@ def python(mark: str, *words: str) -> list[str]:
 
 def test_where_a_rank_sits_in_horovods_variables():
     hosts = ["a", "a", "b", "b", "b", "c"]
-    assert seats.variables(3, hosts) == {
+    assert rank_variables(3, hosts) == {
         "HOROVOD_HOSTNAME": "b",
         "HOROVOD_RANK": "3",
         "HOROVOD_SIZE": "6",
@@ -68,8 +66,8 @@ def test_where_a_rank_sits_in_horovods_variables():
         "HOROVOD_CROSS_RANK": "1",
         "HOROVOD_CROSS_SIZE": "2",
     }
-    assert [seats.variables(rank, hosts)["HOROVOD_CROSS_RANK"] for rank in range(6)] == ["0", "0", "1", "1", "0", "2"]
-    assert translate({**seats.variables(0, hosts), "HOROVOD_START_TIMEOUT": "5", "HOROVOD_ELASTIC_TIMEOUT": "6"}) == ({}, [])
+    assert [rank_variables(rank, hosts)["HOROVOD_CROSS_RANK"] for rank in range(6)] == ["0", "0", "1", "1", "0", "2"]
+    assert translate({**rank_variables(0, hosts), "HOROVOD_START_TIMEOUT": "5", "HOROVOD_ELASTIC_TIMEOUT": "6"}) == ({}, [])
 
 
 @pytest.mark.parametrize(

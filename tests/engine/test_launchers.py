@@ -13,14 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from collective_core.config import from_environment
 from collective_core.errors import CollectiveError
-from collective_core.launchers import Single, first_host, read, read_secret
-from collective_core.rendezvous import meet, session_secret
+from collective_core.runtime import handshake, store
+from collective_core.runtime.config import from_environment
+from collective_core.runtime.launchers import Single, first_host, read, read_secret
+from collective_core.runtime.rendezvous import meet, session_secret
 from eavesdropper import Eavesdropper, play
 from leftovers import own_sockets
 
-from collective_core import _native, store
+from collective_core import _native
 
 WORKER = Path(__file__).parent / "workers" / "without_mpi.py"
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "COLLECTIVE_", "SLURM_", "TORCHELASTIC_")
@@ -148,7 +149,7 @@ def test_rank_0_is_reached_although_it_does_not_know_its_own_address(rank_0, mon
     port = free_port()
     with ThreadPoolExecutor(3) as ranks:
         coming = [
-            ranks.submit(store.enter, rank, 3, store.Place((address, port)), SHARED.encode(), 5.0)
+            ranks.submit(store.enter, rank, 3, store.Endpoint((address, port)), SHARED.encode(), 5.0)
             for rank, address in enumerate((rank_0, "127.0.0.1", "127.0.1.1"))
         ]
         there = [each.result() for each in coming]
@@ -186,7 +187,7 @@ def test_who_listens_learns_no_secret_and_who_changes_something_is_noticed():
 
 def test_a_recorded_start_cannot_be_played_again():
     def enter(rank, port, timeout):
-        return store.enter(rank, 2, store.Place(("127.0.0.1", port)), SHARED.encode(), timeout)
+        return store.enter(rank, 2, store.Endpoint(("127.0.0.1", port)), SHARED.encode(), timeout)
 
     first, second = free_port(), free_port()
     middle = Eavesdropper(first)
@@ -201,7 +202,7 @@ def test_a_recorded_start_cannot_be_played_again():
         assert b"of rank 1" in said
         again = ranks.submit(enter, 0, second, 1.0)
         answered = play(second, said)
-        assert len(answered) == store.CHALLENGE_BYTES + store._Seal.BYTES, "its own challenge and proof, and not a word more"
+        assert len(answered) == handshake.CHALLENGE_BYTES + handshake.PROOF_BYTES, "its own challenge and proof, and not a word more"
         with pytest.raises(CollectiveError, match=r"ranks \[1\] did not come"):
             again.result()
 
@@ -209,7 +210,7 @@ def test_a_recorded_start_cannot_be_played_again():
 def test_ctrl_c_in_the_last_thing_that_the_store_had_to_do_stays_one():
     """A handler runs within whatever Python does at the time, here within the only task, which is over then."""
 
-    class Interrupted(store.Place):
+    class Interrupted(store.Endpoint):
         def listen(self):
             raise KeyboardInterrupt
 

@@ -18,8 +18,9 @@ import zipfile
 import pytest
 from cases import slow_but_last
 from collective_core.errors import CollectiveError
+from collective_core.transport import nccl, nccl_calls
 
-from collective_core import _native, nccl, nccl_plan
+from collective_core import _native
 
 #: NVIDIA's wheel of this version: the library in it says 2.16.5, and works without a GPU as far as its version and names go.
 WHEEL, VERSION = "nvidia-nccl-cu11==2.16.5", 21605
@@ -39,7 +40,7 @@ def wheel(tmp_path_factory):
 
 def ask(program, folder, **variables):
     """What a fresh Python prints that finds packages in `folder`: a loaded library never leaves a process."""
-    code = f"import sys, json, ctypes\nsys.path.insert(0, {str(folder)!r})\nfrom collective_core import nccl\n{program}"
+    code = f"import sys, json, ctypes\nsys.path.insert(0, {str(folder)!r})\nfrom collective_core.transport import nccl\n{program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -123,9 +124,9 @@ print(json.dumps([hvd.nccl_built(), hvd.nccl_enabled(), hvd.cuda_built()]))
 
 
 def test_a_communicator_that_is_made_after_a_failure_is_aborted_and_never_used(monkeypatch):
-    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
-    monkeypatch.setattr(carrier.torch.cuda, "Stream", lambda _device: None)  # no GPU here
-    own, aborted = carrier.Set(0, b"", 2, 0), []
+    transport = pytest.importorskip("collective_core.torch.nccl_transport")
+    monkeypatch.setattr(transport.torch.cuda, "Stream", lambda _device: None)  # no GPU here
+    own, aborted = transport.Set(0, b"", 2, 0), []
 
     class Library:
         def communicator(self, *_):
@@ -140,8 +141,8 @@ def test_a_communicator_that_is_made_after_a_failure_is_aborted_and_never_used(m
 
 
 def test_an_abort_waits_for_what_is_being_put_on_the_stream_but_not_for_ever(monkeypatch):
-    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
-    own = carrier.Set(0, b"", 2, 0)
+    transport = pytest.importorskip("collective_core.torch.nccl_transport")
+    own = transport.Set(0, b"", 2, 0)
     own.communicator, order = 7, []
     own.lock.acquire()
     aborting = threading.Thread(target=lambda: order.append(own.retire("a rank has died")))
@@ -152,27 +153,27 @@ def test_an_abort_waits_for_what_is_being_put_on_the_stream_but_not_for_ever(mon
     aborting.join()
     assert order == ["put", 7]
     own.communicator = 8
-    monkeypatch.setattr(carrier, "ABORT_PATIENCE", 0.01)
+    monkeypatch.setattr(transport, "ABORT_PATIENCE", 0.01)
     with own.lock:  # NCCL waits for the dead rank in the call itself
         assert own.retire("again") == 8
 
 
 def test_what_may_wait_for_other_ranks_has_a_thread_of_its_own(monkeypatch):
-    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
-    own, here, threads = carrier.Set(5, b"", 2, 0), threading.current_thread(), []
-    monkeypatch.setitem(carrier.sets, 5, own)
+    transport = pytest.importorskip("collective_core.torch.nccl_transport")
+    own, here, threads = transport.Set(5, b"", 2, 0), threading.current_thread(), []
+    monkeypatch.setitem(transport.sets, 5, own)
 
     def launch(own, asked, calls):
         threads.append(threading.current_thread())
-        own.connected |= nccl_plan.routes(calls)
+        own.connected |= nccl_calls.routes(calls)
 
-    monkeypatch.setattr(carrier, "_launch", launch)
+    monkeypatch.setattr(transport, "_launch", launch)
 
     def carry(sent, received):
         rows = [(ctypes.c_int64 * 2)(*numbers) for numbers in (sent, received)]
         transfer = _native.Transfer(5, _native.ALLTOALL, row_bytes=4, sent=rows[0], received=rows[1])
-        assert carrier.start(ctypes.pointer(transfer), 0, 0) == 0
-        while not carrier.test(5, 0, 0):
+        assert transport.start(ctypes.pointer(transfer), 0, 0) == 0
+        while not transport.test(5, 0, 0):
             pass
         return threads[-1] is here
 
@@ -183,15 +184,15 @@ def test_what_may_wait_for_other_ranks_has_a_thread_of_its_own(monkeypatch):
 
 
 def test_the_engine_is_told_why_nothing_was_carried(monkeypatch):
-    carrier = pytest.importorskip("collective_core.torch.gpu_carrier")
-    own, said = carrier.Set(5, b"", 2, 0), ctypes.create_string_buffer(64)
-    monkeypatch.setitem(carrier.sets, 5, own)
+    transport = pytest.importorskip("collective_core.torch.nccl_transport")
+    own, said = transport.Set(5, b"", 2, 0), ctypes.create_string_buffer(64)
+    monkeypatch.setitem(transport.sets, 5, own)
     wrong = _native.Transfer(5, _native.REDUCESCATTER, dtype=_native.DTYPES["int16"], count=2, sent=(ctypes.c_int64 * 2)(1, 1))
-    assert carrier.start(ctypes.pointer(wrong), ctypes.addressof(said), len(said)) == -1
+    assert transport.start(ctypes.pointer(wrong), ctypes.addressof(said), len(said)) == -1
     assert said.value
     own.retire("a rank has died")
-    assert carrier.start(ctypes.pointer(_native.Transfer(5, _native.BROADCAST, count=1)), ctypes.addressof(said), len(said)) == 0
-    assert carrier.test(5, ctypes.addressof(said), len(said)) == -1
+    assert transport.start(ctypes.pointer(_native.Transfer(5, _native.BROADCAST, count=1)), ctypes.addressof(said), len(said)) == 0
+    assert transport.test(5, ctypes.addressof(said), len(said)) == -1
     assert said.value == b"a rank has died"
 
 

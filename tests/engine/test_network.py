@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from collective_core.network import Interface
+from collective_core.runtime import config, network
+from collective_core.runtime.network import Interface
 
-from collective_core import CollectiveError, config, network
+from collective_core import CollectiveError
 
 LO = Interface("lo", "127.0.0.1", 8)
 DOCKER = Interface("docker0", "172.17.0.1", 16)

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from cases import slow_but_last
-from collective_core.clocks import Clock, offset_of
-from collective_core.horovod_environment import translate
-from collective_core.timeline_file import Head, Part
+from collective_core.observe import recorder, timeline_file
+from collective_core.observe.clocks import Clock, offset_of
+from collective_core.observe.flight_recorder import path_of
+from collective_core.observe.timeline_file import Head, Part
+from collective_core.observe.trace import rows, table
+from collective_core.runtime.horovod_variables import translate
 
-from collective_core import flight, recorder, timeline_file, trace
+from collective_core import flight, trace
 
 pytest.importorskip("torch")
 
@@ -52,9 +55,9 @@ def test_a_clock_that_is_ahead_is_found():
 
 def test_table_and_trace_correct_the_clocks():
     parts = [part_of(0, 0), part_of(1, 7_000_000)]
-    starts = [(row["pid"], row["ts"]) for row in trace.rows(parts) if row["name"] == "allreduce g"]
+    starts = [(row["pid"], row["ts"]) for row in rows(parts) if row["name"] == "allreduce g"]
     assert starts == [(0, 2000.0), (1, 2000.0)]
-    first = trace.table(parts).splitlines()[1].split()
+    first = table(parts).splitlines()[1].split()
     assert first == ["0", "box", "0.010", "0.006", "0.003", "0.001", "0.004", "0.002"]
 
 
@@ -119,11 +122,11 @@ def test_flight_recorder_and_timeline_survive_a_kill(launch, tmp_path, capsys):
     assert flight.main([str(tmp_path)]) == 0
     text = capsys.readouterr().out
     for rank in range(3):
-        recording = recorder.read_file(flight.path_of(str(tmp_path), rank))
+        recording = recorder.read_file(path_of(str(tmp_path), rank))
         assert recording.rank == rank
         assert [event.name for event in recording.events if event.name == "loss"] == ["loss"]
         assert f"rank {rank} of 3 (host " in text
-    assert recorder.read_file(flight.path_of(str(tmp_path), 0)).events[-1].state == "failed"
+    assert recorder.read_file(path_of(str(tmp_path), 0)).events[-1].state == "failed"
     assert "allreduce 'gradient' (float32, 12000000 bytes): failed after" in text
     assert flight.main([str(tmp_path / "nothing")]) == 2
     # The others have ended without an end of their timeline, too.
@@ -163,7 +166,8 @@ def test_every_variable_is_in_the_table():
     """The table of settings is where a user looks: a variable that the code reads and the table lacks does not exist for them."""
     root = Path(__file__).parents[2]
     table = (root / "docs" / "engine-settings.md").read_text()
-    package = [p.read_text() for p in (root / "collective_core" / "src" / "collective_core").glob("*.py")]
-    read = {name for text in package for name in re.findall(r"COLLECTIVE_[A-Z]+(?:_[A-Z]+)*", text)}
+    package = root / "collective_core" / "src" / "collective_core"
+    texts = [path.read_text() for path in package.rglob("*.py") if package / "bench" not in path.parents]
+    read = {name for text in texts for name in re.findall(r"COLLECTIVE_[A-Z]+(?:_[A-Z]+)*", text)}
     assert len(read) > 10
     assert {name for name in read if f"`{name}`" not in table} == set()

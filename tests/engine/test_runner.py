@@ -19,7 +19,7 @@ from cases import slow_but_last
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, frames, function, horovod_run
 from collective_core.launch.frames import Frame
-from collective_core.launch.hosts import Host, place, read
+from collective_core.launch.hosts import Host, place_ranks, read
 from collective_core.launch.outcomes import Outcomes
 from collective_core.launch.processes import rank_settings, start_code
 from collective_core.launch.remote import SSH
@@ -507,8 +507,8 @@ def test_hosts_are_read_in_every_form(tmp_path):
     file.write_text("[fe80::1]:4\n[fe80::3]\n")
     assert read(str(file)) == [Host("fe80::1", 4), Host("fe80::3", 1)]
     assert read("[fe80::1]:4,fe80::2") == [Host("fe80::1", 4), Host("fe80::2", 1)]
-    assert place(expected, None) == {"a": [0, 1], "b": [2, 3, 4], "c": [5]}
-    assert place(expected, 3) == {"a": [0, 1], "b": [2]}
+    assert place_ranks(expected, None) == {"a": [0, 1], "b": [2, 3, 4], "c": [5]}
+    assert place_ranks(expected, 3) == {"a": [0, 1], "b": [2]}
 
 
 @pytest.mark.parametrize(

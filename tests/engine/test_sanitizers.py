@@ -1,4 +1,4 @@
-"""The whole engine under the sanitizers: ranks as threads (csrc/selftest.cpp), strangers and broken ranks (csrc/fuzz.cpp).
+"""The whole engine under the sanitizers: ranks as threads (csrc/tests/selftest.cpp), strangers and broken ranks (csrc/tests/fuzz.cpp).
 
 Takes a minute on two cores, so only with COLLECTIVE_TEST_SANITIZERS=1.
 """

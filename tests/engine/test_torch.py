@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases import slow_but_last
-
-from collective_core import context, cores
+from collective_core.runtime import cores, membership
 
 torch = pytest.importorskip("torch")
 
@@ -51,7 +50,7 @@ def test_what_compilers_of_pytorch_do_not_look_into(launch):
 
 
 def test_work_that_was_never_begun_ends_silently(monkeypatch):
-    from collective_core.torch.ops import handles
+    from collective_core.torch import handles
 
     monkeypatch.setitem(handles._kept, -1, None)
     handles.Work.__new__(handles.Work).__del__()
@@ -63,7 +62,7 @@ def test_an_infinity_on_one_rank_has_all_skip_the_step_of_a_grad_scaler(launch):
 
 
 def test_the_methods_of_a_grad_scaler_are_wrapped_once():
-    from collective_core.torch import gradient_scaling
+    from collective_core.torch.optimizer import gradient_scaling
 
     wrapped = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
     importlib.reload(gradient_scaling).reduce_before_looking()
@@ -72,9 +71,9 @@ def test_the_methods_of_a_grad_scaler_are_wrapped_once():
 
 @pytest.mark.parametrize(("quota", "ranks", "overlaps"), [(1.0, 1, False), (2.0, 1, True), (2.0, 2, False), (4.0, 2, True)])
 def test_sums_beside_the_backward_pass_need_a_core_that_computes_nothing(monkeypatch, quota, ranks, overlaps):
-    from collective_core.torch import reducer
+    from collective_core.torch.optimizer import reducer
 
-    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(cross_size=1, local_size=ranks))
+    monkeypatch.setattr(membership, "current", lambda: SimpleNamespace(cross_size=1, local_size=ranks))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))

@@ -126,7 +126,10 @@ def test_the_survey_shows_what_was_installed(cluster):
 def test_a_script_for_horovod_finds_its_names(cluster):
     program = "import horovod.torch as hvd; hvd.init(); print(hvd.size(), hvd.DistributedOptimizer.__module__)"
     for host in cluster.hosts:
-        assert root(host, f"/opt/provision/venv/bin/python -c '{program}'").split() == ["1", "collective_core.torch.optimizer"]
+        assert root(host, f"/opt/provision/venv/bin/python -c '{program}'").split() == [
+            "1",
+            "collective_core.torch.optimizer.distributed_optimizer",
+        ]
 
 
 def test_the_hosts_find_the_libraries_and_mpi_has_its_network(cluster):

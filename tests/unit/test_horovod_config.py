@@ -114,7 +114,7 @@ def test_tuning_reaches_the_engine_wherever_it_is_asked_for(tmp_path: Path) -> N
 
 def test_the_engines_names_are_those_that_the_engine_knows() -> None:
     """The toolkit does not import the engine, so its table is read from the engine's source."""
-    source = (Path(__file__).parents[2] / "collective_core/src/collective_core/horovod_environment.py").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[2] / "collective_core/src/collective_core/runtime/horovod_variables.py").read_text(encoding="utf-8")
     assignments = [each for each in ast.parse(source).body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Dict)]
     honoured = next(ast.literal_eval(each.value) for each in assignments if ast.unparse(each.targets[0]) == "HONOURED")
     set_here = {each.horovod: each.engine for each in JOB_OPTIONS if each.horovod in honoured and each.horovod != "HOROVOD_LOG_LEVEL"}

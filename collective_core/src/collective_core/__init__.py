@@ -7,7 +7,7 @@
     total = cc.allreduce(array, op=cc.Sum)
 
 Sums are formed in rank order whatever the size, the chunking and the topology, so every rank has the same bits, and two runs
-agree. No operation hangs: see :mod:`collective_core.config` for the timeouts and the other environment variables. After
+agree. No operation hangs: see :mod:`collective_core.runtime.config` for the timeouts and the other environment variables. After
 ``init`` a process may ``fork`` children, such as workers of data loaders, that do not use the engine.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from collective_core.arena import empty
 from collective_core.arrays import (
     Average,
     Max,
@@ -27,26 +26,25 @@ from collective_core.arrays import (
     alltoall,
     barrier,
     broadcast,
+    empty,
     join,
     reducescatter,
 )
-from collective_core.context import (
+from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.timeline import start_timeline, stop_timeline
+from collective_core.runtime.lifecycle import init, shutdown
+from collective_core.runtime.membership import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     rank,
-    shutdown,
     size,
 )
-from collective_core.errors import CollectiveError, HorovodInternalError
-from collective_core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from collective_core.timeline import start_timeline, stop_timeline
-
-__version__ = "0.1.0"
+from collective_core.runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from collective_core.version import __version__ as __version__
 
 #: What starts ranks, which no rank needs: imported when it is asked for.
 _LAUNCHING = ("NotSendableError", "RankFailedError", "Runner", "run")

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 14  # of csrc/c_api.h
+ABI = 14  # of csrc/api/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -23,13 +23,13 @@ SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 #: until it is done.
 QUEUED, BLOCKING, ALONE = range(3)
 
-#: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a carrier.
+#: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a transport like NCCL.
 HOST_MEMORY, GPU, GPU_MEMORY = range(3)
 
-#: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/types.h.
+#: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/core/types.h.
 SEMANTICS = {"engine": 0, "horovod": 1}
 
-#: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/types.h.
+#: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/core/types.h.
 DTYPES = {
     name: number
     for number, name in enumerate(
@@ -43,7 +43,7 @@ DTYPES = {
 #: What an operation calls the type of a tensor that cannot be sent; it has an objection.
 STAND_IN = "uint8"
 
-#: The fault of csrc/errors.h that is none of the engine's own.
+#: The fault of csrc/core/errors.h that is none of the engine's own.
 INTERRUPTED = 7
 #: Seconds after which a waiting call looks for signals such as Ctrl-C.
 SIGNAL_INTERVAL = 0.2
@@ -132,7 +132,7 @@ class PeerInfo(NamedTuple):
 
 _library: ctypes.CDLL | None = None
 _plain_run: Callable[[Any], int] | None = None
-_carriers: dict[int, tuple[Any, Any]] = {}  # by device; the engine has only their addresses
+_transports: dict[int, tuple[Any, Any]] = {}  # by device; the engine has only their addresses
 
 
 def library() -> ctypes.CDLL:
@@ -275,17 +275,17 @@ def record_to(path: str | None) -> None:
     check(library().cc_record(path.encode() if path else None))
 
 
-def use_carrier(
+def use_transport(
     start: Callable[[Any, int, int], int] | None, test: Callable[[int, int, int], int] | None, device: int = HOST_MEMORY
 ) -> None:
-    """Who carries tensors of this device from now on (csrc/c_api.h); None: the engine itself."""
+    """The transport of tensors of this device from now on (csrc/api/c_api.h); None: the engine itself."""
     chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
     check(library().cc_use_carrier(device, *chosen))
-    _carriers[device] = chosen
+    _transports[device] = chosen
 
 
 def say(failure: object, error: int, capacity: int) -> int:
-    """How a carrier tells the engine of a failure: writes its sentence to the address ``error``. Returns what the carrier then returns."""
+    """How a transport tells the engine of a failure: its sentence is written to the address ``error``. Returns what it then returns."""
     text = (str(failure) or type(failure).__name__).encode()[: capacity - 1] + b"\0"
     ctypes.memmove(error, text, len(text))
     return -1
@@ -296,8 +296,8 @@ def look_around(process_set: int) -> None:
     check(library().cc_look_around(process_set))
 
 
-def reaches(process_set: int = 0) -> bool:
-    """Whether the ranks of this host read and write each other's memory."""
+def uses_cross_memory_attach(process_set: int = 0) -> bool:
+    """Whether the ranks of this host read and write each other's memory, without a copy between."""
     given = c_int32()
     check(library().cc_reaches(process_set, byref(given)))
     return bool(given.value)
@@ -363,7 +363,7 @@ def plain_run() -> Callable[[Any], int]:
 
 
 def submit(op: Operation, way: int = QUEUED) -> int:
-    """Starts a collective in one of the three ways of csrc/c_api.h. Returns its handle."""
+    """Starts a collective in one of the three ways of csrc/api/c_api.h. Returns its handle."""
     handle = c_int64()
     check(library().cc_submit(byref(op), way, byref(handle)))
     return handle.value

@@ -9,60 +9,49 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence, Tuple
 
 import numpy as np
 
-from collective_core import _native, context
-from collective_core.errors import CollectiveError
-from collective_core.in_place import fail, prepared, remember
-from collective_core.process_sets import Members, ProcessSet, members
+from collective_core import _native
+from collective_core.runtime import membership, operations
+from collective_core.runtime.process_sets import Members, ProcessSet, members
 
 #: Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
 Sum, Average, Min, Max, Product = "Sum", "Average", "Min", "Max", "Product"
 REDUCTIONS = {Sum: _native.SUM, Average: _native.AVERAGE, Min: _native.MIN, Max: _native.MAX, Product: _native.PRODUCT}
 
+#: What was prepared for an array that is reduced into itself again and again, so that a small one costs little Python: reduction and
+#: element type; the library's call and its argument; and what must live as long.
+Prepared = Tuple[str, Any, Callable[[Any], int], ctypes.c_void_p, Any]
+#: By the array's id. The arrays' memory stays where it is: NumPy resizes none that has a weak reference.
+_prepared: dict[int, Prepared] = {}
+
+
+def empty(shape: int | Sequence[int], dtype: Any = np.float32, large_pages: bool = False) -> np.ndarray[Any, Any]:
+    """An uninitialised array that collectives reduce fastest, in place: ``cc.allreduce(a, out=a)``; so do contiguous views of it.
+
+    Not collective: every rank allocates for itself, and the array stays valid after ``shutdown``. Its memory starts on a page
+    and is given back with the last view. Like all memory of the engine it does not exist in forked children.
+    ``large_pages``: for large arrays that will be filled, brings all of it into memory at once, in large pages where the system has them.
+    Raises :class:`CollectiveError` before ``init``, and when the host's memory is not large enough.
+    """
+    membership.current()
+    kind = np.dtype(dtype)
+    dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+    length = math.prod(dimensions) * kind.itemsize
+    if length == 0:
+        return np.empty(dimensions, kind)
+    address = _native.allocate(length, large_pages)
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    # The array keeps `memory` alive; when both are gone, the block goes back.
+    weakref.finalize(memory, _native.free, address).atexit = False
+    return np.frombuffer(memory, dtype=kind).reshape(dimensions)  # type: ignore[call-overload,no-any-return,unused-ignore]
+
 
 def reduction_number(op: Any) -> int:
     """The engine's number for ``op``; Sum's for one to which there is an objection."""
     return REDUCTIONS.get(op, _native.SUM)
-
-
-def run(operation: _native.Operation, *memory: Any) -> None:
-    """Runs a collective, which reads and writes ``memory``; remembers a failure that ended the engine."""
-    try:
-        _native.run(operation)
-    except BaseException as error:
-        context.note_failure(error, (operation, memory))
-        raise
-
-
-def wait(handle: int, memory: Any = None, seconds: float = math.inf) -> bool:
-    """Waits for a submitted collective, at most so long, and says whether it is done; if it failed, releases its handle and raises.
-
-    An interruption of the wait (Ctrl-C) is not a failure: the engine goes on using the operation's ``memory``.
-    """
-    try:
-        return _native.wait(handle, seconds)
-    except BaseException as error:
-        if not isinstance(error, CollectiveError) and not _native.has_ended_engine(error):
-            raise
-        context.note_failure(error, memory)
-        if _native.is_done(handle):  # not where a signal's handler was refused to wait
-            _native.release(handle)
-        raise
-
-
-def take_received(handle: int, size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """The bytes of a finished allgather or alltoall as uint8, without a copy, and the rows of each rank. Ends the handle."""
-    address, length, rows = _native.gathered(handle, size)
-    if length == 0:
-        _native.release(handle)
-        return np.empty(0, dtype=np.uint8), rows
-    memory = (ctypes.c_ubyte * length).from_address(address)
-    # The array keeps `memory` alive; when both are gone, the engine's buffer goes too.
-    weakref.finalize(memory, _native.release, handle).atexit = False
-    return np.frombuffer(memory, dtype=np.uint8), rows  # type: ignore[call-overload]
 
 
 def objection_to_reduction(op: Any, dtype: str, prescale: float = 1.0, postscale: float = 1.0) -> str:
@@ -127,7 +116,7 @@ def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str, str]:
 
 def _operation(kind: str, source: np.ndarray[Any, Any], dtype: str, who: Members, name: str | None, **rest: Any) -> _native.Operation:
     number = getattr(_native, kind.upper())
-    chosen = name or context.next_name(kind, who.id)
+    chosen = name or membership.next_name(kind, who.id)
     return _native.operation(number, chosen, dtype, source.shape, source.size, source.ctypes.data, process_set=who.id, **rest)
 
 
@@ -135,6 +124,28 @@ def _objection_to_out(out: np.ndarray[Any, Any] | None, like: np.ndarray[Any, An
     if out is None or (out.dtype == like.dtype and out.shape == like.shape and out.flags.c_contiguous and out.flags.writeable):
         return ""
     return f"out must be a writable, contiguous array of {like.dtype}{list(like.shape)}"
+
+
+def _prepare(array: Any, op: str, operation: _native.Operation) -> None:
+    """Keeps the operation for the next call, for as long as the array lives."""
+    key = id(array)  # no other array's while this one lives, and forgotten before it can be
+    gone = weakref.ref(array, lambda _: _prepared.pop(key, None))
+    # A call without declared types, and an argument that needs no conversion: half the cost of the ordinary call.
+    _prepared[key] = (op, array.dtype, _native.plain_run(), ctypes.c_void_p(ctypes.addressof(operation)), (gone, operation))
+
+
+def _fail(fault: int, array: Any) -> None:
+    """Raises what a prepared call has returned."""
+    try:
+        _native.check(fault)
+    except BaseException as error:
+        membership.note_failure(error, array)
+        raise
+
+
+def forget_prepared() -> None:
+    """Calls are prepared anew: the ranks have changed."""
+    _prepared.clear()
 
 
 def allreduce(
@@ -153,13 +164,13 @@ def allreduce(
     the result; of integers, both round towards zero, and so does the average.
     """
     repeats = out is array and name is None and process_set is None and prescale_factor == 1.0 and postscale_factor == 1.0
-    known = prepared.get(id(array)) if repeats else None
+    known = _prepared.get(id(array)) if repeats else None
     if known is not None:
         kept_op, dtype, call, argument, _ = known
         if op == kept_op and array.dtype is dtype:
             fault = call(argument)
             if fault:
-                fail(fault, array)
+                _fail(fault, array)
             return out  # type: ignore[return-value]  # which is array
     who = members(process_set)
     source, dtype, problem = _contiguous(array)
@@ -169,9 +180,9 @@ def allreduce(
     operation = _native.operation(_native.ALLREDUCE, name or "", dtype, source.shape, source.size, source.ctypes.data, result.ctypes.data)
     operation.reduce, operation.process_set, operation.objection = reduction_number(op), who.id, problem.encode() or None
     operation.prescale, operation.postscale = prescale_factor, postscale_factor
-    run(operation, source, result)
+    operations.run(operation, source, result)
     if repeats:
-        remember(array, op, operation)
+        _prepare(array, op, operation)
     return result
 
 
@@ -191,7 +202,7 @@ def reducescatter(
     result = np.empty((0 if problem else scattered_rows(source.shape[0], who.rank, who.size), *source.shape[1:]), dtype=source.dtype)
     number = reduction_number(op)
     more = {"prescale": prescale_factor, "postscale": postscale_factor, "objection": problem}
-    run(_operation("reducescatter", source, dtype, who, name, target=result.ctypes.data, reduce=number, **more), source, result)
+    operations.run(_operation("reducescatter", source, dtype, who, name, target=result.ctypes.data, reduce=number, **more), source, result)
     return result
 
 
@@ -201,7 +212,7 @@ def broadcast(array: Any, root_rank: int = 0, name: str | None = None, process_s
     source, dtype, problem = _contiguous(array)
     result = source.copy()
     root, problem = who.number_of(root_rank), problem or objection_to_root(root_rank, who)
-    run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem), result)
+    operations.run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem), result)
     return result
 
 
@@ -240,16 +251,14 @@ def alltoall_without_joined(
 
 
 def _received(operation: _native.Operation, source: np.ndarray[Any, Any], who: Members) -> tuple[np.ndarray[Any, Any], list[int]]:
-    handle = _native.submit(operation, _native.BLOCKING)
-    wait(handle, (operation, source))
-    buffer, rows = take_received(handle, who.size)
+    buffer, rows = operations.gather(operation, source, who.size)
     return buffer.view(source.dtype).reshape((sum(rows), *source.shape[1:])), rows
 
 
 def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
     """Returns when every rank of the process set has called it."""
     who = members(process_set)
-    run(_native.operation(_native.BARRIER, name or context.next_name("barrier", who.id), "uint8", (), 0, process_set=who.id))
+    operations.run(_native.operation(_native.BARRIER, name or membership.next_name("barrier", who.id), "uint8", (), 0, process_set=who.id))
 
 
 def join(process_set: ProcessSet | None = None) -> int:
@@ -260,7 +269,7 @@ def join(process_set: ProcessSet | None = None) -> int:
     """
     who = members(process_set)
     handle = _native.submit(_native.operation(_native.JOIN, "join", "uint8", (), 0, process_set=who.id), _native.BLOCKING)
-    wait(handle)
-    _, received = take_received(handle, who.size)
-    context.forget_names(who.id)  # ranks with less data have called less
+    operations.wait(handle)
+    _, received = operations.take_received(handle, who.size)
+    membership.forget_names(who.id)  # ranks with less data have called less
     return who.ranks[received[0]]

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 import collective_core as cc
-from collective_core import _native, context
+from collective_core import _native
+from collective_core.runtime import membership
 
 SCHEMA = 1
 #: Elements: nothing, one, odd, just past the payload that travels inline, and longer than any chunk buffer.
@@ -57,7 +58,7 @@ def check_all(seed: int = 0) -> list[str]:
 
 
 def transport() -> str:
-    member = context.current()
+    member = membership.current()
     if member.size == 1:
         return "none"
     parts = []
@@ -71,7 +72,7 @@ def transport() -> str:
 def report(failures: list[str], seconds: float) -> dict[str, Any]:
     """The document that ``--json`` prints."""
     hosts: dict[str, dict[str, Any]] = {}
-    for peer in context.current().peers:
+    for peer in membership.current().peers:
         host = hosts.setdefault(peer.host_id, {"host": peer.host_name, "address": peer.address or None, "ranks": []})
         host["ranks"].append(peer.rank)
     return {
@@ -83,7 +84,7 @@ def report(failures: list[str], seconds: float) -> dict[str, Any]:
         "size": cc.size(),
         "hosts": list(hosts.values()),
         "transport": transport(),
-        "single_copy": _native.reaches(),
+        "single_copy": _native.uses_cross_memory_attach(),
         "seconds": round(seconds, 3),
         "failures": failures,
     }

@@ -1,51 +1,16 @@
-"""Prints what the ranks of a job did last: ``python -m collective_core.flight DIRECTORY``.
-
-With COLLECTIVE_FLIGHT_RECORDER=DIRECTORY every rank keeps its last operations in a file there, which is complete at every
-moment, also after SIGKILL. A file stays until it is removed or the same rank of another job overwrites it; in an elastic job every
-generation of ranks has its own.
-"""
+"""Prints what the ranks of a job did last: ``python -m collective_core.flight DIRECTORY`` (observe/flight_recorder.py)."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import glob
 import os
-import re
 import sys
 from typing import Sequence
 
-from collective_core import recorder
 from collective_core.errors import CollectiveError
-
-
-def path_of(directory: str, rank: int, generation: int = 0) -> str:
-    """The file of a rank. ``generation``: of an elastic job, 0 in others."""
-    return os.path.join(directory, f"rank-{rank:04d}" + (f".generation-{generation:04d}" if generation else "") + ".flight")
-
-
-def generation_of(path: str) -> int:
-    """The generation in a file's name."""
-    match = re.search(r"\.generation-(\d+)\.flight$", path)
-    return int(match[1]) if match else 0
-
-
-def describe(recording: recorder.Recording, last: int, generation: int = 0) -> list[str]:
-    """The last operations of one rank, a line each."""
-    begin = f"generation {generation}, " if generation else ""
-    lines = [
-        f"{begin}rank {recording.rank} of {recording.size} (host {recording.host_name}, pid {recording.pid}): {recording.begun} operations"
-    ]
-    for event in recording.events[-last:]:
-        began = datetime.datetime.fromtimestamp((recording.real + event.started - recording.monotonic) / 1e9)
-        if event.state == "running":
-            ending = "waits for other ranks" if not event.agreed else "transfers"
-        else:
-            ending = f"{event.state} after {(event.ended - event.started) / 1e6:.3f} ms"
-        where = f" in process set {event.process_set}" if event.process_set else ""
-        size = f" ({event.dtype}, {event.bytes} bytes)" if event.kind not in ("barrier", "join") else ""
-        lines.append(f"  {began:%H:%M:%S.%f} #{event.number} {event.kind} '{event.name}'{size}{where}: {ending}")
-    return lines
+from collective_core.observe import recorder
+from collective_core.observe.flight_recorder import describe, generation_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

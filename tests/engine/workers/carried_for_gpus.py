@@ -5,10 +5,11 @@ The engine must never touch such memory. So the addresses that it gets here are 
 
 import common
 import numpy as np
+from collective_core.transport import nccl_calls
 from nccl_by_mpi import Library
 
 import collective_core as cc
-from collective_core import _native, nccl_plan
+from collective_core import _native
 
 cc.init()
 rank, size = cc.rank(), cc.size()
@@ -20,15 +21,15 @@ started = []
 
 
 def start(transfer, error, capacity):
-    asked = nccl_plan.agreed(transfer.contents, size)
+    asked = nccl_calls.agreed(transfer.contents, size)
     started.append((asked.kind, asked.reduce, asked.contributors, asked.count))
     source, target = memory.get(transfer.contents.input), memory.get(transfer.contents.output)
     if source is None:  # joined, or without rows
         source = np.zeros(asked.count, dtype=np.float32)
     if target is None:
-        length = source.nbytes if asked.kind == _native.ALLREDUCE else nccl_plan.received_bytes(asked, rank)
+        length = source.nbytes if asked.kind == _native.ALLREDUCE else nccl_calls.received_bytes(asked, rank)
         target = received[asked.tag] = np.full(length, 255, dtype=np.uint8)
-    library.put(nccl_plan.calls(asked), source.ctypes.data, target.ctypes.data, size, 0)
+    library.put(nccl_calls.calls(asked), source.ctypes.data, target.ctypes.data, size, 0)
     if asked.reduce == _native.AVERAGE and asked.tag:
         target /= asked.contributors
     return 0
@@ -43,7 +44,7 @@ def test(process_set, error, capacity):
     return questions % 3 == 0  # now and then not yet
 
 
-_native.use_carrier(start, test, device=_native.GPU_MEMORY)
+_native.use_transport(start, test, device=_native.GPU_MEMORY)
 
 
 def on_gpu(kind, name, array, at, into=None, **more):

@@ -8,10 +8,10 @@ from pathlib import Path
 import collective_core.torch as hvd
 import common
 import torch
-from collective_core.torch import gpu_watch
-from collective_core.torch.ops import handles
+from collective_core.runtime import membership
+from collective_core.torch import handles, nccl_watchdog
 
-from collective_core import _native, context
+from collective_core import _native
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
@@ -58,12 +58,12 @@ assert state._commits == commits
 # What a GPU does after its operation counts as done: the event at its end comes with a failure, which is noted first.
 class End:
     def query(self):
-        context.note_failure(hvd.CollectiveError("rank 1 is gone", "peer_lost", (1,)))
+        membership.note_failure(hvd.CollectiveError("rank 1 is gone", "peer_lost", (1,)))
         return False
 
 
 hvd.barrier()
-gpu_watch._last[0] = time.monotonic(), End()
+nccl_watchdog._last[0] = time.monotonic(), End()
 try:
     state.commit()
     raise RuntimeError("what a failure has left on a GPU was committed")
@@ -78,7 +78,7 @@ submitted = max(handles._kept, default=0)
 # Other ranks, or the same ones anew, have not failed.
 hvd.shutdown()
 hvd.init()
-assert context.failure() is None
+assert membership.failure() is None
 
 # What was under way with the last ones can be forgotten, also by the engine.
 handles.forget_all()

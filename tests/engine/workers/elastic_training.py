@@ -56,7 +56,7 @@ if __name__ == "__main__":
                 raise ValueError("the data of this step are broken")
             state.commit()
             # Our launcher says it, as horovodrun does; mpirun does not.
-            assert os.environ.get("HOROVOD_RANK", str(hvd.rank())) == str(hvd.rank()), "as of the seat that it has now"
+            assert os.environ.get("HOROVOD_RANK", str(hvd.rank())) == str(hvd.rank()), "as of the rank that it has now"
             note(step=state.step, rank=hvd.rank(), size=hvd.size())
             time.sleep(0.02)
         return state.step

@@ -85,7 +85,7 @@ def interrupted():
     allocations_stay_as_they_are()
 
 
-from collective_core.torch.ops import handles  # noqa: E402 - to see what it keeps
+from collective_core.torch import handles  # noqa: E402 - to see what it keeps
 
 {"wrong-member": wrong_member, "forgotten": forgotten, "interrupted": interrupted}[case]()
 common.report(done=True)

@@ -8,16 +8,17 @@ import time
 
 import common
 import numpy as np
+from collective_core.runtime import operations
 
 import collective_core as cc
-from collective_core import _native, arrays
+from collective_core import _native
 
 data = np.ones(5)
 
 
 def with_something_queued():
     """Then the engine's own thread runs it."""
-    arrays.run(_native.operation(_native.BARRIER, "second", "uint8", (), 0))
+    operations.run(_native.operation(_native.BARRIER, "second", "uint8", (), 0))
 
 
 CASES = {

@@ -7,24 +7,24 @@ import time
 
 import common
 import numpy as np
+from collective_core.transport import mpi
 
 import collective_core as cc
-from collective_core import mpi_carrier
 
 data = np.ones(1 << 20)
 cc.init()
 cc.allreduce(data)
-carrier = mpi_carrier._current
-start = carrier._start
+transport = mpi._current
+start = transport._start
 if cc.rank() == 0:
 
     def begun(transfer):
         start(transfer)
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 
-    carrier._start = begun
+    transport._start = begun
 else:
-    carrier._start = lambda transfer: (time.sleep(3.0), start(transfer))
+    transport._start = lambda transfer: (time.sleep(3.0), start(transfer))
 began = time.monotonic()
 try:
     cc.allreduce(data)

@@ -5,13 +5,13 @@ import weakref
 
 import common
 import numpy as np
+from collective_core.transport import mpi
 
 import collective_core as cc
-from collective_core import mpi_carrier
 
 carried = []
-start = mpi_carrier.Carrier._start
-mpi_carrier.Carrier._start = lambda self, transfer: (carried.append(transfer.kind), start(self, transfer))[1]
+start = mpi.MpiTransport._start
+mpi.MpiTransport._start = lambda self, transfer: (carried.append(transfer.kind), start(self, transfer))[1]
 
 cc.init()
 rank, size = cc.rank(), cc.size()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+from collective_core.transport import nccl
 from mpi4py import MPI
-
-from collective_core import nccl
 
 TYPES = {number: np.dtype(name) for name, number in nccl.TYPES.items() if name != "bfloat16"}
 REDUCTIONS = {nccl.SUM: MPI.SUM, nccl.PRODUCT: MPI.PROD, nccl.MIN: MPI.MIN, nccl.MAX: MPI.MAX}

@@ -9,9 +9,8 @@ import collective_core.torch as hvd
 import common
 import torch
 from collective_core.torch import gpu
+from collective_core.transport import nccl
 from nccl_by_mpi import Library
-
-from collective_core import nccl
 
 happened = []  # in order: what was put on streams
 
@@ -48,7 +47,7 @@ library.put = lambda calls, *places: (happened.append(("put", *places[:2])), put
 nccl.library = lambda: library
 nccl.is_wanted = lambda: True
 through_it = True
-gpu.is_within_reach = lambda tensor, who: through_it and who.id in gpu.sets and tensor.layout is torch.strided
+gpu.moves_with_nccl = lambda tensor, who: through_it and who.id in gpu.sets and tensor.layout is torch.strided
 
 few = hvd.ProcessSet([0, 1])
 hvd.init(process_sets=[few] if common.SIZE > 2 else None)

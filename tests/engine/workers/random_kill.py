@@ -26,9 +26,10 @@ if rank == victim and phase == "start":
 
 import common  # noqa: E402  the imports take part of the time in which it may die
 import numpy as np  # noqa: E402
+from collective_core.runtime import operations  # noqa: E402
 
 import collective_core as cc  # noqa: E402
-from collective_core import _native, arrays  # noqa: E402
+from collective_core import _native  # noqa: E402
 
 chosen = random.Random(seed)
 done = 0
@@ -44,7 +45,7 @@ def at_once(data, few):
         )
         handles.append(_native.submit(operation))
     for handle in handles:
-        arrays.wait(handle, (data, outs))
+        operations.wait(handle, (data, outs))
         _native.release(handle)
 
 

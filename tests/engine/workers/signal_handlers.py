@@ -10,8 +10,9 @@ import time
 import collective_core.torch as hvd
 import common
 import torch
+from collective_core.runtime import membership
 
-from collective_core import CollectiveError, _native, context
+from collective_core import CollectiveError, _native
 
 LATE = 4.0  # for a handler that is due after half a second
 case = sys.argv[1]
@@ -82,7 +83,7 @@ def is_refused():
     try:
         hvd.allreduce(data, name="x")
     except CollectiveError as error:
-        common.report(kind=error.kind, has_ended_engine=context.failure() is error)
+        common.report(kind=error.kind, has_ended_engine=membership.failure() is error)
 
 
 def starts():

@@ -9,9 +9,9 @@ from pathlib import Path
 import collective_core.torch as hvd
 import common
 import torch
+from collective_core.observe import recorder, timeline
 
 import collective_core as cc
-from collective_core import recorder, timeline
 
 path, how = Path(sys.argv[1]), sys.argv[2]
 timeline.PIECES = timeline.LEAST_PIECE = 5000  # so that a part does not go in one piece

@@ -13,7 +13,7 @@ os.environ.setdefault("COLLECTIVE_FUSION_MB", "0.002")  # several buckets even f
 
 import collective_core.torch as hvd
 import torch
-from collective_core.torch import reducer
+from collective_core.torch.optimizer import reducer
 from torch import nn
 
 hvd.init()

@@ -7,8 +7,7 @@ import sys
 import busy
 import collective_core.torch as hvd
 import torch
-
-from collective_core import nccl
+from collective_core.transport import nccl
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()

@@ -11,7 +11,7 @@ from typing import Sequence
 
 from collective_core.bench import options
 from collective_core.errors import CollectiveError
-from collective_core.launchers import MPI_VARIABLES, read
+from collective_core.runtime.launchers import MPI_VARIABLES, read
 
 
 def mpirun_command(mpirun: str, ranks: int, arguments: Sequence[str]) -> list[str]:

@@ -10,8 +10,9 @@ from typing import Any, Callable
 import numpy as np
 
 import collective_core as cc
-from collective_core import _native, context
+from collective_core import _native
 from collective_core.bench.measure import Step
+from collective_core.runtime import membership
 
 Array = Any  # a NumPy array of float32
 
@@ -81,7 +82,7 @@ def start_gloo() -> None:
 
     if torch.distributed.is_initialized():
         return
-    member = context.current()
+    member = membership.current()
     address = member.peers[member.rank].address
     for name, own, _ in _native.interfaces():
         if address and ipaddress.ip_address(own) == ipaddress.ip_address(address):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import collective_core as cc
-from collective_core import context
+from collective_core.runtime import membership
 
 #: Larger than any cache, together with its copy.
 COPIED_BYTES = 128 << 20
@@ -60,7 +60,7 @@ class Link:
     what = "network, both ways at once"
 
     def __init__(self) -> None:
-        member = context.current()
+        member = membership.current()
         self._size = member.size
         hosts = list(dict.fromkeys(peer.host_id for peer in member.peers))
         self._hosts = len(hosts)
@@ -121,5 +121,5 @@ def _gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
 
 def of_this_job() -> Memory | Link:
     """What bounds an allreduce of all ranks: memory on one host, else the network."""
-    hosts = {peer.host_id for peer in context.current().peers}
+    hosts = {peer.host_id for peer in membership.current().peers}
     return Link() if len(hosts) > 1 else Memory()

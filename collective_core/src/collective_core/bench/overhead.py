@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import collective_core as cc
-from collective_core import context
 from collective_core.bench import measure, report, training
 from collective_core.bench.options import Options
+from collective_core.runtime import membership
 
 PLAIN = "plain"
 STEPS, WARM_UP = 20, 3
@@ -39,7 +39,7 @@ def variables(folder: str) -> dict[str, dict[str, str]]:
 
 def run(wanted: Options) -> dict[str, Any]:
     """The document of ``--overhead``; the engine is initialised when it is called, and when it returns."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // context.current().local_size))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // membership.current().local_size))
     steps: dict[str, list[float]] = {}
     starts: list[float] = []
     with tempfile.TemporaryDirectory() as folder:

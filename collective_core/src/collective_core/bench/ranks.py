@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import collective_core as cc
-from collective_core import context
 from collective_core.bench import engines, limits, measure, report
 from collective_core.bench.options import ELEMENT_BYTES, Options, UsageError
+from collective_core.runtime import membership
 
 
 def main(wanted: Options) -> int:
@@ -41,7 +41,7 @@ def collectives(wanted: Options) -> dict[str, Any]:
     """The document of a run: every side, every size, and the limit."""
     sides, missing = engines.assemble(wanted.peers)
     limit = limits.of_this_job()
-    hosts = len({peer.host_id for peer in context.current().peers})
+    hosts = len({peer.host_id for peer in membership.current().peers})
     results: list[dict[str, Any]] = []
     limit_seconds: list[float] = []
     for size in wanted.sizes:

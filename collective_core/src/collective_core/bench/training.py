@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import collective_core.torch as hvd
-from collective_core import context
 from collective_core.bench import engines, measure, report
 from collective_core.bench.options import Options
+from collective_core.runtime import membership
 
 
 class Mnist(nn.Module):
@@ -91,7 +91,7 @@ def training_step(side: str, task: Task, batch: int) -> measure.Step:
 
 def run(wanted: Options) -> dict[str, Any]:
     """The document of ``--train``. A peer that cannot start is named as missing."""
-    member = context.current()
+    member = membership.current()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // member.local_size))
     torch.manual_seed(member.rank)
     task = TASKS[str(wanted.train)]

@@ -1,4 +1,4 @@
-"""A worker's side of an elastic job: it asks the assembly for its rank, and learns when the others are to change."""
+"""A worker's side of an elastic job: it asks the rendezvous server for its rank, and learns when the others are to change."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 import time
 from typing import Any, Sequence
 
-from collective_core import launchers
-from collective_core.elastic import line
-from collective_core.elastic.line import Line
+from collective_core.elastic import control_channel
+from collective_core.elastic.control_channel import ControlChannel
 from collective_core.errors import CollectiveError
+from collective_core.runtime import launchers, network
 
-#: host:port of the assembly, and this worker's number; set by the driver.
-ASSEMBLY, NUMBER = "COLLECTIVE_ELASTIC", "COLLECTIVE_WORKER"
+#: host:port of the rendezvous server, and this worker's number; set by the driver.
+SERVER, NUMBER = "COLLECTIVE_ELASTIC", "COLLECTIVE_WORKER"
 
-#: Seconds between attempts to reach the assembly.
+#: Seconds between attempts to reach the server.
 RETRY_INTERVAL = 0.2
 
-_line: Line | None = None
+_channel: ControlChannel | None = None
 _answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 _change = threading.Event()
 _generation = 0
@@ -27,11 +27,11 @@ _generation = 0
 
 def is_one() -> bool:
     """Whether this process belongs to an elastic job."""
-    return ASSEMBLY in os.environ
+    return SERVER in os.environ
 
 
 def generation() -> int:
-    """The number of the ranks' generation to which this worker's seat belongs, from 1; 0 where it has none."""
+    """The number of the ranks' generation to which this worker's rank belongs, from 1; 0 where it has none."""
     return _generation
 
 
@@ -41,18 +41,16 @@ def shall_change() -> bool:
 
 
 def join(timeout: float, lost: Sequence[int] = ()) -> None:
-    """Waits for a seat in the next generation and writes it into the environment, from where launchers.py reads it.
+    """Waits for a rank in the next generation and writes it into the environment, from where runtime/launchers.py reads it.
 
-    ``timeout``: seconds for reaching the assembly; the seat itself is waited for as long as the job waits for ranks. ``lost``: ranks of
+    ``timeout``: seconds for reaching the server; the rank itself is waited for as long as the job waits for ranks. ``lost``: ranks of
     the last generation that are to blame for its end. Raises :class:`CollectiveError` when the job is over, and SystemExit where this
     worker is to leave it.
     """
     global _generation
-    from collective_core.launch import this_host  # which needs the engine's own names, and they us
-
     connected = _connect(timeout)
     try:
-        connected.send(kind="ready", port=this_host.free_port(), lost=list(lost))
+        connected.send(kind="ready", port=network.free_port(), lost=list(lost))
         answer = _answers.get()
     except OSError:
         answer = None
@@ -61,28 +59,30 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
         raise CollectiveError("the job is over: whoever started it does not answer any more", "closed")
     if answer["kind"] == "leave":
         raise SystemExit(0)
-    seat = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
-    os.environ.update({name: str(value) for name, value in {**seat, **answer["among"]}.items()})
+    assigned = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
+    os.environ.update({name: str(value) for name, value in {**assigned, **answer["among"]}.items()})
     _generation = int(answer["generation"])
 
 
-def _connect(timeout: float) -> Line:
-    global _line
-    if _line is None:
-        host, _, port = os.environ[ASSEMBLY].rpartition(":")
+def _connect(timeout: float) -> ControlChannel:
+    global _channel
+    if _channel is None:
+        host, _, port = os.environ[SERVER].rpartition(":")
         end = time.monotonic() + timeout
-        while _line is None:
+        while _channel is None:
             try:
-                _line = line.call((host.strip("[]"), int(port)), int(os.environ[NUMBER]), launchers.read_secret(os.environ), timeout)
+                _channel = control_channel.connect(
+                    (host.strip("[]"), int(port)), int(os.environ[NUMBER]), launchers.read_secret(os.environ), timeout
+                )
             except (OSError, EOFError) as error:
                 if time.monotonic() > end:
-                    raise CollectiveError(f"the elastic job at {os.environ[ASSEMBLY]} cannot be reached: {error}", "closed") from error
+                    raise CollectiveError(f"the elastic job at {os.environ[SERVER]} cannot be reached: {error}", "closed") from error
                 time.sleep(RETRY_INTERVAL)
-        threading.Thread(target=_listen, args=(_line,), daemon=True).start()
-    return _line
+        threading.Thread(target=_listen, args=(_channel,), daemon=True).start()
+    return _channel
 
 
-def _listen(connected: Line) -> None:
+def _listen(connected: ControlChannel) -> None:
     while True:
         message = connected.receive()
         if message is not None and message["kind"] == "change":

@@ -14,16 +14,16 @@ import signal
 import sys
 from typing import Any, Callable, Sequence
 
-from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, program, timeouts
 from collective_core.launch.elastic import NAME, Driver, cooldown_of, limits_of
 from collective_core.launch.frames import Frame
-from collective_core.launch.hosts import Host, ask, place, read, ways
+from collective_core.launch.hosts import Host, ask, place_ranks, read, ways
 from collective_core.launch.job import Job
 from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
 from collective_core.launch.tracebacks import Tracebacks
+from collective_core.runtime.config import RESTART_FROM
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[
         resets=arguments.reset_limit,
     )
     if limits is None:
-        ranks_of = place(hosts, arguments.np)
+        ranks_of = place_ranks(hosts, arguments.np)
         job = Job(ranks_of, ways(hosts), environment, directory=arguments.wdir, ssh=ssh, start_timeout=timeout)
         return program.run(job, command, show)
     return program.run_elastic(

@@ -1,9 +1,9 @@
 """Runs an elastic job from where it was started: workers on the hosts that are there, new ones in the place of those that died.
 
 Every worker is a process of its own, here (launch/processes.py) or behind an agent over ssh (launch/remote.py), and is known by a number;
-which rank it is, the assembly says. A worker that was killed, or whose host is gone, is replaced. So is one that ends by itself, with an
-exception or an exit code, while the others go on: it may be a fault of its GPU. Where that happens again it is the host, and where it
-happens again and again the program, which ends the job (cooldown.py).
+which rank it is, the rendezvous server says. A worker that was killed, or whose host is gone, is replaced. So is one that ends by itself,
+with an exception or an exit code, while the others go on: it may be a fault of its GPU. Where that happens again it is the host, and where
+it happens again and again the program, which ends the job (elastic/cooldown.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.elastic import worker
-from collective_core.elastic.assembly import Assembly
 from collective_core.elastic.cooldown import Cooldown, Exceptions
-from collective_core.elastic.roll import Roll
+from collective_core.elastic.membership import ElasticMembership
+from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames, this_host, timeouts
 from collective_core.launch.frames import NO_RANK, Frame
@@ -133,9 +133,9 @@ class Driver:
         self._python, self._directory, self._ssh = python, directory, ssh
         self._secret = secrets.token_hex(32)
         self._mailbox = Mailbox()
-        self._roll = Roll(limits.least, limits.start_timeout, begin=limits.begin)
+        self._membership = ElasticMembership(limits.least, limits.start_timeout, begin=limits.begin)
         only_here = discover is None and all(host.is_here for host in hosts)
-        self._assembly = Assembly(self._roll, self._secret, self._wake, only_here)
+        self._server = RendezvousServer(self._membership, self._secret, self._wake, only_here)
         self._cooldown = cooldown or Cooldown()
         self._exceptions = Exceptions()
         self._ended_by_itself: dict[int, int] = {}  # generation → the first worker that did
@@ -143,10 +143,10 @@ class Driver:
         self._groups: dict[int, Group] = {}
         self._starting = threading.Lock()  # of `_groups` and `_ended`
         self._ended = threading.Event()
-        self._doors: dict[str, threading.Semaphore] = {}  # a host's sshd takes only so many callers at once
+        self._connecting: dict[str, threading.Semaphore] = {}  # a host's sshd takes only so many callers at once
         self._host_of: dict[int, str] = {}  # of all workers that ever were
         self._rank_of: dict[int, int] = {}  # the last one that each had
-        self._seated: list[int] = []  # workers by rank
+        self._by_rank: list[int] = []  # workers by rank
         self._last: dict[int, list[Frame]] = {}  # worker → what is known of its end
         self._finished: set[int] = set()
         self._reasons: dict[str, str] = {}  # host → why it could not be used
@@ -188,7 +188,7 @@ class Driver:
                 self._ended.set()
                 groups = list(self._groups.values())
             self._mailbox.close()
-            self._assembly.close()
+            self._server.close()
             end_all(groups)
 
     def _begin(self) -> None:
@@ -235,13 +235,13 @@ class Driver:
 
     def _have_returned(self) -> bool:
         """Whether the functions of all ranks have: a thread of theirs may keep a process."""
-        return bool(self._seated) and all(any(frame.kind == "value" for frame in self._last.get(each, ())) for each in self._seated)
+        return bool(self._by_rank) and all(any(frame.kind == "value" for frame in self._last.get(each, ())) for each in self._by_rank)
 
     def _raise_if_lost(self) -> None:
-        with self._assembly.holding():
-            lost = bool(self._seated) and not self._roll.working and not self._finished
+        with self._server.holding():
+            lost = bool(self._by_rank) and not self._membership.working and not self._finished
         if lost:
-            host = self._host_of[self._seated[-1]]
+            host = self._host_of[self._by_rank[-1]]
             text = "all ranks of the job are gone, and with them what was committed: begin again from a checkpoint"
             raise CollectiveError(f"{text} (the last one was on {host})", "peer_lost")
 
@@ -249,18 +249,18 @@ class Driver:
         self._mailbox.put(Frame("wake", NO_RANK, b""))
 
     def _is_over(self) -> bool:
-        return bool(self._seated) and self._finished.issuperset(self._seated)
+        return bool(self._by_rank) and self._finished.issuperset(self._by_rank)
 
     def _ending(self) -> Ending:
         if self._failed is not None:
             rank = self._rank_of.get(self._failed, 0)
             return Ending([], (rank, self._host_of[self._failed], self._last[self._failed]))
-        found = {frame.rank: bytes(frame.body) for each in self._seated for frame in self._last[each] if frame.kind == "value"}
+        found = {frame.rank: bytes(frame.body) for each in self._by_rank for frame in self._last[each] if frame.kind == "value"}
         return Ending([found[rank] for rank in sorted(found)], None)
 
     def _waits_for(self) -> int:
-        with self._assembly.holding():
-            return 0 if self._roll.is_working else self._roll.waits_for()
+        with self._server.holding():
+            return 0 if self._membership.is_working else self._membership.waits_for()
 
     def _too_few(self) -> str:
         reasons = "; ".join(f"{host}: {reason}" for host, reason in self._reasons.items())
@@ -283,24 +283,24 @@ class Driver:
         return Frame(frame.kind, self._rank_of.get(frame.rank, 0), frame.body)
 
     def _note_end(self, number: int, code: int) -> bool:
-        with self._assembly.holding():
-            was_seated, was_leaving = number in self._roll.working, number in self._roll.leaving
-            self._roll.go(number)
+        with self._server.holding():
+            had_rank, was_leaving = number in self._membership.working, number in self._membership.leaving
+            self._membership.go(number)
         with self._starting:
             group = self._groups.pop(number, None)
         if group is not None:
             threading.Thread(target=group.kill, daemon=True).start()
         if was_leaving:
             return False
-        if code == 0 and was_seated:
+        if code == 0 and had_rank:
             self._finished.add(number)
-            with self._assembly.holding():
-                self._roll.closed = True
+            with self._server.holding():
+                self._membership.closed = True
             return False
         host = self._host_of[number]
         killed = code < 0 or FIRST_SIGNAL < code <= LAST_SIGNAL
         # A newcomer that cannot even begin says something about its host, while the others work.
-        by_itself = not killed and (number in self._rank_of or not self._seated)
+        by_itself = not killed and (number in self._rank_of or not self._by_rank)
         if by_itself and not self._can_do_without(number, code):
             self._failed = self._ended_by_itself.get(self._formed, number) if self._failed is None else self._failed
             return False
@@ -308,19 +308,19 @@ class Driver:
         aside = self._exceptions.is_set_aside(host, time.monotonic())
         self._tell(f"host {host}: {reason}; {'it gets no new workers' if aside else 'another worker is started in its place'}")
         self._cooldown.note(host, time.monotonic())
-        if code == LOST and not self._seated and self._is_hopeless(host):
+        if code == LOST and not self._by_rank and self._is_hopeless(host):
             raise CollectiveError(f"host {host} cannot be used: {reason}", "peer_lost")
         return True
 
     def _can_do_without(self, number: int, code: int) -> bool:
         """Whether the others can go on after this worker has ended by itself, and shall."""
-        if not self._seated or self._finished or code == 0:
+        if not self._by_rank or self._finished or code == 0:
             return False
         now, host = time.monotonic(), self._host_of[number]
         self._exceptions.note(host, self._formed, now)
         self._ended_by_itself.setdefault(self._formed, number)
-        with self._assembly.holding():
-            working, there = self._roll.working, list(self._roll.workers.values())
+        with self._server.holding():
+            working, there = self._membership.working, list(self._membership.workers.values())
         if not working or self._exceptions.are_too_many([each.name for each in self._hosts], now):
             return False
         possible = sum(there.count(each.name) if self._exceptions.is_set_aside(each.name, now) else each.slots for each in self._hosts)
@@ -344,16 +344,18 @@ class Driver:
         """Starts and sends away workers as the hosts that are there say."""
         hosts = list(self._hosts)
         slots = {host.name: host.slots for host in hosts}
-        with self._assembly.holding():
-            staying = {number: host for number, host in self._roll.workers.items() if number not in self._roll.leaving}
-            surplus = [n for host in set(staying.values()) for slot, n in self._roll.slots_of(host).items() if slot >= slots.get(host, 0)]
-            knowing = [number for number in self._roll.working if number in staying]
+        with self._server.holding():
+            staying = {number: host for number, host in self._membership.workers.items() if number not in self._membership.leaving}
+            surplus = [
+                n for host in set(staying.values()) for slot, n in self._membership.slots_of(host).items() if slot >= slots.get(host, 0)
+            ]
+            knowing = [number for number in self._membership.working if number in staying]
             if knowing and not set(knowing) - set(surplus):
                 surplus.remove(min(knowing))  # one stays until others have what the job knows
             for number in surplus:
-                self._roll.send_away(number)
+                self._membership.send_away(number)
                 del staying[number]
-            taken = {host.name: self._roll.slots_of(host.name) for host in hosts}
+            taken = {host.name: self._membership.slots_of(host.name) for host in hosts}
         for each in hosts:
             for slot in range(each.slots):
                 if slot not in taken[each.name] and len(staying) < self._limits.most and self._may_start(each.name, now):
@@ -366,9 +368,9 @@ class Driver:
         number = self._next
         self._next += 1
         self._host_of[number] = host.name
-        with self._assembly.holding():
-            self._roll.start(number, host.name, now, slot)
-        self._doors.setdefault(host.name, threading.Semaphore(MOST_CALLS))
+        with self._server.holding():
+            self._membership.start(number, host.name, now, slot)
+        self._connecting.setdefault(host.name, threading.Semaphore(MOST_CALLS))
         starting = threading.Thread(target=self._start_here if host.is_here else self._start_there, args=(host, number), daemon=True)
         starting.start()
         return number
@@ -394,7 +396,7 @@ class Driver:
 
     def _start_there(self, host: Host, number: int) -> None:
         try:
-            with self._doors[host.name]:
+            with self._connecting[host.name]:
                 remote = Remote(host.name, self._python, self._ssh, host.way)
                 if not self._keep(number, remote):
                     return
@@ -402,16 +404,16 @@ class Driver:
             if not self._program and met["python"] != this_host.python():
                 raise CollectiveError(f"it has Python {met['python']}, this one is {this_host.python()}: pass python=…", "mismatch")
             if not met["controller"]:
-                raise CollectiveError("it does not know the address of this machine, where its ranks must ask for their seats", "invalid")
+                raise CollectiveError("it does not know the address of this machine, where its workers must ask for their ranks", "invalid")
             settings = {number: self._settings(host, number, met["controller"], None)}
             remote.start(settings, self._call, self._mailbox, self._environment, self._directory, self._program)
         except (CollectiveError, ValueError) as error:  # ValueError: the job has ended meanwhile
             self._could_not_start(number, error)
 
     def _settings(self, host: Host, number: int, address: str, path: Sequence[str] | None) -> bytes:
-        place = f"[{address}]" if ":" in address else address
+        name = f"[{address}]" if ":" in address else address
         variables = {
-            worker.ASSEMBLY: f"{place}:{self._assembly.port}",
+            worker.SERVER: f"{name}:{self._server.port}",
             worker.NUMBER: str(number),
             "COLLECTIVE_SECRET": self._secret,
             "COLLECTIVE_START_TIMEOUT": self._environment.get("COLLECTIVE_START_TIMEOUT", str(MEETING)),
@@ -423,13 +425,13 @@ class Driver:
         self._mailbox.put(frames.exit_of(number, LOST))
 
     def _settle(self) -> None:
-        seats, overdue = self._assembly.settle()
-        if seats:
+        assigned, overdue = self._server.settle()
+        if assigned:
             self._formed += 1
             if self._limits.resets is not None and self._formed - 1 > self._limits.resets:
                 raise CollectiveError(f"the ranks of the job have changed more than {self._limits.resets} times (reset-limit)", "closed")
-            self._seated = [seat.worker for seat in seats]
-            self._rank_of.update({seat.worker: seat.rank for seat in seats})
+            self._by_rank = [each.worker for each in assigned]
+            self._rank_of.update({each.worker: each.rank for each in assigned})
             self._reasons.clear()
             self._told.clear()
         for number in overdue:

@@ -117,7 +117,7 @@ def ask(script: str, slots: int | None = None, timeout: float = 30.0) -> list[Ho
     return read([line if ":" in line else f"{line}:{slots or 1}" for line in lines if line])
 
 
-def place(hosts: Sequence[Host], np: int | None) -> dict[str, list[int]]:
+def place_ranks(hosts: Sequence[Host], np: int | None) -> dict[str, list[int]]:
     """Ranks by host, each host filled before the next. Raises :class:`CollectiveError` if there are fewer slots than ranks."""
     slots = sum(host.slots for host in hosts)
     wanted = slots if np is None else np

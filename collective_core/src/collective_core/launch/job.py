@@ -12,12 +12,12 @@ import threading
 import time
 from typing import Mapping, Sequence, Union
 
-from collective_core import seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import this_host
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.processes import Processes, rank_settings
 from collective_core.launch.remote import SSH, Remote
+from collective_core.runtime import horovod_variables, network
 
 #: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
 GRACE = 1.5
@@ -81,18 +81,18 @@ class Job:
             address, port = met[first]["address"] or first, met[first]["port"]
         else:
             # Rank 0 is here: the others reach us at the address at which they see us.
-            address, port = next(iter(met.values()))["controller"], this_host.free_port()
+            address, port = next(iter(met.values()))["controller"], network.free_port()
             if not address:
                 text = f"{next(iter(met))} does not know the address of this machine, where rank 0 is: name another host first"
                 raise CollectiveError(text, "invalid")
         return {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)}
 
     def _variables(self, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
-        place = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
-        place.update(seats.variables(rank, [self.host_of[each] for each in sorted(self.host_of)]))
+        own = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
+        own.update(horovod_variables.rank_variables(rank, [self.host_of[each] for each in sorted(self.host_of)]))
         # What the user has said for all ranks counts more.
-        own = {"COLLECTIVE_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"}.intersection(self._environment)
-        return {**meeting, **place, **({} if own else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}
+        chosen = {"COLLECTIVE_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"}.intersection(self._environment)
+        return {**meeting, **own, **({} if chosen else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}
 
     def end(self) -> None:
         """Ends all ranks; see :func:`end_all`."""

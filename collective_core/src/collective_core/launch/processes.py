@@ -20,12 +20,11 @@ import time
 from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Sequence
 
-import collective_core
-from collective_core import cores, seats
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
+from collective_core.runtime import cores, horovod_variables
 
 #: Variables of launchers in which this process may itself run, and of the jobs that they started: its ranks are another job.
 FOREIGN = (
@@ -41,10 +40,10 @@ FOREIGN = (
         "COLLECTIVE_WORKER",
     ),
 )
-FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *seats.NAMES)
+FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *horovod_variables.RANK_VARIABLES)
 #: What Python runs as a rank or an agent: without the working directory on the search path, where a file may have the name of a module of
-#: Python's own. {place} is where this package lies, for interpreters that do not find it by themselves.
-START = "import sys; sys.path[:] = [p for p in sys.path if p] + {place}; from collective_core.launch.{module} import main; main()"
+#: Python's own. {path} is where this package lies, for interpreters that do not find it by themselves.
+START = "import sys; sys.path[:] = [p for p in sys.path if p] + {path}; from collective_core.launch.{module} import main; main()"
 #: What becomes a program: a watcher stays in its process group, and ends the group when standard input, which is ours, ends: then we are
 #: gone. The watcher is nobody's child, or a program that waits for all its children would wait for it.
 WATCHED = "exec 3<&0 </dev/null; ( (trap '' HUP INT TERM; read end <&3; kill -KILL 0) >/dev/null 2>&1 & ); exec \"$@\" 3<&-"
@@ -56,8 +55,8 @@ LONGEST_LINE = 1 << 16
 
 def start_code(module: str, here: bool) -> str:
     """For ``python -c``: ``rank`` or ``agent``, on this machine or another."""
-    place = [str(Path(collective_core.__file__).resolve().parent.parent)] if here else []
-    return START.format(module=module, place=place)
+    path = [str(Path(__file__).resolve().parents[2])] if here else []
+    return START.format(module=module, path=path)
 
 
 class _Lines:

@@ -13,13 +13,13 @@ import sys
 import time
 from typing import Any, Mapping
 
-from collective_core import seats
 from collective_core.errors import CollectiveError
-from collective_core.launch import frames, this_host
+from collective_core.launch import frames
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import LOST, Outcomes, show
 from collective_core.launch.processes import Processes, rank_settings
+from collective_core.runtime import horovod_variables, network
 
 #: What a rank gets if nobody says more.
 ONE_PROCESSOR = {"CPU": 1.0}
@@ -31,22 +31,22 @@ GRACE, LEAVING = 1.5, 15.0
 PATIENCE = 6.0
 
 
-class Place:
-    """The actor: a place for one rank."""
+class RankActor:
+    """The actor: starts one rank and follows it."""
 
     def __init__(self) -> None:
         self._mailbox = Mailbox()
         self._processes: Processes | None = None
 
     def meet(self) -> dict[str, Any]:
-        """What the controller must know of this place."""
+        """What the controller must know of this actor's node."""
         import ray
 
-        return {"address": ray.util.get_node_ip_address(), "port": this_host.free_port(), "node": ray.get_runtime_context().get_node_id()}
+        return {"address": ray.util.get_node_ip_address(), "port": network.free_port(), "node": ray.get_runtime_context().get_node_id()}
 
     def start(self, rank: int, variables: Mapping[str, str], call: bytes, environment: Mapping[str, str]) -> None:
         """Starts the rank; its search path for modules is the worker's, which has what the user gave to Ray."""
-        settings = rank_settings(variables, sys.path, int(variables[seats.LOCAL_SIZE]))
+        settings = rank_settings(variables, sys.path, int(variables[horovod_variables.LOCAL_SIZE]))
         self._processes = Processes({rank: settings}, call, self._mailbox, environment)
 
     def follow(self) -> list[Any]:
@@ -81,15 +81,15 @@ def run(resources: Any, np: int | None, call: bytes, environment: Mapping[str, s
     each = {name: float(number) for name, number in resources.items()} if isinstance(resources, Mapping) else ONE_PROCESSOR
     size = np or _room(ray.cluster_resources(), each)
     group = placement_group([dict(each)] * size, strategy="PACK")
-    places: list[Any] = []
+    actors: list[Any] = []
     try:
         if not group.wait(start_timeout):
             text = f"Ray has no room for {size} ranks with {_said(each)} each: it has {_said(ray.available_resources(), each)} free"
             raise CollectiveError(text, "invalid")
-        places = _places(ray, group, each, size)
-        return _follow(ray, places, call, environment, start_timeout, prefix)
+        actors = _actors(ray, group, each, size)
+        return _follow(ray, actors, call, environment, start_timeout, prefix)
     finally:
-        _end(ray, places)
+        _end(ray, actors)
         remove_placement_group(group)
 
 
@@ -102,11 +102,11 @@ def _said(resources: Mapping[str, float], names: Mapping[str, float] | None = No
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in names or resources)
 
 
-def _places(ray: Any, group: Any, each: Mapping[str, float], size: int) -> list[Any]:
+def _actors(ray: Any, group: Any, each: Mapping[str, float], size: int) -> list[Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     others = {name: number for name, number in each.items() if name not in ("CPU", "GPU")}
-    actor = ray.remote(Place)
+    actor = ray.remote(RankActor)
     options = {"num_cpus": each.get("CPU", 0), "num_gpus": each.get("GPU", 0), "resources": others, "max_restarts": 0}
     # follow and end at the same time.
     return [
@@ -119,9 +119,9 @@ def _places(ray: Any, group: Any, each: Mapping[str, float], size: int) -> list[
     ]
 
 
-def _follow(ray: Any, places: list[Any], call: bytes, environment: Mapping[str, str], start_timeout: float, prefix: bool) -> list[Any]:
+def _follow(ray: Any, actors: list[Any], call: bytes, environment: Mapping[str, str], start_timeout: float, prefix: bool) -> list[Any]:
     try:
-        met = ray.get([place.meet.remote() for place in places], timeout=start_timeout)
+        met = ray.get([actor.meet.remote() for actor in actors], timeout=start_timeout)
     except ray.exceptions.RayError as error:
         raise CollectiveError(f"Ray did not start its workers: {_first_line(error)}", "peer_lost") from error
     nodes = list(dict.fromkeys(one["node"] for one in met))
@@ -130,7 +130,7 @@ def _follow(ray: Any, places: list[Any], call: bytes, environment: Mapping[str, 
     hosts = [met[number]["node"] for number in by_rank]
     first = met[by_rank[0]]
     meeting = {
-        "COLLECTIVE_SIZE": str(len(places)),
+        "COLLECTIVE_SIZE": str(len(actors)),
         "COLLECTIVE_STORE": f"{first['address']}:{first['port']}",
         "COLLECTIVE_SECRET": secrets.token_hex(32),
         "COLLECTIVE_START_TIMEOUT": str(start_timeout),
@@ -139,9 +139,9 @@ def _follow(ray: Any, places: list[Any], call: bytes, environment: Mapping[str, 
     shared = ray.put(call)
     asked: dict[Any, int] = {}
     for rank, number in enumerate(by_rank):
-        sits = {**seats.variables(rank, hosts), seats.HOSTNAME: str(met[number]["address"])}
-        variables = {**meeting, **sits, "COLLECTIVE_RANK": str(rank)}
-        started = places[number].start.remote(rank, variables, shared, dict(environment))
+        ours = {horovod_variables.HOSTNAME: str(met[number]["address"]), "COLLECTIVE_RANK": str(rank)}
+        variables = {**meeting, **horovod_variables.rank_variables(rank, hosts), **ours}
+        started = actors[number].start.remote(rank, variables, shared, dict(environment))
         asked[started] = rank
     end: float | None = None
     while not outcomes.complete and (end is None or time.monotonic() < end):
@@ -153,7 +153,7 @@ def _follow(ray: Any, places: list[Any], call: bytes, environment: Mapping[str, 
                     show(frame, prefix)
                 outcomes.note(frame)
             if not outcomes.has_ended(rank):
-                asked[places[by_rank[rank]].follow.remote()] = rank
+                asked[actors[by_rank[rank]].follow.remote()] = rank
         if end is None and (outcomes.failed or outcomes.returned):
             end = time.monotonic() + (GRACE if outcomes.failed else LEAVING)
     return outcomes.results()
@@ -172,8 +172,8 @@ def _first_line(error: BaseException) -> str:
     return (lines or [type(error).__name__])[0]
 
 
-def _end(ray: Any, places: list[Any]) -> None:
+def _end(ray: Any, actors: list[Any]) -> None:
     with contextlib.suppress(ray.exceptions.RayError):
-        ray.wait([place.end.remote() for place in places], num_returns=len(places), timeout=PATIENCE) if places else None
-    for place in places:
-        ray.kill(place)
+        ray.wait([actor.end.remote() for actor in actors], num_returns=len(actors), timeout=PATIENCE) if actors else None
+    for actor in actors:
+        ray.kill(actor)

@@ -11,7 +11,6 @@ import threading
 import time
 from typing import Any, Mapping, Sequence
 
-from collective_core import __version__
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames
 from collective_core.launch.agent import MAGIC
@@ -19,6 +18,7 @@ from collective_core.launch.frames import NO_RANK, Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import LOST
 from collective_core.launch.processes import start_code
+from collective_core.version import __version__
 
 #: BatchMode: ssh must not ask for anything. Host keys are verified as the user's ssh is set up to.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T")

@@ -16,7 +16,7 @@ from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, function, timeouts
 from collective_core.launch.elastic import NAME, Driver, Limits, cooldown_of, limits_of
 from collective_core.launch.frames import Frame
-from collective_core.launch.hosts import Host, Hosts, place, read, ways
+from collective_core.launch.hosts import Host, Hosts, place_ranks, read, ways
 from collective_core.launch.job import GRACE, Job
 from collective_core.launch.kept_output import KeptOutput
 from collective_core.launch.mailbox import Mailbox
@@ -73,7 +73,7 @@ class Runner:
     ) -> None:
         if np == 0:
             raise CollectiveError("np is the number of ranks: at least 1, or negative for processes of this machine", "invalid")
-        if sum(bool(place) for place in (hosts, spark, ray)) > 1:
+        if sum(bool(given) for given in (hosts, spark, ray)) > 1:
             raise CollectiveError("hosts, spark and ray are answers to where ranks run: give one", "invalid")
         start_timeout = timeouts.start() if start_timeout is None else start_timeout
         self._limits = limits_of(
@@ -94,7 +94,7 @@ class Runner:
         self._ray = ray if np is None or np > 0 else None
         self._np = np
         self._hosts = cluster.reached(named, ssh) or [Host(THIS_MACHINE, self._limits.most if self._limits else abs(np or 1))]
-        self._ranks_of = {} if self._limits else place(self._hosts, None if np is None else abs(np))
+        self._ranks_of = {} if self._limits else place_ranks(self._hosts, None if np is None else abs(np))
         self._environment = {str(name): str(value) for name, value in (env or {}).items()}
         self._python = python
         self._directory = directory

@@ -14,13 +14,12 @@ import time
 import uuid
 from typing import Any, Iterable, Iterator, Mapping
 
-from collective_core import seats
 from collective_core.errors import CollectiveError
-from collective_core.launch import this_host
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
 from collective_core.launch.processes import Processes, rank_settings
+from collective_core.runtime import horovod_variables, network
 
 #: Bytes of output of one rank that come back, the last ones.
 MOST_OUTPUT = 4 << 20
@@ -35,10 +34,10 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
     rank = context.partitionId()
     infos = context.getTaskInfos()
     # Spark itself refuses executors with another Python.
-    ports = context.allGather(str(this_host.free_port()))
+    ports = context.allGather(str(network.free_port()))
     hosts = [info.address.rpartition(":")[0] or info.address for info in infos]
     variables = {
-        **seats.variables(rank, hosts),
+        **horovod_variables.rank_variables(rank, hosts),
         "COLLECTIVE_RANK": str(rank),
         "COLLECTIVE_SIZE": str(len(infos)),
         "COLLECTIVE_STORE": f"{hosts[0]}:{ports[0]}",

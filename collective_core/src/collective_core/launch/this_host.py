@@ -7,19 +7,13 @@ import socket
 import sys
 from typing import Any
 
-from collective_core import __version__
+from collective_core.runtime import network
+from collective_core.version import __version__
 
 
 def python() -> str:
     """The interpreter's version as far as functions depend on it when they travel."""
     return "{}.{}".format(*sys.version_info[:2])
-
-
-def free_port(family: int = socket.AF_INET) -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket(family) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def facts() -> dict[str, Any]:
@@ -31,5 +25,5 @@ def facts() -> dict[str, Any]:
         "python": python(),
         "address": address,
         "controller": reached[0] if reached else "",
-        "port": free_port(socket.AF_INET6 if ":" in address else socket.AF_INET),
+        "port": network.free_port(socket.AF_INET6 if ":" in address else socket.AF_INET),
     }

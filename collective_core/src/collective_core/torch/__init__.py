@@ -10,20 +10,20 @@ docs/horovod.md lists what differs from Horovod.
 
 from __future__ import annotations
 
-from collective_core.context import (
+from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.timeline import start_timeline, stop_timeline
+from collective_core.runtime.lifecycle import init, shutdown
+from collective_core.runtime.membership import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     rank,
-    shutdown,
     size,
 )
-from collective_core.errors import CollectiveError, HorovodInternalError
-from collective_core.process_sets import (
+from collective_core.runtime.process_sets import (
     ProcessSet,
     add_process_set,
     get_process_set_ids_and_ranks,
@@ -31,8 +31,20 @@ from collective_core.process_sets import (
     process_set_by_id,
     remove_process_set,
 )
-from collective_core.timeline import start_timeline, stop_timeline
 from collective_core.torch import elastic
+from collective_core.torch.build_info import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    nccl_enabled,
+    rocm_built,
+)
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
@@ -42,6 +54,7 @@ from collective_core.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from collective_core.torch.handles import poll, synchronize
 from collective_core.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from collective_core.torch.ops.allreduce import (
     Adasum,
@@ -60,23 +73,8 @@ from collective_core.torch.ops.allreduce import (
     grouped_allreduce_async_,
 )
 from collective_core.torch.ops.alltoall import alltoall, alltoall_async
+from collective_core.torch.ops.barrier import barrier, join
 from collective_core.torch.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
-from collective_core.torch.ops.handles import poll, synchronize
-from collective_core.torch.ops.membership import (
-    barrier,
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    join,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    nccl_enabled,
-    rocm_built,
-)
 from collective_core.torch.ops.reducescatter import grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async
 from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.optimizer import DistributedOptimizer

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from collective_core import context
-from collective_core.config import RESTART_FROM
 from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
+from collective_core.runtime.config import RESTART_FROM
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
 
 SCHEMA = 1
@@ -90,7 +90,7 @@ class Checkpoints:
         json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
         own = self._agree_on_own(int(step))
         error = ""
-        if context.rank() == ROOT:
+        if membership.rank() == ROOT:
             try:
                 self._write(header, own)
             except Exception as failure:  # noqa: BLE001 - the others wait for a word, whatever it is
@@ -107,7 +107,7 @@ class Checkpoints:
         them than tensors and plain values, too; reading these can run any code. Raises :class:`CollectiveError` on every rank when the
         files cannot be read, or hold other parts than these, and when a job that was started with ``--restart-from`` finds none there.
         """
-        found: _Found = broadcast_object(self._last_valid() if context.rank() == ROOT else None, ROOT)
+        found: _Found = broadcast_object(self._last_valid() if membership.rank() == ROOT else None, ROOT)
         _own_in(self._restart or self._folder).update(found.names)
         if found.error:
             raise CollectiveError(found.error, "invalid", (ROOT,))
@@ -133,7 +133,7 @@ class Checkpoints:
         """
         own = _own_in(self._folder)
         late, error = [], ""
-        if context.rank() == ROOT:
+        if membership.rank() == ROOT:
             try:
                 late = [path.name for path in _files(self._folder) if _step_of(path) >= step]
             except Exception as failure:  # noqa: BLE001 - as in save

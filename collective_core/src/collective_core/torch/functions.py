@@ -11,12 +11,12 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from collective_core import context
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import membership
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import synchronize
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.broadcast import broadcast_, broadcast_async_
-from collective_core.torch.ops.handles import synchronize
 
 
 def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet | None = None) -> None:
@@ -88,7 +88,7 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     if not optimizer.state:
         _make_gradients(optimizer)
-    is_root = context.rank() == root_rank
+    is_root = membership.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, "broadcast.optimizer.skeleton", process_set)
@@ -151,8 +151,8 @@ def _give_back_types(optimizer: torch.optim.Optimizer, state: Any, same_model: b
 @not_compiled
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """The root's object on every rank. The root gets its own object back, others an unpickled copy."""
-    name = name or context.next_name("broadcast_object", members(process_set).id)
-    is_root = context.rank() == root_rank
+    name = name or membership.next_name("broadcast_object", members(process_set).id)
+    is_root = membership.rank() == root_rank
     payload = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
     length = broadcast_(torch.tensor([payload.numel()], dtype=torch.int64), root_rank, name + ".length", process_set)
     if not is_root:
@@ -169,7 +169,7 @@ def broadcast_object_fn(root_rank: int = 0, name: str | None = None, process_set
 @not_compiled
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
     """Every rank's object, by rank."""
-    name = name or context.next_name("allgather_object", members(process_set).id)
+    name = name or membership.next_name("allgather_object", members(process_set).id)
     payload = _to_bytes(obj)
     lengths = allgather(torch.tensor([payload.numel()], dtype=torch.int64), name + ".lengths", process_set).tolist()
     everyone = allgather(payload, name + ".bytes", process_set)
@@ -185,5 +185,5 @@ def _to_bytes(obj: Any) -> torch.Tensor:
 
 
 def _from_bytes(payload: torch.Tensor) -> Any:
-    # The sender is a rank that knows the job's secret (csrc/handshake.h).
+    # The sender is a rank that knows the job's secret (csrc/transport/tcp/handshake.h).
     return pickle.loads(payload.numpy().tobytes())  # noqa: S301

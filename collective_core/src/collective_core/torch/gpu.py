@@ -1,11 +1,11 @@
 """CUDA tensors through NCCL: the collectives where the tensors lie, on a stream of our own, without waiting for the GPU.
 
-The ranks agree on an operation on the host, as on every other; then each puts it on its stream (gpu_carrier.py), which first waits for what
-the caller's stream had to do (an event). The operation counts as done when it is under way; taking its result makes the caller's stream
-wait for another event. So the host never waits for the GPU, and work on the GPU keeps the order of the program.
+The ranks agree on an operation on the host, as on every other; then each puts it on its stream (nccl_transport.py), which first waits
+for what the caller's stream had to do (an event). The operation counts as done when it is under way; taking its result makes the caller's
+stream wait for another event. So the host never waits for the GPU, and work on the GPU keeps the order of the program.
 
 NCCL is used when COLLECTIVE_NCCL asks for it, in a process set whose members all have a GPU and the same NCCL, which they tell each other
-when the set is made (rendezvous.py). Otherwise, and for what NCCL does not know, CUDA tensors go through host memory.
+when the set is made (runtime/rendezvous.py). Otherwise, and for what NCCL does not know, CUDA tensors go through host memory.
 
 Two ranks on one GPU cannot use NCCL. The ranks compare their GPUs before the first operation; then all go through host memory.
 """
@@ -18,13 +18,15 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
-from collective_core import _native, arrays, nccl, rendezvous
+from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import Members, ProcessSet, members, process_set_by_id
-from collective_core.torch import gpu_carrier, gpu_watch
-from collective_core.torch.gpu_carrier import Launch, Set, sets
-from collective_core.torch.ops.handles import Work
+from collective_core.runtime import operations, rendezvous
+from collective_core.runtime.process_sets import Members, ProcessSet, members, process_set_by_id
+from collective_core.torch import nccl_transport, nccl_watchdog
+from collective_core.torch.handles import Work
+from collective_core.torch.nccl_transport import Launch, Set, sets
+from collective_core.transport import nccl
 
 #: Bytes of a GPU's name that are compared.
 GPU_NAME = 64
@@ -46,14 +48,14 @@ def learn(process_set: int, rank: int, offers: list[Any]) -> None:
     """What all members of a new process set have told."""
     old = sets.pop(process_set, None)
     library = nccl.library()
-    gpu_watch.forget(process_set)
+    nccl_watchdog.forget(process_set)
     communicator = old.retire("its process set was made anew") if old is not None else 0
     if communicator and library is not None:
         library.destroy(communicator)
     if library is None or len(offers) < 2 or any(not other or other["version"] != offers[0]["version"] for other in offers):
         return
     sets[process_set] = Set(process_set, bytes.fromhex(offers[0]["id"]), len(offers), rank)
-    _native.use_carrier(gpu_carrier.start, gpu_carrier.test, device=_native.GPU_MEMORY)
+    _native.use_transport(nccl_transport.start, nccl_transport.test, device=_native.GPU_MEMORY)
 
 
 rendezvous.companions["nccl"] = (offer, learn)
@@ -64,16 +66,16 @@ def is_used(process_set: ProcessSet | None = None) -> bool:
     return members(process_set).id in sets
 
 
-def carries(tensor: torch.Tensor, op: str, prescale: float, postscale: float, who: Members) -> bool:
+def reduces_with_nccl(tensor: torch.Tensor, op: str, prescale: float, postscale: float, who: Members) -> bool:
     """Whether such a reduction goes through NCCL: the same on all ranks that ask for the same. Fractions of integers do not."""
-    if not is_within_reach(tensor, who):
+    if not moves_with_nccl(tensor, who):
         return False
     known = str(tensor.dtype).replace("torch.", "") in nccl.TYPES
     plain = op in (Sum, Min, Max, Product) and prescale == 1.0 and postscale == 1.0
     return known and (plain or (tensor.is_floating_point() and op in (Sum, Average)))
 
 
-def is_within_reach(tensor: torch.Tensor, who: Members) -> bool:
+def moves_with_nccl(tensor: torch.Tensor, who: Members) -> bool:
     """Whether NCCL moves this tensor in this set. Collective at the set's first tensor on a GPU."""
     if tensor.is_cuda and who.id in sets and not sets[who.id].compared:
         _compare_gpus(tensor.device, who)
@@ -136,7 +138,7 @@ def start(
         return output
 
     if blocking:
-        arrays.run(asked)
+        operations.run(asked)
         return Work(0, finish)
     return Work(_native.submit(asked), finish, (source, target, asked, launch))
 
@@ -151,7 +153,7 @@ def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blo
     handle = _native.submit(asked, _native.BLOCKING if blocking else _native.QUEUED)
 
     def finish() -> tuple[torch.Tensor, list[int]]:
-        _, rows = arrays.take_received(handle, who.size)
+        _, rows = operations.take_received(handle, who.size)
         received = launch.hand_over()
         return source.new_empty((sum(rows), *source.shape[1:])) if received is None else received, rows
 
@@ -159,6 +161,6 @@ def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blo
 
 
 def _note(launch: Launch, asked: _native.Operation, who: Members) -> None:
-    """Where the carrier finds it when all have agreed."""
+    """Where the transport finds it when all have agreed."""
     asked.tag = launch.tag
     sets[who.id].asked[launch.tag] = launch

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sized
 
 import torch
 
-from collective_core import context
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import membership
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.allreduce import allreduce
 
@@ -34,11 +34,11 @@ def compare_steps(steps: int, process_set: ProcessSet | None = None) -> dict[int
     """
     if steps < 0:
         raise ValueError(f"a number of steps is not negative: {steps}")
-    pairs = allgather(torch.tensor([[context.rank(), steps]]), process_set=process_set).tolist()
+    pairs = allgather(torch.tensor([[membership.rank(), steps]]), process_set=process_set).tolist()
     found = {int(rank): int(number) for rank, number in pairs}
     most = max(found.values())
     short = {rank: number for rank, number in found.items() if number < most}
-    if short and context.rank() == min(found):
+    if short and membership.rank() == min(found):
         named = ", ".join(f"rank {rank} has {number}" for rank, number in list(short.items())[:8])
         more = f" and {len(short) - 8} more ranks have fewer" if len(short) > 8 else ""
         text = f"the epoch has {most} steps, but {named}{more}: call join() after the last step, or the other ranks wait for them"
@@ -99,7 +99,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         """Notes that every rank has trained on ``samples`` more of its samples, as far as it has them: for ``state_dict``."""
         if samples < 0:
             raise ValueError(f"a number of samples is not negative: {samples}")
-        self._behind = min(self._samples, self._behind + samples * self._place()[1])
+        self._behind = min(self._samples, self._behind + samples * self._number_and_size()[1])
 
     def state_dict(self) -> dict[str, int]:
         """Where this epoch stands, the same on all ranks."""
@@ -112,7 +112,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._epoch, self._behind = state["epoch"], state["behind"]
 
     def __len__(self) -> int:
-        number, size = self._place()
+        number, size = self._number_and_size()
         ahead = self._samples - self._behind
         left = 0 if self._drop_last else ahead % size
         return ahead // size + (1 if number < left else 0)
@@ -122,14 +122,14 @@ class ShardSampler(torch.utils.data.Sampler[int]):
             self._behind = 0  # the same epoch once more
         steps = len(self) // self._batch_size if self._whole_batches else -(-len(self) // self._batch_size)
         compare_steps(steps, self._process_set)
-        number, size = self._place()
+        number, size = self._number_and_size()
         order = list(range(self._samples))
         if self._shuffle:
             generator = torch.Generator().manual_seed(self._seed + self._epoch)
             order = torch.randperm(self._samples, generator=generator).tolist()
         return iter(order[self._behind :][number::size][: len(self)])
 
-    def _place(self) -> tuple[int, int]:
+    def _number_and_size(self) -> tuple[int, int]:
         """This rank's number in the process set, and the set's size."""
         who = members(self._process_set)
         return who.rank, who.size

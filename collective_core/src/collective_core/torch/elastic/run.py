@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.torch import names
+from collective_core.runtime import lifecycle
+from collective_core.torch import handles
 from collective_core.torch.checkpoint import restart_folder
 from collective_core.torch.elastic.state import HostsUpdatedInterrupt, State
-from collective_core.torch.ops import handles
+from collective_core.torch.optimizer import names
 
 #: Kinds of failure after which the ranks that are left can go on; others are the program's own.
 SURVIVABLE = ("peer_lost", "timeout", "internal", "closed")
@@ -29,7 +29,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
-        context.init()
+        lifecycle.init()
         failures, commits, folder, made = 0, state._commits, restart_folder(), names.made()
         while True:
             lost: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt:
                 pass
             names.forget_made_after(made)
-            context.rejoin(lost)
+            lifecycle.rejoin(lost)
             handles.forget_all()
             state.on_reset()
 

@@ -9,7 +9,7 @@ from typing import Any, Iterator, Sized
 
 import torch
 
-from collective_core import context
+from collective_core.runtime import membership
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -42,8 +42,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def reset(self) -> None:
         """Divides the samples that are not done among the ranks that are there now."""
-        member = context.is_initialized()
-        self.rank, self.num_replicas = (context.rank(), context.size()) if member else (0, 1)
+        member = membership.is_initialized()
+        self.rank, self.num_replicas = (membership.rank(), membership.size()) if member else (0, 1)
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)  # noqa: S311  no secret

@@ -9,17 +9,17 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from collective_core import context
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.torch import gpu_watch
+from collective_core.runtime import membership
+from collective_core.torch import handles, nccl_watchdog
 from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
 from collective_core.torch.elastic.handlers import get_handler_registry as get_handler_registry
 from collective_core.torch.elastic.handlers import handler_of
 from collective_core.torch.elastic.handlers import set_handler_registry as set_handler_registry
 from collective_core.torch.functions import allgather_object, broadcast_object
-from collective_core.torch.ops import allreduce, handles
+from collective_core.torch.ops import allreduce
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -60,8 +60,8 @@ class State:
         operation counts as done when it has begun, and what a failure leaves of it must not become the state.
         """
         handles.finish()
-        gpu_watch.finish()
-        failure = context.failure()
+        nccl_watchdog.finish()
+        failure = membership.failure()
         if failure is not None:
             raise failure
         self.save()

@@ -17,7 +17,8 @@ from typing import Callable
 import torch
 
 from collective_core import _native, arrays
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import operations
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.ops.tensors import objection_to_tensor, without_data
 
 #: The reduction's name, beside those of arrays.py.
@@ -46,7 +47,7 @@ def combine(
     """
     who = members(process_set)
     # What follows knows the vector's length alone, and that rounded up.
-    arrays.run(without_data(tensor, f"{name}.adasum", who, _native.SUM, prescale, postscale, _objection(tensor)))
+    operations.run(without_data(tensor, f"{name}.adasum", who, _native.SUM, prescale, postscale, _objection(tensor)))
     length = source.numel()
     share = -(-length // who.size)
     flat = torch.zeros(share * who.size, dtype=torch.float64 if source.dtype == torch.float64 else torch.float32)

@@ -7,12 +7,13 @@ from typing import Any, Sequence
 
 import torch
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.arrays import Average
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import membership
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import Group, Mapped, Work, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.handles import Group, Mapped, Work, handle_of
 from collective_core.torch.ops.rows import start_rows
 from collective_core.torch.ops.tensors import names_of_group, objection_to_tensor
 
@@ -21,7 +22,7 @@ def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None
     """The result of the work is the gathered tensor and the rows of each rank. ``objection``: of the caller's own."""
     who = members(process_set)
     problem = objection or objection_to_tensor(tensor) or arrays.objection_to_rows(tensor.shape, "allgather")
-    return start_rows(_native.ALLGATHER, tensor, name or context.next_name("allgather", who.id), who, blocking, problem)
+    return start_rows(_native.ALLGATHER, tensor, name or membership.next_name("allgather", who.id), who, blocking, problem)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet | None) -> Group:

@@ -7,17 +7,18 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import membership, operations
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
+from collective_core.torch.handles import Group, Work, handle_of
 from collective_core.torch.ops import adasum
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.fusion import FusedGroup
-from collective_core.torch.ops.handles import Group, Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, new_like, objection_to_tensor
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
@@ -69,10 +70,10 @@ def _start(
 ) -> Work:
     """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
     who = members(request.process_set)
-    if gpu.carries(tensor, request.op, request.prescale, request.postscale, who):
+    if gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who):
 
         def on_gpu(source: int, target: int) -> _native.Operation:
-            chosen = name or context.next_name("allreduce", who.id)
+            chosen = name or membership.next_name("allreduce", who.id)
             return request.operation(tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
 
         return gpu.start(tensor, output, on_gpu, who, blocking, request.prescale, request.postscale)
@@ -80,7 +81,7 @@ def _start(
     source = host_copy(tensor)
     in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
     target = output.detach() if in_place else torch.empty_like(source)
-    chosen = name or context.next_name("allreduce", who.id)
+    chosen = name or membership.next_name("allreduce", who.id)
 
     def finish() -> torch.Tensor:
         if not in_place:
@@ -93,7 +94,7 @@ def _start(
         return Work(0, finish)
     operation = request.operation(tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
     if blocking:
-        arrays.run(operation, source, target)
+        operations.run(operation, source, target)
         return Work(0, finish)
     return Work(_native.submit(operation), finish, (source, target, operation))
 
@@ -168,8 +169,8 @@ def prepare_(
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or objection_to_tensor(tensor) or op == Adasum:
         return partial(allreduce_, tensor, None, name, op, prescale_factor, postscale_factor, process_set)
     request = _Request(None, op, prescale_factor, postscale_factor, process_set)
-    place = tensor.data_ptr()
-    return partial(arrays.run, request.operation(tensor, name, place, place, device_number(tensor)), tensor)
+    address = tensor.data_ptr()
+    return partial(operations.run, request.operation(tensor, name, address, address, device_number(tensor)), tensor)
 
 
 @not_compiled
@@ -205,10 +206,10 @@ def allreduce_async_(
 def _start_group(
     tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request
 ) -> Group | FusedGroup:
-    who, most_bytes = members(request.process_set), context.current().config.fusion_bytes
+    who, most_bytes = members(request.process_set), membership.current().config.fusion_bytes
     if request.op == Adasum or who.size == 1 or len(tensors) < 2:
         return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names_of_group(name, len(tensors)))])
-    chosen = name or context.next_name("grouped_allreduce", who.id)
+    chosen = name or membership.next_name("grouped_allreduce", who.id)
 
     def start_head(flat: torch.Tensor, checksum: int) -> Work:
         return _start(flat, flat, f"{chosen}.fused", request, fused=checksum)

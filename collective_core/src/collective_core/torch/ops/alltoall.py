@@ -6,10 +6,11 @@ from typing import Any, Sequence
 
 import torch
 
-from collective_core import _native, arrays, context
-from collective_core.process_sets import ProcessSet, members
+from collective_core import _native, arrays
+from collective_core.runtime import membership
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
-from collective_core.torch.ops.handles import Mapped, handle_of
+from collective_core.torch.handles import Mapped, handle_of
 from collective_core.torch.ops.rows import start_rows
 from collective_core.torch.ops.tensors import objection_to_tensor
 
@@ -37,7 +38,7 @@ def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: 
     wanted, problem = _list_of(splits)
     chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, who)
     problem = objection_to_tensor(tensor) or problem or other_problem
-    work = start_rows(_native.ALLTOALL, tensor, name or context.next_name("alltoall", who.id), who, blocking, problem, chosen)
+    work = start_rows(_native.ALLTOALL, tensor, name or membership.next_name("alltoall", who.id), who, blocking, problem, chosen)
     device = splits.device if torch.is_tensor(splits) else None
     return Mapped(work, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32, device=device)))
 

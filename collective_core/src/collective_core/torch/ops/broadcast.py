@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.arrays import Average
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import membership, operations
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import Work, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.handles import Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like, objection_to_tensor
 
 
@@ -27,14 +28,14 @@ def _start(
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
     who = members(process_set)
     problem = objection_to_tensor(tensor) or arrays.objection_to_root(root_rank, who)
-    if gpu.is_within_reach(tensor, who) and not problem:
+    if gpu.moves_with_nccl(tensor, who) and not problem:
         return _start_on_gpu(tensor, output, root_rank, name, process_set, blocking)
     source = host_copy(tensor)
     in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
     target = output.detach() if in_place else torch.empty_like(source)
     operation = _native.operation(
         _native.BROADCAST,
-        name or context.next_name("broadcast", who.id),
+        name or membership.next_name("broadcast", who.id),
         dtype_name(tensor),
         tuple(tensor.shape),
         source.numel(),
@@ -58,7 +59,7 @@ def _start(
         return output
 
     if blocking:
-        arrays.run(operation, source, target)
+        operations.run(operation, source, target)
         return Work(0, finish)
     return Work(_native.submit(operation), finish, (source, target, operation))
 
@@ -71,7 +72,7 @@ def _start_on_gpu(
     def operation(source: int, target: int) -> _native.Operation:
         return _native.operation(
             _native.BROADCAST,
-            name or context.next_name("broadcast", who.id),
+            name or membership.next_name("broadcast", who.id),
             dtype_name(tensor),
             tuple(tensor.shape),
             tensor.numel(),
@@ -98,7 +99,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         gradient = allreduce(gradients[0], op=Average, process_set=ctx.process_set)
-        if context.rank() != ctx.root_rank:
+        if membership.rank() != ctx.root_rank:
             gradient = torch.zeros_like(gradient)
         return gradient, None, None, None
 

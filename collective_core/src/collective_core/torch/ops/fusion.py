@@ -1,6 +1,6 @@
 """The small tensors of a group as one: a message each would cost more than what is in it.
 
-Every group begins with one operation of its own, the head, in which its small tensors of one type and place travel one behind the
+Every group begins with one operation of its own, the head, in which its small tensors of one type and device travel one behind the
 other. A checksum says which they are, so that it succeeds only where all ranks have the same ones. Where they do not, every rank sends
 its tensors one by one after all: the tensor that differs is found and named, as if nothing had been fused.
 """
@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 
 from collective_core.errors import CollectiveError
-from collective_core.torch.ops.handles import Work, results_of
+from collective_core.torch.handles import Work, results_of
 from collective_core.torch.ops.tensors import objection_to_tensor
 
 #: Bytes up to which a tensor is fused: what is larger takes longer to copy together than a message of its own takes.
@@ -23,7 +23,7 @@ MOST_BYTES = 64 << 10
 
 
 def choose(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[int]:
-    """Which of a group's tensors are fused: the small ones of the commonest type and place, ``most_bytes`` in all; none rather than one."""
+    """A group's tensors that are fused: the small ones of the commonest type and device, ``most_bytes`` in all; none rather than one."""
     kinds: dict[Any, list[int]] = {}
     for number, tensor in enumerate(tensors):
         if tensor.numel() * tensor.element_size() <= MOST_BYTES and not objection_to_tensor(tensor):

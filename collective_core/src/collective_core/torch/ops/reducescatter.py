@@ -6,15 +6,16 @@ from typing import Any, Sequence
 
 import torch
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
 from collective_core.errors import CollectiveError
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import membership
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
+from collective_core.torch.handles import Group, Work, handle_of
 from collective_core.torch.ops.allgather import allgather
-from collective_core.torch.ops.handles import Group, Work, handle_of
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, objection_to_tensor
 
 
@@ -33,7 +34,7 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
     dtype = dtype_name(tensor)
     problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype, request.prescale, request.postscale)
     problem = problem or arrays.objection_to_rows(tensor.shape, "reducescatter")
-    on_gpu = gpu.carries(tensor, request.op, request.prescale, request.postscale, who) and not problem
+    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who) and not problem
     source = tensor if on_gpu else host_copy(tensor)
     rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], who.rank, who.size)
     target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
@@ -41,7 +42,7 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
     def operation(begin: int, into: int) -> _native.Operation:
         return _native.operation(
             _native.REDUCESCATTER,
-            name or context.next_name("reducescatter", who.id),
+            name or membership.next_name("reducescatter", who.id),
             dtype,
             tuple(tensor.shape),
             source.numel(),

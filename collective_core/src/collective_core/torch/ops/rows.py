@@ -6,10 +6,11 @@ from typing import Sequence
 
 import torch
 
-from collective_core import _native, arrays
-from collective_core.process_sets import Members
+from collective_core import _native
+from collective_core.runtime import operations
+from collective_core.runtime.process_sets import Members
 from collective_core.torch import gpu
-from collective_core.torch.ops.handles import Work
+from collective_core.torch.handles import Work
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, received_tensor
 
 
@@ -20,7 +21,7 @@ def start_rows(
 
     The result of the work is the tensor received and the rows from each rank.
     """
-    on_gpu = gpu.is_within_reach(tensor, who) and not problem
+    on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
     source = tensor.detach().contiguous() if on_gpu else host_copy(tensor)
     operation = _native.operation(
         kind,
@@ -39,7 +40,7 @@ def start_rows(
     handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
 
     def finish() -> tuple[torch.Tensor, list[int]]:
-        buffer, rows = arrays.take_received(handle, who.size)
+        buffer, rows = operations.take_received(handle, who.size)
         return received_tensor(buffer, rows, tensor), rows
 
     return Work(handle, finish, (source, operation), keeps_handle=True)

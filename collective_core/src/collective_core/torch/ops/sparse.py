@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from collective_core import _native, arrays, context
+from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
-from collective_core.process_sets import ProcessSet, members
+from collective_core.runtime import membership
+from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.handles import Work, handle_of, results_of, synchronize
 from collective_core.torch.ops import allgather
-from collective_core.torch.ops.handles import Work, handle_of, results_of, synchronize
 from collective_core.torch.ops.tensors import objection_to_tensor, without_data
 
 #: Their sums are formed in float32 and rounded once, as those of dense tensors.
@@ -74,7 +75,7 @@ def sparse_allreduce_async(
     """
     who = members(process_set)
     problem = _objection(tensor, op)
-    agreement = without_data(tensor, name or context.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
+    agreement = without_data(tensor, name or membership.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
     mine = torch.zeros(1, 1, device=tensor.device).to_sparse() if problem else _merged(tensor)
     parts = [
         Work(_native.submit(agreement), lambda: None, agreement),

@@ -1,4 +1,4 @@
-"""What every collective on torch tensors needs: types, places, copies."""
+"""What every collective on torch tensors needs: types, devices, copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from collective_core import _native
-from collective_core.process_sets import Members
+from collective_core.runtime.process_sets import Members
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}
@@ -47,7 +47,7 @@ def new_like(tensor: torch.Tensor) -> torch.Tensor:
 def without_data(
     tensor: torch.Tensor, name: str, who: Members, reduce: int, prescale: float = 1.0, postscale: float = 1.0, objection: str = ""
 ) -> _native.Operation:
-    """An allreduce of no element, in which the ranks compare what each of them has: type, shape, place, reduction and factors.
+    """An allreduce of no element, in which the ranks compare what each of them has: type, shape, device, reduction and factors.
 
     For a reduction that is made of other operations, which do not know all of that. The shape begins with a 0 there.
     """

@@ -1,0 +1,56 @@
+// Allgather of blocks of any size, B bytes in all: every rank ends with every rank's block, in rank order.
+//
+// One host: per chunk, every rank copies its part into in[c % 2], barrier, every rank copies out all others' parts. One
+// barrier per chunk; buffers as in broadcast.cpp. Each rank reads and writes B bytes.
+//
+// Several hosts: one broadcast per block, one after the other. Every block crosses every link but one, and while a long
+// block is on its way all links are busy, so the time approaches (H - 1) / H * B / bandwidth ... B / bandwidth, as on a
+// ring.
+#include <algorithm>
+#include <cstring>
+
+#include "algorithms/collectives.h"
+
+namespace cc {
+namespace {
+
+void gather_on_host(Group& group, const char* input, char* output, const std::vector<uint64_t>& offsets,
+                    Deadline& deadline) {
+  const Topology& topology = group.topology();
+  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+  uint64_t longest = 0;
+  for (int r = 0; r < topology.size; ++r) longest = std::max(longest, offsets[r + 1] - offsets[r]);
+
+  uint64_t chunk = 0;
+  for (uint64_t begin = 0; begin < longest; begin += chunk_bytes, ++chunk) {
+    const auto length_of = [&](int r) {
+      const uint64_t block = offsets[r + 1] - offsets[r];
+      return static_cast<size_t>(block > begin ? std::min(chunk_bytes, block - begin) : 0);
+    };
+    const size_t mine = length_of(topology.rank);
+    if (mine) std::memcpy(group.in(topology.local_rank, chunk), input + begin, mine);
+    group.step_barrier(deadline);
+    for (int local = 0; local < topology.local_size(); ++local) {
+      const int rank = topology.local_ranks()[local];
+      if (length_of(rank)) std::memcpy(output + offsets[rank] + begin, group.in(local, chunk), length_of(rank));
+    }
+  }
+}
+
+}  // namespace
+
+void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,
+                     Deadline& deadline) {
+  const Topology& topology = group.topology();
+  const char* mine = static_cast<const char*>(input);
+  if (topology.host_count() == 1) return gather_on_host(group, mine, output, offsets, deadline);
+  uint64_t chunk = 0;
+  for (int root = 0; root < topology.size; ++root) {
+    const uint64_t bytes = offsets[root + 1] - offsets[root];
+    char* block = output + offsets[root];
+    broadcast_bytes(group, root, mine, block, bytes, &chunk, deadline);
+    if (root == topology.rank && bytes) std::memcpy(block, mine, bytes);
+  }
+}
+
+}  // namespace cc

@@ -1,0 +1,246 @@
+// Allreduce of a large tensor among H hosts: reduce-scatter over slices and all-gather, on a ring of hosts, in rank
+// order.
+//
+// A textbook ring starts each slice at another host, so elements of different slices are summed in different orders,
+// which depend on the tensor's size. Here every partial sum starts at host 0 and travels 0 -> 1 -> ... -> H-1; each
+// host adds its ranks' values one after the other. The last host holds the sum in rank order, rounds it once and sends
+// it on around the ring, H-1 -> 0 -> 1 -> ... -> H-2. Slices go in parallel: local rank k of every host is the worker
+// of slice k on a ring of its own (K = channels() rings); segments of a slice follow each other, so that all links are
+// busy at once.
+//
+// Where the tensors of all ranks of every host can be reached, because the rank is alone on its host or because they
+// lie in the arena, worker k moves slice k of the whole tensor: from the inputs, into all outputs of its host.
+// Otherwise the tensor is cut into chunks, and per chunk
+//   1. every rank copies its chunk into its buffer in[c % 2]; barrier;
+//   2. worker k moves slice k around its ring into out[c % 2]; barrier;
+//   3. every rank copies out[c % 2] into its tensor. (The barrier of the next step 1 protects the buffers.)
+//
+// Network, per tensor of N bytes, all rings of a host together:
+//   host 0 and the hosts 1..H-3 send 2N, host H-2 and host H-1 send N; nobody sends or receives more than 2N. The
+//   rotated ring sends 2(H-1)/H N: the same for H = 2, where the two N go in opposite directions at the same time, a
+//   half more for H = 3, and less and less for larger H. Half types: partial sums travel as float32, so 2N + N.
+//   Latency: 2(H-1) hops of one segment.
+//
+// Buffers: a window of partial sums that wait to be sent on; a host takes no further partial sum while its window is
+// full. That cannot block the ring: the last host turns partial sums into results at once, and results go straight to
+// their place, so the chain of hosts always drains at its end.
+//
+// Order: ((x0 + x1) + x2) + ... over all ranks in Topology::order, for every element; chunk, slice and segment do not
+// matter.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "algorithms/ring_streams.h"
+
+namespace cc {
+namespace {
+
+constexpr size_t window = 4;                              // partial sums that are ready and not sent yet
+constexpr size_t staging_bytes = window * segment_bytes;  // of a lane
+
+// A slice on its way around the ring.
+class RingLane : public Lane {
+ public:
+  RingLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
+      : Lane(group, operation, number, staging, slice),
+        accumulator_(accumulator_size_of(operation.header.dtype)),
+        sources_(slice.inputs.size()),
+        host_(topology_.host),
+        last_(topology_.host_count() - 1),
+        segment_(segment_bytes / accumulator_) {}
+
+  bool step() override {
+    bool moved = false;
+    if (host_ == 0 && summed_ < slice_.length && partials_ < window) {
+      add_own(summed_, std::min(segment_, slice_.length - summed_));
+      moved = true;
+    }
+    if (is_receiving()) moved = receive() || moved;
+    if (!queue_.empty()) moved = send_first() || moved;
+    return moved;
+  }
+  bool done() const override { return summed_ == slice_.length && !is_receiving() && queue_.empty(); }
+  bool wants_to_receive() const override { return is_receiving() && !must_send_first(); }
+  bool wants_to_send() const override { return !queue_.empty(); }
+
+ private:
+  bool is_receiving() const {
+    return (host_ > 0 && summed_ < slice_.length) || (host_ < last_ && results_ < slice_.length);
+  }
+  // The next thing to receive is a partial sum, for which there is no place.
+  bool must_send_first() const {
+    return head_got_ == sizeof head_ && head_.part == Part::partial && partials_ >= window;
+  }
+
+  // A partial sum's place in the window: segments take turns.
+  char* staged(size_t at) { return staging_ + at / segment_ % window * segment_bytes; }
+  char* result(size_t at) { return slice_.outputs[0] + at * element_; }
+
+  void enqueue(Part part, size_t at, size_t length, const char* bytes, size_t width) {
+    queue_.push_back({{operation_.header.sequence, part, slice_.begin + at, length}, bytes, length * width, 0});
+    partials_ += part == Part::partial ? 1 : 0;
+  }
+
+  // Adds this host's ranks to the partial sum of `length` elements from `at`, and passes it on.
+  void add_own(size_t at, size_t length) {
+    for (size_t r = 0; r < sources_.size(); ++r) sources_[r] = slice_.inputs[r] + at * element_;
+    const int ranks = static_cast<int>(sources_.size());
+    summed_ = at + length;
+    const bool as_it_is = host_ == 0 && ranks == 1 && accumulator_ == element_ && reduction_.prescale == 1.0 &&
+                          reduction_.dtype != DType::boolean;
+    if (as_it_is) return enqueue(Part::partial, at, length, static_cast<const char*>(sources_[0]), accumulator_);
+    kernels().accumulate(reduction_, staged(at), host_ == 0, sources_.data(), ranks, length);
+    if (host_ < last_) return enqueue(Part::partial, at, length, staged(at), accumulator_);
+    kernels().finish(reduction_, result(at), staged(at), length);
+    enqueue(Part::result, at, length, result(at), element_);
+    spread(at, length);
+  }
+
+  // Copies a result to the other ranks of this host.
+  void spread(size_t at, size_t length) {
+    for (size_t r = 1; r < slice_.outputs.size(); ++r) {
+      std::memcpy(slice_.outputs[r] + at * element_, result(at), length * element_);
+    }
+  }
+
+  bool receive() {
+    if (head_got_ < sizeof head_) {
+      const size_t n = take(reinterpret_cast<char*>(&head_) + head_got_, sizeof head_ - head_got_);
+      head_got_ += n;
+      if (head_got_ < sizeof head_) return n > 0;
+      check_head();
+      body_got_ = 0;
+    }
+    const size_t at = static_cast<size_t>(head_.begin - slice_.begin);
+    const size_t length = static_cast<size_t>(head_.length);
+    const bool partial = head_.part == Part::partial;
+    if (must_send_first()) return false;
+    char* target = partial ? staged(at) : result(at);
+    const size_t size = length * (partial ? accumulator_ : element_);
+    const size_t n = take(target + body_got_, size - body_got_);
+    body_got_ += n;
+    if (body_got_ < size) return n > 0;
+    head_got_ = 0;
+    if (partial) {
+      add_own(at, length);
+    } else {
+      results_ = at + length;
+      spread(at, length);
+      if ((host_ + 1) % topology_.host_count() != last_) enqueue(Part::result, at, length, target, element_);
+    }
+    return true;
+  }
+
+  void check_head() const {
+    const size_t expected = head_.part == Part::partial ? summed_ : results_;
+    if (head_.sequence != operation_.header.sequence || head_.begin != slice_.begin + expected || head_.length == 0 ||
+        head_.length > slice_.length - expected || head_.length > segment_) {
+      out_of_turn();
+    }
+  }
+
+  bool send_first() {
+    Outgoing& out = queue_.front();
+    const bool moved = send(out);
+    if (out.sent < sizeof out.head + out.size) return moved;
+    partials_ -= out.head.part == Part::partial ? 1 : 0;
+    queue_.pop_front();
+    return true;
+  }
+
+  const size_t accumulator_;  // bytes of an element of a partial sum
+  std::vector<const void*> sources_;
+  const int host_, last_;
+  const size_t segment_;
+
+  std::deque<Outgoing> queue_;
+  size_t partials_ = 0;  // of them in the queue
+  size_t summed_ = 0;    // elements that contain this host's values
+  size_t results_ = 0;   // elements whose final value has arrived
+  SegmentHead head_{};
+  size_t head_got_ = 0, body_got_ = 0;
+};
+
+// A worker's slice over all its connections.
+void run_slice(Group& group, const Operation& operation, char* staging, const SlicePlace& slice, Deadline& deadline) {
+  const bool pair = group.topology().size == 2;
+  const size_t element = size_of(operation.header.dtype);
+  const int most = static_cast<int>(group.connections().to_next.size());
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (int number = 0; number < most; ++number) {
+    char* own = staging + static_cast<size_t>(number) * staging_bytes;
+    const SlicePlace part = slice.part(slice_of(slice.length, number, most, element), element);
+    lanes.push_back(pair ? pair_lane(group, operation, number, own, part)
+                         : std::make_unique<RingLane>(group, operation, number, own, part));
+  }
+  run_lanes(group, lanes, deadline);
+}
+
+// All tensors can be reached where they lie, on every host: decided from the headers, so every host decides alike.
+bool all_within_reach(const Topology& topology, const std::vector<const Header*>& headers) {
+  for (const auto& ranks : topology.hosts) {
+    for (const int r : ranks) {
+      if (ranks.size() > 1 && !(headers[r]->input_place && headers[r]->output_place)) return false;
+    }
+  }
+  return true;
+}
+
+void in_place(Group& group, const Operation& operation, const std::vector<const Header*>& headers, char* staging,
+              Deadline& deadline) {
+  const Topology& topology = group.topology();
+  const size_t element = size_of(operation.header.dtype);
+  const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
+  SlicePlace place{0, operation.header.count, {}, {}};
+  if (topology.local_size() == 1) {
+    place.inputs = {static_cast<const char*>(operation.input)};
+    place.outputs = {static_cast<char*>(operation.output)};
+  } else {
+    for (const int r : topology.local_ranks()) {
+      const int global_rank = topology.peers[r].global_rank;
+      place.inputs.push_back(group.arena()->at(global_rank, headers[r]->input_place));
+      place.outputs.push_back(group.arena()->at(global_rank, headers[r]->output_place));
+    }
+  }
+  run_slice(group, operation, staging, place.part(slice, element), deadline);
+}
+
+void in_chunks(Group& group, const Operation& operation, char* staging, Deadline& deadline) {
+  const Header& header = operation.header;
+  const Topology& topology = group.topology();
+  const size_t element = size_of(header.dtype);
+  const uint64_t chunk_elements = group.layout().chunk_bytes / element;
+  const char* input = static_cast<const char*>(operation.input);
+  char* output = static_cast<char*>(operation.output);
+  uint64_t chunk = 0;
+  for (uint64_t begin = 0; begin < header.count; begin += chunk_elements, ++chunk) {
+    const size_t length = static_cast<size_t>(std::min(chunk_elements, header.count - begin));
+    std::memcpy(group.in(topology.local_rank, chunk), input + begin * element, length * element);
+    group.step_barrier(deadline);
+    if (topology.local_rank < topology.channels()) {
+      const Slice slice = slice_of(length, topology.local_rank, topology.channels(), element);
+      SlicePlace place{begin + slice.begin, slice.length, {}, {group.out(chunk) + slice.begin * element}};
+      for (int r = 0; r < topology.local_size(); ++r) {
+        place.inputs.push_back(group.in(r, chunk) + slice.begin * element);
+      }
+      run_slice(group, operation, staging, place, deadline);
+    }
+    group.step_barrier(deadline);
+    std::memcpy(output + begin * element, group.out(chunk), length * element);
+  }
+}
+
+}  // namespace
+
+void allreduce_ring(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
+                    Deadline& deadline) {
+  const Topology& topology = group.topology();
+  char* staging = group.staging(staging_bytes * group.connections().to_next.size());
+  if (!all_within_reach(topology, headers)) return in_chunks(group, operation, staging, deadline);
+  if (topology.local_rank < topology.channels()) in_place(group, operation, headers, staging, deadline);
+  group.step_barrier(deadline);
+}
+
+}  // namespace cc

@@ -1,0 +1,46 @@
+// Broadcast of N bytes from one root: shared memory inside a host, a chain of hosts between them.
+//
+// Hosts form a chain that starts at the root's host and follows the ring. Per chunk of chunk_bytes:
+//   1. the writer fills its buffer in[c % 2]: on the root's host the root, on other hosts the leader, from the network;
+//   2. barrier of the host;
+//   3. the leader sends the chunk to the next host's leader, unless that is the root's host; all others copy it out.
+// in[c % 2] is filled again for chunk c + 2, after the barrier of c + 1, which every rank reaches when it has read
+// chunk c.
+//
+// Bytes: N over each of the H - 1 links; chunks follow each other, so the time is N / bandwidth plus H - 2 chunks of
+// latency. Inside a host the root's N are read once and written once per rank, through the cache.
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "algorithms/collectives.h"
+
+namespace cc {
+
+void broadcast_bytes(Group& group, int root, const void* source, void* target, uint64_t bytes, uint64_t* chunk,
+                     Deadline& deadline) {
+  const Topology& topology = group.topology();
+  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+  const int root_host = topology.host_of(root);
+  const int hosts = topology.host_count();
+  const bool here = root_host == topology.host;
+  const int writer = here ? root : topology.local_ranks()[0];
+  const int writer_local = static_cast<int>(
+      std::find(topology.local_ranks().begin(), topology.local_ranks().end(), writer) - topology.local_ranks().begin());
+  const bool passes_on = topology.is_leader() && hosts > 1 && (topology.host + 1) % hosts != root_host;
+
+  for (uint64_t begin = 0; begin < bytes; begin += chunk_bytes, ++*chunk) {
+    const size_t length = static_cast<size_t>(std::min(chunk_bytes, bytes - begin));
+    char* buffer = group.in(writer_local, *chunk);
+    if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
+    if (topology.rank == writer && !here) {
+      group.receive_all(group.connections().from_previous[0].get(), group.previous_rank(), buffer, length, deadline);
+    }
+    group.step_barrier(deadline);
+    if (passes_on) group.send_all(group.connections().to_next[0].get(), group.next_rank(), buffer, length, deadline);
+    if (topology.rank != root) std::memcpy(static_cast<char*>(target) + begin, buffer, length);
+  }
+}
+
+}  // namespace cc

@@ -1,0 +1,160 @@
+// The C interface that Python opens with ctypes. Plain numbers and pointers: no Python, no C++ type, no exception
+// crosses it.
+//
+// There is one engine per process and process set; set 0 holds all ranks of the job. Functions return 0 or a fault
+// number of errors.h; cc_last_error tells the sentence, per thread. All functions may be called from any thread. After
+// fork() the child's calls fail with `closed`.
+#pragma once
+
+#include <stdint.h>
+
+#define CC_API extern "C" __attribute__((visibility("default")))
+
+// Raised with every change of a function or structure below; _native.py refuses a library with another number.
+constexpr int32_t cc_abi = 14;
+
+struct cc_peer {
+  int32_t rank;         // in the process set
+  int32_t global_rank;  // in the job
+  int32_t port;
+  int32_t reserved;
+  int64_t pid;
+  const char* host_id;      // equal for two ranks exactly when they can share memory
+  const char* host_name;    // for messages
+  const char* address;      // numeric, or empty
+  const char* socket_name;  // from cc_open
+};
+
+struct cc_operation {
+  int32_t kind;  // numbers of types.h
+  int32_t dtype;
+  int32_t reduce;
+  int32_t root;
+  int32_t ndim;
+  int32_t process_set;
+  const int64_t* dims;
+  uint64_t count;     // elements on this rank
+  const void* input;  // must stay alive and unchanged until the operation is done
+  void* output;       // may be input (not for reducescatter); null for allgather and alltoall
+  double prescale;
+  double postscale;
+  const char* name;       // the same on all ranks
+  const int64_t* splits;  // alltoall: rows for each rank; otherwise null
+  const char* objection;  // why this rank cannot run it, which every rank is then told; or null
+  int32_t device;         // where the caller's tensor lies, a number of types.h
+  int32_t tag;            // of the caller's own, for cc_transfer; not 0
+  uint32_t fused;  // a checksum of the tensors that the caller has put into this one, compared like the shape, or 0
+  uint32_t inner;  // 1: of the caller's own agreements: under Horovod's semantics, too, it runs while a rank has joined
+};
+
+CC_API int32_t cc_abi_version();
+CC_API const char* cc_version();
+CC_API const char* cc_kernels();  // which instruction set sums
+CC_API const char* cc_last_error();
+CC_API int32_t cc_last_error_has_one_name();  // a disagreement on an operation that has one name on all ranks
+CC_API int32_t cc_last_error_ranks(int32_t* ranks, int32_t capacity);  // to blame for it; returns how many
+
+// How signals end waits of the main thread (interruption.h): functions of the interpreter. An operation whose wait was
+// ended has the fault `interrupted`; then cc_take_raised gives what the handler has raised, for PyErr_Restore.
+CC_API void cc_watch_signals(int (*acquire)(), void (*release)(int), int (*run_handlers)(),
+                             void (*fetch)(void**, void**, void**));
+CC_API void cc_take_raised(void** type_value_traceback);
+// 1 in a handler that runs in a wait of this thread's, where no operation can be waited for.
+CC_API int32_t cc_in_handler();
+
+// "name address prefix-length" lines of this host's interfaces that are up.
+CC_API int32_t cc_interfaces(char* text, uint64_t capacity);
+
+// Opens the listeners. `address`: numeric, where other hosts can reach this one, or null when all ranks share this
+// host.
+CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity);
+// Connects to all peers of a process set. `timeout`: seconds without progress that end a collective; `start_timeout`:
+// seconds for connecting.
+// `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
+// connections to each neighbour on the ring of hosts, the same on all ranks. `single_copy`: 0 when this rank does not
+// want the ranks of its host to reach each other's memory. `semantics`: a number of types.h, the same on all ranks.
+CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
+                          uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning,
+                          int32_t sockets, int32_t single_copy, int32_t semantics);
+// One transfer of data for a carrier (external_transport.h). Ranks are those of the process set; rows as in
+// cc_operation.
+struct cc_transfer {
+  int32_t process_set;
+  int32_t kind;    // allreduce, broadcast, allgather or alltoall; gpu_memory: reducescatter, too
+  int32_t dtype;   // allreduce: one that needs no rounding of ours; gpu_memory: as the caller's
+  int32_t reduce;  // allreduce: sum, min, max or product; gpu_memory: as the caller's
+  int32_t root;
+  int32_t contributors;  // ranks that have not joined: by so many an average divides
+  int32_t tag;           // of the cc_operation; 0 on a rank that has joined
+  int32_t reserved;
+  const void* input;  // broadcast: of the root only; gpu_memory: of all, but both null on a rank that has joined
+  void* output;       // may be input; broadcast: of the others only; gpu_memory: null for allgather and alltoall
+  uint64_t count;     // allreduce, reducescatter: elements of the input; broadcast: bytes
+  uint64_t row_bytes;
+  // Null where they mean nothing.
+  const int64_t* sent;      // alltoall: rows for each rank; reducescatter: rows of the result that each rank keeps
+  const int64_t* received;  // allgather, alltoall: rows from each rank
+};
+// Starts a transfer, of which a process set has one at a time. 0, or the error's text. From any thread.
+typedef int32_t (*cc_start)(const struct cc_transfer* transfer, char* error, uint64_t capacity);
+// 1: the transfer is done; 0: not yet; -1: it failed, for the reason in the text.
+typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
+// Who carries tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
+// other than a carrier, for which an operation is done when it is under way on the GPU's own stream.
+CC_API int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test);
+
+// Between operations: learns of ranks that died and of failures that were announced, which end the engine. An operation
+// that is under way looks itself.
+CC_API int32_t cc_look_around(int32_t process_set);
+
+// Copies bytes that are not read again soon, past the caches. The two must not overlap.
+CC_API void cc_copy(void* target, const void* source, uint64_t bytes);
+// *reaches: 1 when the ranks of this host read and write each other's memory (cross_memory.h).
+CC_API int32_t cc_reaches(int32_t process_set, int32_t* reaches);
+
+// Leaves a process set; leaving set 0 leaves all.
+CC_API int32_t cc_close(int32_t process_set);
+
+// Blocking; not for operations with results of their own: allgather, alltoall, join.
+CC_API int32_t cc_run(const cc_operation* operation);
+// How an operation is submitted. cc_queued: returns at once. cc_blocking: returns when it is done. cc_alone: returns at
+// once, and the caller submits nothing else until it is done, so that ranks that wait for something else learn that it
+// will not come.
+enum cc_way : int32_t { cc_queued, cc_blocking, cc_alone };
+// *handle > 0. Every handle must be released.
+CC_API int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle);
+CC_API int32_t cc_is_done(int64_t handle, int32_t* done);
+// Waits at most `seconds`; then, if *done, returns the operation's own fault.
+CC_API int32_t cc_wait(int64_t handle, double seconds, int32_t* done);
+// Of a finished allgather or alltoall: the bytes received (valid until the release; none of gpu_memory, which its
+// carrier keeps) and the rows from each rank; of a join: the rank that joined last. `received` has `capacity` numbers.
+CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* received, int32_t capacity);
+CC_API int32_t cc_release(int64_t handle);
+
+// Memory that all ranks of the host reduce where it lies, page-aligned; valid until cc_free, also after cc_close.
+CC_API int32_t cc_allocate(uint64_t bytes, int32_t large_pages, void** address);
+CC_API int32_t cc_free(void* address);
+
+// The recorder of operations (recorder.h). `path`: a file that is to hold it, or null for memory. Before cc_connect.
+CC_API int32_t cc_record(const char* path);
+// Copies finished events from number `from` on, in order, up to the first unfinished one. *next: where to go on;
+// numbers below it that were not copied are lost. *waited_ns: that callers have spent waiting so far.
+CC_API int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count, uint64_t* next,
+                         uint64_t* waited_ns);
+// This rank's timeline. While it is on, somebody waits for events from number `from` on, at most so many seconds, or
+// until they are many; *on: whether it still is. At its end, once all operations of set 0 that were submitted are done
+// (at most so many seconds; else *ended is 0 and it stays on), *of_all: whether all ranks have recorded at a time.
+CC_API int32_t cc_begin_timeline();
+CC_API int32_t cc_await_events(uint64_t from, double seconds, int32_t* on);
+CC_API int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all);
+
+// What the exchanges of operation headers between hosts have cost this rank since it joined the process set: exchanges,
+// rounds, messages sent, bytes sent. Zeros unless it is the first rank of one of several hosts.
+CC_API int32_t cc_traffic(int32_t process_set, uint64_t* four);
+
+// For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
+CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
+                         const void* const* in, int32_t inputs, uint64_t count);
+// For tests of the handshake: 32 bytes.
+CC_API void cc_hmac_sha256(const uint8_t* key, uint64_t key_bytes, const uint8_t* message, uint64_t message_bytes,
+                           uint8_t* digest);

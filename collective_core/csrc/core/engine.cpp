@@ -1,0 +1,437 @@
+#include "core/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "algorithms/collectives.h"
+#include "core/interruption.h"
+#include "kernels/exact_floats.h"
+
+namespace cc {
+namespace {
+
+constexpr const char* refused_in_handler =
+    "a signal handler cannot wait for a collective while the program is inside another one: let it set a flag";
+constexpr const char* was_interrupted = "a signal has ended the wait";
+constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder, int process_set,
+               std::shared_ptr<Carriers> carriers)
+    : group_(std::move(group)),
+      recorder_(std::move(recorder)),
+      process_set_(process_set),
+      carriers_(std::move(carriers)),
+      exchange_(*group_),
+      joined_(group_->topology().size) {}
+
+Engine::~Engine() {
+  end();
+  group_->liveness().say_goodbye();
+  group_->liveness().linger();
+}
+
+std::optional<Failure> Engine::end() {
+  bool left = false;
+  {
+    Lock lock(mutex_);
+    closing_ = true;
+    changed_.notify_all();
+    // The operation that runs is of this very thread, which ends it and the rest when the handler is done.
+    if (is_in_handler() && busy_ && runner_ == std::this_thread::get_id()) {
+      group_->liveness().leave();
+      return {};
+    }
+    const auto is_idle = [this] { return !busy_; };
+    if (!changed_.wait_for(lock, farewell, is_idle)) {
+      left = true;
+      group_->liveness().leave();
+      changed_.wait(lock, is_idle);
+    }
+    settle_queue();
+  }
+  if (worker_.joinable()) worker_.join();
+  if (!stopped_ || left) return {};  // that it left is no failure
+  return Failure(stopped_->fault, stopped_->what(), global_ranks(stopped_->ranks));
+}
+
+void Engine::settle_queue() {
+  for (const auto& task : queue_)
+    settle(*task, Failure(Fault::closed, "the engine was shut down before this operation ran"));
+  queue_.clear();
+  changed_.notify_all();
+}
+
+void Engine::begin_to_run() {
+  busy_ = true;
+  runner_ = std::this_thread::get_id();
+}
+
+void Engine::end_run() {
+  busy_ = false;
+  if (closing_) settle_queue();  // a handler has called end(), which could not wait for this
+  changed_.notify_all();
+}
+
+void Engine::leave_because(const Failure& failure) {
+  if (stopped_) return;
+  std::vector<int> known;  // of the ranks to blame, those that are in this process set
+  for (const Peer& peer : topology().peers) {
+    const bool blamed = std::find(failure.ranks.begin(), failure.ranks.end(), peer.global_rank) != failure.ranks.end();
+    if (blamed) known.push_back(peer.rank);
+  }
+  stop(Failure(failure.fault, failure.what(), known));
+}
+
+int64_t Engine::run(const std::shared_ptr<Task>& task) {
+  task->blocking = true;
+  Lock lock(mutex_);
+  if (is_in_handler()) {
+    settle(*task, Failure(Fault::invalid, refused_in_handler));
+    return monotonic_ns();
+  }
+  const Header& header = task->operation.header;
+  if (busy_ || !queue_.empty() || header.kind == Kind::join || may_reach_carrier(header)) {
+    enqueue(task);
+    bool interrupted = false;
+    while (!changed_.wait_for(lock, between_signals, [&] { return task->done.load(); })) {
+      lock.unlock();
+      if (!interrupted && is_interrupted()) {
+        interrupted = true;
+        group_->liveness().interrupt();  // whoever runs it ends it
+      }
+      lock.lock();
+    }
+    if (interrupted) settle(*task, Failure(Fault::interrupted, was_interrupted, {topology().rank}));
+    return monotonic_ns();
+  }
+  note_caller();
+  if (closing_) {
+    settle(*task, Failure(Fault::closed, "the engine is shutting down"));
+    return monotonic_ns();
+  }
+  begin_to_run();
+  in_caller_ = task.get();
+  // While it is under way, another thread may submit what the other ranks want first.
+  int64_t now = task->queued_ns;
+  bool interrupted = false;
+  while (!task->done) {
+    lock.unlock();
+    const Outcome outcome = perform(task, now);
+    lock.lock();
+    conclude(outcome);
+    interrupted = interrupted || (outcome.failure && outcome.failure->fault == Fault::interrupted);
+    now = outcome.ended_ns;
+  }
+  if (interrupted) settle(*task, Failure(Fault::interrupted, was_interrupted, {topology().rank}));
+  in_caller_ = nullptr;
+  end_run();
+  return now;
+}
+
+// A carrier's functions are an interpreter's, which would run the handlers of signals in them, where what these raise
+// would be lost.
+bool Engine::may_reach_carrier(const Header& header) const {
+  if (!carriers_->are_there_for(header.device) || !has_tensor(header.kind) || header.objects) return false;
+  const bool all_travel_inline = header.device != Device::gpu_memory && header.kind != Kind::allgather &&
+                                 header.kind != Kind::alltoall && header.bytes() <= group_->layout().inline_bytes;
+  return !all_travel_inline && runs_handlers();
+}
+
+void Engine::conclude(const Outcome& outcome) {
+  Task& task = *outcome.task;
+  if (outcome.failure) settle(task, *outcome.failure);
+  task.done = true;
+  const auto position = std::find(queue_.begin(), queue_.end(), outcome.task);
+  if (position != queue_.end()) queue_.erase(position);
+  changed_.notify_all();
+}
+
+void Engine::note_caller() {
+  const std::thread::id caller = std::this_thread::get_id();
+  if (first_caller_ == std::thread::id()) first_caller_ = caller;
+  several_callers_ = several_callers_ || caller != first_caller_;
+}
+
+void Engine::submit(const std::shared_ptr<Task>& task) {
+  const Lock lock(mutex_);
+  enqueue(task);
+}
+
+void Engine::enqueue(const std::shared_ptr<Task>& task) {
+  refuse_name_in_flight(task->operation.header);
+  note_caller();
+  if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
+  queue_.push_back(task);
+  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  changed_.notify_all();
+}
+
+void Engine::refuse_name_in_flight(const Header& header) const {
+  if (semantics_ != Semantics::horovod || !has_tensor(header.kind) || !header.name[0]) return;
+  const auto has_it = [&](const Task& task) {
+    return task.operation.header.name_hash == header.name_hash && task.operation.header.kind == header.kind;
+  };
+  const bool queued = std::any_of(queue_.begin(), queue_.end(), [&](const auto& task) { return has_it(*task); });
+  if (!queued && !(in_caller_ && has_it(*in_caller_))) return;
+  throw Failure(Fault::invalid, std::string("an ") + name_of(header.kind) + " with the name '" + header.name +
+                                    "' is in flight already: wait for it first, or give this one another name "
+                                    "(COLLECTIVE_SEMANTICS=engine runs them one after the other)");
+}
+
+bool Engine::is_done(const Task& task) {
+  const Lock lock(mutex_);
+  return task.done;
+}
+
+bool Engine::wait(Task& task, double seconds) {
+  Lock lock(mutex_);
+  if (task.done || seconds <= 0) return task.done;
+  if (is_in_handler()) throw Failure(Fault::invalid, refused_in_handler);
+  note_caller();
+  const bool was_blocking = std::exchange(task.blocking, true);
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done.load(); });
+  task.blocking = was_blocking;
+  return task.done;
+}
+
+bool Engine::wait_until_idle(double seconds) {
+  Lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return !busy_ && queue_.empty(); });
+}
+
+void Engine::work() {
+  Lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closing_ || (!queue_.empty() && !busy_); });
+    if (closing_) return;
+    begin_to_run();
+    const std::shared_ptr<Task> task = first_in_queue();
+    lock.unlock();
+    const Outcome outcome = perform(task, monotonic_ns());
+    lock.lock();
+    busy_ = false;
+    conclude(outcome);
+  }
+}
+
+std::shared_ptr<Task> Engine::first_in_queue() const {
+  const auto is_other = [](const auto& task) { return task->operation.header.kind != Kind::join; };
+  const auto other = std::find_if(queue_.begin(), queue_.end(), is_other);
+  return other == queue_.end() ? queue_.front() : *other;
+}
+
+Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t started_ns) {
+  const ExactFloats exact;
+  std::shared_ptr<Task> current = task;
+  std::optional<Failure> failed;
+  Event& event = recorder_->begin(task->operation.header, process_set_, task->queued_ns, started_ns);
+  try {
+    if (stopped_) {
+      const std::string text = std::string("the engine stopped after an earlier failure: ") + stopped_->what();
+      throw Failure(Fault::peer_lost, text, stopped_->ranks);
+    }
+    Deadline deadline(group_->timeout(), started_ns);
+    agree(current, deadline);
+    event.agree(current->operation.header, current->queued_ns);
+    transfer(current->operation, deadline);
+  } catch (const Failure& failure) {
+    failed = failure;
+    if (is_fatal(failure.fault)) stop(failure);
+  } catch (const std::exception& error) {
+    failed = internal(error);
+    stop(*failed);
+  }
+  group_->set_current(nullptr);
+  return {current, failed, event.end(!failed)};
+}
+
+Failure Engine::internal(const std::exception& error) const {
+  return {Fault::internal, topology().describe(topology().rank) + ": " + error.what(), {topology().rank}};
+}
+
+void Engine::stop(const Failure& failure) {
+  if (stopped_) return;
+  const Fault told = failure.fault == Fault::interrupted ? Fault::peer_lost : failure.fault;
+  stopped_ = Failure(told, failure.what(), failure.ranks);
+  group_->liveness().spread(*stopped_);
+}
+
+void Engine::look_around() {
+  Lock lock(mutex_);
+  if (busy_ || closing_) return;
+  begin_to_run();
+  lock.unlock();
+  std::exception_ptr found;
+  try {
+    if (stopped_) throw Failure(Fault::peer_lost, stopped_->what(), stopped_->ranks);
+    group_->liveness().check();
+  } catch (const Failure& failure) {
+    stop(failure);
+    found = std::current_exception();
+  } catch (const std::exception& error) {
+    const Failure failure = internal(error);
+    stop(failure);
+    found = std::make_exception_ptr(failure);
+  }
+  lock.lock();
+  end_run();
+  if (found) std::rethrow_exception(found);
+}
+
+void Engine::settle(Task& task, const Failure& failure) {
+  task.fault = failure.fault;
+  task.error = task.operation.describe() + ": " + failure.what();
+  task.ranks = global_ranks(failure.ranks);
+  task.one_name = failure.one_name;
+  task.done = true;
+}
+
+std::vector<int> Engine::global_ranks(const std::vector<int>& ranks) const {
+  std::vector<int> global;
+  global.reserve(ranks.size());
+  for (const int rank : ranks) global.push_back(topology().peers[rank].global_rank);
+  return global;
+}
+
+void Engine::transfer(Operation& operation, Deadline& deadline) {
+  const Header& header = operation.header;
+  const bool some_joined = operation.contributors != topology().size;
+  if (semantics_ == Semantics::horovod) operation.contributors = topology().size;  // what an average divides by
+  const size_t limit = group_->layout().inline_bytes;
+  const std::unique_ptr<Carrier> carrier = carriers_->of(header.device, process_set_);
+  if (header.device == Device::gpu_memory && has_tensor(header.kind)) {
+    if (!carrier) throw Failure(Fault::internal, "this rank has no carrier for the memory of GPUs", {topology().rank});
+    return carrier->on_gpu(*group_, operation, headers_, deadline);
+  }
+  if (scales_before_transfer(header, some_joined, limit)) return scale_and_transfer(operation, deadline);
+  switch (header.kind) {
+    case Kind::join:
+      operation.received = {joined_.take_last()};
+      return;
+    case Kind::barrier:
+    case Kind::count:
+      return;
+    case Kind::allreduce: {
+      if (header.count == 0) return;
+      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
+      if (carrier) return carrier->allreduce(*group_, operation, deadline);
+      if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
+      if (all_in_arena()) return allreduce_arena(*group_, operation, headers_, deadline);
+      const bool is_large = header.bytes() >= least_direct(topology().local_size());
+      if (is_large && group_->reach().is_given() && allreduce_direct(*group_, operation, deadline)) return;
+      return allreduce_local(*group_, operation, deadline);
+    }
+    case Kind::broadcast: {
+      const bool root = header.root == topology().rank;
+      if (header.count == 0 || topology().size == 1) return;
+      if (header.bytes() <= limit) {
+        if (!root)
+          std::memcpy(operation.output, Group::payload(group_->slot(header.sequence, header.root)), header.bytes());
+        return;
+      }
+      if (carrier) return carrier->broadcast(*group_, operation, deadline);
+      uint64_t chunk = 0;
+      return broadcast_bytes(*group_, header.root, operation.input, operation.output, header.bytes(), &chunk, deadline);
+    }
+    case Kind::reducescatter:
+      if (header.count == 0) return;
+      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
+      if (carrier) return carrier->reducescatter(*group_, operation, deadline);
+      return reducescatter(*group_, operation, headers_, deadline);
+    case Kind::allgather:
+      return gather(operation, carrier.get(), deadline);
+    case Kind::alltoall:
+      return alltoall(*group_, operation, splits_of_all(topology(), headers_), carrier.get(), deadline);
+  }
+}
+
+void Engine::scale_and_transfer(Operation& operation, Deadline& deadline) {
+  const Header& header = operation.header;
+  const Reduction reduction = reduction_of(header, operation.contributors);
+  const size_t accumulator = accumulator_size_of(header.dtype);
+  uint64_t kept = header.count;
+  if (header.kind == Kind::reducescatter) {
+    const auto rows = static_cast<uint64_t>(header.dims[0]);
+    kept = rows_of(rows, topology().rank, topology().size).length * (header.count / rows);
+  }
+  Operation plain;
+  plain.header = without_factors(header);
+  plain.contributors = operation.contributors;
+  std::unique_ptr<char[]> scaled = memory_for(header.count * accumulator), result = memory_for(kept * accumulator);
+  kernels().accumulate(reduction, scaled.get(), true, &operation.input, 1, header.count);
+  plain.input = scaled.get();
+  plain.output = result.get();
+  forget_places();
+  try {
+    transfer(plain, deadline);
+  } catch (...) {
+    static_cast<void>(scaled.release());  // a carrier may still be busy with them (external_transport.h)
+    static_cast<void>(result.release());
+    throw;
+  }
+  kernels().finish(reduction, operation.output, result.get(), kept);
+}
+
+void Engine::forget_places() {
+  placeless_.clear();
+  for (const Header* header : headers_) placeless_.push_back(*header);
+  for (size_t rank = 0; rank < headers_.size(); ++rank) {
+    placeless_[rank].input_place = placeless_[rank].output_place = 0;
+    headers_[rank] = &placeless_[rank];
+  }
+}
+
+bool Engine::all_in_arena() const {
+  return std::all_of(topology().local_ranks().begin(), topology().local_ranks().end(),
+                     [this](int r) { return headers_[r]->input_place && headers_[r]->output_place; });
+}
+
+// Small tensors came with the headers; a single rank's needs no travelling. A reducescatter keeps its rows only.
+void Engine::reduce_inline(Operation& operation) {
+  const Header& header = operation.header;
+  uint64_t begin = 0, length = header.count;
+  if (header.kind == Kind::reducescatter) {
+    const auto rows = static_cast<uint64_t>(header.dims[0]);
+    const Rows mine = rows_of(rows, topology().rank, topology().size);
+    begin = mine.begin * (header.count / rows);
+    length = mine.length * (header.count / rows);
+  }
+  sources_.clear();
+  for (const int r : topology().order) {
+    const Header* theirs = headers_[r];
+    if (theirs->kind == Kind::join) continue;
+    const void* payload = Group::payload(theirs);
+    sources_.push_back(static_cast<const char*>(topology().size == 1 ? operation.input : payload) +
+                       begin * size_of(header.dtype));
+  }
+  kernels().reduce(reduction_of(header, operation.contributors), operation.output, sources_.data(),
+                   static_cast<int>(sources_.size()), length);
+  exchange_.fetch_next_slot(header.inline_bytes);
+}
+
+void Engine::gather(Operation& operation, const Carrier* carrier, Deadline& deadline) {
+  const std::vector<const Header*>& headers = headers_;
+  const size_t size = headers.size();
+  std::vector<uint64_t> offsets(size + 1, 0);
+  bool all_inline = true;
+  operation.received.resize(size);
+  for (size_t r = 0; r < size; ++r) {
+    offsets[r + 1] = offsets[r] + headers[r]->bytes();  // of a rank that has joined: nothing
+    operation.received[r] = headers[r]->dims[0];
+    all_inline = all_inline && headers[r]->inline_bytes == headers[r]->bytes();
+  }
+  operation.gathered_bytes = offsets[size];
+  operation.gathered = memory_for(operation.gathered_bytes);
+  if (!all_inline && carrier) return carrier->allgather(*group_, operation, deadline);
+  if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
+  for (size_t r = 0; r < size; ++r) {
+    std::memcpy(operation.gathered.get() + offsets[r], Group::payload(headers[r]), headers[r]->bytes());
+  }
+}
+
+}  // namespace cc

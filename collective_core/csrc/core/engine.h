@@ -1,0 +1,162 @@
+// Runs collectives one at a time, in the same order on every rank.
+//
+// A blocking call runs in the caller's thread when nothing is queued, and no carrier's functions could meet the
+// handlers of signals there. Others are queued and run by one worker thread, which is started by the first of them and
+// sleeps when the queue is empty. Ranks may submit named operations in different orders: when an exchange shows
+// different names, rank 0's operation goes first (or that of a rank whose caller is stuck in it) and the others move
+// theirs to the front, waiting for it to be submitted if need be. A rank whose callers wait and will submit nothing
+// more says so, and what then cannot be brought together is a disagreement.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "algorithms/collectives.h"
+#include "core/group.h"
+#include "core/operation.h"
+#include "core/recorder.h"
+#include "negotiation/exchange.h"
+#include "negotiation/join.h"
+#include "transport/external/external_transport.h"
+
+namespace cc {
+
+struct Task {
+  Operation operation;
+  bool blocking = false;               // a caller waits for it and submits nothing else meanwhile
+  std::atomic<bool> done{false};       // the last to be written, so that who sees it needs no lock
+  int64_t queued_ns = monotonic_ns();  // it is handed over as soon as it is made
+  Fault fault = Fault::none;
+  std::string error;
+  std::vector<int> ranks;  // to blame for the error
+  bool one_name = false;   // as of Failure
+};
+
+class Engine {
+ public:
+  // carriers: of tensors that the engine does not move itself.
+  explicit Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>(),
+                  int process_set = 0, std::shared_ptr<Carriers> carriers = std::make_shared<Carriers>());
+  ~Engine();
+  // Waits a moment for what is under way, and runs nothing any more. Returns the failure that has stopped this engine,
+  // if one has, with ranks of the job.
+  std::optional<Failure> end();
+  // After end(): why this rank leaves, a failure with ranks of the job. An engine that has not failed itself tells it
+  // to others that wait for this rank.
+  void leave_because(const Failure& failure);
+
+  // Before anything runs.
+  void use(Semantics semantics) { semantics_ = semantics; }
+  // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task; thrown
+  // is only the refusal of a name that is in flight. run returns when it was done, in nanoseconds of monotonic_ns().
+  int64_t run(const std::shared_ptr<Task>& task);
+  void submit(const std::shared_ptr<Task>& task);
+  bool is_done(const Task& task);
+  // Throws what ended the engine meanwhile, or would end its next operation, unless one is under way, which looks
+  // itself.
+  void look_around();
+  // Returns is_done after at most `seconds`.
+  bool wait(Task& task, double seconds);
+  // Whether, after at most `seconds`, all that was submitted is done.
+  bool wait_until_idle(double seconds);
+  bool reaches() const { return group_->reach().is_given(); }
+  const Topology& topology() const { return group_->topology(); }
+  const std::shared_ptr<Arena>& arena() const { return group_->arena(); }
+  const Traffic& traffic() const { return exchange_.traffic(); }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  void work();
+  // How an operation went: the failure is still to be settled, because that needs mutex_.
+  struct Outcome {
+    std::shared_ptr<Task> task;
+    std::optional<Failure> failure;
+    int64_t ended_ns;
+  };
+  // Runs `task` or, when another one goes first, that.
+  Outcome perform(const std::shared_ptr<Task>& task, int64_t started_ns);
+  void enqueue(const std::shared_ptr<Task>& task);         // with mutex_ held
+  void refuse_name_in_flight(const Header& header) const;  // with mutex_ held
+  // With mutex_ held: the outcome's task is done and no longer queued.
+  void conclude(const Outcome& outcome);
+  // What this rank proposes in an exchange.
+  struct Proposal {
+    std::shared_ptr<Task> task;
+    Stuck stuck;
+  };
+  // Publishes the operation and learns what the others want: headers_ and `contributors`.
+  void ask(const Proposal& proposal, Deadline& deadline);
+  // Until all want the same, which may be another task of this rank's than the one it came with; a join when all join.
+  void agree(std::shared_ptr<Task>& task, Deadline& deadline);
+  // As a rank that has joined, in what the latest exchange has agreed on.
+  void take_part(int contributors, Deadline& deadline);
+  std::shared_ptr<Task> first_in_queue() const;  // with mutex_ held: a join only where there is nothing else
+  // An agreement that this rank takes part in.
+  struct Search {
+    std::shared_ptr<Task> came_with;
+    Proposal mine;
+    std::vector<const Task*> tried;  // while it is this rank that decides: what it has proposed so far
+  };
+  // With mutex_ held: all that this rank can propose.
+  std::vector<std::shared_ptr<Task>> submitted(const Search& search) const;
+  // What this rank answers to who wants something else than it has proposed.
+  Proposal find_wanted(const Header& wanted, int first, const Search& search, Deadline& deadline);
+  // When this rank is stuck, and some others are without what it has proposed: something else.
+  Proposal find_other(Search* search);
+  void transfer(Operation& operation, Deadline& deadline);
+  // As scales_before_transfer says; `take_part` is the other side of it.
+  void scale_and_transfer(Operation& operation, Deadline& deadline);
+  void forget_places();  // of tensors in the arena, in headers_: something else is transferred
+  void reduce_inline(Operation& operation);
+  // Whether every rank of this host has its tensor where the others reach it.
+  bool all_in_arena() const;
+  void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
+  void note_caller();  // with mutex_ held
+  // With mutex_ held: this thread runs something on the connections, which are for one at a time, until the other call.
+  void begin_to_run();
+  void end_run();
+  bool may_reach_carrier(const Header& header) const;
+  void settle_queue();  // with mutex_ held: what is still queued when this engine ends
+  // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
+  // each may still bring what the other ranks want, so that is believed only after a while.
+  bool all_callers_wait(const Deadline& deadline) const;
+  void warn_of_disagreement(const Header& wanted, Deadline& deadline) const;
+  void settle(Task& task, const Failure& failure);  // with mutex_ held
+  std::vector<int> global_ranks(const std::vector<int>& ranks) const;
+  // What the system refused this rank, as a failure.
+  Failure internal(const std::exception& error) const;
+  // Tells the other ranks, and stops this engine.
+  void stop(const Failure& failure);
+
+  std::unique_ptr<Group> group_;
+  std::shared_ptr<Recorder> recorder_;
+  int process_set_;
+  std::shared_ptr<Carriers> carriers_;
+  Exchange exchange_;
+  std::vector<const Header*> headers_;  // of the latest exchange, by rank
+  std::vector<Header> placeless_;       // what they point to instead after forget_places
+  std::vector<const void*> sources_;    // of the latest reduction of small tensors
+  Joined joined_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Task>> queue_;
+  const Task* in_caller_ = nullptr;  // which a caller runs in its own thread
+  std::thread::id first_caller_;
+  Semantics semantics_ = Semantics::engine;
+  bool busy_ = false;
+  std::thread::id runner_;  // while it is busy
+  bool closing_ = false;
+  bool several_callers_ = false;
+  std::optional<Failure> stopped_;  // the first fatal failure
+  std::thread worker_;
+};
+
+}  // namespace cc

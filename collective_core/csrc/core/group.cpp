@@ -1,0 +1,154 @@
+#include "core/group.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "algorithms/collectives.h"
+
+namespace cc {
+namespace {
+
+// Ranks that fit on this host's cores may spin; otherwise they hand the core over early.
+Patience choose_patience(const Topology& topology) {
+  // All cores of the host, not those of this process: mpirun may bind each rank to one of its own.
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  return topology.local_size() <= cores ? own_core : shared_core;
+}
+
+}  // namespace
+
+Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
+             int sockets, std::shared_ptr<Arena> arena, bool single_copy)
+    : topology_(std::move(topology)),
+      layout_(topology_),
+      timeout_(timeout),
+      patience_(choose_patience(topology_)),
+      connections_(connect_all(topology_, std::move(listeners), secret, start_timeout, sockets)),
+      control_(share_memory(start_timeout)),
+      arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
+      liveness_(topology_, connections_, control_),
+      reach_(*this, single_copy) {
+  Deadline deadline(start_timeout);
+  reach_.ask(deadline);
+}
+
+ControlBlock& Group::share_memory(double start_timeout) {
+  const Deadline deadline(start_timeout);
+  if (topology_.is_leader()) {
+    memory_.create(layout_.total);
+    for (auto& entry : connections_.local) send_fd(entry.second.get(), memory_.fd().get(), deadline);
+  } else {
+    memory_.adopt(receive_fd(connections_.local.at(topology_.local_ranks()[0]).get(), deadline), layout_.total);
+  }
+  memory_.close_fd();
+  // A new memfd is all zeros, which is the initial state of every signal and record.
+  return *reinterpret_cast<ControlBlock*>(memory_.data());
+}
+
+int Group::next_rank() const {
+  return topology_.hosts[(topology_.host + 1) % topology_.host_count()][topology_.local_rank];
+}
+
+int Group::previous_rank() const {
+  return topology_.hosts[(topology_.host + topology_.host_count() - 1) % topology_.host_count()][topology_.local_rank];
+}
+
+void Group::timed_out(const std::vector<int>& missing, const Deadline& deadline) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", deadline.seconds());
+  throw Failure(Fault::timeout,
+                "no word from " + topology_.describe(missing) + " within " + seconds +
+                    " s. Every rank must call the same collectives; COLLECTIVE_TIMEOUT sets the seconds",
+                missing);
+}
+
+bool Group::is_first_here(const std::vector<int>& missing) const {
+  for (const int rank : topology_.local_ranks()) {
+    if (std::find(missing.begin(), missing.end(), rank) == missing.end()) return rank == topology_.rank;
+  }
+  return false;
+}
+
+bool Group::is_warning_due(Deadline& deadline) const {
+  return current_ && current_->header.kind != Kind::join && deadline.is_warning_due(warn_after_);
+}
+
+void Group::warn(const std::string& why, const Deadline& deadline) const {
+  std::fprintf(stderr, "collective_core: %s has waited %.0f s in %s%s\n", topology_.describe(topology_.rank).c_str(),
+               deadline.waited(), current_->describe().c_str(), why.c_str());
+}
+
+void Group::warn_if_due(const std::vector<int>& missing, Deadline& deadline) const {
+  if (missing.empty() || !is_warning_due(deadline) || !is_first_here(missing)) return;
+  warn(" for " + topology_.describe(missing), deadline);
+}
+
+void Group::step_barrier(Deadline& deadline) {
+  ++steps_;
+  raise_signal(my_cell().step, steps_);
+  for (int local = 0; local < topology_.local_size(); ++local) {
+    wait_until(cell(local).step, steps_, patience_, [&] {
+      liveness_.check_waiting_for(topology_.local_ranks()[local]);
+      std::vector<int> missing;
+      for (int other = 0; other < topology_.local_size(); ++other) {
+        if (!has_reached(cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
+      }
+      warn_if_due(missing, deadline);
+      if (!deadline.passed()) return;
+      if (!missing.empty()) timed_out(missing, deadline);
+    });
+  }
+  deadline.extend();
+}
+
+char* Group::staging(size_t bytes) {
+  if (bytes > staging_bytes_) {
+    staging_.reset();
+    staging_bytes_ = 0;
+    staging_ = memory_for(bytes);
+    staging_bytes_ = bytes;
+  }
+  return staging_.get();
+}
+
+void Group::wait_for_socket(int fd, short events, int rank, Deadline& deadline) {
+  std::vector<pollfd> waiting{{fd, events, 0}};
+  wait_for_sockets(waiting, rank, deadline);
+}
+
+void Group::wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline) {
+  if (poll(waiting.data(), waiting.size(), nap_ms) > 0) return;
+  liveness_.check();
+  // Each rank for itself: its neighbours on the ring of hosts are its own.
+  if (is_warning_due(deadline)) warn(" for " + topology_.describe(rank), deadline);
+  if (deadline.passed()) timed_out({rank}, deadline);
+}
+
+void Group::send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline) {
+  const char* at = static_cast<const char*>(bytes);
+  while (n > 0) {
+    const ptrdiff_t sent = send_some(fd, at, n);
+    if (sent < 0) liveness_.lost(rank);
+    if (sent == 0) wait_for_socket(fd, POLLOUT, rank, deadline);
+    if (sent > 0) deadline.extend();
+    at += sent;
+    n -= static_cast<size_t>(sent);
+  }
+}
+
+void Group::receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline) {
+  char* at = static_cast<char*>(bytes);
+  while (n > 0) {
+    const ptrdiff_t got = receive_some(fd, at, n);
+    if (got < 0) liveness_.lost(rank);
+    if (got == 0) wait_for_socket(fd, POLLIN, rank, deadline);
+    if (got > 0) deadline.extend();
+    at += got;
+    n -= static_cast<size_t>(got);
+  }
+}
+
+}  // namespace cc

@@ -1,0 +1,87 @@
+// What lies where in the memory that the ranks of a host share.
+//
+//   ControlBlock   failure record, signals
+//   slots          2 (parity of the sequence number) x size x (Header + inline payload), by global rank
+//   in             local_size x 2 x chunk_bytes    each rank's own data on its way in
+//   out            2 x chunk_bytes                 results, written slice by slice by different ranks
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/operation.h"
+#include "core/topology.h"
+#include "core/wait.h"
+
+namespace cc {
+
+constexpr size_t cache_line = 64;
+constexpr size_t page = 4096;
+constexpr size_t large_page = size_t(2) << 20;
+// One host: a rank's chunks stay in its own cache of half a MiB or more. Several hosts: a longer run for the network's
+// pipeline.
+constexpr size_t chunk_bytes_one_host = size_t(128) << 10;
+constexpr size_t chunk_bytes_many_hosts = size_t(2) << 20;
+// Inline payloads travel with the headers to every rank, so their sum over all ranks is kept near 64 KiB.
+constexpr size_t inline_total = size_t(64) << 10;
+constexpr size_t inline_least = 256;
+constexpr size_t inline_most = 4096;
+
+constexpr int most_blamed = 32;        // ranks that a failure record can name
+constexpr size_t failure_text = 2048;  // bytes of its sentence
+
+// Written once, by the first rank of the host that meets a fatal failure.
+struct FailureRecord {
+  std::atomic<uint32_t> state;  // 0 nothing, 1 being written, 2 readable
+  int32_t fault;
+  int32_t blamed;
+  int32_t ranks[most_blamed];
+  char text[failure_text];
+};
+
+struct alignas(cache_line) RankCell {
+  Signal published;            // sequence number of the last header in its slot
+  Signal step;                 // steps of the data phases that it has finished
+  std::atomic<uint32_t> left;  // it shut its engine down in good order
+  // Of memory that others of the host may reach (cross_memory.h).
+  uint32_t reaches;  // it reads what the others have let it read
+  uint64_t token;    // 0: it does not want to
+  void* output;      // addresses in its own memory
+  const void* input;
+  std::atomic<uint32_t> closed;  // nobody may write there any more
+  std::atomic<uint32_t> writes;  // begun and ended into others' memory: odd while it writes
+};
+
+struct ControlBlock {
+  FailureRecord failure;
+  std::atomic<uint32_t> leader_naps;  // rises while the first rank waits for other hosts
+  Signal world;                       // sequence number up to which the other hosts' slots are filled
+  RankCell cells[1];                  // local_size of them
+};
+
+inline size_t round_up(size_t n, size_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+struct Layout {
+  explicit Layout(const Topology& t)
+      : local_size(static_cast<size_t>(t.local_size())),
+        size(static_cast<size_t>(t.size)),
+        chunk_bytes(t.host_count() == 1 ? chunk_bytes_one_host : chunk_bytes_many_hosts) {
+    const size_t share = inline_total / size / cache_line * cache_line;
+    inline_bytes = share > inline_most ? inline_most : share < inline_least ? inline_least : share;
+    payload_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
+    slot_bytes = round_up(sizeof(Header) + payload_bytes, cache_line);
+    slots_at = round_up(sizeof(ControlBlock) + local_size * sizeof(RankCell), page);
+    in_at = round_up(slots_at + 2 * size * slot_bytes, page);
+    out_at = in_at + local_size * 2 * chunk_bytes;
+    total = out_at + 2 * chunk_bytes;
+  }
+  size_t local_size, size, chunk_bytes;
+  size_t inline_bytes = 0;   // of a tensor that travels with its header
+  size_t payload_bytes = 0;  // that fit behind a header
+  size_t slot_bytes = 0, slots_at = 0, in_at = 0, out_at = 0, total = 0;
+};
+
+}  // namespace cc

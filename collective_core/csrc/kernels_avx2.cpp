@@ -1,4 +1,0 @@
-// The kernels compiled for processors with AVX2; see CMakeLists.txt for the flags.
-#define CC_KERNELS kernels_avx2
-#define CC_KERNELS_NAME "avx2"
-#include "kernels_body.inc"

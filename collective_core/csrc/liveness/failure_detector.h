@@ -1,0 +1,94 @@
+// Knows who is alive and tells everyone when something went wrong.
+//
+// Inside a host a failure is a record in shared memory that every wait looks at. Between hosts the leaders send each
+// other frames on their control connections. Whoever meets a failure first writes the sentence that all ranks will
+// show.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/errors.h"
+#include "core/layout.h"
+#include "core/topology.h"
+#include "transport/tcp/connections.h"
+
+namespace cc {
+
+enum class FrameType : uint32_t { none = 0, block = 1, failure = 2, goodbye = 3, waiting = 4 };
+
+// Precedes everything on a control connection.
+struct Frame {
+  FrameType type;
+  uint32_t sequence;
+  uint64_t length;  // bytes that follow
+};
+
+class Liveness {
+ public:
+  Liveness(const Topology& topology, Connections& connections, ControlBlock& control);
+
+  // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for
+  // spins. Control connections of ranks in `in_mid_frame` are not at the head of a frame and are left alone.
+  void check(const std::set<int>& in_mid_frame = {});
+  // As check, but also when `rank`, which we are waiting for, has shut down in good order.
+  void check_waiting_for(int rank);
+  // Throws the failure that a rank of this host or another leader has announced, if any. Costs two loads.
+  void throw_if_recorded();
+  // The part of check() that reads no control connection: announced failures and ranks of this host.
+  void check_host();
+  // Whether a rank of this host still runs. Throws nothing.
+  bool is_here(int rank) const;
+  // The connection to `rank` ended under our hands. Waits a moment for a better explanation, then throws.
+  [[noreturn]] void lost(int rank, const std::set<int>& in_mid_frame = {});
+  // Acts on a frame that is not a block; its header has been read. Throws if it announces a failure.
+  void take_news(int rank, const Frame& frame);
+  // For a rank that we need something of, after its news.
+  void throw_if_left(int rank) const;
+  // Whether this leader has said that it waits for others in this exchange, or in a later one.
+  bool is_waiting(int rank, uint32_t sequence) const;
+  // The same, and said so less than `seconds` ago.
+  bool is_waiting(int rank, uint32_t sequence, double seconds) const;
+
+  // Announces a fatal failure to every rank we can reach, once.
+  void spread(const Failure& failure);
+  void say_goodbye();
+  // Before the connections are closed: waits until the others' systems have all that we said (the last block of an
+  // operation, an announcement, the goodbye), at most a second. A connection that is closed over unread data is reset,
+  // and what has not been delivered is dropped.
+  void linger();
+  // From another thread: ends the operation that this rank is waiting in.
+  void leave() { leaving_ = true; }
+  // The same after a signal that wants this rank's waits to end.
+  void interrupt() { interrupted_ = true; }
+  // A frame to `rank` was left unfinished: nothing more can be said on that connection.
+  void mute(int rank) { muted_.insert(rank); }
+
+ private:
+  void throw_if_interrupted() const;
+  void check_control(const std::set<int>& in_mid_frame);
+  // Takes the frames that have come, up to a block. Returns whether the connection has ended.
+  bool take_all_news(int rank, int fd);
+  bool has_left(int rank) const;
+  Failure departure_of(int rank) const;
+  RankCell* cell_of(int rank) const;
+
+  const Topology& topology_;
+  Connections& connections_;
+  ControlBlock& control_;
+  std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen
+  std::set<int> muted_;
+  struct Wait {
+    uint32_t sequence;
+    Deadline::Clock::time_point told;
+  };
+  std::map<int, Wait> waiting_;  // by leader, the exchange in which it last said so
+  bool spread_ = false;
+  std::atomic<bool> leaving_{false}, interrupted_{false};
+};
+
+}  // namespace cc

@@ -1,0 +1,249 @@
+#include "negotiation/host_negotiation.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "negotiation/header_codec.h"
+
+namespace cc {
+namespace {
+
+// Who waits for a waiting rank gives it time to find out, and to say, whom it waits for in turn.
+constexpr double leader_grace_s = 1.0;  // beyond the deadline
+// Of waiting, before the others are told. Far more than an exchange takes, and well within the grace.
+constexpr double told_after_s = 0.5;
+// Looks at the connections before it sleeps in poll(), about 0.3 us each: longer than a message takes in a rack.
+constexpr size_t receives_on_own_core = 100;
+// How late a death may be noticed. A look at all control connections takes the longer the more there are.
+constexpr int nap_of_many_ms = 100;
+
+}  // namespace
+
+Leaders::Leaders(Group& group)
+    : group_(group), topology_(group.topology()), rounds_(plan_rounds(topology_.host, topology_.host_count())) {}
+
+void Leaders::still_waiting(const Deadline& deadline) {
+  if (!told_ && deadline.waited() >= told_after_s) say_that_we_wait();
+  send();
+}
+
+void Leaders::fill_slots(Deadline& deadline) {
+  size_t wanted = 0;
+  for (const Round& round : rounds_) {
+    start(round);
+    wanted += round.from.size();
+    move_until(wanted, false, deadline);
+  }
+  move_until(wanted, true, deadline);
+  traffic_.exchanges += 1;
+  traffic_.rounds += rounds_.size();
+}
+
+void Leaders::give_up() {
+  for (const Outgoing& out : outgoing_) {
+    if (out.sent > 0) group_.liveness().mute(out.rank);
+  }
+}
+
+void Leaders::begin(uint32_t sequence) {
+  sequence_ = sequence;
+  told_ = false;
+  heard_of_.assign(topology_.hosts.size(), false);
+  heard_of_[topology_.host] = true;
+  outgoing_.clear();
+  frames_.clear();
+  incoming_.clear();
+  for (const Round& round : rounds_) {
+    for (const FromHost& from : round.from) {
+      Incoming incoming;
+      incoming.from = from;
+      incoming.rank = topology_.leader_of(from.host);
+      incoming.fd = group_.connections().control.at(incoming.rank).get();
+      incoming_.push_back(std::move(incoming));
+    }
+  }
+}
+
+std::vector<int> Leaders::ranks_of(const HostRange& range) const {
+  std::vector<int> ranks;
+  for (int i = 0; i < range.count; ++i) {
+    const std::vector<int>& of_host = topology_.hosts[(range.first + i) % topology_.host_count()];
+    ranks.insert(ranks.end(), of_host.begin(), of_host.end());
+  }
+  return ranks;
+}
+
+void Leaders::start(const Round& round) {
+  std::vector<const Header*> slots;
+  for (const int rank : ranks_of(round.told)) slots.push_back(group_.slot(sequence_, rank));
+  Frame frame{FrameType::block, sequence_, 0};
+  std::vector<char>& bytes = frames_.emplace_back(sizeof frame);
+  write_block(slots, &bytes);
+  frame.length = bytes.size() - sizeof frame;
+  std::memcpy(bytes.data(), &frame, sizeof frame);
+  for (const int host : round.to) {
+    const int rank = topology_.leader_of(host);
+    outgoing_.push_back({rank, group_.connections().control.at(rank).get(), &bytes, true, 0});
+  }
+}
+
+void Leaders::move_until(size_t wanted, bool all_sent, Deadline& deadline) {
+  // Each try looks at all of them.
+  const size_t most = group_.patience().spins >= own_core.spins ? receives_on_own_core : 1,
+               tries = most / std::max<size_t>(wanted, 1);
+  for (size_t idle = 0;;) {
+    for (size_t i = 0; i < wanted; ++i) incoming_[i].ready = true;
+    bool moved = send();
+    for (Incoming& incoming : incoming_) {
+      while (incoming.ready && !incoming.received && receive(incoming)) moved = true;
+    }
+    const bool here = std::all_of(incoming_.begin(), incoming_.begin() + static_cast<ptrdiff_t>(wanted),
+                                  [](const Incoming& incoming) { return incoming.received; });
+    const auto must_go = [](const Outgoing& out) { return out.needed || out.sent > 0; };
+    if (here && (!all_sent || std::none_of(outgoing_.begin(), outgoing_.end(), must_go))) return;
+    if (moved) {
+      idle = 0;
+    } else if (++idle >= tries) {
+      wait(wanted, deadline);
+    }
+  }
+}
+
+bool Leaders::send() {
+  bool moved = false;
+  std::set<int> busy;  // connections with an earlier frame that is not through
+  for (auto out = outgoing_.begin(); out != outgoing_.end();) {
+    ptrdiff_t n = 0;
+    if (!busy.count(out->fd)) n = send_some(out->fd, out->bytes->data() + out->sent, out->bytes->size() - out->sent);
+    if (n < 0 && out->needed) {
+      // A peer that announced a failure and left cannot be sent to, but can still be read: what it said comes first.
+      const auto awaited = [&](const Incoming& in) { return in.rank == out->rank && !in.received; };
+      if (std::none_of(incoming_.begin(), incoming_.end(), awaited)) group_.liveness().lost(out->rank, in_mid_frame());
+      n = 0;
+    }
+    if (n > 0) {
+      moved = true;
+      out->sent += static_cast<size_t>(n);
+    }
+    const bool through = out->sent == out->bytes->size();
+    if (through) {
+      traffic_.messages += 1;
+      traffic_.bytes += out->sent;
+    }
+    if (through || n < 0) {
+      out = outgoing_.erase(out);
+    } else {
+      busy.insert(out->fd);
+      ++out;
+    }
+  }
+  return moved;
+}
+
+// Returns whether something came.
+bool Leaders::receive(Incoming& incoming) {
+  const bool in_head = incoming.frame_got < sizeof incoming.frame;
+  char* target = in_head ? reinterpret_cast<char*>(&incoming.frame) + incoming.frame_got
+                         : incoming.block.data() + incoming.block_got;
+  const size_t left = in_head ? sizeof incoming.frame - incoming.frame_got : incoming.block.size() - incoming.block_got;
+  const ptrdiff_t n = receive_some(incoming.fd, target, left);
+  if (n < 0) group_.liveness().lost(incoming.rank, in_mid_frame());
+  (in_head ? incoming.frame_got : incoming.block_got) += static_cast<size_t>(n);
+  incoming.ready = n > 0;
+  if (n == 0 || static_cast<size_t>(n) < left) return n > 0;
+  if (in_head) {
+    if (incoming.frame.type != FrameType::block) {
+      group_.liveness().take_news(incoming.rank, incoming.frame);
+      group_.liveness().throw_if_left(incoming.rank);
+      incoming.frame_got = 0;
+      return true;
+    }
+    const size_t most = longest_block(ranks_of(incoming.from.hosts).size(), group_.layout().payload_bytes);
+    if (incoming.frame.sequence != sequence_ || incoming.frame.length == 0 || incoming.frame.length > most) {
+      throw Failure(Fault::internal, topology_.describe(incoming.rank) + " is out of step (internal error)",
+                    {incoming.rank});
+    }
+    incoming.block.resize(incoming.frame.length);
+    return true;
+  }
+  place(incoming);
+  incoming.received = true;
+  return true;
+}
+
+void Leaders::place(const Incoming& incoming) {
+  std::vector<Header*> slots;
+  for (const int rank : ranks_of(incoming.from.hosts)) slots.push_back(group_.slot(sequence_, rank));
+  if (!read_block(incoming.block, sequence_, topology_.size, group_.layout().payload_bytes, slots)) {
+    throw Failure(Fault::internal,
+                  topology_.describe(incoming.rank) + " sent a block that cannot be read (internal error)",
+                  {incoming.rank});
+  }
+  for (int i = 0; i < incoming.from.hosts.count; ++i) {
+    heard_of_[(incoming.from.hosts.first + i) % topology_.host_count()] = true;
+  }
+}
+
+void Leaders::wait(size_t wanted, Deadline& deadline) {
+  std::vector<pollfd> waiting;
+  waiting.reserve(incoming_.size() + outgoing_.size());
+  for (const Incoming& in : incoming_) waiting.push_back({in.received ? -1 : in.fd, POLLIN, 0});
+  for (const Outgoing& out : outgoing_) waiting.push_back({out.fd, POLLOUT, 0});
+  if (poll(waiting.data(), waiting.size(), rounds_.size() > 1 ? nap_of_many_ms : nap_ms) > 0) {
+    for (size_t i = 0; i < incoming_.size(); ++i) incoming_[i].ready = waiting[i].revents != 0;
+    return;
+  }
+  group_.control().leader_naps.fetch_add(1, std::memory_order_relaxed);
+  group_.liveness().check(in_mid_frame());
+  if (!told_ && deadline.waited() >= told_after_s) say_that_we_wait();
+  std::vector<int> late = missing();
+  group_.warn_if_due(late, deadline);
+  if (!deadline.passed_by(leader_grace_s)) return;
+  if (late.empty()) late = unexplained(wanted, deadline);
+  if (!late.empty()) group_.timed_out(late, deadline);
+}
+
+// Everyone is here, but what they sent is not: whoever said last that it waits has until its own deadline to say for
+// whom.
+std::vector<int> Leaders::unexplained(size_t wanted, const Deadline& deadline) const {
+  std::vector<int> late;
+  for (const auto& entry : group_.connections().control) {
+    if (group_.liveness().is_waiting(entry.first, sequence_, deadline.seconds() + leader_grace_s)) return {};
+  }
+  for (size_t i = 0; i < wanted; ++i) {
+    if (!incoming_[i].received) late.push_back(incoming_[i].rank);
+  }
+  for (size_t i = 0; late.empty() && i < outgoing_.size(); ++i) late.push_back(outgoing_[i].rank);
+  return late;
+}
+
+void Leaders::say_that_we_wait() {
+  told_ = true;
+  const Frame frame{FrameType::waiting, sequence_, 0};
+  const char* head = reinterpret_cast<const char*>(&frame);
+  const std::vector<char>& bytes = frames_.emplace_back(head, head + sizeof frame);
+  for (auto& entry : group_.connections().control) {
+    outgoing_.push_back({entry.first, entry.second.get(), &bytes, false, 0});
+  }
+}
+
+std::vector<int> Leaders::missing() const {
+  std::vector<int> ranks;
+  for (int host = 0; host < topology_.host_count(); ++host) {
+    const int rank = topology_.leader_of(host);
+    if (!heard_of_[host] && !group_.liveness().is_waiting(rank, sequence_)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::set<int> Leaders::in_mid_frame() const {
+  std::set<int> ranks;
+  for (const Incoming& in : incoming_) {
+    if (!in.received && in.frame_got > 0) ranks.insert(in.rank);
+  }
+  return ranks;
+}
+
+}  // namespace cc

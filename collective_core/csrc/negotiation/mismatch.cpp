@@ -1,0 +1,129 @@
+#include "negotiation/mismatch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace cc {
+namespace {
+
+bool same_request(const Header& a, const Header& b) {
+  if (a.objects || b.objects) return false;
+  if (a.device != b.device || a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype ||
+      a.reduce != b.reduce || a.root != b.root || a.ndim != b.ndim || a.shape_hash != b.shape_hash ||
+      a.prescale != b.prescale || a.postscale != b.postscale) {
+    return false;
+  }
+  // Ranks may gather or send different numbers of rows, but rows of one shape.
+  const bool any_rows = a.kind == Kind::allgather || a.kind == Kind::alltoall;
+  if (!any_rows && a.count != b.count) return false;
+  const int first = any_rows ? 1 : 0;
+  return std::memcmp(a.dims + first, b.dims + first, sizeof(int64_t) * static_cast<size_t>(max_dims - first)) == 0;
+}
+
+std::string describe(const Header& h, const Topology& topology) {
+  std::string text = name_of(h.kind);
+  if (h.name[0]) text += std::string(" '") + h.name + "'";
+  if (!has_tensor(h.kind)) return text;
+  text += std::string(" of ") + name_of(h.dtype) + h.shape_text() + (h.device == Device::host ? "" : " on a GPU");
+  if (h.kind == Kind::broadcast && !h.objects)
+    text += " from root " + std::to_string(topology.peers[h.root].global_rank);
+  if (is_reduction(h.kind)) {
+    text += std::string(" with ") + name_of(h.reduce);
+    if (h.prescale != 1.0 || h.postscale != 1.0) {
+      char factors[80];
+      std::snprintf(factors, sizeof factors, " prescale %.9g postscale %.9g", h.prescale, h.postscale);
+      text += factors;
+    }
+  }
+  if (h.objects) text += ": " + std::string(reinterpret_cast<const char*>(&h + 1), h.inline_bytes);
+  return text;
+}
+
+// The first rank that has not joined, whose request the others are compared with; 0 when all have.
+size_t first_active(const std::vector<const Header*>& headers) {
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    if (headers[rank]->kind != Kind::join) return rank;
+  }
+  return 0;
+}
+
+bool any_joined(const std::vector<const Header*>& headers) {
+  return std::any_of(headers.begin(), headers.end(), [](const Header* h) { return h->kind == Kind::join; });
+}
+
+// What a rank that has joined cannot stand in for: the root's data; and what shall not be done without it.
+bool needs_joined(const Header& header, const std::vector<const Header*>& headers) {
+  if (header.whole && any_joined(headers)) return true;
+  return header.kind == Kind::broadcast && !header.objects && headers[header.root]->kind == Kind::join;
+}
+
+}  // namespace
+
+Agreement compare(const std::vector<const Header*>& headers) {
+  int first = -1;
+  const size_t reference = first_active(headers);
+  bool agreed = !needs_joined(*headers[reference], headers), names_differ = false;
+  for (size_t rank = reference; rank < headers.size(); ++rank) {
+    const Header& header = *headers[rank];
+    if (header.kind == Kind::join && headers[reference]->kind != Kind::join) continue;
+    agreed = agreed && same_request(*headers[reference], header);
+    names_differ = names_differ || header.name_hash != headers[reference]->name_hash;
+    if (first < 0 && header.stuck != Stuck::no) first = static_cast<int>(rank);
+  }
+  first = first < 0 ? static_cast<int>(reference) : first;
+  if (agreed) return {Verdict::agreed, first, true};
+  const bool in_vain = headers[first]->stuck == Stuck::tried;
+  return {names_differ && !in_vain ? Verdict::reorder : Verdict::disagreed, first, !names_differ};
+}
+
+std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology) {
+  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    const std::string request = describe(*headers[rank], topology);
+    bool known = false;
+    for (auto& group : groups) {
+      if (group.first == request) {
+        group.second.push_back(static_cast<int>(rank));
+        known = true;
+      }
+    }
+    if (!known) groups.push_back({request, {static_cast<int>(rank)}});
+  }
+  std::string text = "the ranks ask for different things: ";
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (i) text += "; ";
+    text += topology.describe(groups[i].second) + ": " + groups[i].first;
+  }
+  if (headers[first_active(headers)]->whole && any_joined(headers)) {
+    text += " (with COLLECTIVE_SEMANTICS=horovod, allreduce and barrier alone go on while a rank has joined)";
+  }
+  if (groups.size() == 1) {
+    const auto other = [&](const Header* header) { return header->shape_hash != headers[0]->shape_hash; };
+    const bool shapes = std::any_of(headers.begin(), headers.end(), other);
+    text += shapes ? " (the shapes differ in a part that is not shown: of many dimensions, or of what is fused)"
+                   : " (the requests differ in a part that is not shown, such as a long name)";
+  }
+  return text;
+}
+
+std::vector<int> dissenters(const std::vector<const Header*>& headers) {
+  std::vector<int> ranks;
+  bool objections = false;
+  for (const Header* header : headers) objections = objections || header->objects;
+  const Header& reference = *headers[first_active(headers)];
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    const Header& header = *headers[rank];
+    const bool differs = &header != &reference && header.kind != Kind::join && !same_request(reference, header);
+    if (objections ? header.objects != 0 : differs) ranks.push_back(static_cast<int>(rank));
+  }
+  if (needs_joined(reference, headers)) {
+    for (size_t rank = 0; rank < headers.size(); ++rank) {
+      if (headers[rank]->kind == Kind::join) ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  return ranks;
+}
+
+}  // namespace cc

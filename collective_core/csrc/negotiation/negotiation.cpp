@@ -1,0 +1,188 @@
+// How the ranks come to run the same operation next: asked in an exchange, or several where their orders differ.
+#include <algorithm>
+#include <chrono>
+
+#include "core/engine.h"
+#include "negotiation/mismatch.h"
+
+namespace cc {
+namespace {
+
+constexpr auto between_looks =
+    std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
+// The time before a stall is warned of, so often: then none of several threads is expected to submit anything more.
+constexpr double standstill = 20.0;
+
+// What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
+struct Payload {
+  const void* bytes;
+  uint32_t length;
+};
+Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
+  const Header& header = operation.header;
+  if (header.objects) {
+    return {operation.objection.data(),
+            static_cast<uint32_t>(std::min(operation.objection.size(), layout.payload_bytes))};
+  }
+  if (header.kind == Kind::alltoall) {
+    return {operation.splits.data(), static_cast<uint32_t>(operation.splits.size() * sizeof(int64_t))};
+  }
+  const bool within_reach = has_tensor(header.kind) && header.device != Device::gpu_memory;
+  const bool sends = within_reach && (header.kind != Kind::broadcast || header.root == rank);
+  if (!sends || header.bytes() > layout.inline_bytes) return {nullptr, 0};
+  return {operation.input, static_cast<uint32_t>(header.bytes())};
+}
+
+bool joins(const Task& task) {
+  return task.operation.header.kind == Kind::join;
+}
+
+}  // namespace
+
+void Engine::ask(const Proposal& proposal, Deadline& deadline) {
+  Task& task = *proposal.task;
+  group_->set_current(&task.operation);
+  Header& header = task.operation.header;
+  const Payload payload = payload_of(task.operation, topology().rank, group_->layout());
+  header.inline_bytes = payload.length;
+  if (header.kind == Kind::allreduce) {
+    header.input_place = group_->arena()->place_of(task.operation.input, header.bytes());
+    header.output_place = group_->arena()->place_of(task.operation.output, header.bytes());
+  }
+  {
+    const Lock lock(mutex_);
+    const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
+    const bool waits = task.blocking && nothing_else && !several_callers_;
+    header.stuck = proposal.stuck == Stuck::no && waits ? Stuck::waits : proposal.stuck;
+  }
+  // Horovod knows how to do without a rank in reductions alone.
+  const bool can_do_without = header.kind == Kind::allreduce || !has_tensor(header.kind) || task.operation.inner;
+  header.whole = semantics_ == Semantics::horovod && !can_do_without ? 1 : 0;
+  header.timeline = process_set_ == 0 && recorder_->timeline_is_on() ? 1 : 0;
+  exchange_.run(&header, payload.bytes, deadline);
+  headers_.resize(static_cast<size_t>(topology().size));
+  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
+  if (header.timeline) recorder_->note_timelines(headers_);
+  task.operation.contributors = joined_.update(headers_);
+}
+
+void Engine::take_part(int contributors, Deadline& deadline) {
+  const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
+  Header wanted = **std::find_if(headers_.begin(), headers_.end(), is_active);
+  if (scales_before_transfer(wanted, contributors != topology().size, group_->layout().inline_bytes)) {
+    wanted = without_factors(wanted);
+    forget_places();
+  }
+  Ghost ghost(wanted, topology().size);
+  ghost.operation.contributors = contributors;
+  try {
+    transfer(ghost.operation, deadline);
+  } catch (const Failure& failure) {
+    if (is_fatal(failure.fault)) throw;  // else it is a mistake of those whose operation it is, and they are told of it
+  }
+}
+
+void Engine::agree(std::shared_ptr<Task>& task, Deadline& deadline) {
+  Search search{task, {task, Stuck::no}, {}};
+  group_->liveness().throw_if_recorded();
+  for (;;) {
+    task = search.mine.task;
+    if (joins(*task)) deadline.extend();
+    ask(search.mine, deadline);
+    const Agreement agreement = compare(headers_);
+    const int contributors = task->operation.contributors;
+    if (agreement.verdict == Verdict::reorder) {
+      const bool decides = agreement.first == topology().rank && task->operation.header.stuck != Stuck::no;
+      if (!decides) search.tried.clear();
+      search.mine =
+          decides ? find_other(&search) : find_wanted(*headers_[agreement.first], agreement.first, search, deadline);
+      continue;
+    }
+    search.tried.clear();
+    if (joins(*task) && contributors > 0) {
+      if (agreement.verdict == Verdict::agreed) take_part(contributors, deadline);
+      deadline.extend();
+      const Lock lock(mutex_);
+      search.mine = {joins(*search.came_with) ? first_in_queue() : search.came_with, Stuck::no};
+    } else if (agreement.verdict == Verdict::agreed) {
+      return;
+    } else {
+      Failure failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
+                      explain_disagreement(headers_, topology()), dissenters(headers_));
+      failure.one_name = agreement.one_name;
+      throw failure;
+    }
+  }
+}
+
+std::vector<std::shared_ptr<Task>> Engine::submitted(const Search& search) const {
+  std::vector<std::shared_ptr<Task>> all{search.came_with};  // which its caller may run without the queue
+  for (const auto& task : queue_) {
+    if (task != search.came_with) all.push_back(task);
+  }
+  return all;
+}
+
+Engine::Proposal Engine::find_other(Search* search) {
+  const std::shared_ptr<Task>& task = search->mine.task;
+  const auto is_tried = [&](const std::shared_ptr<Task>& one) {
+    return std::find(search->tried.begin(), search->tried.end(), one.get()) != search->tried.end();
+  };
+  const bool was_answered = is_tried(task);  // only after the first time do the others know that it goes first
+  if (!was_answered) search->tried.push_back(task.get());
+  if (!was_answered) return {task, Stuck::waits};
+  const Lock lock(mutex_);
+  const auto all = submitted(*search);
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& one) { return !joins(*one) && !is_tried(one); });
+  if (other != all.end()) return {*other, Stuck::waits};
+  const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
+  return {awaited == all.end() ? task : *awaited, Stuck::tried};
+}
+
+Engine::Proposal Engine::find_wanted(const Header& wanted, int first, const Search& search, Deadline& deadline) {
+  const auto is_wanted = [&](const std::shared_ptr<Task>& one) {
+    return !joins(*one) && one->operation.header.name_hash == wanted.name_hash;
+  };
+  if (is_wanted(search.mine.task)) return search.mine;
+  Lock lock(mutex_);
+  for (;;) {
+    const auto all = submitted(search);
+    const auto found = std::find_if(all.begin(), all.end(), is_wanted);
+    if (found != all.end()) return {*found, Stuck::no};
+    const auto joining = std::find_if(all.begin(), all.end(), [](const auto& one) { return joins(*one); });
+    if (joining != all.end()) return {*joining, Stuck::no};  // it submits nothing more, and does without it
+    const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
+    // Nobody will submit it before what a caller waits for is done. If none of what is there is to be had from all
+    // ranks either, every rank reports the disagreement.
+    if (awaited != all.end() && all_callers_wait(deadline)) return {*awaited, Stuck::waits};
+    if (closing_) return {search.mine.task, Stuck::waits};
+    changed_.wait_for(lock, between_looks);
+    lock.unlock();
+    group_->liveness().check();
+    warn_of_disagreement(wanted, deadline);
+    if (deadline.passed()) {
+      throw Failure(Fault::timeout,
+                    topology().describe(topology().rank) + " did not submit '" + wanted.name + "', which rank " +
+                        std::to_string(first) + " runs next, within the time that COLLECTIVE_TIMEOUT sets",
+                    {topology().rank});
+    }
+    lock.lock();
+  }
+}
+
+bool Engine::all_callers_wait(const Deadline& deadline) const {
+  if (!several_callers_) return true;
+  return group_->warn_after() > 0 && deadline.waited() >= standstill * group_->warn_after();
+}
+
+void Engine::warn_of_disagreement(const Header& wanted, Deadline& deadline) const {
+  if (!group_->is_warning_due(deadline)) return;
+  std::vector<int> served;  // whose operation goes first; they warn of those who do not come
+  for (int rank = 0; rank < topology().size; ++rank) {
+    if (headers_[rank]->name_hash == wanted.name_hash) served.push_back(rank);
+  }
+  if (group_->is_first_here(served)) group_->warn(": " + explain_disagreement(headers_, topology()), deadline);
+}
+
+}  // namespace cc

@@ -1,0 +1,298 @@
+// Drives several ranks as threads of one process, so that the sanitizers see the whole engine without Python or MPI:
+//   cmake -S . -B build -DCOLLECTIVE_SELFTEST=ON -DCOLLECTIVE_ASAN=ON && cmake --build build &&
+//   build/collective_core_selftest
+// Each rank has its own connections and its own mapping of the shared memory, as processes have. Exit status 0: all
+// well.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/engine.h"
+#include "core/recorder.h"
+#include "negotiation/dissemination.h"
+#include "transport/tcp/connections.h"
+#include "transport/tcp/sockets.h"
+
+namespace {
+
+using cc::DType;
+using cc::Kind;
+using cc::ReduceOp;
+
+constexpr double timeout_s = 30.0;
+int failures = 0;  // written after the threads of a case have ended
+
+std::shared_ptr<cc::Task> make_task(Kind kind, DType dtype, uint64_t count, const void* in, void* out, const char* name,
+                                    int root = 0) {
+  auto task = std::make_shared<cc::Task>();
+  cc::Header& header = task->operation.header;
+  header.kind = kind;
+  header.dtype = dtype;
+  header.reduce = ReduceOp::sum;
+  header.ndim = 1;
+  header.dims[0] = static_cast<int64_t>(count);
+  header.count = count;
+  header.root = root;
+  header.prescale = header.postscale = 1.0;
+  header.name_hash = cc::hash_of(name);
+  std::snprintf(header.name, sizeof header.name, "%s", name);
+  task->operation.input = in;
+  task->operation.output = out;
+  return task;
+}
+
+float value(int rank, uint64_t i) {
+  return 0.1F * static_cast<float>((i * 7 + static_cast<uint64_t>(rank) * 3) % 13);
+}
+
+// Returns what went wrong, or an empty text.
+std::string run_rank(cc::Engine& engine, uint64_t count) {
+  const int rank = engine.topology().rank;
+  const int size = engine.topology().size;
+  std::vector<float> mine(count), out(count, -1.0F);
+  for (uint64_t i = 0; i < count; ++i) mine[i] = value(rank, i);
+
+  auto task = make_task(Kind::allreduce, DType::f32, count, mine.data(), out.data(), "sum");
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  for (uint64_t i = 0; i < count; ++i) {
+    float want = value(0, i);
+    for (int r = 1; r < size; ++r) want += value(r, i);
+    if (out[i] != want) return "wrong sum at " + std::to_string(i);
+  }
+
+  auto* shared = static_cast<float*>(engine.arena()->allocate(count * sizeof(float)));
+  std::copy(mine.begin(), mine.end(), shared);
+  task = make_task(Kind::allreduce, DType::f32, count, shared, shared, "sum in the arena");
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  if (!std::equal(out.begin(), out.end(), shared)) return "wrong sum in the arena";
+  engine.arena()->release(shared);
+
+  const int root = size - 1;
+  task =
+      make_task(Kind::broadcast, DType::f32, count, mine.data(), rank == root ? mine.data() : out.data(), "root", root);
+  engine.submit(task);
+  while (!engine.wait(*task, 0.1)) continue;
+  if (!task->error.empty()) return task->error;
+  for (uint64_t i = 0; rank != root && i < count; ++i) {
+    if (out[i] != value(root, i)) return "wrong broadcast at " + std::to_string(i);
+  }
+
+  const uint64_t rows = count / 2 + static_cast<uint64_t>(rank);
+  std::vector<float> block(rows, static_cast<float>(rank));
+  task = make_task(Kind::allgather, DType::f32, rows, block.data(), nullptr, "blocks");
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  const auto* gathered = reinterpret_cast<const float*>(task->operation.gathered.get());
+  for (int r = 0; r < size; ++r) {
+    for (uint64_t i = 0; i < count / 2 + static_cast<uint64_t>(r); ++i) {
+      if (*gathered++ != static_cast<float>(r)) return "wrong block of rank " + std::to_string(r);
+    }
+  }
+
+  // Rows dealt out; uneven parts to everyone.
+  if (count > 0) {
+    const cc::Rows mine_of = cc::rows_of(count, rank, size);
+    std::vector<float> part(mine_of.length + 1);
+    task = make_task(Kind::reducescatter, DType::f32, count, mine.data(), part.data(), "scatter");
+    engine.run(task);
+    if (!task->error.empty()) return task->error;
+    for (uint64_t i = 0; i < mine_of.length; ++i) {
+      float want = value(0, mine_of.begin + i);
+      for (int r = 1; r < size; ++r) want += value(r, mine_of.begin + i);
+      if (part[i] != want) return "wrong part at " + std::to_string(i);
+    }
+  }
+  const auto split_of = [&](int from, int to) { return static_cast<int64_t>(count / 3) * ((from + to) % 2) + from; };
+  uint64_t sent = 0;
+  std::vector<int64_t> splits;
+  for (int r = 0; r < size; ++r) {
+    splits.push_back(split_of(rank, r));
+    sent += static_cast<uint64_t>(splits.back());
+  }
+  std::vector<float> parts(sent + 1, static_cast<float>(rank));
+  task = make_task(Kind::alltoall, DType::f32, sent, parts.data(), nullptr, "exchange");
+  task->operation.splits = splits;
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  const auto* received = reinterpret_cast<const float*>(task->operation.gathered.get());
+  for (int r = 0; r < size; ++r) {
+    for (int64_t i = 0; i < split_of(r, rank); ++i) {
+      if (*received++ != static_cast<float>(r)) return "wrong part from rank " + std::to_string(r);
+    }
+  }
+
+  // Rank 0 has no more data: it takes part until the others have none.
+  if (rank > 0) {
+    task = make_task(Kind::allreduce, DType::f32, count, mine.data(), out.data(), "without rank 0");
+    engine.run(task);
+    if (!task->error.empty()) return task->error;
+    for (uint64_t i = 0; i < count; ++i) {
+      float want = value(1, i);
+      for (int r = 2; r < size; ++r) want += value(r, i);
+      if (out[i] != want) return "wrong sum without rank 0 at " + std::to_string(i);
+    }
+  }
+  task = make_task(Kind::join, DType::u8, 0, nullptr, nullptr, "join");
+  engine.run(task);
+  if (!task->error.empty()) return task->error;
+  if (task->operation.received.at(0) < (size > 1 ? 1 : 0)) return "wrong rank joined last";
+
+  // A disagreement, which must leave the engine usable.
+  if (size > 1) {
+    const uint64_t odd = count + (rank == 0 ? 1 : 0);
+    std::vector<float> longer(count + 1, 0.0F);
+    task = make_task(Kind::allreduce, DType::f32, odd, longer.data(), longer.data(), "odd");
+    engine.run(task);
+    if (task->fault != cc::Fault::mismatch) return "a disagreement was not noticed";
+  }
+  return {};
+}
+
+int log2_of(int n) {  // rounded up
+  int power = 0;
+  while ((1 << power) < n) ++power;
+  return power;
+}
+
+// Every plan, played through: nobody sends what it has not heard, what is sent is what is awaited, all end up knowing
+// all.
+std::string check_rounds(int hosts) {
+  std::vector<std::vector<cc::Round>> plans;
+  std::vector<std::vector<bool>> knows(static_cast<size_t>(hosts), std::vector<bool>(static_cast<size_t>(hosts)));
+  for (int host = 0; host < hosts; ++host) {
+    plans.push_back(cc::plan_rounds(host, hosts));
+    knows[host][host] = true;
+  }
+  const int rounds = static_cast<int>(plans[0].size());
+  if (rounds > std::max(1, log2_of(hosts))) return std::to_string(rounds) + " rounds";
+  for (int number = 0; number < rounds; ++number) {
+    auto after = knows;
+    for (int host = 0; host < hosts; ++host) {
+      const cc::Round& round = plans[host][number];
+      for (int i = 0; i < round.told.count; ++i) {
+        if (!knows[host][(round.told.first + i) % hosts]) return "a host tells what it has not heard";
+      }
+      if (hosts > cc::most_direct_hosts && round.to.size() + round.from.size() != 2) return "too many messages";
+      for (const cc::FromHost& from : round.from) {
+        const cc::Round& theirs = plans[from.host][number];
+        const bool sent = std::find(theirs.to.begin(), theirs.to.end(), host) != theirs.to.end();
+        if (!sent || theirs.told.first != from.hosts.first || theirs.told.count != from.hosts.count)
+          return "a host awaits what nobody sends";
+        for (int i = 0; i < from.hosts.count; ++i) after[host][(from.hosts.first + i) % hosts] = true;
+      }
+    }
+    knows = after;
+  }
+  for (const auto& known : knows) {
+    if (std::find(known.begin(), known.end(), false) != known.end()) return "a host does not learn all";
+  }
+  return {};
+}
+
+// More than one part of the table that a forked child closes; every one is closed in the end.
+std::string check_descriptors() {
+  constexpr int many = 9000;
+  cc::allow_descriptors(many);
+  std::vector<cc::Fd> open_ones;
+  open_ones.reserve(many);
+  for (int i = 0; i < many; ++i) open_ones.emplace_back(dup(0));
+  const int last = open_ones.back().get();
+  if (last < many) return "the limit was not raised: only so many descriptors as " + std::to_string(last);
+  open_ones.clear();
+  return fcntl(last, F_GETFD) == -1 ? "" : "a descriptor was left open";
+}
+
+// An operation that lasts while others come round to its place.
+std::string check_long_operation() {
+  cc::Recorder recorder;
+  const auto task = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "long");
+  const auto other = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "other");
+  cc::Event& event = recorder.begin(task->operation.header, 0, 0, 0);
+  for (uint64_t i = 0; i < 2 * cc::most_events; ++i) recorder.begin(other->operation.header, 1, 0, 0).end(true);
+  event.agree(task->operation.header, 0);
+  event.end(true);
+  if (event.number != 1 || std::string(event.name) != "long") return "it lost its place";
+  std::vector<char> copy(sizeof(cc::Event));
+  if (recorder.copy(cc::most_events + 1, copy.data()) == cc::Recorder::Copied::done) return "it is taken for another";
+  return {};
+}
+
+// Many ranks take their time under the sanitizers: no large tensors there.
+void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
+  std::vector<cc::Listeners> listeners;
+  std::vector<cc::Peer> peers;
+  for (int r = 0; r < size; ++r) {
+    listeners.push_back(cc::open_listeners("127.0.0.1"));
+    cc::Peer peer;
+    peer.rank = peer.global_rank = r;
+    peer.pid = getpid();
+    peer.host_id = "host" + std::to_string(r * hosts / size);
+    peer.host_name = peer.host_id;
+    peer.address = "127.0.0.1";
+    peer.port = listeners.back().port;
+    peer.socket_name = listeners.back().socket_name;
+    peers.push_back(peer);
+  }
+  std::vector<std::string> errors(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(size));
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), std::move(listeners[r]),
+                                                 std::string(32, 's'), timeout_s, timeout_s, sockets);
+        cc::Engine engine(std::move(group));
+        for (const uint64_t count : {0, 1, 1031, 70001, 1100003}) {
+          if (count > most_elements) continue;
+          const std::string error = run_rank(engine, count);
+          if (!error.empty()) errors[r] = std::to_string(count) + " elements: " + error;
+          if (!error.empty()) return;
+        }
+        auto end = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "end");
+        engine.run(end);
+        errors[r] = end->error;
+        const cc::Traffic& traffic = engine.traffic();
+        if (traffic.rounds > traffic.exchanges * static_cast<uint64_t>(std::max(1, log2_of(hosts))))
+          errors[r] = "more rounds than log2 of the hosts";
+        if (engine.topology().is_leader() && hosts > 1 && traffic.exchanges == 0) errors[r] = "nothing was counted";
+      } catch (const std::exception& error) {
+        errors[r] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (int r = 0; r < size; ++r) {
+    if (errors[r].empty()) continue;
+    std::printf("%d ranks on %d hosts, %d sockets, rank %d: %s\n", size, hosts, sockets, r, errors[r].c_str());
+    ++failures;
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const std::string& error : {check_descriptors(), check_long_operation()}) {
+    if (!error.empty()) std::printf("%s\n", error.c_str());
+    failures += error.empty() ? 0 : 1;
+  }
+  for (int hosts = 2; hosts <= 300; ++hosts) {
+    const std::string error = check_rounds(hosts);
+    if (!error.empty()) std::printf("rounds of %d hosts: %s\n", hosts, error.c_str());
+    failures += error.empty() ? 0 : 1;
+  }
+  for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})
+    run_case(place.first, place.second, 1, 1100003);
+  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {5, 2}}) run_case(place.first, place.second, 3, 1100003);
+  run_case(14, 11, 1, 70001);
+  std::printf(failures ? "%d failures\n" : "selftest: all well\n", failures);
+  return failures ? 1 : 0;
+}

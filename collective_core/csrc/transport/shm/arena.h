@@ -1,0 +1,51 @@
+// Memory for tensors that all ranks of a host can reach, so that they reduce it where it lies (allreduce_arena.cpp).
+//
+// One memfd per host, one part of it per rank. A part is as large as the host's memory, but that is only a range of
+// addresses: pages exist from the first touch, by the rank that touches, or from the allocation, if they are to be
+// large ones, and are given back when a block is freed. A rank allocates in its own part without asking anyone; where a
+// tensor lies travels in the header of the operation. Blocks stay valid after the engine is closed, for as long as
+// someone holds the Arena.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/topology.h"
+#include "transport/shm/shared_memory.h"
+
+namespace cc {
+
+class Arena {
+ public:
+  // Shares the arena of this host: its first rank creates it and hands it to the others. A rank whose system does not
+  // allow so large a mapping gets one in which nothing can be allocated.
+  static std::shared_ptr<Arena> share(const Topology& topology, const std::map<int, Fd>& local, double start_timeout);
+
+  // Aligned to a page, large blocks to a large one; zeroed unless it was used before. Throws Failure(invalid) when the
+  // part is full.
+  void* allocate(size_t bytes, bool large_pages = false);
+  void release(void* address);
+
+  // Where the bytes lie in this rank's part, counted from 1; 0 when they are not, or not wholly, in it.
+  uint64_t place_of(const void* address, size_t bytes) const;
+  // The address, in this process, of a place in the part of another rank of this host (its rank in the job).
+  char* at(int global_rank, uint64_t place) const { return parts_.at(global_rank) + place - 1; }
+
+ private:
+  Arena() = default;
+  SharedMemory memory_;
+  std::map<int, char*> parts_;  // by rank in the job
+  char* mine_ = nullptr;
+  size_t part_bytes_ = 0;
+
+  std::mutex mutex_;
+  std::map<size_t, size_t> free_;  // blocks in this rank's part: offset, bytes; never two that touch
+  std::map<size_t, size_t> used_;
+};
+
+}  // namespace cc

@@ -1,0 +1,68 @@
+// How two ranks convince each other that they belong to the same job before anything else is read.
+//
+//   connector -> listener   Hello    magic, version, who calls whom and why, 32 random bytes
+//   listener  -> connector  Reply    32 random bytes, HMAC(secret, "listener" | Hello | random bytes)
+//   connector -> listener   Proof    HMAC(secret, "connector" | Hello | random bytes of the Reply)
+//   listener  -> connector  Welcome  a byte: a listener may drop any caller before, when too many strangers call
+//
+// Each side proves knowledge of the secret over the other's fresh random bytes, so nothing can be replayed; the two
+// labels differ, so a proof cannot be reflected; the Hello is covered, so a proof for one purpose is worthless for
+// another. The secret itself never travels. The connection that follows is authenticated, not encrypted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/deadline.h"
+#include "transport/tcp/sha256.h"
+#include "transport/tcp/sockets.h"
+
+namespace cc {
+
+constexpr uint32_t protocol_version = 4;  // raise it with every change of a wire format
+
+enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
+
+struct Hello {
+  char magic[8];
+  uint32_t version;
+  int32_t from;
+  int32_t to;
+  int32_t channel;
+  Purpose purpose;
+  uint8_t padding[7];
+  uint8_t nonce[32];
+};
+static_assert(sizeof(Hello) == 64, "the hello is a wire format");
+
+// The connector's side, waiting. Throws Failure when the listener cannot prove itself, HungUp when it closes.
+void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
+               const Deadline& deadline);
+
+// The listener's side of one connection, without waiting: strangers may connect and send anything, or nothing.
+class Visitor {
+ public:
+  enum class State { waiting, accepted, refused };
+  Visitor(Fd connection, bool is_local);
+
+  // Reads what has arrived and answers. `to` is the rank that listens.
+  State advance(const std::string& secret, int to);
+  // For one that was accepted and is expected; false when it has gone.
+  bool welcome();
+  int fd() const { return fd_.get(); }
+  bool expired() const { return patience_.passed(); }
+  const Hello& hello() const { return hello_; }
+  bool is_local() const { return is_local_; }
+  Fd take() { return std::move(fd_); }
+
+ private:
+  Fd fd_;
+  bool is_local_;
+  Deadline patience_;
+  std::string received_;
+  bool replied_ = false;
+  Hello hello_{};
+  std::string nonce_;
+};
+
+}  // namespace cc

@@ -1,0 +1,183 @@
+"""How a process joins a job and leaves it: ``init``, ``shutdown``, the end of the process, and elastic jobs in between."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import warnings
+from typing import Any, Sequence
+
+from collective_core import _native, arrays
+from collective_core.elastic import worker
+from collective_core.errors import CollectiveError
+from collective_core.observe import clocks, flight_recorder, timeline
+from collective_core.runtime import config, launchers, membership, process_sets, rendezvous
+from collective_core.transport import mpi
+
+#: Generations of an elastic job in which this process tries to meet the others before it gives up.
+MOST_MEETINGS = 20
+#: Seconds that the end of a process waits for the other ranks to end, too, for what they do together then. A program that ends alone,
+#: with sys.exit(1), say, looks no different from here.
+EXIT_PATIENCE = 300.0
+#: The same after a rank did not come in time, which no longer matters to the program: it may come yet, or stand still for good.
+STALLED_PATIENCE = 30.0
+
+_launcher: Any | None = None
+_pid = 0  # the process that met the others: not a child that was forked from it
+_lost: tuple[int, ...] = ()  # ranks that are to blame for the end of the last generation
+
+
+def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
+    """Joins the job that this process was started in. Collective; a second call does nothing.
+
+    ``comm``: an mpi4py communicator, or a list of ranks of ``COMM_WORLD``, that is the whole job. ``process_sets``: a list of
+    ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
+    reason on every rank that can be told, and ValueError for impossible process sets; then nothing has been joined.
+    """
+    _refuse_forked()
+    try:
+        _join(comm, process_sets)
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C: the others must not wait for this rank, neither now nor at its end
+        _give_up()
+        raise
+
+
+def _give_up() -> None:
+    membership.give_up()
+    _leave(together=False)
+    _forget_launcher()
+
+
+def _join(comm: Any | None, sets: Any | None) -> None:
+    global _launcher
+    with membership.lock:
+        if membership.is_initialized():
+            return
+        comm = None if isinstance(comm, (list, tuple)) and not comm else comm  # Horovod's way to say all ranks
+        settings = config.from_environment()
+        if worker.is_one() and comm is None:
+            peers = _meet_elastic(settings)
+        else:
+            if _launcher is None or comm is not None:
+                _launcher = launchers.find_launcher(comm, settings)
+                _register()
+            peers = _meet(settings)
+        assert _launcher is not None  # noqa: S101
+        membership.begin(_launcher.rank, peers, settings, _launcher.secret)
+    arrays.forget_prepared()  # new ranks have prepared nothing: all compare anew
+    try:
+        process_sets.begin([] if sets is None or isinstance(sets, str) else sets, comm)
+    except ValueError:  # on all ranks: they can call it again, with other sets
+        shutdown()
+        raise
+    clocks.begin()
+    if settings.timeline:
+        timeline.start_timeline(settings.timeline)
+        arrays.barrier("timeline")  # in which all ranks see that all have started it
+
+
+def _register() -> None:
+    global _pid
+    if _pid == 0:
+        atexit.register(_at_exit)
+    _pid = os.getpid()
+
+
+def _meet(settings: config.Config) -> list[_native.PeerInfo]:
+    assert _launcher is not None  # noqa: S101
+    _prepare_recorder(settings, _launcher.rank)
+    return rendezvous.meet(_launcher, settings)
+
+
+def _meet_elastic(settings: config.Config) -> list[_native.PeerInfo]:
+    """Asks for a rank and meets the others of its generation; another one, where some of them have died meanwhile."""
+    global _launcher
+    lost = _lost
+    for attempt in range(1, MOST_MEETINGS + 1):
+        worker.join(settings.start_timeout, lost)
+        try:
+            _launcher = launchers.find_launcher(None, settings)
+            _register()
+            return _meet(settings)
+        except CollectiveError as error:
+            _forget_launcher()
+            if attempt == MOST_MEETINGS:
+                raise
+            lost = error.ranks
+    raise AssertionError("unreachable")
+
+
+def _forget_launcher() -> None:
+    global _launcher
+    if _launcher is not None:
+        _launcher.finish(0.0)
+        _launcher = None
+
+
+def _refuse_forked() -> None:
+    if _pid not in (0, os.getpid()):
+        text = "this process was forked from a rank and is not one itself; start processes with spawn or forkserver"
+        raise CollectiveError(text, "closed")
+
+
+def _prepare_recorder(settings: config.Config, rank: int) -> None:
+    if rank == 0:
+        for note in settings.notes:
+            warnings.warn(note, stacklevel=3)
+    path = None
+    if settings.flight_recorder:
+        path = flight_recorder.path_of(settings.flight_recorder, rank, worker.generation())
+        try:
+            os.makedirs(settings.flight_recorder, exist_ok=True)
+        except OSError as error:
+            raise CollectiveError(f"COLLECTIVE_FLIGHT_RECORDER={settings.flight_recorder}: {error.strerror}", "invalid") from error
+    _native.record_to(path)
+
+
+def rejoin(lost: Sequence[int] = ()) -> None:
+    """Leaves the job's present ranks and joins its next ones, in an elastic job. ``lost``: ranks that failed, for those who decide.
+
+    Raises :class:`CollectiveError` as ``init`` does, of kind ``closed`` when the job is over.
+    """
+    global _lost
+    _leave(together=False)
+    _forget_launcher()
+    _lost = tuple(lost)
+    init()
+
+
+def shutdown() -> None:
+    """Leaves the job. Operations that are still queued fail; peers that wait for this rank are told. Not collective."""
+    # Between a failure and the others' learning of it there must be nothing that waits for them.
+    _leave(together=membership.is_healthy() and sys.exc_info()[0] is None and not _native.in_handler())
+
+
+def _leave(together: bool, patience: float = math.inf) -> None:
+    if not membership.is_initialized():
+        return
+    if _pid != os.getpid():
+        membership.end()
+        return
+    if together and not timeline.end_with_engine(patience):
+        membership.give_up()
+    with membership.lock:
+        process_sets.end()
+        _native.close()
+        membership.end()
+    timeline.keep()
+
+
+def _at_exit() -> None:
+    # A forked child (a data loader) inherits this handler, but it is not a rank.
+    if _launcher is None or _pid != os.getpid():
+        return
+    # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
+    crashed = hasattr(sys, "last_value")
+    _leave(together=membership.is_healthy() and not crashed, patience=EXIT_PATIENCE)
+    may_come = membership.are_all_live() and not mpi.is_chosen()
+    patience = math.inf if membership.is_healthy() else STALLED_PATIENCE if may_come else 0.0
+    _launcher.finish(0.0 if crashed else patience)

@@ -1,0 +1,121 @@
+"""Which address of this host the other hosts shall use: decided from lists of interfaces; nothing is probed or sent.
+
+The order of preference:
+
+1. ``COLLECTIVE_ADDRESS``;
+2. the address inside the first network of ``COLLECTIVE_NETWORK`` that matches, or of the interface that it names;
+3. an address in a network that all other hosts are in as well;
+4. the address from which the system would send to the other hosts.
+
+Loopback and the bridges of container engines are never chosen in 3 and 4, and neither is an address that another host has as
+well: 172.17.0.1 is ``docker0`` everywhere and leads nowhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from typing import NamedTuple, Sequence
+
+from collective_core.errors import CollectiveError
+
+#: Interfaces that end inside their own host, by the start of their names.
+INNER = ("lo", "docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "lxcbr", "lxdbr", "podman", "kube-", "dummy", "tunl")
+
+
+class Interface(NamedTuple):
+    name: str
+    address: str
+    prefix: int
+
+    def network(self) -> str:
+        return str(ipaddress.ip_interface(f"{self.address}/{self.prefix}").network)
+
+
+def candidates(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> list[Interface]:
+    """Own interfaces that may lead to other hosts: not inner ones, none whose address another host has as well."""
+    taken = {interface.address for host in others for interface in host}
+    return [i for i in own if not i.name.startswith(INNER) and i.address not in taken]
+
+
+def in_networks(own: Sequence[Interface], networks: Sequence[str]) -> str | None:
+    """Own address in the first of ``networks`` (CIDR, or names of interfaces) that has one. A name need not be there on every host."""
+    for text in networks:
+        try:
+            network = ipaddress.ip_network(text, strict=False)
+        except ValueError as error:
+            if re.fullmatch(r"[A-Za-z][\w.@-]*", text):
+                named = [interface.address for interface in own if interface.name == text]
+                if named:
+                    return named[0]
+                continue
+            raise CollectiveError(f"COLLECTIVE_NETWORK: {error}", "invalid") from error
+        for interface in own:
+            if ipaddress.ip_address(interface.address) in network:
+                return interface.address
+    return None
+
+
+def shared_network(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> str | None:
+    """Own address in a network in which every other host has a candidate address of its own."""
+    for interface in candidates(own, others):
+        network = interface.network()
+        everywhere = all(any(o.network() == network and not o.name.startswith(INNER) for o in host) for host in others)
+        if everywhere:
+            return interface.address
+    return None
+
+
+def source_address(target: str) -> str | None:
+    """The address from which the system would send to ``target``. A connected datagram socket sends nothing."""
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def choose_address(
+    own: Sequence[Interface],
+    others: Sequence[Sequence[Interface]],
+    address: str | None = None,
+    networks: Sequence[str] = (),
+) -> str:
+    """The address of this host for the other hosts. Raises :class:`CollectiveError` listing what there is to choose from."""
+    if address:
+        return address
+    if networks:
+        found = in_networks(own, networks)
+    else:
+        found = shared_network(own, others)
+        if not found:
+            found = _routed(own, others)
+    if found:
+        return found
+    have = ", ".join(f"{i.name} {i.address}/{i.prefix}" for i in own) or "none"
+    wish = f"in COLLECTIVE_NETWORK={','.join(networks)}" if networks else "that leads to the other hosts"
+    raise CollectiveError(f"{socket.gethostname()} has no address {wish}; its interfaces: {have}", "invalid")
+
+
+def _routed(own: Sequence[Interface], others: Sequence[Sequence[Interface]]) -> str | None:
+    usable = {i.address for i in candidates(own, others)}
+    for host in others:
+        for target in candidates(host, [own]):
+            found = source_address(target.address)
+            if found in usable:
+                return found
+    return None
+
+
+def interfaces_of(rows: Sequence[tuple[str, str, int]]) -> list[Interface]:
+    return [Interface(*row) for row in rows]
+
+
+def free_port(family: int = socket.AF_INET) -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket(family) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,58 @@
+"""Operations of the engine: run or waited for, with a note of the failures that end it, and what they have received."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+
+from collective_core import _native
+from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
+
+
+def run(operation: _native.Operation, *memory: Any) -> None:
+    """Runs a collective, which reads and writes ``memory``; remembers a failure that ended the engine."""
+    try:
+        _native.run(operation)
+    except BaseException as error:
+        membership.note_failure(error, (operation, memory))
+        raise
+
+
+def wait(handle: int, memory: Any = None, seconds: float = math.inf) -> bool:
+    """Waits for a submitted collective, at most so long, and says whether it is done; if it failed, releases its handle and raises.
+
+    An interruption of the wait (Ctrl-C) is not a failure: the engine goes on using the operation's ``memory``.
+    """
+    try:
+        return _native.wait(handle, seconds)
+    except BaseException as error:
+        if not isinstance(error, CollectiveError) and not _native.has_ended_engine(error):
+            raise
+        membership.note_failure(error, memory)
+        if _native.is_done(handle):  # not where a signal's handler was refused to wait
+            _native.release(handle)
+        raise
+
+
+def take_received(handle: int, size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """The bytes of a finished allgather or alltoall as uint8, without a copy, and the rows of each rank. Ends the handle."""
+    address, length, rows = _native.gathered(handle, size)
+    if length == 0:
+        _native.release(handle)
+        return np.empty(0, dtype=np.uint8), rows
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    # The array keeps `memory` alive; when both are gone, the engine's buffer goes too.
+    weakref.finalize(memory, _native.release, handle).atexit = False
+    return np.frombuffer(memory, dtype=np.uint8), rows  # type: ignore[call-overload]
+
+
+def gather(operation: _native.Operation, source: Any, size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Runs an allgather or alltoall of ``source`` in a set of ``size`` ranks; what :func:`take_received` gives."""
+    handle = _native.submit(operation, _native.BLOCKING)
+    wait(handle, (operation, source))
+    return take_received(handle, size)

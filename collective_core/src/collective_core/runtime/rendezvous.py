@@ -1,0 +1,183 @@
+"""How the ranks find each other: who is there, where, and the job's secret.
+
+Whatever launcher started them (launchers.py), this is the same. Only bytes and JSON travel: nothing that a peer sends is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import time
+from typing import Any, Callable, Sequence
+
+from collective_core import _native
+from collective_core.errors import CollectiveError
+from collective_core.runtime.config import SEMANTICS, Config
+from collective_core.runtime.network import choose_address, interfaces_of
+from collective_core.transport import mpi
+
+NONCE_BYTES = 32
+#: Ranks whose reasons for not connecting one error tells.
+MOST_REASONS = 3
+
+#: What other parts of the engine tell about this rank when a process set meets, and learn of all its members, by name. The first is
+#: told whether this rank is the set's first; the second the set, this rank's number in it, and what every member told.
+companions: dict[str, tuple[Callable[[bool], Any], Callable[[int, int, list[Any]], None]]] = {}
+
+
+def host_identity(override: str | None = None) -> str:
+    """A text that two processes share exactly when they can share memory through an abstract unix socket.
+
+    Such sockets belong to a network namespace, so two containers of one machine count as two hosts unless they share it.
+    """
+    if override:
+        return "override:" + override
+    parts = [socket.gethostname()]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            parts.append(file.read().strip())
+        parts.append(str(os.stat("/proc/self/ns/net").st_ino))
+    except OSError:
+        parts.append("unknown")
+    return "/".join(parts)
+
+
+def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[int] | None = None) -> list[_native.PeerInfo]:
+    """Tells the ranks about each other and connects those of the process set. Returns the table of its peers, in order.
+
+    Two rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
+    then the addresses and a nonce, which rank 0 draws afresh for every job and process set, for their secret. Where the launcher
+    hears of deaths, a third one: whether all could connect. So a rank that died meanwhile, or cannot be reached, is named by those
+    too that did not need it, and who waited for it in vain is not blamed for going away.
+    """
+    identity = host_identity(config.host_id)
+    mine: dict[str, Any] = {
+        "host_id": identity,
+        "host_name": socket.gethostname(),
+        "pid": os.getpid(),
+        "interfaces": _native.interfaces(),
+        "settings": {"COLLECTIVE_BACKEND": config.backend, SEMANTICS: config.semantics},
+        "sockets": config.sockets,
+    }
+    everyone = exchange_documents(launcher, mine)
+    _refuse_different_settings(everyone)
+    ranks = list(range(launcher.size)) if members is None else members
+    included = launcher.rank in ranks
+    first_of_host: dict[str, dict[str, Any]] = {}
+    for info in (everyone[rank] for rank in ranks):
+        first_of_host.setdefault(info["host_id"], info)
+    address = None
+    error = ""
+    port, socket_name = 0, ""
+    told: dict[str, Any] = {}
+    try:
+        if process_set == 0:
+            mpi.choose(config.backend, launcher)
+        if included and len(first_of_host) > 1:
+            others = [interfaces_of(info["interfaces"]) for host, info in first_of_host.items() if host != identity]
+            address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
+        if included:
+            port, socket_name = _native.open_listeners(address)
+            told = {name: offer(launcher.rank == ranks[0]) for name, (offer, _) in companions.items()}
+    except CollectiveError as problem:
+        error = str(problem)
+
+    nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
+    try:
+        endpoints = exchange_documents(
+            launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "told": told, "error": error}
+        )
+        _raise_first_error(endpoints, everyone)
+        peers = [
+            _native.PeerInfo(
+                rank, info["pid"], info["host_id"], info["host_name"], endpoint["address"], endpoint["port"], endpoint["socket"]
+            )
+            for rank, info, endpoint in ((rank, everyone[rank], endpoints[rank]) for rank in ranks)
+        ]
+        if included:
+            for name, (_, learn) in companions.items():
+                learn(process_set, ranks.index(launcher.rank), [endpoints[rank]["told"].get(name) for rank in ranks])
+            mpi.join(process_set, ranks)
+            secret = session_secret(launcher.secret, bytes.fromhex(endpoints[0]["nonce"]), process_set)
+            sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
+            began = time.monotonic()
+            failure = _connect(ranks.index(launcher.rank), peers, secret, config, process_set, sockets)
+            if launcher.hears_of_deaths:
+                failure = _compare_outcomes(launcher, everyone, failure, time.monotonic() - began)
+            if failure:
+                raise failure
+    except BaseException:
+        _native.close(process_set)  # whoever is not in the job does not listen
+        raise
+    return peers
+
+
+def _connect(
+    rank: int, peers: list[_native.PeerInfo], secret: bytes, config: Config, process_set: int, sockets: int
+) -> CollectiveError | None:
+    """Why this rank could not connect to the others, if so: it has yet to tell them. Ranks in it are numbers in the job."""
+    try:
+        how = config.timeout, config.start_timeout, process_set, config.stall_warning, sockets, config.single_copy
+        _native.connect(rank, peers, secret, *how, _native.SEMANTICS[config.semantics])
+    except CollectiveError as failure:
+        return CollectiveError(str(failure), failure.kind, [peers[number].rank for number in failure.ranks])
+    return None
+
+
+def session_secret(job_secret: bytes, nonce: bytes, process_set: int) -> bytes:
+    """What the ranks of a process set prove to each other. Never travels.
+
+    Without a secret of the job (mpirun's network, one user's sockets on one host) whoever reads the nonce there knows it.
+    """
+    return hmac.new(job_secret, b"session" + nonce + str(process_set).encode(), hashlib.sha256).digest()
+
+
+def exchange_documents(launcher: Any, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """All ranks' JSON documents, by rank."""
+    return [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode())]
+
+
+def _refuse_different_settings(everyone: list[dict[str, Any]]) -> None:
+    """Raises the same on all ranks, when a setting that must be the same is set on some of them only."""
+    for name in everyone[0]["settings"]:
+        ranks_of: dict[str, list[int]] = {}
+        for rank, info in enumerate(everyone):
+            ranks_of.setdefault(info["settings"][name], []).append(rank)
+        if len(ranks_of) > 1:
+            wishes = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
+            text = f"{name} must be the same on all ranks, and is {wishes}: set it on all hosts or on none"
+            if name == SEMANTICS:
+                text += " (the package horovod sets it: import that on all ranks or on none)"
+            raise CollectiveError(text, "invalid", min(ranks_of.values(), key=len))
+
+
+def _raise_first_error(endpoints: list[dict[str, Any]], everyone: list[dict[str, Any]]) -> None:
+    """A rank that cannot start says so to all: nobody waits for it in vain."""
+    failed = [(rank, endpoint["error"]) for rank, endpoint in enumerate(endpoints) if endpoint["error"]]
+    if failed:
+        rank, text = failed[0]
+        who = f"rank {rank} (host {everyone[rank]['host_name']}, pid {everyone[rank]['pid']})"
+        raise CollectiveError(f"{who} cannot start: {text}", "invalid", [number for number, _ in failed])
+
+
+def _compare_outcomes(launcher: Any, everyone: list[dict[str, Any]], own: CollectiveError | None, spent: float) -> CollectiveError | None:
+    """Why the ranks are not all connected, if so. ``spent``: seconds that this rank has tried."""
+    mine = {"error": str(own), "kind": own.kind, "ranks": own.ranks} if own else {"error": ""}
+    try:
+        outcomes = [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode(), spent)]
+    except CollectiveError as error:
+        if own is None:
+            raise
+        # Whoever is gone is to blame, not whom this rank has waited for, who may have waited for that one.
+        raise CollectiveError(f"{error}; rank {launcher.rank}: {own}", error.kind, error.ranks) from own
+    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome["error"]]
+    if own or not failed:
+        return own
+    reasons = [f"rank {rank} (host {everyone[rank]['host_name']}) could not connect: {outcome['error']}" for rank, outcome in failed]
+    first = failed[0][1]
+    return CollectiveError("; ".join(reasons[:MOST_REASONS]), first["kind"], first["ranks"])

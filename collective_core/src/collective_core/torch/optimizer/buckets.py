@@ -1,0 +1,312 @@
+"""How gradients are grouped: fixed buckets, the same on all ranks, in the order in which gradients came in the first rank's first step.
+
+So the first bucket is complete early and its sum overlaps with the rest of the pass, and parameters that are never used hold up nothing.
+Buckets are launched strictly in order, whatever the order in which gradients arrive: that is what makes the order of operations the same
+on all ranks without asking each other.
+
+A bucket is one flat tensor in the memory that the ranks of a host share (arrays.empty), where it is reduced without a copy. The
+gradients of parameters in host memory are views of it: ``p.grad`` is moved there, unless it is there already because the last
+step's gradient was zeroed and not set to None. A large one is moved when it is ready, from a cache; small ones together.
+With ``gradient_as_bucket_view=False`` they stay the program's own tensors, and the sums are copied into them.
+
+Behind the gradients there is a mark for each of them: 1 where this rank has one. What no rank has used has a sum of 0 there, at no other
+cost, and such a parameter is left without a gradient, so that the optimizer does not move it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import reduce
+from typing import Any, Callable, Sequence
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from collective_core import _native, arrays
+from collective_core.errors import CollectiveError
+from collective_core.runtime.process_sets import members
+from collective_core.torch import handles
+from collective_core.torch.compression import Compression
+from collective_core.torch.ops import allreduce
+
+#: Bytes of gradients that do not stay in a processor's cache until they are summed, and so many at most wait to be moved.
+LARGE = 1 << 20
+
+
+def gradient_memory(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros in the memory that the ranks of this host share; where its size is limited, ordinary ones: slower, not wrong. Or on a GPU."""
+    if device.type != "cpu":
+        return torch.zeros(elements, dtype=dtype, device=device)
+    length = elements * torch.empty(0, dtype=dtype).element_size()
+    try:
+        return torch.from_numpy(arrays.empty(length, np.uint8, large_pages=True)).zero_().view(dtype)
+    except CollectiveError:
+        return torch.zeros(elements, dtype=dtype)
+
+
+class Bucket:
+    """Gradients that are summed as one flat tensor: on their GPU if NCCL sums it there, otherwise in host memory."""
+
+    def __init__(
+        self,
+        name: str,
+        parameters: list[torch.nn.Parameter],
+        dtype: torch.dtype,
+        compression: Any = Compression.none,
+        uses_nccl: bool = False,
+        as_views: bool = True,
+    ) -> None:
+        # Sums go element by element through memory: where parameters lie in another order, the bucket has another name.
+        layouts = [p.stride() for p in parameters if not p.is_contiguous()]
+        self.name = f"{name}.{crc32(repr(layouts).encode()):x}" if layouts else name
+        self.parameters = parameters
+        self.dtype = dtype
+        devices = {p.device for p in parameters}
+        on_gpu = uses_nccl and len(devices) == 1 and parameters[0].is_cuda
+        self.device = parameters[0].device if on_gpu else torch.device("cpu")
+        self.compression = compression
+        self.arrived: list[torch.nn.Parameter] = []  # whose gradients have come
+        self.unfilled: list[torch.nn.Parameter] = []  # those of them whose gradients are not in their slots yet
+        self.unfilled_bytes = 0
+        self.missing: list[torch.nn.Parameter] = []  # for which this rank has no gradient, and others may
+        self.as_views = as_views
+        # A compressor of the user's own may choose a type that a mark does not survive.
+        self.has_marks = compression in (Compression.none, Compression.fp16, Compression.bf16)
+        self.flat: torch.Tensor = torch.empty(0)
+        self.marks: torch.Tensor = torch.empty(0)
+        self.slots: dict[torch.nn.Parameter, torch.Tensor] = {}  # each parameter's part of it, in the parameter's shape
+        self.addresses: dict[torch.nn.Parameter, int] = {}  # where the slots are
+        self.contexts: dict[torch.nn.Parameter, Any] = {}
+        self.handle = 0
+        self._sum: tuple[Any, torch.Tensor, Callable[[], object]] | None = None  # how, what, and the prepared call
+        self.ranges: dict[torch.nn.Parameter, tuple[int, int]] = {}
+        begin = 0
+        for parameter in parameters:
+            self.ranges[parameter] = (begin, begin + parameter.numel())
+            begin += parameter.numel()
+        self.gradients = begin
+        self.elements = begin + (len(parameters) if self.has_marks else 0)
+
+    def take(self, parameter: torch.nn.Parameter) -> bool:
+        """Notes that the parameter's gradient has come; says whether to :meth:`fill` now."""
+        self.arrived.append(parameter)
+        self.unfilled.append(parameter)
+        self.unfilled_bytes += parameter.numel() * parameter.element_size()
+        # From a GPU at once, in the stream in which the gradient was made.
+        return self.unfilled_bytes >= LARGE or parameter.is_cuda
+
+    def is_complete(self) -> bool:
+        return len(self.arrived) == len(self.parameters)
+
+    def take_rest(self) -> None:
+        """As if all the others had come, too."""
+        if not self.is_complete():
+            missing = set(self.parameters) - set(self.arrived)
+            self.unfilled += [p for p in self.parameters if p in missing]
+            self.arrived = list(self.parameters)
+
+    def fill(self) -> None:
+        """Brings the (compressed) gradients of those that have come, and are not there, into their slots; zeros where there is none."""
+        parameters = self.unfilled
+        gradients = [p.grad for p in parameters]
+        without = [p for p, gradient in zip(parameters, gradients) if gradient is None]
+        if without:
+            self.missing += without
+            zeros = {p: torch.zeros_like(p) for p in without}
+            gradients = [zeros[p] if gradient is None else gradient for p, gradient in zip(parameters, gradients)]
+        if self._is_plain():
+            self._provide(self.dtype)
+            slots = [self._view(p) for p in parameters]
+            _copy_all(slots, gradients)
+            if self.as_views:
+                for parameter, slot in zip(parameters, slots):
+                    if parameter.grad is not None:
+                        parameter.grad = slot
+        else:
+            with torch.no_grad():
+                one_type = reduce(torch.promote_types, (p.dtype for p in self.parameters))  # of a model that was converted in part
+                for parameter, gradient in zip(parameters, gradients):
+                    small, self.contexts[parameter] = self.compression.compress(gradient.detach())
+                    dtype = one_type if self.compression is Compression.none else small.dtype
+                    _copy_all([self._slot_for(parameter, small.shape, dtype)], [small])
+        self.unfilled, self.unfilled_bytes = [], 0
+
+    def _is_plain(self) -> bool:
+        """Whether gradients are views of it: not where the model was converted to another type or moved since the bucket was made."""
+        return self.compression is Compression.none and all(p.dtype == self.dtype and p.device == self.device for p in self.parameters)
+
+    def _provide(self, dtype: torch.dtype) -> None:
+        """Makes the flat tensor and the slots, if there are none of that type yet."""
+        if self.flat.dtype == dtype and self.flat.numel() == self.elements and self.slots:
+            return
+        self.flat = gradient_memory(self.elements, dtype, self.device)
+        self.marks = self.flat[self.gradients :]
+        self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.ranges.items()}
+        self.addresses = {p: slot.data_ptr() for p, slot in self.slots.items()}
+
+    def _view(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """The parameter's slot, which ``p.grad`` has been: what a user did to that tensor must not move the slot."""
+        slot = self.slots[parameter]
+        if slot.requires_grad or slot.data_ptr() != self.addresses[parameter]:
+            # `p.grad.data = ...`, or `p.grad` calculated anew of what has a gradient itself.
+            begin, end = self.ranges[parameter]
+            slot = self.slots[parameter] = _slot(self.flat[begin:end], parameter)
+        return slot
+
+    def _slot_for(self, parameter: torch.nn.Parameter, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """For a compressed gradient; alone in its bucket it may have any length and shape, another in every step."""
+        if len(self.parameters) > 1 or shape == parameter.shape:
+            if self.slots and self.slots[parameter].shape != shape:
+                self.slots = {}
+            self._provide(dtype)
+            return self._view(parameter)
+        if self.flat.numel() != shape.numel() or self.flat.dtype != dtype:
+            self.flat = gradient_memory(shape.numel(), dtype, self.device)
+        self.slots[parameter] = self.flat.view(shape)
+        self.addresses[parameter] = self.flat.data_ptr()
+        return self.slots[parameter]
+
+    def start_sum(self, how: dict[str, Any]) -> None:
+        """``how``: the keyword arguments of an allreduce."""
+        self._mark()
+        self.handle = allreduce.allreduce_async_(self.flat, name=self.name, **how)
+
+    def sum_here(self, how: dict[str, Any]) -> None:
+        """In this thread."""
+        self._mark()
+        # A process set that was removed and added again has another number; tensors in torch's shared memory have moved.
+        key = how, members(how["process_set"]).id, self.flat.data_ptr()
+        if self._sum is None or self._sum[0] != key or self._sum[1] is not self.flat:
+            self._sum = key, self.flat, allreduce.prepare_(self.flat, self.name, **how)
+        self._sum[2]()
+
+    def _mark(self) -> None:
+        self.marks.fill_(1.0)
+        if self.missing and self.has_marks:
+            without = set(self.missing)
+            self.marks[[number for number, p in enumerate(self.parameters) if p in without]] = 0.0
+
+    def _take_from_others(self) -> set[torch.nn.Parameter]:
+        """Gives parameters that only other ranks have used a gradient, to be filled; returns those that no rank has used."""
+        is_used = (self.marks != 0).tolist() if self.has_marks else [True] * len(self.parameters)
+        without, unused = set(self.missing), set()
+        for parameter, used in zip(self.parameters, is_used):
+            if parameter in without and not used:
+                unused.add(parameter)
+                self.contexts.pop(parameter, None)
+            elif parameter in without:
+                is_view = self.as_views and self._is_plain()
+                parameter.grad = self._view(parameter) if is_view else torch.empty_like(parameter, requires_grad=False)
+        return unused
+
+    def empty(self) -> None:
+        """Brings the reduced gradients back to where they are not views."""
+        unused = self._take_from_others() if self.missing else ()
+        for parameter in self.parameters:
+            if parameter in unused:
+                continue
+            slot = self.slots[parameter]
+            if parameter in self.contexts:
+                with torch.no_grad():
+                    parameter.grad.copy_(self.compression.decompress(slot, self.contexts.pop(parameter)))
+            elif parameter.grad is not slot or self._view(parameter) is not slot:
+                with torch.no_grad():
+                    parameter.grad.copy_(self._view(parameter))
+
+    def reset(self) -> None:
+        """Prepares for the next step."""
+        if self.handle:
+            # Nobody has waited for it: the engine may go on using that memory.
+            handles.abandon(self.handle)
+            self.flat, self.marks, self.handle, self._sum = torch.empty(0), torch.empty(0), 0, None
+        self.contexts.clear()
+        self.arrived, self.unfilled, self.unfilled_bytes, self.missing = [], [], 0, []
+
+
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies tensor by tensor: large ones past the caches, which they would only sweep, the others in one call, where PyTorch has one."""
+    pairs = [pair for pair in zip(targets, sources) if not _copied_past_caches(*pair)]
+    # Of backward(create_graph=True) they have a graph, which a sum over ranks ends. Nearly all have none: no_grad would cost more.
+    pairs = [(target, source.detach() if source.requires_grad else source) for target, source in pairs]
+    if pairs and hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(*map(list, zip(*pairs)))
+        return
+    for target, source in pairs:
+        target.copy_(source)
+
+
+def _copied_past_caches(target: torch.Tensor, source: torch.Tensor) -> bool:
+    length = target.numel() * target.element_size()
+    if length < LARGE or not target.device.type == source.device.type == "cpu":
+        return False
+    same_form = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+    if not same_form or not _is_dense(target):
+        return False
+    if target.data_ptr() != source.data_ptr():
+        _native.copy(target.data_ptr(), source.data_ptr(), length)
+    return True
+
+
+def _slot(part: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The part of a bucket in the parameter's shape and order in memory, which fused optimizers expect of a gradient."""
+    shaped = part.as_strided(parameter.shape, parameter.stride()) if _is_dense(parameter) else part.view(parameter.shape)
+    return shaped.detach()  # a gradient of its own, not a view with a history
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements neither overlap nor leave gaps: exactly then empty_like keeps the strides."""
+    return bool(torch.empty_like(tensor, device="meta").stride() == tensor.stride())
+
+
+def groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
+    """The parameters that are to be summed together: as the caller lists them, or so many groups of about equal length."""
+    if groups is not None and num_groups:
+        warnings.warn("groups and num_groups are two ways to say the same: num_groups is ignored", stacklevel=5)
+    if groups is None or isinstance(groups, int):
+        number = min(groups or num_groups, len(parameters))
+        if number < 0:
+            raise ValueError(f"the number of groups must not be negative, not {number}")
+        ends = [len(parameters) * (i + 1) // number for i in range(number)]
+        return [parameters[begin:end] for begin, end in zip([0, *ends], ends)][::-1]
+    if any(not isinstance(group, (list, tuple)) or any(not torch.is_tensor(p) for p in group) for group in groups):
+        raise ValueError("groups should be a number, or a list of lists of parameters")
+    listed = [parameter for group in groups for parameter in group]
+    if len(set(listed)) < len(listed):
+        raise ValueError("a parameter can only appear once in groups")
+    known = set(parameters)
+    return [[p for p in group if p in known] for group in groups]
+
+
+def make_buckets(
+    parameters: Sequence[torch.nn.Parameter],
+    most_bytes: int,
+    groups: Sequence[Sequence[torch.nn.Parameter]],
+    prefix: str,
+    compression: Any = Compression.none,
+    uses_nccl: bool = False,
+    as_views: bool = True,
+) -> list[Bucket]:
+    """Groups parameters of one type, in the order in which their gradients come, into buckets of at most ``most_bytes`` (or one parameter).
+
+    Every one of ``groups`` is a bucket for each of its types, whatever its size. The buckets are in the order in which they will be
+    complete. ``prefix`` begins the names, which no other optimizer's buckets may have.
+    """
+    parts: list[list[torch.nn.Parameter]] = []
+    for group in groups:
+        parts += [[p for p in group if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in group)]
+    grouped = {parameter for group in groups for parameter in group}
+    open_parts: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+    open_bytes: dict[torch.dtype, int] = {}
+    for parameter in parameters:
+        if parameter in grouped:
+            continue
+        dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
+        if dtype not in open_parts or open_bytes[dtype] + size > most_bytes:
+            open_parts[dtype], open_bytes[dtype] = [], 0
+            parts.append(open_parts[dtype])
+        open_parts[dtype].append(parameter)
+        open_bytes[dtype] += size
+    position = {parameter: number for number, parameter in enumerate(parameters)}
+    parts.sort(key=lambda part: max(position[parameter] for parameter in part))
+    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, compression, uses_nccl, as_views) for number, part in enumerate(parts)]

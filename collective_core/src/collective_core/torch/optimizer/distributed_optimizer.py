@@ -1,0 +1,295 @@
+"""DistributedOptimizer: the optimizer's own class, whose steps are made with gradients that were reduced over all ranks (reducer.py)."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Callable, Iterable, Iterator
+
+import torch
+
+from collective_core.runtime.process_sets import ProcessSet, global_process_set
+from collective_core.torch.compiling import not_compiled
+from collective_core.torch.compression import Compression
+from collective_core.torch.ops import allreduce
+from collective_core.torch.optimizer.adasum_optimizer import distribute_with_adasum
+from collective_core.torch.optimizer.gradient_scaling import reduce_before_looking
+from collective_core.torch.optimizer.reducer import Reducer
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """Methods that :func:`DistributedOptimizer` mixes into the class of the optimizer that it wraps.
+
+    Programs written for Horovod do that themselves, with its constructor: ``type(name, (kind,), dict(_DistributedOptimizer.__dict__))``,
+    or with the dictionary of a class that inherits from this one. A class of both, ``class Mine(_DistributedOptimizer, SGD)``, works, too.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+        compression: Any = Compression.none,
+        backward_passes_per_step: int = 1,
+        op: str = allreduce.Average,
+        gradient_predivide_factor: float = 1.0,
+        groups: Any = None,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet | None = None,
+    ) -> None:
+        if op == allreduce.Adasum:
+            raise ValueError("an optimizer with op=Adasum is made by DistributedOptimizer(optimizer, op=Adasum)")
+        _check_options(op, gradient_predivide_factor, backward_passes_per_step)
+        _wrapped(self).__init__(params)
+        self._distribute(
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            groups,
+            0,
+            sparse_as_dense,
+            process_set,
+        )
+
+    def _distribute(
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+        compression: Any,
+        backward_passes_per_step: int,
+        op: str,
+        gradient_predivide_factor: float,
+        groups: Any,
+        num_groups: int,
+        sparse_as_dense: bool,
+        process_set: ProcessSet | None,
+        gradient_as_bucket_view: bool = True,
+    ) -> None:
+        self._compression = compression
+        self._predivide_factor = gradient_predivide_factor
+        self._should_synchronize = True
+        self._reduced_for_scaler = False
+        how = {
+            "op": op,
+            # Average divides in the engine; the factor is taken out before the sum and put back after it.
+            "prescale_factor": 1.0 / gradient_predivide_factor,
+            "postscale_factor": gradient_predivide_factor,
+            "process_set": process_set if process_set is not None else global_process_set,
+        }
+        wants_sparse = isinstance(self, torch.optim.SparseAdam)
+        self._reducer = Reducer(
+            self._listed(),
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            how,
+            groups,
+            num_groups,
+            sparse_as_dense,
+            wants_sparse,
+            gradient_as_bucket_view,
+        )
+
+    def _listed(self) -> list[torch.nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    # What programs look up of Horovod's. What cannot change once buckets are made cannot be set, either.
+
+    @property
+    def op(self) -> str:
+        return str(self._reducer.how["op"])
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._reducer.process_set
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        return self._predivide_factor
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        return self._reducer.sparse_as_dense
+
+    @property
+    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+        return self._reducer.names
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """After how many backward passes gradients are summed."""
+        return self._reducer.passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes after how many backward passes gradients are summed. Not between backward and step."""
+        if self._reducer.is_under_way():
+            raise AssertionError(
+                "set_backward_passes_per_step was called after loss.backward() but before optimizer.step() or optimizer.synchronize()"
+            )
+        self._reducer.passes = passes
+        self._reducer.begin_anew()
+
+    @not_compiled
+    def synchronize(self) -> None:
+        """Waits until all gradients are reduced and writes them into ``p.grad``.
+
+        A rank without one counts as zero; where no rank has one it stays None, and the optimizer leaves the parameter alone.
+        """
+        self._reducer.synchronize(self._listed())
+        self._reduced_for_scaler = False
+
+    def _reduce_for_scaler(self) -> None:
+        """Before a GradScaler unscales gradients, and looks for infinities among them. The program may have reduced them itself."""
+        # A scaler unscales once in a step: if it asks again, that step was left out. Hooks of a compiled backward pass note nothing.
+        if self._should_synchronize and (self._reduced_for_scaler or self._are_gradients_own()):
+            self.synchronize()
+            self._reduced_for_scaler = True
+
+    def _are_gradients_own(self) -> bool:
+        """Whether some have come since they were last reduced: the program may have reduced those of a step and then left it out."""
+        return self._reducer.is_under_way() or not self._reducer.is_done
+
+    @contextmanager
+    def _step_of_scaler(self) -> Iterator[None]:
+        """In which gradients have been reduced, once, whether the GradScaler looks at them first or the program has had it do so."""
+        should_synchronize = self._should_synchronize
+        if should_synchronize and self._are_gradients_own():
+            self.synchronize()
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = should_synchronize
+            self._reducer.is_done = self._reduced_for_scaler = False  # it may have skipped the step
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """The wrapped optimizer's own; what was under way of a step is dropped."""
+        self._reducer.begin_anew()
+        self._reducer.is_done = False
+        _wrapped(self).load_state_dict(*args, **kwargs)
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step`` inside this context does not synchronize: for scripts that call ``synchronize`` themselves."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    @not_compiled
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's own, on reduced gradients: those of ``backward``, or those that ``closure`` computes at every call.
+
+        What the closure returns is reduced like the gradients, so that all ranks decide alike what depends on the loss (LBFGS).
+        """
+        if self._should_synchronize:
+            if self._reducer.is_done:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                    "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if "
+                    "you use optimizer.synchronize() in your code.",
+                    stacklevel=2,
+                )
+            if closure is None or self._reducer.is_under_way():
+                self.synchronize()
+            if closure is not None:
+                closure = partial(self._evaluate, closure)
+        try:
+            return _wrapped(self).step(closure)
+        finally:
+            self._reducer.is_done = False
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Calls the closure of a step and reduces what it leaves."""
+        loss = closure()
+        # One that only returns a loss leaves nothing: its gradients came before the step.
+        if self._are_gradients_own():
+            self.synchronize()
+            self._reducer.is_done = False  # of another call's gradients
+        is_number = isinstance(loss, (int, float)) or (torch.is_tensor(loss) and loss.numel() == 1)
+        if self._reducer.is_alone or not is_number:
+            return loss
+        number = loss.detach().clone() if torch.is_tensor(loss) else torch.tensor(float(loss), dtype=torch.float64)
+        return self._reducer.reduced(number, "loss")
+
+    @not_compiled
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        if self._reducer.is_under_way():
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+                "This is prohibited as it can cause a race condition."
+            )
+        self._reducer.is_done = False
+        _wrapped(self).zero_grad(*args, **kwargs)
+
+
+def _wrapped(optimizer: Any) -> Any:
+    """The wrapped optimizer's own methods: of the class behind that which these here are in, by inheritance or because they were copied."""
+    last = [kind for kind in type(optimizer).__mro__ if "_distribute" in kind.__dict__][-1]
+    return super(last, optimizer)
+
+
+def _check_options(op: str, gradient_predivide_factor: float, backward_passes_per_step: int) -> None:
+    if op not in (allreduce.Average, allreduce.Sum, allreduce.Adasum):
+        raise ValueError(f"DistributedOptimizer takes op Average, Sum or Adasum, not {op!r}")
+    if gradient_predivide_factor != 1.0 and op != allreduce.Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be at least 1")
+
+
+# PyTorch wraps `step` of a class to run its hooks, once; the wrapped optimizer's own step, which this one calls, is wrapped already.
+_DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
+reduce_before_looking()
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: str = allreduce.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet | None = None,
+    gradient_as_bucket_view: bool = True,
+) -> Any:
+    """The optimizer, with gradients that are averaged (``op``) over all ranks before every step.
+
+    The result is an instance of the optimizer's own class with its state and options. ``backward_passes_per_step``:
+    gradients of so many passes are added up locally before they are summed over the ranks. ``gradient_predivide_factor``
+    splits the division of an average: by the factor before the sum, by size / factor after it. ``groups``: lists of
+    parameters, or a number of groups (``num_groups`` is its old name), that are summed together; other parameters are, in
+    buckets of COLLECTIVE_FUSION_MB. ``sparse_as_dense``: sparse gradients are made dense to be summed, otherwise rows
+    are gathered; the optimizer finds sparse ones. With ``op=Adasum``, what the optimizer adds to the parameters is combined, not
+    the gradients. ``gradient_as_bucket_view``: ``p.grad`` is a view of memory that the next step writes to, so clone what is to be kept;
+    with False, as in DDP, gradients are tensors of their own, which costs a copy more.
+    """
+    _check_options(op, gradient_predivide_factor, backward_passes_per_step)
+    if op == allreduce.Adasum:
+        return distribute_with_adasum(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
+    cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
+    wrapped: Any = cls.__new__(cls)
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped.__dict__.pop("step", None)  # a scheduler made earlier has bound the unwrapped step here
+    wrapped._distribute(
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        num_groups,
+        sparse_as_dense,
+        process_set,
+        gradient_as_bucket_view,
+    )
+    return wrapped
