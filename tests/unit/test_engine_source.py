@@ -20,13 +20,14 @@ def test_two_packings_are_the_same_bytes() -> None:
     assert one.sha256 == hashlib.sha256(one.content).hexdigest()
 
 
-def test_it_holds_the_build_files_and_every_source() -> None:
+def test_it_holds_the_build_files_and_every_source_but_no_tests() -> None:
     root = resources.folder("collective_core")
     inner = {name.split("/", 1)[1] for name in names()}
     assert {"pyproject.toml", "CMakeLists.txt", "LICENSE", "NOTICE"} <= inner
-    sources = {path.relative_to(root).as_posix() for path in (root / "csrc").rglob("*") if path.is_file()}
-    assert sources
-    assert sources <= inner
+    files = {path.relative_to(root).as_posix() for path in (root / "csrc").rglob("*") if path.is_file()}
+    tests = {name for name in files if name.startswith("csrc/tests/")}
+    assert tests
+    assert files & inner == files - tests
 
 
 def test_it_holds_nothing_that_was_built() -> None:
