@@ -67,8 +67,8 @@ void allreduce_arena(Group& group, const Operation& operation, const std::vector
   bool in_place = true;
   for (const int r : topology.local_ranks()) {
     const int global_rank = topology.peers[r].global_rank;
-    inputs.push_back(group.arena()->at(global_rank, headers[r]->input_place) + slice.begin * element);
-    outputs.push_back(group.arena()->at(global_rank, headers[r]->output_place) + slice.begin * element);
+    inputs.push_back(group.arena()->at(global_rank, headers[r]->input_location) + slice.begin * element);
+    outputs.push_back(group.arena()->at(global_rank, headers[r]->output_location) + slice.begin * element);
     in_place = in_place && inputs.back() == outputs.back();
   }
   const bool streams = !in_place && 2 * header.bytes() * static_cast<size_t>(ranks) > cached_bytes();

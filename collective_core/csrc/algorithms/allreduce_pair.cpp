@@ -14,10 +14,10 @@
 namespace cc {
 namespace {
 
-class PairLane : public Lane {
+class PairStream : public SliceStream {
  public:
-  PairLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
-      : Lane(group, operation, number, staging, slice),
+  PairStream(Group& group, const Operation& operation, int number, char* staging, const SliceBuffers& slice)
+      : SliceStream(group, operation, number, staging, slice),
         segment_(segment_bytes / element_),
         mine_(slice_of(slice.length, topology_.host, 2, element_)),
         theirs_(slice_of(slice.length, 1 - topology_.host, 2, element_)) {}
@@ -90,7 +90,7 @@ class PairLane : public Lane {
     if (head_.sequence != operation_.header.sequence || (!partial && head_.part != Part::result) ||
         head_.begin != slice_.begin + half.begin + expected || head_.length == 0 ||
         head_.length > half.length - expected || head_.length > segment_) {
-      out_of_turn();
+      unexpected_segment();
     }
   }
 
@@ -108,9 +108,9 @@ class PairLane : public Lane {
 
 }  // namespace
 
-std::unique_ptr<Lane> pair_lane(Group& group, const Operation& operation, int number, char* staging,
-                                const SlicePlace& slice) {
-  return std::make_unique<PairLane>(group, operation, number, staging, slice);
+std::unique_ptr<SliceStream> pair_stream(Group& group, const Operation& operation, int number, char* staging,
+                                         const SliceBuffers& slice) {
+  return std::make_unique<PairStream>(group, operation, number, staging, slice);
 }
 
 }  // namespace cc

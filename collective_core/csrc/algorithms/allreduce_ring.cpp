@@ -38,13 +38,13 @@ namespace cc {
 namespace {
 
 constexpr size_t window = 4;                              // partial sums that are ready and not sent yet
-constexpr size_t staging_bytes = window * segment_bytes;  // of a lane
+constexpr size_t staging_bytes = window * segment_bytes;  // of a stream
 
 // A slice on its way around the ring.
-class RingLane : public Lane {
+class RingStream : public SliceStream {
  public:
-  RingLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
-      : Lane(group, operation, number, staging, slice),
+  RingStream(Group& group, const Operation& operation, int number, char* staging, const SliceBuffers& slice)
+      : SliceStream(group, operation, number, staging, slice),
         accumulator_(accumulator_size_of(operation.header.dtype)),
         sources_(slice.inputs.size()),
         host_(topology_.host),
@@ -69,12 +69,12 @@ class RingLane : public Lane {
   bool is_receiving() const {
     return (host_ > 0 && summed_ < slice_.length) || (host_ < last_ && results_ < slice_.length);
   }
-  // The next thing to receive is a partial sum, for which there is no place.
+  // The next thing to receive is a partial sum, for which there is no room.
   bool must_send_first() const {
     return head_got_ == sizeof head_ && head_.part == Part::partial && partials_ >= window;
   }
 
-  // A partial sum's place in the window: segments take turns.
+  // A partial sum's slot in the window: segments take turns.
   char* staged(size_t at) { return staging_ + at / segment_ % window * segment_bytes; }
   char* result(size_t at) { return slice_.outputs[0] + at * element_; }
 
@@ -137,7 +137,7 @@ class RingLane : public Lane {
     const size_t expected = head_.part == Part::partial ? summed_ : results_;
     if (head_.sequence != operation_.header.sequence || head_.begin != slice_.begin + expected || head_.length == 0 ||
         head_.length > slice_.length - expected || head_.length > segment_) {
-      out_of_turn();
+      unexpected_segment();
     }
   }
 
@@ -164,25 +164,25 @@ class RingLane : public Lane {
 };
 
 // A worker's slice over all its connections.
-void run_slice(Group& group, const Operation& operation, char* staging, const SlicePlace& slice, Deadline& deadline) {
+void run_slice(Group& group, const Operation& operation, char* staging, const SliceBuffers& slice, Deadline& deadline) {
   const bool pair = group.topology().size == 2;
   const size_t element = size_of(operation.header.dtype);
   const int most = static_cast<int>(group.connections().to_next.size());
-  std::vector<std::unique_ptr<Lane>> lanes;
+  std::vector<std::unique_ptr<SliceStream>> streams;
   for (int number = 0; number < most; ++number) {
     char* own = staging + static_cast<size_t>(number) * staging_bytes;
-    const SlicePlace part = slice.part(slice_of(slice.length, number, most, element), element);
-    lanes.push_back(pair ? pair_lane(group, operation, number, own, part)
-                         : std::make_unique<RingLane>(group, operation, number, own, part));
+    const SliceBuffers part = slice.part(slice_of(slice.length, number, most, element), element);
+    streams.push_back(pair ? pair_stream(group, operation, number, own, part)
+                           : std::make_unique<RingStream>(group, operation, number, own, part));
   }
-  run_lanes(group, lanes, deadline);
+  run_streams(group, streams, deadline);
 }
 
 // All tensors can be reached where they lie, on every host: decided from the headers, so every host decides alike.
-bool all_within_reach(const Topology& topology, const std::vector<const Header*>& headers) {
+bool all_accessible(const Topology& topology, const std::vector<const Header*>& headers) {
   for (const auto& ranks : topology.hosts) {
     for (const int r : ranks) {
-      if (ranks.size() > 1 && !(headers[r]->input_place && headers[r]->output_place)) return false;
+      if (ranks.size() > 1 && !(headers[r]->input_location && headers[r]->output_location)) return false;
     }
   }
   return true;
@@ -193,18 +193,18 @@ void in_place(Group& group, const Operation& operation, const std::vector<const 
   const Topology& topology = group.topology();
   const size_t element = size_of(operation.header.dtype);
   const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
-  SlicePlace place{0, operation.header.count, {}, {}};
+  SliceBuffers buffers{0, operation.header.count, {}, {}};
   if (topology.local_size() == 1) {
-    place.inputs = {static_cast<const char*>(operation.input)};
-    place.outputs = {static_cast<char*>(operation.output)};
+    buffers.inputs = {static_cast<const char*>(operation.input)};
+    buffers.outputs = {static_cast<char*>(operation.output)};
   } else {
     for (const int r : topology.local_ranks()) {
       const int global_rank = topology.peers[r].global_rank;
-      place.inputs.push_back(group.arena()->at(global_rank, headers[r]->input_place));
-      place.outputs.push_back(group.arena()->at(global_rank, headers[r]->output_place));
+      buffers.inputs.push_back(group.arena()->at(global_rank, headers[r]->input_location));
+      buffers.outputs.push_back(group.arena()->at(global_rank, headers[r]->output_location));
     }
   }
-  run_slice(group, operation, staging, place.part(slice, element), deadline);
+  run_slice(group, operation, staging, buffers.part(slice, element), deadline);
 }
 
 void in_chunks(Group& group, const Operation& operation, char* staging, Deadline& deadline) {
@@ -221,11 +221,11 @@ void in_chunks(Group& group, const Operation& operation, char* staging, Deadline
     group.step_barrier(deadline);
     if (topology.local_rank < topology.channels()) {
       const Slice slice = slice_of(length, topology.local_rank, topology.channels(), element);
-      SlicePlace place{begin + slice.begin, slice.length, {}, {group.out(chunk) + slice.begin * element}};
+      SliceBuffers buffers{begin + slice.begin, slice.length, {}, {group.out(chunk) + slice.begin * element}};
       for (int r = 0; r < topology.local_size(); ++r) {
-        place.inputs.push_back(group.in(r, chunk) + slice.begin * element);
+        buffers.inputs.push_back(group.in(r, chunk) + slice.begin * element);
       }
-      run_slice(group, operation, staging, place, deadline);
+      run_slice(group, operation, staging, buffers, deadline);
     }
     group.step_barrier(deadline);
     std::memcpy(output + begin * element, group.out(chunk), length * element);
@@ -238,7 +238,7 @@ void allreduce_ring(Group& group, const Operation& operation, const std::vector<
                     Deadline& deadline) {
   const Topology& topology = group.topology();
   char* staging = group.staging(staging_bytes * group.connections().to_next.size());
-  if (!all_within_reach(topology, headers)) return in_chunks(group, operation, staging, deadline);
+  if (!all_accessible(topology, headers)) return in_chunks(group, operation, staging, deadline);
   if (topology.local_rank < topology.channels()) in_place(group, operation, headers, staging, deadline);
   group.step_barrier(deadline);
 }

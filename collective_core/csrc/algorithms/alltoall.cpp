@@ -58,7 +58,7 @@ Splits splits_of_all(const Topology& topology, const std::vector<const Header*>&
   for (size_t r = 0; r < headers.size(); ++r) {
     if (headers[r]->kind != Kind::alltoall) continue;
     std::memcpy(splits[r].data(), Group::payload(headers[r]), splits[r].size() * sizeof(int64_t));
-    if (are_credible(splits[r], *headers[r], headers[r]->row_bytes())) continue;
+    if (are_valid_splits(splits[r], *headers[r], headers[r]->row_bytes())) continue;
     throw Failure(Fault::internal,
                   topology.describe(static_cast<int>(r)) + " sent splits that are not those of its rows",
                   {static_cast<int>(r)});
@@ -66,7 +66,8 @@ Splits splits_of_all(const Topology& topology, const std::vector<const Header*>&
   return splits;
 }
 
-void alltoall(Group& group, Operation& operation, const Splits& splits, const Carrier* carrier, Deadline& deadline) {
+void alltoall(Group& group, Operation& operation, const Splits& splits, const ExternalTransport* external,
+              Deadline& deadline) {
   const Topology& topology = group.topology();
   const uint64_t row_bytes = operation.header.row_bytes();
   const char* input = static_cast<const char*>(operation.input);
@@ -79,7 +80,7 @@ void alltoall(Group& group, Operation& operation, const Splits& splits, const Ca
   }
   operation.gathered_bytes = offsets.back();
   operation.gathered = memory_for(operation.gathered_bytes);
-  if (carrier) return carrier->alltoall(group, operation, splits, deadline);
+  if (external) return external->alltoall(group, operation, splits, deadline);
   char* output = operation.gathered.get();
 
   // Copies what window [begin, begin + length) of rank's stream, which lies in `window`, holds for this rank.

@@ -36,10 +36,10 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
 }
 
 void allreduce_local(Group& group, const Operation& operation, Deadline& deadline);
-// The same for ranks that reach each other's memory; false, and nothing was done, where they do not reach all these
-// tensors. It makes 2 (P-1) system calls for a block of a slice, which cost
-// more than a second copy in cache where the tensor has fewer bytes.
-inline uint64_t least_direct(int ranks) {
+// The same by cross-memory attach; false, and nothing was done, where not all of these tensors can be attached to. It
+// makes 2 (P-1) system calls for a block of a slice, which cost more than a second copy in cache where the tensor has
+// fewer bytes.
+inline uint64_t min_direct_bytes(int ranks) {
   return (uint64_t(16) << 10) * static_cast<uint64_t>(ranks * (ranks - 1));
 }
 bool allreduce_direct(Group& group, const Operation& operation, Deadline& deadline);
@@ -80,9 +80,10 @@ using Splits = std::vector<std::vector<int64_t>>;
 // As they came with the headers of an alltoall; a rank that has joined sends nothing. Throws Failure for those that are
 // not of the rank's rows.
 Splits splits_of_all(const Topology& topology, const std::vector<const Header*>& headers);
-// carrier: of the data, or null.
-class Carrier;
-void alltoall(Group& group, Operation& operation, const Splits& splits, const Carrier* carrier, Deadline& deadline);
+// external: moves the data, or null.
+class ExternalTransport;
+void alltoall(Group& group, Operation& operation, const Splits& splits, const ExternalTransport* external,
+              Deadline& deadline);
 
 // Gathers all ranks' `input` into `output`, where rank r's bytes start at offsets[r] and end at offsets[r + 1].
 void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,

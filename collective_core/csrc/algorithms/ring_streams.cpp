@@ -12,14 +12,14 @@ constexpr int tries_on_own_core = 50;
 
 }  // namespace
 
-SlicePlace SlicePlace::part(const Slice& slice, size_t element) const {
-  SlicePlace place{begin + slice.begin, slice.length, inputs, outputs};
-  for (const char*& input : place.inputs) input += slice.begin * element;
-  for (char*& output : place.outputs) output += slice.begin * element;
-  return place;
+SliceBuffers SliceBuffers::part(const Slice& slice, size_t element) const {
+  SliceBuffers buffers{begin + slice.begin, slice.length, inputs, outputs};
+  for (const char*& input : buffers.inputs) input += slice.begin * element;
+  for (char*& output : buffers.outputs) output += slice.begin * element;
+  return buffers;
 }
 
-Lane::Lane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
+SliceStream::SliceStream(Group& group, const Operation& operation, int number, char* staging, const SliceBuffers& slice)
     : to_next(group.connections().to_next[static_cast<size_t>(number)].get()),
       from_previous(group.connections().from_previous[static_cast<size_t>(number)].get()),
       group_(group),
@@ -30,11 +30,11 @@ Lane::Lane(Group& group, const Operation& operation, int number, char* staging, 
       staging_(staging),
       slice_(slice) {}
 
-bool Lane::send(Outgoing& out) {
+bool SliceStream::send(Outgoing& out) {
   bool moved = false;
   while (out.sent < sizeof out.head + out.size) {
     const ptrdiff_t n = send_some(to_next, &out.head, sizeof out.head, out.bytes, out.size, out.sent);
-    if (n < 0) group_.liveness().lost(group_.next_rank());
+    if (n < 0) group_.failure_detector().lost(group_.next_rank());
     if (n == 0) break;
     out.sent += static_cast<size_t>(n);
     moved = true;
@@ -42,28 +42,28 @@ bool Lane::send(Outgoing& out) {
   return moved;
 }
 
-size_t Lane::take(char* target, size_t size) {
+size_t SliceStream::take(char* target, size_t size) {
   const ptrdiff_t n = receive_some(from_previous, target, size);
-  if (n < 0) group_.liveness().lost(group_.previous_rank());
+  if (n < 0) group_.failure_detector().lost(group_.previous_rank());
   return static_cast<size_t>(n);
 }
 
 // The peer is authenticated, so this is not about malice: a wrong head would be a bug, and must not become wrong sums.
-void Lane::out_of_turn() const {
+void SliceStream::unexpected_segment() const {
   throw Failure(Fault::internal,
                 topology_.describe(group_.previous_rank()) + " sent a segment out of turn (internal error)",
                 {group_.previous_rank()});
 }
 
-void run_lanes(Group& group, const std::vector<std::unique_ptr<Lane>>& lanes, Deadline& deadline) {
-  const int tries = group.patience().spins >= own_core.spins ? tries_on_own_core : 1;
+void run_streams(Group& group, const std::vector<std::unique_ptr<SliceStream>>& streams, Deadline& deadline) {
+  const int tries = group.wait_policy().spins >= own_core.spins ? tries_on_own_core : 1;
   std::vector<pollfd> waiting;
   for (int idle = 0;;) {
     bool moved = false, done = true;
-    for (const auto& lane : lanes) {
-      if (lane->done()) continue;
-      moved = lane->step() || moved;
-      done = done && lane->done();
+    for (const auto& stream : streams) {
+      if (stream->done()) continue;
+      moved = stream->step() || moved;
+      done = done && stream->done();
     }
     if (done) return;
     if (moved) {
@@ -73,10 +73,10 @@ void run_lanes(Group& group, const std::vector<std::unique_ptr<Lane>>& lanes, De
     }
     if (++idle < tries) continue;
     waiting.clear();
-    for (const auto& lane : lanes) {
-      if (lane->done()) continue;
-      if (lane->wants_to_receive()) waiting.push_back({lane->from_previous, POLLIN, 0});
-      if (lane->wants_to_send()) waiting.push_back({lane->to_next, POLLOUT, 0});
+    for (const auto& stream : streams) {
+      if (stream->done()) continue;
+      if (stream->wants_to_receive()) waiting.push_back({stream->from_previous, POLLIN, 0});
+      if (stream->wants_to_send()) waiting.push_back({stream->to_next, POLLOUT, 0});
     }
     const bool receiving =
         std::any_of(waiting.begin(), waiting.end(), [](const pollfd& p) { return p.events == POLLIN; });

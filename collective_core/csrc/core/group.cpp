@@ -12,7 +12,7 @@ namespace cc {
 namespace {
 
 // Ranks that fit on this host's cores may spin; otherwise they hand the core over early.
-Patience choose_patience(const Topology& topology) {
+WaitPolicy choose_wait_policy(const Topology& topology) {
   // All cores of the host, not those of this process: mpirun may bind each rank to one of its own.
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   return topology.local_size() <= cores ? own_core : shared_core;
@@ -25,14 +25,14 @@ Group::Group(Topology topology, Listeners listeners, const std::string& secret, 
     : topology_(std::move(topology)),
       layout_(topology_),
       timeout_(timeout),
-      patience_(choose_patience(topology_)),
+      wait_policy_(choose_wait_policy(topology_)),
       connections_(connect_all(topology_, std::move(listeners), secret, start_timeout, sockets)),
       control_(share_memory(start_timeout)),
       arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
-      liveness_(topology_, connections_, control_),
-      reach_(*this, single_copy) {
+      failure_detector_(topology_, connections_, control_),
+      cross_memory_(*this, single_copy) {
   Deadline deadline(start_timeout);
-  reach_.ask(deadline);
+  cross_memory_.probe(deadline);
 }
 
 ControlBlock& Group::share_memory(double start_timeout) {
@@ -90,8 +90,8 @@ void Group::step_barrier(Deadline& deadline) {
   ++steps_;
   raise_signal(my_cell().step, steps_);
   for (int local = 0; local < topology_.local_size(); ++local) {
-    wait_until(cell(local).step, steps_, patience_, [&] {
-      liveness_.check_waiting_for(topology_.local_ranks()[local]);
+    wait_until(cell(local).step, steps_, wait_policy_, [&] {
+      failure_detector_.check_waiting_for(topology_.local_ranks()[local]);
       std::vector<int> missing;
       for (int other = 0; other < topology_.local_size(); ++other) {
         if (!has_reached(cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
@@ -121,7 +121,7 @@ void Group::wait_for_socket(int fd, short events, int rank, Deadline& deadline) 
 
 void Group::wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline) {
   if (poll(waiting.data(), waiting.size(), nap_ms) > 0) return;
-  liveness_.check();
+  failure_detector_.check();
   // Each rank for itself: its neighbours on the ring of hosts are its own.
   if (is_warning_due(deadline)) warn(" for " + topology_.describe(rank), deadline);
   if (deadline.passed()) timed_out({rank}, deadline);
@@ -131,7 +131,7 @@ void Group::send_all(int fd, int rank, const void* bytes, size_t n, Deadline& de
   const char* at = static_cast<const char*>(bytes);
   while (n > 0) {
     const ptrdiff_t sent = send_some(fd, at, n);
-    if (sent < 0) liveness_.lost(rank);
+    if (sent < 0) failure_detector_.lost(rank);
     if (sent == 0) wait_for_socket(fd, POLLOUT, rank, deadline);
     if (sent > 0) deadline.extend();
     at += sent;
@@ -143,7 +143,7 @@ void Group::receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadl
   char* at = static_cast<char*>(bytes);
   while (n > 0) {
     const ptrdiff_t got = receive_some(fd, at, n);
-    if (got < 0) liveness_.lost(rank);
+    if (got < 0) failure_detector_.lost(rank);
     if (got == 0) wait_for_socket(fd, POLLIN, rank, deadline);
     if (got > 0) deadline.extend();
     at += got;

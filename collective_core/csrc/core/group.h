@@ -26,19 +26,19 @@ class Group {
   // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
   // sockets: data connections to each neighbour on the ring of hosts; the same on all ranks.
   // arena: of the whole job's group, when this is one of a process set; null: shares a new one.
-  // single_copy: whether this rank agrees that the ranks of its host reach each other's memory.
+  // single_copy: whether this rank agrees to cross-memory attach.
   Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
         int sockets = 1, std::shared_ptr<Arena> arena = nullptr, bool single_copy = true);
 
   const Topology& topology() const { return topology_; }
   const Layout& layout() const { return layout_; }
-  Liveness& liveness() { return liveness_; }
+  FailureDetector& failure_detector() { return failure_detector_; }
   Connections& connections() { return connections_; }
   ControlBlock& control() { return control_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  Reach& reach() { return reach_; }
+  CrossMemory& cross_memory() { return cross_memory_; }
   double timeout() const { return timeout_; }
-  const Patience& patience() const { return patience_; }
+  const WaitPolicy& wait_policy() const { return wait_policy_; }
 
   RankCell& cell(int local_rank) { return control_.cells[local_rank]; }
   RankCell& my_cell() { return cell(topology_.local_rank); }
@@ -88,13 +88,13 @@ class Group {
   Topology topology_;
   Layout layout_;
   double timeout_;
-  Patience patience_;
+  WaitPolicy wait_policy_;
   Connections connections_;
   SharedMemory memory_;
   ControlBlock& control_;
   std::shared_ptr<Arena> arena_;
-  Liveness liveness_;
-  Reach reach_;
+  FailureDetector failure_detector_;
+  CrossMemory cross_memory_;
   std::unique_ptr<char[]> staging_;
   size_t staging_bytes_ = 0;
   uint32_t steps_ = 0;

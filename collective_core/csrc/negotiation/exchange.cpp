@@ -22,12 +22,12 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   const bool alone = topology.host_count() == 1;
   if (alone) return wait_for_local(deadline);
   if (topology.is_leader()) {
-    leaders_.begin(sequence_);
+    host_negotiation_.begin(sequence_);
     try {
       wait_for_local(deadline);
-      leaders_.fill_slots(deadline);
+      host_negotiation_.fill_slots(deadline);
     } catch (const Failure&) {
-      leaders_.give_up();
+      host_negotiation_.give_up();
       throw;
     }
     raise_signal(group_.control().world, sequence_);
@@ -37,8 +37,8 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   const auto& naps = group_.control().leader_naps;
   uint32_t seen = naps.load(std::memory_order_relaxed);
   Deadline silence(rank_grace_s);  // of the leader, who may have reasons to wait beyond our deadline
-  wait_until(group_.control().world, sequence_, group_.patience(), [&] {
-    group_.liveness().check_waiting_for(leader);
+  wait_until(group_.control().world, sequence_, group_.wait_policy(), [&] {
+    group_.failure_detector().check_waiting_for(leader);
     const std::vector<int> missing = missing_here();
     group_.warn_if_due(missing, deadline);
     if (naps.load(std::memory_order_relaxed) != seen) silence.extend();
@@ -66,11 +66,11 @@ std::vector<int> Exchange::missing_here() const {
 void Exchange::wait_for_local(Deadline& deadline) {
   const Topology& topology = group_.topology();
   for (int local = 0; local < topology.local_size(); ++local) {
-    wait_until(group_.cell(local).published, sequence_, group_.patience(), [&] {
-      group_.liveness().check_waiting_for(topology.local_ranks()[local]);
+    wait_until(group_.cell(local).published, sequence_, group_.wait_policy(), [&] {
+      group_.failure_detector().check_waiting_for(topology.local_ranks()[local]);
       const std::vector<int> missing = missing_here();
       group_.warn_if_due(missing, deadline);
-      if (topology.host_count() > 1) leaders_.still_waiting(deadline);
+      if (topology.host_count() > 1) host_negotiation_.still_waiting(deadline);
       if (!deadline.passed()) return;
       if (!missing.empty()) group_.timed_out(missing, deadline);
     });

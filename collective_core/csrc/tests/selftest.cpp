@@ -165,27 +165,27 @@ int log2_of(int n) {  // rounded up
 
 // Every plan, played through: nobody sends what it has not heard, what is sent is what is awaited, all end up knowing
 // all.
-std::string check_rounds(int hosts) {
-  std::vector<std::vector<cc::Round>> plans;
+std::string check_dissemination(int hosts) {
+  std::vector<std::vector<cc::DisseminationStep>> plans;
   std::vector<std::vector<bool>> knows(static_cast<size_t>(hosts), std::vector<bool>(static_cast<size_t>(hosts)));
   for (int host = 0; host < hosts; ++host) {
-    plans.push_back(cc::plan_rounds(host, hosts));
+    plans.push_back(cc::plan_dissemination(host, hosts));
     knows[host][host] = true;
   }
-  const int rounds = static_cast<int>(plans[0].size());
-  if (rounds > std::max(1, log2_of(hosts))) return std::to_string(rounds) + " rounds";
-  for (int number = 0; number < rounds; ++number) {
+  const int steps = static_cast<int>(plans[0].size());
+  if (steps > std::max(1, log2_of(hosts))) return std::to_string(steps) + " steps";
+  for (int number = 0; number < steps; ++number) {
     auto after = knows;
     for (int host = 0; host < hosts; ++host) {
-      const cc::Round& round = plans[host][number];
-      for (int i = 0; i < round.told.count; ++i) {
-        if (!knows[host][(round.told.first + i) % hosts]) return "a host tells what it has not heard";
+      const cc::DisseminationStep& step = plans[host][number];
+      for (int i = 0; i < step.sends.count; ++i) {
+        if (!knows[host][(step.sends.first + i) % hosts]) return "a host tells what it has not heard";
       }
-      if (hosts > cc::most_direct_hosts && round.to.size() + round.from.size() != 2) return "too many messages";
-      for (const cc::FromHost& from : round.from) {
-        const cc::Round& theirs = plans[from.host][number];
+      if (hosts > cc::max_direct_hosts && step.to.size() + step.from.size() != 2) return "too many messages";
+      for (const cc::FromHost& from : step.from) {
+        const cc::DisseminationStep& theirs = plans[from.host][number];
         const bool sent = std::find(theirs.to.begin(), theirs.to.end(), host) != theirs.to.end();
-        if (!sent || theirs.told.first != from.hosts.first || theirs.told.count != from.hosts.count)
+        if (!sent || theirs.sends.first != from.hosts.first || theirs.sends.count != from.hosts.count)
           return "a host awaits what nobody sends";
         for (int i = 0; i < from.hosts.count; ++i) after[host][(from.hosts.first + i) % hosts] = true;
       }
@@ -211,7 +211,7 @@ std::string check_descriptors() {
   return fcntl(last, F_GETFD) == -1 ? "" : "a descriptor was left open";
 }
 
-// An operation that lasts while others come round to its place.
+// An operation that lasts while others come round to its slot.
 std::string check_long_operation() {
   cc::Recorder recorder;
   const auto task = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "long");
@@ -220,7 +220,7 @@ std::string check_long_operation() {
   for (uint64_t i = 0; i < 2 * cc::most_events; ++i) recorder.begin(other->operation.header, 1, 0, 0).end(true);
   event.agree(task->operation.header, 0);
   event.end(true);
-  if (event.number != 1 || std::string(event.name) != "long") return "it lost its place";
+  if (event.number != 1 || std::string(event.name) != "long") return "it lost its slot";
   std::vector<char> copy(sizeof(cc::Event));
   if (recorder.copy(cc::most_events + 1, copy.data()) == cc::Recorder::Copied::done) return "it is taken for another";
   return {};
@@ -261,8 +261,8 @@ void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
         engine.run(end);
         errors[r] = end->error;
         const cc::Traffic& traffic = engine.traffic();
-        if (traffic.rounds > traffic.exchanges * static_cast<uint64_t>(std::max(1, log2_of(hosts))))
-          errors[r] = "more rounds than log2 of the hosts";
+        if (traffic.steps > traffic.exchanges * static_cast<uint64_t>(std::max(1, log2_of(hosts))))
+          errors[r] = "more steps than log2 of the hosts";
         if (engine.topology().is_leader() && hosts > 1 && traffic.exchanges == 0) errors[r] = "nothing was counted";
       } catch (const std::exception& error) {
         errors[r] = error.what();
@@ -285,8 +285,8 @@ int main() {
     failures += error.empty() ? 0 : 1;
   }
   for (int hosts = 2; hosts <= 300; ++hosts) {
-    const std::string error = check_rounds(hosts);
-    if (!error.empty()) std::printf("rounds of %d hosts: %s\n", hosts, error.c_str());
+    const std::string error = check_dissemination(hosts);
+    if (!error.empty()) std::printf("steps of %d hosts: %s\n", hosts, error.c_str());
     failures += error.empty() ? 0 : 1;
   }
   for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})

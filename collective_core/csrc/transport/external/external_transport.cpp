@@ -16,10 +16,10 @@ namespace {
 constexpr uint64_t piece_bytes = uint64_t(64) << 20;
 constexpr int64_t most_rows = std::numeric_limits<int32_t>::max();
 // Questions whether a transfer is done, each of which also moves it on, between looks at the other ranks.
-constexpr int questions_between_looks = 64;
+constexpr int polls_between_checks = 64;
 constexpr size_t error_text = 1024;
 
-// What the carrier is asked to do for a type that may not be one of its own. Sums of 8 and 16 bits go as 32: Open MPI
+// What the library is asked to do for a type that may not be one of its own. Sums of 8 and 16 bits go as 32: Open MPI
 // 4.1 adds them with instructions that saturate where the processor has AVX, and without them they wrap.
 struct Plain {
   DType dtype;
@@ -45,12 +45,12 @@ Plain plain(const Reduction& reduction) {
 }
 
 // Memory for a transfer. Where an exception ends the transfer, MPI may go on using it: then it is never given back.
-class Lent {
+class LentBuffer {
  public:
-  explicit Lent(uint64_t bytes) : memory_(bytes ? memory_for(bytes) : nullptr) {}
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
-  ~Lent() {
+  explicit LentBuffer(uint64_t bytes) : memory_(bytes ? memory_for(bytes) : nullptr) {}
+  LentBuffer(const LentBuffer&) = delete;
+  LentBuffer& operator=(const LentBuffer&) = delete;
+  ~LentBuffer() {
     if (std::uncaught_exceptions() > exceptions_) static_cast<void>(memory_.release());
   }
   char* data() { return memory_.get(); }
@@ -74,7 +74,7 @@ void refuse_too_many(int64_t rows) {
 
 }  // namespace
 
-void Carriers::use(Device device, cc_start start, cc_test test) {
+void ExternalTransports::use(Device device, cc_start start, cc_test test) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (start) known_[device] = {start, test};
   if (!start) known_.erase(device);
@@ -83,36 +83,37 @@ void Carriers::use(Device device, cc_start start, cc_test test) {
   devices_ = devices;
 }
 
-std::unique_ptr<Carrier> Carriers::of(Device device, int process_set) const {
+std::unique_ptr<ExternalTransport> ExternalTransports::of(Device device, int process_set) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = known_.find(carried_as(device));
+  const auto found = known_.find(registered_as(device));
   if (found == known_.end()) return nullptr;
-  return std::make_unique<Carrier>(process_set, found->second.first, found->second.second);
+  return std::make_unique<ExternalTransport>(process_set, found->second.first, found->second.second);
 }
 
-void Carrier::carry_into(Operation& operation, Group& group, const cc_transfer& transfer, Deadline& deadline) const {
+void ExternalTransport::run_into(Operation& operation, Group& group, const cc_transfer& transfer,
+                                 Deadline& deadline) const {
   try {
-    carry(group, transfer, deadline);
+    run(group, transfer, deadline);
   } catch (...) {
-    static_cast<void>(operation.gathered.release());  // as of Lent
+    static_cast<void>(operation.gathered.release());  // as of LentBuffer
     throw;
   }
 }
 
-void Carrier::carry(Group& group, const cc_transfer& transfer, Deadline& deadline) const {
+void ExternalTransport::run(Group& group, const cc_transfer& transfer, Deadline& deadline) const {
   char error[error_text] = "";
   const auto fail = [&] {
     throw Failure(Fault::internal, group.topology().describe(group.topology().rank) + ": " + error,
                   {group.topology().rank});
   };
   if (start_(&transfer, error, sizeof error) != 0) fail();
-  for (int questions = 1;; ++questions) {
+  for (int polls = 1;; ++polls) {
     const int32_t state = test_(transfer.process_set, error, sizeof error);
     if (state < 0) fail();
     if (state > 0) break;
-    if (questions % questions_between_looks == 0) {
-      group.liveness().check();
-      // Whom it waits for, the carrier does not say.
+    if (polls % polls_between_checks == 0) {
+      group.failure_detector().check();
+      // Whom it waits for, the library does not say.
       if (group.topology().is_leader() && group.is_warning_due(deadline)) group.warn(" for its data to move", deadline);
       if (deadline.passed())
         throw Failure(Fault::timeout, "the data has not moved within the time that COLLECTIVE_TIMEOUT sets");
@@ -122,7 +123,7 @@ void Carrier::carry(Group& group, const cc_transfer& transfer, Deadline& deadlin
   deadline.extend();
 }
 
-void Carrier::allreduce(Group& group, const Operation& operation, Deadline& deadline) const {
+void ExternalTransport::allreduce(Group& group, const Operation& operation, Deadline& deadline) const {
   const Header& header = operation.header;
   const Reduction reduction = reduction_of(header, operation.contributors);
   const Plain carried = plain(reduction);
@@ -132,8 +133,8 @@ void Carrier::allreduce(Group& group, const Operation& operation, Deadline& dead
   const bool widened = size_of(carried.dtype) > accumulator;
   const uint64_t most = piece_bytes / size_of(carried.dtype);
   const uint64_t longest = std::min(most, header.count);
-  Lent staging(as_it_is ? 0 : longest * accumulator);
-  Lent wide(widened ? longest * size_of(carried.dtype) : 0);
+  LentBuffer staging(as_it_is ? 0 : longest * accumulator);
+  LentBuffer wide(widened ? longest * size_of(carried.dtype) : 0);
 
   for (uint64_t begin = 0; begin < header.count; begin += most) {
     const uint64_t length = std::min(most, header.count - begin);
@@ -151,19 +152,19 @@ void Carrier::allreduce(Group& group, const Operation& operation, Deadline& dead
     transfer.count = length;
     if (widened)
       (accumulator == 1 ? convert<uint8_t, uint32_t> : convert<uint16_t, uint32_t>)(wide.data(), sum, length);
-    carry(group, transfer, deadline);
+    run(group, transfer, deadline);
     if (widened)
       (accumulator == 1 ? convert<uint32_t, uint8_t> : convert<uint32_t, uint16_t>)(sum, wide.data(), length);
     if (!finished) kernels().finish(reduction, output, sum, length);
   }
 }
 
-void Carrier::reducescatter(Group& group, const Operation& operation, Deadline& deadline) const {
-  Lent sum(operation.header.bytes());
+void ExternalTransport::reducescatter(Group& group, const Operation& operation, Deadline& deadline) const {
+  LentBuffer sum(operation.header.bytes());
   reduce_whole(group, operation, sum.data(), [&](const Operation& whole) { allreduce(group, whole, deadline); });
 }
 
-void Carrier::broadcast(Group& group, const Operation& operation, Deadline& deadline) const {
+void ExternalTransport::broadcast(Group& group, const Operation& operation, Deadline& deadline) const {
   const Header& header = operation.header;
   const bool is_root = header.root == group.topology().rank;
   for (uint64_t begin = 0; begin < header.bytes(); begin += piece_bytes) {
@@ -174,11 +175,11 @@ void Carrier::broadcast(Group& group, const Operation& operation, Deadline& dead
     transfer.input = is_root ? static_cast<const char*>(operation.input) + begin : nullptr;
     transfer.output = is_root ? nullptr : static_cast<char*>(operation.output) + begin;
     transfer.count = std::min(piece_bytes, header.bytes() - begin);
-    carry(group, transfer, deadline);
+    run(group, transfer, deadline);
   }
 }
 
-void Carrier::allgather(Group& group, Operation& operation, Deadline& deadline) const {
+void ExternalTransport::allgather(Group& group, Operation& operation, Deadline& deadline) const {
   refuse_too_many(std::accumulate(operation.received.begin(), operation.received.end(), int64_t(0)));
   if (operation.gathered_bytes == 0) return;
   cc_transfer transfer{};
@@ -188,10 +189,10 @@ void Carrier::allgather(Group& group, Operation& operation, Deadline& deadline) 
   transfer.output = operation.gathered.get();
   transfer.received = operation.received.data();
   transfer.row_bytes = operation.header.row_bytes();
-  carry_into(operation, group, transfer, deadline);
+  run_into(operation, group, transfer, deadline);
 }
 
-void Carrier::alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) const {
+void ExternalTransport::alltoall(Group& group, Operation& operation, const Splits& splits, Deadline& deadline) const {
   const size_t rank = static_cast<size_t>(group.topology().rank);
   bool nothing = true;
   for (size_t r = 0; r < splits.size(); ++r) {  // the same verdict on every rank
@@ -212,11 +213,11 @@ void Carrier::alltoall(Group& group, Operation& operation, const Splits& splits,
   transfer.sent = splits[rank].data();
   transfer.received = operation.received.data();
   transfer.row_bytes = operation.header.row_bytes();
-  carry_into(operation, group, transfer, deadline);
+  run_into(operation, group, transfer, deadline);
 }
 
-void Carrier::on_gpu(Group& group, Operation& operation, const std::vector<const Header*>& headers,
-                     Deadline& deadline) const {
+void ExternalTransport::on_gpu(Group& group, Operation& operation, const std::vector<const Header*>& headers,
+                               Deadline& deadline) const {
   const Header& header = operation.header;
   const Topology& topology = group.topology();
   std::vector<int64_t> sent;
@@ -247,7 +248,7 @@ void Carrier::on_gpu(Group& group, Operation& operation, const std::vector<const
   transfer.row_bytes = header.row_bytes();
   transfer.sent = sent.empty() ? nullptr : sent.data();
   transfer.received = operation.received.empty() ? nullptr : operation.received.data();
-  carry(group, transfer, deadline);
+  run(group, transfer, deadline);
 }
 
 }  // namespace cc

@@ -1,9 +1,8 @@
 // Opens the authenticated connections between ranks, then closes the listeners.
 //
 //   local    between every two ranks of a host (unix socket): passes the shared memory, then stays open only so that
-//   its
-//            hang-up tells that the other process ended
-//   control  between the first ranks ("leaders") of every two hosts (TCP): headers, small payloads, news of failures
+//            its hang-up tells that the other process ended
+//   control  between the first ranks ("leaders") of every two hosts (TCP): headers, small payloads, announced failures
 //   data     from local rank k of each host to local rank k of the next host, for k < channels (TCP): slices of
 //            tensors, over one connection or several
 //

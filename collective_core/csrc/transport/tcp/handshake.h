@@ -40,17 +40,17 @@ void introduce(int fd, const std::string& secret, int from, int to, Purpose purp
                const Deadline& deadline);
 
 // The listener's side of one connection, without waiting: strangers may connect and send anything, or nothing.
-class Visitor {
+class PendingConnection {
  public:
   enum class State { waiting, accepted, refused };
-  Visitor(Fd connection, bool is_local);
+  PendingConnection(Fd connection, bool is_local);
 
   // Reads what has arrived and answers. `to` is the rank that listens.
   State advance(const std::string& secret, int to);
   // For one that was accepted and is expected; false when it has gone.
   bool welcome();
   int fd() const { return fd_.get(); }
-  bool expired() const { return patience_.passed(); }
+  bool expired() const { return deadline_.passed(); }
   const Hello& hello() const { return hello_; }
   bool is_local() const { return is_local_; }
   Fd take() { return std::move(fd_); }
@@ -58,7 +58,7 @@ class Visitor {
  private:
   Fd fd_;
   bool is_local_;
-  Deadline patience_;
+  Deadline deadline_;
   std::string received_;
   bool replied_ = false;
   Hello hello_{};

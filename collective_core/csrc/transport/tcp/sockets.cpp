@@ -123,7 +123,7 @@ Fd listen_on(SocketAddress address, const std::string& shown) {
 }
 
 Fd connect_to(SocketAddress address, const std::string& shown, const Deadline& deadline, double seconds) {
-  const Deadline patience(seconds);
+  const Deadline retrying(seconds);
   for (;;) {
     Fd fd = open_socket(address.storage.ss_family);
     int error = connect(fd.get(), address.get(), address.length) == 0 ? 0 : errno;
@@ -140,7 +140,7 @@ Fd connect_to(SocketAddress address, const std::string& shown, const Deadline& d
       }
     }
     if (error == 0) return fd;
-    const bool worth_retrying = error == EAGAIN || error == EINTR || (error == ECONNREFUSED && !patience.passed());
+    const bool worth_retrying = error == EAGAIN || error == EINTR || (error == ECONNREFUSED && !retrying.passed());
     if (!worth_retrying || deadline.passed()) {
       errno = error;
       throw Failure(error == ETIMEDOUT || deadline.passed() ? Fault::timeout : Fault::peer_lost,
@@ -213,12 +213,12 @@ Fd listen_unix(std::string* name) {
   return listen_on(unix_address(*name), "an abstract unix socket");
 }
 
-Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double patience) {
-  return connect_to(parse_address(address, port), address + " port " + std::to_string(port), deadline, patience);
+Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double retry_s) {
+  return connect_to(parse_address(address, port), address + " port " + std::to_string(port), deadline, retry_s);
 }
 
-Fd connect_unix(const std::string& name, const Deadline& deadline, double patience) {
-  return connect_to(unix_address(name), "a rank of this host", deadline, patience);
+Fd connect_unix(const std::string& name, const Deadline& deadline, double retry_s) {
+  return connect_to(unix_address(name), "a rank of this host", deadline, retry_s);
 }
 
 Fd accept_now(int listener) {

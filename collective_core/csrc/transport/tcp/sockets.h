@@ -42,9 +42,9 @@ Fd listen_tcp(const std::string& address, int* port);
 // Listens on an abstract unix socket: it has no file, so nothing is left behind. `name` receives a random name.
 Fd listen_unix(std::string* name);
 // Seconds that a refused connection is retried before it is believed: whoever is called may be about to listen.
-constexpr double refused_patience = 3.0;
-Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double patience = refused_patience);
-Fd connect_unix(const std::string& name, const Deadline& deadline, double patience = refused_patience);
+constexpr double refused_retry_s = 3.0;
+Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double retry_s = refused_retry_s);
+Fd connect_unix(const std::string& name, const Deadline& deadline, double retry_s = refused_retry_s);
 // An invalid Fd when nobody is waiting.
 Fd accept_now(int listener);
 
