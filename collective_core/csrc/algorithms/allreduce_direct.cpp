@@ -21,10 +21,12 @@ namespace {
 
 constexpr size_t read_bytes = size_t(128) << 10;  // a system call's cost vanishes; all ranks' blocks fit into a cache
 
-void reduce_my_slice(Group& group, const Operation& operation) {
+void reduce_my_slice(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Operation& operation = phase.operation;
   const Header& header = operation.header;
   const Topology& topology = group.topology();
-  const Reduction reduction = reduction_of(header, operation.contributors);
+  const Reduction reduction = reduction_of(operation);
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size(), me = topology.local_rank;
   const Slice slice = slice_of(header.count, me, ranks, element);
@@ -52,17 +54,21 @@ void reduce_my_slice(Group& group, const Operation& operation) {
 
 }  // namespace
 
-bool allreduce_direct(Group& group, const Operation& operation, Deadline& deadline) {
+void allreduce_direct(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Operation& operation = phase.operation;
+  bool attached = false;
   try {
-    if (!group.cross_memory().attach(operation.input, operation.output, operation.header.bytes(), deadline))
-      return false;
-    reduce_my_slice(group, operation);
-    group.step_barrier(deadline);
+    attached = group.cross_memory().attach(operation.input, operation.output, operation.header.bytes(), phase.deadline);
+    if (attached) {
+      reduce_my_slice(phase);
+      group.step_barrier(phase.deadline);
+    }
   } catch (...) {
     group.cross_memory().close();
     throw;
   }
-  return true;
+  if (!attached) allreduce_local(phase);
 }
 
 }  // namespace cc

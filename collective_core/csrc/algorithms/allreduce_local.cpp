@@ -36,10 +36,12 @@ void copy_around(char* target, const char* source, size_t length, const Slice& h
 
 }  // namespace
 
-void allreduce_local(Group& group, const Operation& operation, Deadline& deadline) {
+void allreduce_local(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Operation& operation = phase.operation;
   const Header& header = operation.header;
   const Topology& topology = group.topology();
-  const Reduction reduction = reduction_of(header, operation.contributors);
+  const Reduction reduction = reduction_of(operation);
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size(), me = topology.local_rank;
   const uint64_t chunk_elements = group.layout().chunk_bytes / element;
@@ -55,7 +57,7 @@ void allreduce_local(Group& group, const Operation& operation, Deadline& deadlin
   std::vector<const void*> sources(static_cast<size_t>(ranks));
   for (uint64_t c = 0; c <= chunks; ++c) {
     if (c < chunks) copy_around(group.in(me, c), input + offset_of(c), length_of(c), mine_of(c), element);
-    group.step_barrier(deadline);
+    group.step_barrier(phase.deadline);
     if (c < chunks) {
       const Slice mine = mine_of(c);
       const size_t at = mine.begin * element;

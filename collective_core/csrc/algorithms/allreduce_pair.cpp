@@ -16,8 +16,8 @@ namespace {
 
 class PairStream : public SliceStream {
  public:
-  PairStream(Group& group, const Operation& operation, int number, char* staging, const SliceBuffers& slice)
-      : SliceStream(group, operation, number, staging, slice),
+  PairStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
+      : SliceStream(phase, number, staging, slice),
         segment_(segment_bytes / element_),
         mine_(slice_of(slice.length, topology_.host, 2, element_)),
         theirs_(slice_of(slice.length, 1 - topology_.host, 2, element_)) {}
@@ -108,9 +108,11 @@ class PairStream : public SliceStream {
 
 }  // namespace
 
-std::unique_ptr<SliceStream> pair_stream(Group& group, const Operation& operation, int number, char* staging,
-                                         const SliceBuffers& slice) {
-  return std::make_unique<PairStream>(group, operation, number, staging, slice);
+void allreduce_pair(const DataPhase& phase) {
+  const Operation& operation = phase.operation;
+  run_slice(
+      phase, make_stream<PairStream>, segment_bytes,
+      {0, operation.header.count, {static_cast<const char*>(operation.input)}, {static_cast<char*>(operation.output)}});
 }
 
 }  // namespace cc

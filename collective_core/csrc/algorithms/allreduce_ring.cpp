@@ -43,9 +43,9 @@ constexpr size_t staging_bytes = window * segment_bytes;  // of a stream
 // A slice on its way around the ring.
 class RingStream : public SliceStream {
  public:
-  RingStream(Group& group, const Operation& operation, int number, char* staging, const SliceBuffers& slice)
-      : SliceStream(group, operation, number, staging, slice),
-        accumulator_(accumulator_size_of(operation.header.dtype)),
+  RingStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
+      : SliceStream(phase, number, staging, slice),
+        accumulator_(accumulator_size_of(phase.header().dtype)),
         sources_(slice.inputs.size()),
         host_(topology_.host),
         last_(topology_.host_count() - 1),
@@ -163,22 +163,12 @@ class RingStream : public SliceStream {
   size_t head_got_ = 0, body_got_ = 0;
 };
 
-// A worker's slice over all its connections.
-void run_slice(Group& group, const Operation& operation, char* staging, const SliceBuffers& slice, Deadline& deadline) {
-  const bool pair = group.topology().size == 2;
-  const size_t element = size_of(operation.header.dtype);
-  const int most = static_cast<int>(group.connections().to_next.size());
-  std::vector<std::unique_ptr<SliceStream>> streams;
-  for (int number = 0; number < most; ++number) {
-    char* own = staging + static_cast<size_t>(number) * staging_bytes;
-    const SliceBuffers part = slice.part(slice_of(slice.length, number, most, element), element);
-    streams.push_back(pair ? pair_stream(group, operation, number, own, part)
-                           : std::make_unique<RingStream>(group, operation, number, own, part));
-  }
-  run_streams(group, streams, deadline);
+void run_ring(const DataPhase& phase, const SliceBuffers& slice) {
+  run_slice(phase, make_stream<RingStream>, staging_bytes, slice);
 }
 
-// All tensors can be reached where they lie, on every host: decided from the headers, so every host decides alike.
+// Whether all tensors can be accessed where they lie, on every host: decided from the headers, so every host decides
+// alike.
 bool all_accessible(const Topology& topology, const std::vector<const Header*>& headers) {
   for (const auto& ranks : topology.hosts) {
     for (const int r : ranks) {
@@ -188,9 +178,9 @@ bool all_accessible(const Topology& topology, const std::vector<const Header*>& 
   return true;
 }
 
-void in_place(Group& group, const Operation& operation, const std::vector<const Header*>& headers, char* staging,
-              Deadline& deadline) {
-  const Topology& topology = group.topology();
+void in_place(const DataPhase& phase) {
+  const Topology& topology = phase.topology();
+  const Operation& operation = phase.operation;
   const size_t element = size_of(operation.header.dtype);
   const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
   SliceBuffers buffers{0, operation.header.count, {}, {}};
@@ -198,49 +188,49 @@ void in_place(Group& group, const Operation& operation, const std::vector<const 
     buffers.inputs = {static_cast<const char*>(operation.input)};
     buffers.outputs = {static_cast<char*>(operation.output)};
   } else {
+    const Arena& arena = *phase.group.arena();
     for (const int r : topology.local_ranks()) {
       const int global_rank = topology.peers[r].global_rank;
-      buffers.inputs.push_back(group.arena()->at(global_rank, headers[r]->input_location));
-      buffers.outputs.push_back(group.arena()->at(global_rank, headers[r]->output_location));
+      buffers.inputs.push_back(arena.at(global_rank, phase.headers[r]->input_location));
+      buffers.outputs.push_back(arena.at(global_rank, phase.headers[r]->output_location));
     }
   }
-  run_slice(group, operation, staging, buffers.part(slice, element), deadline);
+  run_ring(phase, buffers.part(slice, element));
 }
 
-void in_chunks(Group& group, const Operation& operation, char* staging, Deadline& deadline) {
-  const Header& header = operation.header;
-  const Topology& topology = group.topology();
+void in_chunks(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Header& header = phase.header();
+  const Topology& topology = phase.topology();
   const size_t element = size_of(header.dtype);
   const uint64_t chunk_elements = group.layout().chunk_bytes / element;
-  const char* input = static_cast<const char*>(operation.input);
-  char* output = static_cast<char*>(operation.output);
+  const char* input = static_cast<const char*>(phase.operation.input);
+  char* output = static_cast<char*>(phase.operation.output);
   uint64_t chunk = 0;
   for (uint64_t begin = 0; begin < header.count; begin += chunk_elements, ++chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_elements, header.count - begin));
     std::memcpy(group.in(topology.local_rank, chunk), input + begin * element, length * element);
-    group.step_barrier(deadline);
+    group.step_barrier(phase.deadline);
     if (topology.local_rank < topology.channels()) {
       const Slice slice = slice_of(length, topology.local_rank, topology.channels(), element);
       SliceBuffers buffers{begin + slice.begin, slice.length, {}, {group.out(chunk) + slice.begin * element}};
       for (int r = 0; r < topology.local_size(); ++r) {
         buffers.inputs.push_back(group.in(r, chunk) + slice.begin * element);
       }
-      run_slice(group, operation, staging, buffers, deadline);
+      run_ring(phase, buffers);
     }
-    group.step_barrier(deadline);
+    group.step_barrier(phase.deadline);
     std::memcpy(output + begin * element, group.out(chunk), length * element);
   }
 }
 
 }  // namespace
 
-void allreduce_ring(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-                    Deadline& deadline) {
-  const Topology& topology = group.topology();
-  char* staging = group.staging(staging_bytes * group.connections().to_next.size());
-  if (!all_accessible(topology, headers)) return in_chunks(group, operation, staging, deadline);
-  if (topology.local_rank < topology.channels()) in_place(group, operation, headers, staging, deadline);
-  group.step_barrier(deadline);
+void allreduce_ring(const DataPhase& phase) {
+  const Topology& topology = phase.topology();
+  if (!all_accessible(topology, phase.headers)) return in_chunks(phase);
+  if (topology.local_rank < topology.channels()) in_place(phase);
+  phase.group.step_barrier(phase.deadline);
 }
 
 }  // namespace cc

@@ -9,8 +9,6 @@
 //
 // Bytes: N over each of the H - 1 links; chunks follow each other, so the time is N / bandwidth plus H - 2 chunks of
 // latency. Inside a host the root's N are read once and written once per rank, through the cache.
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -18,9 +16,17 @@
 
 namespace cc {
 
-void broadcast_bytes(Group& group, int root, const void* source, void* target, uint64_t bytes, uint64_t* chunk,
-                     Deadline& deadline) {
-  const Topology& topology = group.topology();
+void broadcast(const DataPhase& phase) {
+  const Operation& operation = phase.operation;
+  uint64_t chunk = 0;
+  broadcast_bytes(phase, operation.header.root, operation.input, operation.output, operation.header.bytes(), &chunk);
+}
+
+void broadcast_bytes(const DataPhase& phase, int root, const void* source, void* target, uint64_t bytes,
+                     uint64_t* chunk) {
+  Group& group = phase.group;
+  Deadline& deadline = phase.deadline;
+  const Topology& topology = phase.topology();
   const uint64_t chunk_bytes = group.layout().chunk_bytes;
   const int root_host = topology.host_of(root);
   const int hosts = topology.host_count();

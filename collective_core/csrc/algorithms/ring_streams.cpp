@@ -10,6 +10,36 @@ namespace {
 // Looks at the sockets before it sleeps in poll(), about 0.3 us each: a segment is often just being copied by the peer.
 constexpr int tries_on_own_core = 50;
 
+// Runs them all to their end.
+void run_streams(Group& group, const std::vector<std::unique_ptr<SliceStream>>& streams, Deadline& deadline) {
+  const int tries = group.wait_policy().spins >= own_core.spins ? tries_on_own_core : 1;
+  std::vector<pollfd> waiting;
+  for (int idle = 0;;) {
+    bool moved = false, done = true;
+    for (const auto& stream : streams) {
+      if (stream->done()) continue;
+      moved = stream->step() || moved;
+      done = done && stream->done();
+    }
+    if (done) return;
+    if (moved) {
+      deadline.extend();
+      idle = 0;
+      continue;
+    }
+    if (++idle < tries) continue;
+    waiting.clear();
+    for (const auto& stream : streams) {
+      if (stream->done()) continue;
+      if (stream->wants_to_receive()) waiting.push_back({stream->from_previous, POLLIN, 0});
+      if (stream->wants_to_send()) waiting.push_back({stream->to_next, POLLOUT, 0});
+    }
+    const bool receiving =
+        std::any_of(waiting.begin(), waiting.end(), [](const pollfd& p) { return p.events == POLLIN; });
+    group.wait_for_sockets(waiting, receiving ? group.previous_rank() : group.next_rank(), deadline);
+  }
+}
+
 }  // namespace
 
 SliceBuffers SliceBuffers::part(const Slice& slice, size_t element) const {
@@ -19,14 +49,14 @@ SliceBuffers SliceBuffers::part(const Slice& slice, size_t element) const {
   return buffers;
 }
 
-SliceStream::SliceStream(Group& group, const Operation& operation, int number, char* staging, const SliceBuffers& slice)
-    : to_next(group.connections().to_next[static_cast<size_t>(number)].get()),
-      from_previous(group.connections().from_previous[static_cast<size_t>(number)].get()),
-      group_(group),
-      topology_(group.topology()),
-      operation_(operation),
-      reduction_(reduction_of(operation.header, operation.contributors)),
-      element_(size_of(operation.header.dtype)),
+SliceStream::SliceStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
+    : to_next(phase.group.connections().to_next[static_cast<size_t>(number)].get()),
+      from_previous(phase.group.connections().from_previous[static_cast<size_t>(number)].get()),
+      group_(phase.group),
+      topology_(phase.topology()),
+      operation_(phase.operation),
+      reduction_(reduction_of(phase.operation)),
+      element_(size_of(phase.header().dtype)),
       staging_(staging),
       slice_(slice) {}
 
@@ -55,33 +85,16 @@ void SliceStream::unexpected_segment() const {
                 {group_.previous_rank()});
 }
 
-void run_streams(Group& group, const std::vector<std::unique_ptr<SliceStream>>& streams, Deadline& deadline) {
-  const int tries = group.wait_policy().spins >= own_core.spins ? tries_on_own_core : 1;
-  std::vector<pollfd> waiting;
-  for (int idle = 0;;) {
-    bool moved = false, done = true;
-    for (const auto& stream : streams) {
-      if (stream->done()) continue;
-      moved = stream->step() || moved;
-      done = done && stream->done();
-    }
-    if (done) return;
-    if (moved) {
-      deadline.extend();
-      idle = 0;
-      continue;
-    }
-    if (++idle < tries) continue;
-    waiting.clear();
-    for (const auto& stream : streams) {
-      if (stream->done()) continue;
-      if (stream->wants_to_receive()) waiting.push_back({stream->from_previous, POLLIN, 0});
-      if (stream->wants_to_send()) waiting.push_back({stream->to_next, POLLOUT, 0});
-    }
-    const bool receiving =
-        std::any_of(waiting.begin(), waiting.end(), [](const pollfd& p) { return p.events == POLLIN; });
-    group.wait_for_sockets(waiting, receiving ? group.previous_rank() : group.next_rank(), deadline);
+void run_slice(const DataPhase& phase, MakeStream make, size_t staging_bytes, const SliceBuffers& slice) {
+  const size_t element = size_of(phase.header().dtype);
+  const int most = static_cast<int>(phase.group.connections().to_next.size());
+  char* staging = phase.group.staging(staging_bytes * static_cast<size_t>(most));
+  std::vector<std::unique_ptr<SliceStream>> streams;
+  for (int number = 0; number < most; ++number) {
+    char* own = staging + static_cast<size_t>(number) * staging_bytes;
+    streams.push_back(make(phase, number, own, slice.part(slice_of(slice.length, number, most, element), element)));
   }
+  run_streams(phase.group, streams, phase.deadline);
 }
 
 }  // namespace cc

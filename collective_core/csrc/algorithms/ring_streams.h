@@ -46,8 +46,8 @@ struct SliceBuffers {
 // One connection to the next host and one from the previous host, and the segments of a slice on them.
 class SliceStream {
  public:
-  // `staging`: of the algorithm's size.
-  SliceStream(Group& group, const Operation& operation, int number, char* staging, const SliceBuffers& slice);
+  // `number`: of the connection. `staging`: of as many bytes as run_slice was told.
+  SliceStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice);
   virtual ~SliceStream() = default;
 
   // Moves what can be moved now; returns whether anything was.
@@ -75,12 +75,14 @@ class SliceStream {
   const SliceBuffers slice_;
 };
 
-// Runs them all to their end.
-void run_streams(Group& group, const std::vector<std::unique_ptr<SliceStream>>& streams, Deadline& deadline);
-
-// A slice between two hosts with one rank each (allreduce_pair.cpp), and on a ring of hosts (allreduce_ring.cpp).
-// `staging`: of staging_bytes.
-std::unique_ptr<SliceStream> pair_stream(Group& group, const Operation& operation, int number, char* staging,
-                                         const SliceBuffers& slice);
+// Moves a slice over all connections, each of which takes a part of it with a stream of its own.
+using MakeStream = std::unique_ptr<SliceStream> (*)(const DataPhase& phase, int number, char* staging,
+                                                    const SliceBuffers& slice);
+void run_slice(const DataPhase& phase, MakeStream make, size_t staging_bytes, const SliceBuffers& slice);
+// A function for `make`.
+template <class Stream>
+std::unique_ptr<SliceStream> make_stream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice) {
+  return std::make_unique<Stream>(phase, number, staging, slice);
+}
 
 }  // namespace cc

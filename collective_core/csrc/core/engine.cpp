@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "algorithms/collectives.h"
+#include "algorithms/selection.h"
 #include "core/interruption.h"
+#include "core/memory.h"
 #include "kernels/exact_floats.h"
 
 namespace cc {
@@ -302,58 +304,19 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
   const Header& header = operation.header;
   const bool some_joined = operation.contributors != topology().size;
   if (semantics_ == Semantics::horovod) operation.contributors = topology().size;  // what an average divides by
-  const size_t limit = group_->layout().inline_bytes;
+  if (header.kind == Kind::join) operation.received = {joined_.take_last()};
+  if (scales_before_transfer(header, some_joined, group_->layout().inline_bytes))
+    return scale_and_transfer(operation, deadline);
   const std::unique_ptr<ExternalTransport> external = external_transports_->of(header.device, process_set_);
-  if (header.device == Device::gpu_memory && has_tensor(header.kind)) {
-    if (!external)
-      throw Failure(Fault::internal, "this rank has no external transport for the memory of GPUs", {topology().rank});
-    return external->on_gpu(*group_, operation, headers_, deadline);
-  }
-  if (scales_before_transfer(header, some_joined, limit)) return scale_and_transfer(operation, deadline);
-  switch (header.kind) {
-    case Kind::join:
-      operation.received = {joined_.take_last()};
-      return;
-    case Kind::barrier:
-    case Kind::count:
-      return;
-    case Kind::allreduce: {
-      if (header.count == 0) return;
-      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      if (external) return external->allreduce(*group_, operation, deadline);
-      if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
-      if (all_in_arena()) return allreduce_arena(*group_, operation, headers_, deadline);
-      const bool is_large = header.bytes() >= min_direct_bytes(topology().local_size());
-      if (is_large && group_->cross_memory().is_available() && allreduce_direct(*group_, operation, deadline)) return;
-      return allreduce_local(*group_, operation, deadline);
-    }
-    case Kind::broadcast: {
-      const bool root = header.root == topology().rank;
-      if (header.count == 0 || topology().size == 1) return;
-      if (header.bytes() <= limit) {
-        if (!root)
-          std::memcpy(operation.output, Group::payload(group_->slot(header.sequence, header.root)), header.bytes());
-        return;
-      }
-      if (external) return external->broadcast(*group_, operation, deadline);
-      uint64_t chunk = 0;
-      return broadcast_bytes(*group_, header.root, operation.input, operation.output, header.bytes(), &chunk, deadline);
-    }
-    case Kind::reducescatter:
-      if (header.count == 0) return;
-      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      if (external) return external->reducescatter(*group_, operation, deadline);
-      return reducescatter(*group_, operation, headers_, deadline);
-    case Kind::allgather:
-      return gather(operation, external.get(), deadline);
-    case Kind::alltoall:
-      return alltoall(*group_, operation, splits_of_all(topology(), headers_), external.get(), deadline);
-  }
+  const DataPhase phase{*group_, operation, headers_, deadline, external.get()};
+  const Algorithm algorithm = select_algorithm(phase);
+  if (algorithm) algorithm(phase);
+  if (algorithm == reduce_inline) exchange_.fetch_next_slot(header.inline_bytes);
 }
 
 void Engine::scale_and_transfer(Operation& operation, Deadline& deadline) {
   const Header& header = operation.header;
-  const Reduction reduction = reduction_of(header, operation.contributors);
+  const Reduction reduction = reduction_of(operation);
   const size_t accumulator = accumulator_size_of(header.dtype);
   uint64_t kept = header.count;
   if (header.kind == Kind::reducescatter) {
@@ -384,54 +347,6 @@ void Engine::forget_locations() {
   for (size_t rank = 0; rank < headers_.size(); ++rank) {
     unlocated_headers_[rank].input_location = unlocated_headers_[rank].output_location = 0;
     headers_[rank] = &unlocated_headers_[rank];
-  }
-}
-
-bool Engine::all_in_arena() const {
-  return std::all_of(topology().local_ranks().begin(), topology().local_ranks().end(),
-                     [this](int r) { return headers_[r]->input_location && headers_[r]->output_location; });
-}
-
-// Small tensors came with the headers; a single rank's needs no travelling. A reducescatter keeps its rows only.
-void Engine::reduce_inline(Operation& operation) {
-  const Header& header = operation.header;
-  uint64_t begin = 0, length = header.count;
-  if (header.kind == Kind::reducescatter) {
-    const auto rows = static_cast<uint64_t>(header.dims[0]);
-    const Rows mine = rows_of(rows, topology().rank, topology().size);
-    begin = mine.begin * (header.count / rows);
-    length = mine.length * (header.count / rows);
-  }
-  sources_.clear();
-  for (const int r : topology().order) {
-    const Header* theirs = headers_[r];
-    if (theirs->kind == Kind::join) continue;
-    const void* payload = Group::payload(theirs);
-    sources_.push_back(static_cast<const char*>(topology().size == 1 ? operation.input : payload) +
-                       begin * size_of(header.dtype));
-  }
-  kernels().reduce(reduction_of(header, operation.contributors), operation.output, sources_.data(),
-                   static_cast<int>(sources_.size()), length);
-  exchange_.fetch_next_slot(header.inline_bytes);
-}
-
-void Engine::gather(Operation& operation, const ExternalTransport* external, Deadline& deadline) {
-  const std::vector<const Header*>& headers = headers_;
-  const size_t size = headers.size();
-  std::vector<uint64_t> offsets(size + 1, 0);
-  bool all_inline = true;
-  operation.received.resize(size);
-  for (size_t r = 0; r < size; ++r) {
-    offsets[r + 1] = offsets[r] + headers[r]->bytes();  // of a rank that has joined: nothing
-    operation.received[r] = headers[r]->dims[0];
-    all_inline = all_inline && headers[r]->inline_bytes == headers[r]->bytes();
-  }
-  operation.gathered_bytes = offsets[size];
-  operation.gathered = memory_for(operation.gathered_bytes);
-  if (!all_inline && external) return external->allgather(*group_, operation, deadline);
-  if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
-  for (size_t r = 0; r < size; ++r) {
-    std::memcpy(operation.gathered.get() + offsets[r], Group::payload(headers[r]), headers[r]->bytes());
   }
 }
 

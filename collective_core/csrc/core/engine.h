@@ -18,7 +18,6 @@
 #include <thread>
 #include <vector>
 
-#include "algorithms/collectives.h"
 #include "core/group.h"
 #include "core/operation.h"
 #include "core/recorder.h"
@@ -115,11 +114,7 @@ class Engine {
   // As scales_before_transfer says; `run_as_joined` is the other side of it.
   void scale_and_transfer(Operation& operation, Deadline& deadline);
   void forget_locations();  // of tensors in the arena, in headers_: something else is transferred
-  void reduce_inline(Operation& operation);
-  // Whether every rank of this host has its tensor in the arena.
-  bool all_in_arena() const;
-  void gather(Operation& operation, const ExternalTransport* external, Deadline& deadline);
-  void note_caller();  // with mutex_ held
+  void note_caller();       // with mutex_ held
   // With mutex_ held: this thread runs something on the connections, which are for one at a time, until the other call.
   void begin_to_run();
   void end_run();
@@ -143,7 +138,6 @@ class Engine {
   Exchange exchange_;
   std::vector<const Header*> headers_;     // of the latest exchange, by rank
   std::vector<Header> unlocated_headers_;  // what they point to instead after forget_locations
-  std::vector<const void*> sources_;       // of the latest reduction of small tensors
   JoinedRanks joined_;
 
   std::mutex mutex_;

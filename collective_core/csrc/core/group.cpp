@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "algorithms/collectives.h"
+#include "core/memory.h"
 
 namespace cc {
 namespace {

@@ -60,6 +60,9 @@ class Group {
   // there is not so much.
   char* staging(size_t bytes);
 
+  // For the inputs of a reduction of small tensors, which then allocates nothing.
+  std::vector<const void*>& sources() { return sources_; }
+
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
   // Waits until the socket of `rank`, or any of several, is ready for its events. Throws like every wait.
@@ -97,6 +100,7 @@ class Group {
   CrossMemory cross_memory_;
   std::unique_ptr<char[]> staging_;
   size_t staging_bytes_ = 0;
+  std::vector<const void*> sources_;
   uint32_t steps_ = 0;
   const Operation* current_ = nullptr;
   double warn_after_ = 0;

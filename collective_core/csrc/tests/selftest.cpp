@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/collectives.h"
 #include "core/engine.h"
 #include "core/recorder.h"
 #include "negotiation/dissemination.h"
