@@ -1,19 +1,18 @@
 #include "algorithms/ring_streams.h"
 
-#include <poll.h>
-
 #include <algorithm>
 
 namespace cc {
 namespace {
 
-// Looks at the sockets before it sleeps in poll(), about 0.3 us each: a segment is often just being copied by the peer.
+// Looks at the connections before it sleeps in poll(), about 0.3 us each: a segment is often just being copied by the
+// peer.
 constexpr int tries_on_own_core = 50;
 
 // Runs them all to their end.
 void run_streams(Group& group, const std::vector<std::unique_ptr<SliceStream>>& streams, Deadline& deadline) {
   const int tries = group.wait_policy().spins >= own_core.spins ? tries_on_own_core : 1;
-  std::vector<pollfd> waiting;
+  std::vector<PollEntry> waiting;
   for (int idle = 0;;) {
     bool moved = false, done = true;
     for (const auto& stream : streams) {
@@ -31,12 +30,12 @@ void run_streams(Group& group, const std::vector<std::unique_ptr<SliceStream>>& 
     waiting.clear();
     for (const auto& stream : streams) {
       if (stream->done()) continue;
-      if (stream->wants_to_receive()) waiting.push_back({stream->from_previous, POLLIN, 0});
-      if (stream->wants_to_send()) waiting.push_back({stream->to_next, POLLOUT, 0});
+      if (stream->wants_to_receive()) waiting.push_back({&stream->from_previous, PollEvent::receive});
+      if (stream->wants_to_send()) waiting.push_back({&stream->to_next, PollEvent::send});
     }
-    const bool receiving =
-        std::any_of(waiting.begin(), waiting.end(), [](const pollfd& p) { return p.events == POLLIN; });
-    group.wait_for_sockets(waiting, receiving ? group.previous_rank() : group.next_rank(), deadline);
+    const bool receiving = std::any_of(waiting.begin(), waiting.end(),
+                                       [](const PollEntry& entry) { return entry.event == PollEvent::receive; });
+    group.wait_for(waiting, receiving ? group.previous_rank() : group.next_rank(), deadline);
   }
 }
 
@@ -50,8 +49,8 @@ SliceBuffers SliceBuffers::part(const Slice& slice, size_t element) const {
 }
 
 SliceStream::SliceStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
-    : to_next(phase.group.connections().to_next[static_cast<size_t>(number)].get()),
-      from_previous(phase.group.connections().from_previous[static_cast<size_t>(number)].get()),
+    : to_next(*phase.group.connections().to_next[static_cast<size_t>(number)]),
+      from_previous(*phase.group.connections().from_previous[static_cast<size_t>(number)]),
       group_(phase.group),
       topology_(phase.topology()),
       operation_(phase.operation),
@@ -63,7 +62,7 @@ SliceStream::SliceStream(const DataPhase& phase, int number, char* staging, cons
 bool SliceStream::send(Outgoing& out) {
   bool moved = false;
   while (out.sent < sizeof out.head + out.size) {
-    const ptrdiff_t n = send_some(to_next, &out.head, sizeof out.head, out.bytes, out.size, out.sent);
+    const ptrdiff_t n = to_next.send(&out.head, sizeof out.head, out.bytes, out.size, out.sent);
     if (n < 0) group_.failure_detector().lost(group_.next_rank());
     if (n == 0) break;
     out.sent += static_cast<size_t>(n);
@@ -73,7 +72,7 @@ bool SliceStream::send(Outgoing& out) {
 }
 
 size_t SliceStream::take(char* target, size_t size) {
-  const ptrdiff_t n = receive_some(from_previous, target, size);
+  const ptrdiff_t n = from_previous.receive(target, size);
   if (n < 0) group_.failure_detector().lost(group_.previous_rank());
   return static_cast<size_t>(n);
 }

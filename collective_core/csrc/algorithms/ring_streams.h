@@ -57,7 +57,7 @@ class SliceStream {
   virtual bool wants_to_receive() const = 0;
   virtual bool wants_to_send() const = 0;
 
-  const int to_next, from_previous;
+  Connection &to_next, &from_previous;
 
  protected:
   // Sends of `out` what fits; returns whether anything did.

@@ -20,6 +20,7 @@
 #include "transport/external/external_transport.h"
 #include "transport/tcp/interfaces.h"
 #include "transport/tcp/sha256.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace {
 
@@ -280,8 +281,9 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
       if (process_set != 0) arena = state.arena;
     }
     // Without the mutex: handlers of signals run meanwhile, and may call this interface.
-    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(listeners),
-                                             std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
+    auto transport = std::make_unique<cc::TcpTransport>(
+        std::move(listeners), std::string(reinterpret_cast<const char*>(secret), secret_bytes));
+    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(transport), timeout,
                                              start_timeout, sockets, std::move(arena), single_copy != 0);
     group->warn_after(stall_warning);
     const std::lock_guard<std::mutex> lock(state.mutex);

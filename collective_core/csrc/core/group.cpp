@@ -20,16 +20,17 @@ WaitPolicy choose_wait_policy(const Topology& topology) {
 
 }  // namespace
 
-Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-             int sockets, std::shared_ptr<Arena> arena, bool single_copy)
+Group::Group(Topology topology, std::unique_ptr<Transport> transport, double timeout, double start_timeout, int sockets,
+             std::shared_ptr<Arena> arena, bool single_copy)
     : topology_(std::move(topology)),
       layout_(topology_),
       timeout_(timeout),
       wait_policy_(choose_wait_policy(topology_)),
-      connections_(connect_all(topology_, std::move(listeners), secret, start_timeout, sockets)),
+      transport_(std::move(transport)),
+      connections_(transport_->connect(topology_, sockets, start_timeout)),
       control_(share_memory(start_timeout)),
       arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
-      failure_detector_(topology_, connections_, control_),
+      failure_detector_(topology_, *transport_, connections_, control_),
       cross_memory_(*this, single_copy) {
   Deadline deadline(start_timeout);
   cross_memory_.probe(deadline);
@@ -114,37 +115,34 @@ char* Group::staging(size_t bytes) {
   return staging_.get();
 }
 
-void Group::wait_for_socket(int fd, short events, int rank, Deadline& deadline) {
-  std::vector<pollfd> waiting{{fd, events, 0}};
-  wait_for_sockets(waiting, rank, deadline);
-}
-
-void Group::wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline) {
-  if (poll(waiting.data(), waiting.size(), nap_ms) > 0) return;
+void Group::wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline) {
+  if (transport_->poll(waiting, nap_ms)) return;
   failure_detector_.check();
   // Each rank for itself: its neighbours on the ring of hosts are its own.
   if (is_warning_due(deadline)) warn(" for " + topology_.describe(rank), deadline);
   if (deadline.passed()) timed_out({rank}, deadline);
 }
 
-void Group::send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline) {
+void Group::send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline) {
+  std::vector<PollEntry> waiting{{&connection, PollEvent::send}};
   const char* at = static_cast<const char*>(bytes);
   while (n > 0) {
-    const ptrdiff_t sent = send_some(fd, at, n);
+    const ptrdiff_t sent = connection.send(at, n);
     if (sent < 0) failure_detector_.lost(rank);
-    if (sent == 0) wait_for_socket(fd, POLLOUT, rank, deadline);
+    if (sent == 0) wait_for(waiting, rank, deadline);
     if (sent > 0) deadline.extend();
     at += sent;
     n -= static_cast<size_t>(sent);
   }
 }
 
-void Group::receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline) {
+void Group::receive_all(Connection& connection, int rank, void* bytes, size_t n, Deadline& deadline) {
+  std::vector<PollEntry> waiting{{&connection, PollEvent::receive}};
   char* at = static_cast<char*>(bytes);
   while (n > 0) {
-    const ptrdiff_t got = receive_some(fd, at, n);
+    const ptrdiff_t got = connection.receive(at, n);
     if (got < 0) failure_detector_.lost(rank);
-    if (got == 0) wait_for_socket(fd, POLLIN, rank, deadline);
+    if (got == 0) wait_for(waiting, rank, deadline);
     if (got > 0) deadline.extend();
     at += got;
     n -= static_cast<size_t>(got);

@@ -2,8 +2,6 @@
 // use.
 #pragma once
 
-#include <poll.h>
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,23 +14,24 @@
 #include "transport/shm/arena.h"
 #include "transport/shm/cross_memory.h"
 #include "transport/shm/shared_memory.h"
-#include "transport/tcp/connections.h"
+#include "transport/transport.h"
 
 namespace cc {
 
 class Group {
  public:
-  // Connects to all peers; returns when every rank that this one talks to has proven itself.
+  // Connects to all peers over the transport; returns when every rank that this one talks to is there.
   // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
   // sockets: data connections to each neighbour on the ring of hosts; the same on all ranks.
   // arena: of the whole job's group, when this is one of a process set; null: shares a new one.
   // single_copy: whether this rank agrees to cross-memory attach.
-  Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-        int sockets = 1, std::shared_ptr<Arena> arena = nullptr, bool single_copy = true);
+  Group(Topology topology, std::unique_ptr<Transport> transport, double timeout, double start_timeout, int sockets = 1,
+        std::shared_ptr<Arena> arena = nullptr, bool single_copy = true);
 
   const Topology& topology() const { return topology_; }
   const Layout& layout() const { return layout_; }
   FailureDetector& failure_detector() { return failure_detector_; }
+  Transport& transport() { return *transport_; }
   Connections& connections() { return connections_; }
   ControlBlock& control() { return control_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
@@ -65,11 +64,10 @@ class Group {
 
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
-  // Waits until the socket of `rank`, or any of several, is ready for its events. Throws like every wait.
-  void wait_for_socket(int fd, short events, int rank, Deadline& deadline);
-  void wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline);
-  void send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline);
-  void receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline);
+  // Waits until one of these connections, to `rank`, is ready. Throws like every wait.
+  void wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline);
+  void send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline);
+  void receive_all(Connection& connection, int rank, void* bytes, size_t n, Deadline& deadline);
   int next_rank() const;  // at the other end of the data connections of this rank
   int previous_rank() const;
 
@@ -92,6 +90,7 @@ class Group {
   Layout layout_;
   double timeout_;
   WaitPolicy wait_policy_;
+  const std::unique_ptr<Transport> transport_;
   Connections connections_;
   SharedMemory memory_;
   ControlBlock& control_;

@@ -1,8 +1,6 @@
 #include "liveness/failure_detector.h"
 
-#include <linux/sockios.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -43,8 +41,9 @@ void fill(Record* record, const Failure& failure) {
 
 }  // namespace
 
-FailureDetector::FailureDetector(const Topology& topology, Connections& connections, ControlBlock& control)
-    : topology_(topology), connections_(connections), control_(control) {}
+FailureDetector::FailureDetector(const Topology& topology, Transport& transport, Connections& connections,
+                                 ControlBlock& control)
+    : topology_(topology), transport_(transport), connections_(connections), control_(control) {}
 
 RankCell* FailureDetector::cell_of(int rank) const {
   const std::vector<int>& local = topology_.local_ranks();
@@ -123,28 +122,45 @@ bool FailureDetector::is_alive(int rank) const {
 }
 
 void FailureDetector::check_control(const std::set<int>& mid_frame) {
-  std::vector<pollfd> states;
+  std::vector<PollEntry> states;
   std::vector<int> ranks;
   for (auto& entry : connections_.control) {
     if (left_.count(entry.first) || mid_frame.count(entry.first)) continue;
-    states.push_back({entry.second.get(), POLLIN, 0});
+    states.push_back({entry.second.get(), PollEvent::receive});
     ranks.push_back(entry.first);
   }
-  if (poll(states.data(), states.size(), 0) <= 0) return;
+  if (!transport_.poll(states, 0)) return;
   for (size_t i = 0; i < states.size(); ++i) {
-    const bool ended = states[i].revents != 0 && read_frames(ranks[i], states[i].fd);
+    const bool ended = states[i].ready && read_frames(ranks[i], *states[i].connection);
     if (ended && !left_.count(ranks[i])) lost(ranks[i], mid_frame);
   }
 }
 
-bool FailureDetector::read_frames(int rank, int fd) {
+bool FailureDetector::read_frames(int rank, Connection& connection) {
   for (;;) {
     Frame frame{};
-    const ptrdiff_t got = receive_some(fd, &frame, sizeof frame, true);
+    const ptrdiff_t got = connection.peek(&frame, sizeof frame);
     if (got < 0) return true;
     if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::headers) return false;
-    receive_exactly(fd, &frame, sizeof frame, Deadline(frame_rest_s));
+    receive_rest(connection, &frame, sizeof frame);
     handle_frame(rank, frame);
+  }
+}
+
+void FailureDetector::receive_rest(Connection& connection, void* bytes, size_t n) {
+  const Deadline limit(frame_rest_s);
+  std::vector<PollEntry> waiting{{&connection, PollEvent::receive}};
+  char* at = static_cast<char*>(bytes);
+  while (n > 0) {
+    const ptrdiff_t got = connection.receive(at, n);
+    if (got < 0) throw Failure(Fault::peer_lost, "the connection was closed");
+    if (got == 0 && !transport_.poll(waiting, nap_ms)) {
+      if (is_interrupted()) interrupt();
+      throw_if_interrupted();
+      if (limit.passed()) throw Failure(Fault::timeout, "no answer in time");
+    }
+    at += got;
+    n -= static_cast<size_t>(got);
   }
 }
 
@@ -162,7 +178,7 @@ void FailureDetector::handle_frame(int rank, const Frame& frame) {
     throw Failure(Fault::internal, topology_.describe(rank) + " sent a frame that this version does not know", {rank});
   }
   static_assert(sizeof announcement <= max_announcement, "an announcement must fit into a socket buffer");
-  receive_exactly(connections_.control.at(rank).get(), &announcement, sizeof announcement, Deadline(frame_rest_s));
+  receive_rest(*connections_.control.at(rank), &announcement, sizeof announcement);
   throw failure_from(announcement.fault, announcement.ranks, announcement.blamed, announcement.text, topology_.size);
 }
 
@@ -172,7 +188,7 @@ void FailureDetector::lost(int rank, const std::set<int>& mid_frame) {
     check_host();
     for (auto& entry : connections_.control) {
       // Also that of `rank`: it may have been a data connection that ended, with the reason waiting here.
-      if (!left_.count(entry.first) && !mid_frame.count(entry.first)) read_frames(entry.first, entry.second.get());
+      if (!left_.count(entry.first) && !mid_frame.count(entry.first)) read_frames(entry.first, *entry.second);
     }
     poll(nullptr, 0, 10);
   }
@@ -199,7 +215,7 @@ void FailureDetector::announce(const Failure& failure) {
   for (auto& entry : connections_.control) {
     if (muted_.count(entry.first)) continue;
     // One attempt: a peer whose buffer is full is not reading, and will see the connection end.
-    static_cast<void>(send_some(entry.second.get(), bytes.data(), bytes.size()));
+    static_cast<void>(entry.second->send(bytes.data(), bytes.size()));
   }
 }
 
@@ -207,7 +223,7 @@ void FailureDetector::say_goodbye() {
   if (RankCell* mine = cell_of(topology_.rank)) mine->left.store(1, std::memory_order_release);
   const Frame frame{FrameType::goodbye, 0, 0};
   for (auto& entry : connections_.control) {
-    if (!muted_.count(entry.first)) static_cast<void>(send_some(entry.second.get(), &frame, sizeof frame));
+    if (!muted_.count(entry.first)) static_cast<void>(entry.second->send(&frame, sizeof frame));
   }
 }
 
@@ -215,11 +231,8 @@ void FailureDetector::linger() {
   char unread[4096];  // that somebody waits, say: nobody is here any more to whom it matters
   for (const Deadline limit(linger_s); !limit.passed(); poll(nullptr, 0, 1)) {
     const bool heard = std::all_of(connections_.control.begin(), connections_.control.end(), [&](const auto& entry) {
-      pollfd state{entry.second.get(), POLLIN, 0};
-      if (poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) return true;  // nobody is there
-      while (receive_some(state.fd, unread, sizeof unread) > 0 && !limit.passed()) continue;
-      int unheard = 0;
-      return ioctl(state.fd, SIOCOUTQ, &unheard) != 0 || unheard == 0;
+      while (entry.second->receive(unread, sizeof unread) > 0 && !limit.passed()) continue;
+      return entry.second->is_delivered();
     });
     if (heard) return;
   }

@@ -15,7 +15,7 @@
 #include "core/errors.h"
 #include "core/layout.h"
 #include "core/topology.h"
-#include "transport/tcp/connections.h"
+#include "transport/transport.h"
 
 namespace cc {
 
@@ -30,7 +30,7 @@ struct Frame {
 
 class FailureDetector {
  public:
-  FailureDetector(const Topology& topology, Connections& connections, ControlBlock& control);
+  FailureDetector(const Topology& topology, Transport& transport, Connections& connections, ControlBlock& control);
 
   // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for
   // spins. Control connections of ranks in `mid_frame` are not at the head of a frame and are left alone.
@@ -72,12 +72,15 @@ class FailureDetector {
   void throw_if_interrupted() const;
   void check_control(const std::set<int>& mid_frame);
   // Takes the frames that have come, up to one with headers. Returns whether the connection has ended.
-  bool read_frames(int rank, int fd);
+  bool read_frames(int rank, Connection& connection);
+  // Of a frame that has begun to arrive.
+  void receive_rest(Connection& connection, void* bytes, size_t n);
   bool has_left(int rank) const;
   Failure departure_of(int rank) const;
   RankCell* cell_of(int rank) const;
 
   const Topology& topology_;
+  Transport& transport_;
   Connections& connections_;
   ControlBlock& control_;
   std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen

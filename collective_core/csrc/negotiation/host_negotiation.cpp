@@ -1,7 +1,5 @@
 #include "negotiation/host_negotiation.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -60,7 +58,7 @@ void HostNegotiation::begin(uint32_t sequence) {
       Incoming incoming;
       incoming.from = from;
       incoming.rank = topology_.leader_of(from.host);
-      incoming.fd = group_.connections().control.at(incoming.rank).get();
+      incoming.connection = group_.connections().control.at(incoming.rank).get();
       incoming_.push_back(std::move(incoming));
     }
   }
@@ -113,10 +111,11 @@ void HostNegotiation::move_until(size_t wanted, bool all_sent, Deadline& deadlin
 
 bool HostNegotiation::send() {
   bool moved = false;
-  std::set<int> busy;  // connections with an earlier frame that is not through
+  std::set<const Connection*> busy;  // connections with an earlier frame that is not through
   for (auto out = outgoing_.begin(); out != outgoing_.end();) {
     ptrdiff_t n = 0;
-    if (!busy.count(out->fd)) n = send_some(out->fd, out->bytes->data() + out->sent, out->bytes->size() - out->sent);
+    if (!busy.count(out->connection))
+      n = out->connection->send(out->bytes->data() + out->sent, out->bytes->size() - out->sent);
     if (n < 0 && out->needed) {
       // A peer that announced a failure and left cannot be sent to, but can still be read: what it said comes first.
       const auto awaited = [&](const Incoming& in) { return in.rank == out->rank && !in.received; };
@@ -136,7 +135,7 @@ bool HostNegotiation::send() {
     if (through || n < 0) {
       out = outgoing_.erase(out);
     } else {
-      busy.insert(out->fd);
+      busy.insert(out->connection);
       ++out;
     }
   }
@@ -150,7 +149,7 @@ bool HostNegotiation::receive(Incoming& incoming) {
                          : incoming.encoded.data() + incoming.encoded_got;
   const size_t left =
       in_head ? sizeof incoming.frame - incoming.frame_got : incoming.encoded.size() - incoming.encoded_got;
-  const ptrdiff_t n = receive_some(incoming.fd, target, left);
+  const ptrdiff_t n = incoming.connection->receive(target, left);
   if (n < 0) group_.failure_detector().lost(incoming.rank, mid_frame());
   (in_head ? incoming.frame_got : incoming.encoded_got) += static_cast<size_t>(n);
   incoming.ready = n > 0;
@@ -189,12 +188,12 @@ void HostNegotiation::store(const Incoming& incoming) {
 }
 
 void HostNegotiation::wait(size_t wanted, Deadline& deadline) {
-  std::vector<pollfd> waiting;
+  std::vector<PollEntry> waiting;
   waiting.reserve(incoming_.size() + outgoing_.size());
-  for (const Incoming& in : incoming_) waiting.push_back({in.received ? -1 : in.fd, POLLIN, 0});
-  for (const Outgoing& out : outgoing_) waiting.push_back({out.fd, POLLOUT, 0});
-  if (poll(waiting.data(), waiting.size(), steps_.size() > 1 ? nap_of_many_ms : nap_ms) > 0) {
-    for (size_t i = 0; i < incoming_.size(); ++i) incoming_[i].ready = waiting[i].revents != 0;
+  for (const Incoming& in : incoming_) waiting.push_back({in.received ? nullptr : in.connection, PollEvent::receive});
+  for (const Outgoing& out : outgoing_) waiting.push_back({out.connection, PollEvent::send});
+  if (group_.transport().poll(waiting, steps_.size() > 1 ? nap_of_many_ms : nap_ms)) {
+    for (size_t i = 0; i < incoming_.size(); ++i) incoming_[i].ready = waiting[i].ready;
     return;
   }
   group_.control().leader_naps.fetch_add(1, std::memory_order_relaxed);

@@ -43,7 +43,7 @@ class HostNegotiation {
   // One frame on its way to another leader.
   struct Outgoing {
     int rank;
-    int fd;
+    Connection* connection;
     const std::vector<char>* bytes;
     bool needed;  // by the other side; otherwise it may have left
     size_t sent;
@@ -52,7 +52,7 @@ class HostNegotiation {
   struct Incoming {
     FromHost from;
     int rank;
-    int fd;
+    Connection* connection;
     Frame frame{};
     size_t frame_got = 0;
     std::vector<char> encoded;

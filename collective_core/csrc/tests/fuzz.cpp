@@ -23,8 +23,8 @@
 #include "core/engine.h"
 #include "negotiation/dissemination.h"
 #include "negotiation/header_codec.h"
-#include "transport/tcp/connections.h"
 #include "transport/tcp/handshake.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace {
 
@@ -99,16 +99,6 @@ std::string bytes_of(const T& value) {
 
 // ---------------------------------------------------------------------------------- a stranger at a listener
 
-cc::Hello hello_to(int rank) {
-  cc::Hello hello{};
-  std::memcpy(hello.magic, "collcore", sizeof hello.magic);
-  hello.version = cc::protocol_version;
-  hello.from = 1;
-  hello.to = rank;
-  hello.purpose = cc::Purpose::data;
-  return hello;
-}
-
 void connect_as_stranger(int number) {
   Random random(static_cast<uint64_t>(number));
   int ends[2];
@@ -116,7 +106,7 @@ void connect_as_stranger(int number) {
   const cc::Fd stranger(ends[0]);
   cc::PendingConnection pending(cc::Fd(ends[1]), below(random, 2) == 0);
 
-  std::string said = bytes_of(hello_to(0));
+  std::string said = bytes_of(cc::make_hello(1, 0, cc::Purpose::data, 0));
   std::string proof(sizeof(cc::Digest), '\0');
   for (char& byte : proof) byte = static_cast<char>(random());
   said += proof;
@@ -241,8 +231,8 @@ std::string announcement(Random& random) {
 // Rank 1, which has proven itself and then sends what it likes to the others.
 void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, const Request& request, bool as_it_is,
                Random random) {
-  const cc::Connections connections =
-      cc::connect_all(cc::make_topology(1, peers), std::move(listeners), secret(), start_s, 1);
+  cc::TcpTransport transport(std::move(listeners), secret());
+  const cc::Connections connections = transport.connect(cc::make_topology(1, peers), 1, start_s);
   const std::vector<float> data(request.count, 2.0F);
   for (const auto& entry : connections.control) {
     std::string said = encoded_frame_of(request, 1, data);
@@ -252,12 +242,12 @@ void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, cons
       if (below(random, 8) == 0) said += announcement(random);
       if (below(random, 16) > 0) spoil(&said, random);
     }
-    cc::send_some(entry.second.get(), said.data(), said.size());
+    entry.second->send(said.data(), said.size());
   }
   if (!as_it_is) {
     std::string noise(below(random, 4096), '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
-    cc::send_some(connections.to_next[0].get(), noise.data(), noise.size());
+    connections.to_next[0]->send(noise.data(), noise.size());
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(as_it_is ? 500 : below(random, 30)));
 }
@@ -266,8 +256,8 @@ void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, cons
 void meet_it(int number, const std::vector<cc::Peer>& peers, int rank, cc::Listeners listeners, const Request& request,
              bool must_succeed) {
   try {
-    auto group =
-        std::make_unique<cc::Group>(cc::make_topology(rank, peers), std::move(listeners), secret(), timeout_s, start_s);
+    auto transport = std::make_unique<cc::TcpTransport>(std::move(listeners), secret());
+    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, peers), std::move(transport), timeout_s, start_s);
     cc::Engine engine(std::move(group));
     const std::vector<float> in(request.count, 1.0F);
     std::vector<float> out(request.count);

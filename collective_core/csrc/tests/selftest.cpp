@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -18,8 +20,8 @@
 #include "core/engine.h"
 #include "core/recorder.h"
 #include "negotiation/dissemination.h"
-#include "transport/tcp/connections.h"
-#include "transport/tcp/sockets.h"
+#include "tests/memory_transport.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace {
 
@@ -227,20 +229,62 @@ std::string check_long_operation() {
   return {};
 }
 
+int open_sockets() {
+  int count = 0;
+  char target[64];
+  for (int fd = 0; fd < 1024; ++fd) {
+    const std::string path = "/proc/self/fd/" + std::to_string(fd);
+    const ssize_t n = readlink(path.c_str(), target, sizeof target);
+    if (n > 0 && std::string(target, static_cast<size_t>(n)).rfind("socket:", 0) == 0) ++count;
+  }
+  return count;
+}
+
+// What connects the ranks of a case. Several hosts are pretended, on this one.
+class Network {
+ public:
+  virtual ~Network() = default;
+  virtual std::unique_ptr<cc::Transport> transport(int rank) = 0;
+  virtual void describe(cc::Peer* peer) const = 0;
+};
+
+class TcpNetwork : public Network {
+ public:
+  explicit TcpNetwork(int size) {
+    for (int r = 0; r < size; ++r) listeners_.push_back(cc::open_listeners("127.0.0.1"));
+  }
+  std::unique_ptr<cc::Transport> transport(int rank) override {
+    return std::make_unique<cc::TcpTransport>(std::move(listeners_[rank]), std::string(32, 's'));
+  }
+  void describe(cc::Peer* peer) const override {
+    peer->address = "127.0.0.1";
+    peer->port = listeners_[peer->rank].port;
+    peer->socket_name = listeners_[peer->rank].socket_name;
+  }
+
+ private:
+  std::vector<cc::Listeners> listeners_;
+};
+
+class NetworkInMemory : public Network {
+ public:
+  std::unique_ptr<cc::Transport> transport(int /*rank*/) override { return std::make_unique<MemoryTransport>(memory_); }
+  void describe(cc::Peer* /*peer*/) const override {}
+
+ private:
+  MemoryNetwork memory_;
+};
+
 // Many ranks take their time under the sanitizers: no large tensors there.
-void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
-  std::vector<cc::Listeners> listeners;
+void run_case(Network& network, int size, int hosts, int sockets, uint64_t most_elements) {
   std::vector<cc::Peer> peers;
   for (int r = 0; r < size; ++r) {
-    listeners.push_back(cc::open_listeners("127.0.0.1"));
     cc::Peer peer;
     peer.rank = peer.global_rank = r;
     peer.pid = getpid();
     peer.host_id = "host" + std::to_string(r * hosts / size);
     peer.host_name = peer.host_id;
-    peer.address = "127.0.0.1";
-    peer.port = listeners.back().port;
-    peer.socket_name = listeners.back().socket_name;
+    network.describe(&peer);
     peers.push_back(peer);
   }
   std::vector<std::string> errors(static_cast<size_t>(size));
@@ -249,8 +293,8 @@ void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       try {
-        auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), std::move(listeners[r]),
-                                                 std::string(32, 's'), timeout_s, timeout_s, sockets);
+        auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s,
+                                                 timeout_s, sockets);
         cc::Engine engine(std::move(group));
         for (const uint64_t count : {0, 1, 1031, 70001, 1100003}) {
           if (count > most_elements) continue;
@@ -278,22 +322,57 @@ void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
   }
 }
 
+// Hosts with one rank each share no memory and pass no descriptor, so nothing may have opened a socket.
+void run_cases_in_memory() {
+  const int before = open_sockets();
+  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {4, 2}, {5, 2}}) {
+    NetworkInMemory network;
+    run_case(network, place.first, place.second, 1, 1100003);
+  }
+  for (const int hosts : {2, 3, 11}) {
+    NetworkInMemory network;
+    std::atomic<bool> done{false};
+    int most = 0;
+    std::thread watching([&] {
+      for (; !done; std::this_thread::sleep_for(std::chrono::milliseconds(5))) most = std::max(most, open_sockets());
+    });
+    run_case(network, hosts, hosts, 2, 70001);
+    done = true;
+    watching.join();
+    if (most > before) std::printf("%d hosts in memory: %d sockets were open\n", hosts, most - before);
+    failures += most > before ? 1 : 0;
+  }
+}
+
+void run_cases_over_tcp() {
+  const auto run = [](int size, int hosts, int sockets, uint64_t most_elements) {
+    TcpNetwork network(size);
+    run_case(network, size, hosts, sockets, most_elements);
+  };
+  for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})
+    run(place.first, place.second, 1, 1100003);
+  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {5, 2}}) run(place.first, place.second, 3, 1100003);
+  run(14, 11, 1, 70001);
+}
+
 }  // namespace
 
-int main() {
-  for (const std::string& error : {check_descriptors(), check_long_operation()}) {
-    if (!error.empty()) std::printf("%s\n", error.c_str());
-    failures += error.empty() ? 0 : 1;
+// Without an argument: everything. "memory": only the cases over the transport in memory.
+int main(int arguments, char** words) {
+  const bool only_memory = arguments > 1 && std::string(words[1]) == "memory";
+  run_cases_in_memory();
+  if (!only_memory) {
+    for (const std::string& error : {check_descriptors(), check_long_operation()}) {
+      if (!error.empty()) std::printf("%s\n", error.c_str());
+      failures += error.empty() ? 0 : 1;
+    }
+    for (int hosts = 2; hosts <= 300; ++hosts) {
+      const std::string error = check_dissemination(hosts);
+      if (!error.empty()) std::printf("steps of %d hosts: %s\n", hosts, error.c_str());
+      failures += error.empty() ? 0 : 1;
+    }
+    run_cases_over_tcp();
   }
-  for (int hosts = 2; hosts <= 300; ++hosts) {
-    const std::string error = check_dissemination(hosts);
-    if (!error.empty()) std::printf("steps of %d hosts: %s\n", hosts, error.c_str());
-    failures += error.empty() ? 0 : 1;
-  }
-  for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})
-    run_case(place.first, place.second, 1, 1100003);
-  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {5, 2}}) run_case(place.first, place.second, 3, 1100003);
-  run_case(14, 11, 1, 70001);
   std::printf(failures ? "%d failures\n" : "selftest: all well\n", failures);
   return failures ? 1 : 0;
 }

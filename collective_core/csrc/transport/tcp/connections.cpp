@@ -8,13 +8,13 @@
 #include <list>
 #include <set>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/errors.h"
 #include "core/interruption.h"
 #include "transport/tcp/handshake.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace cc {
 namespace {
@@ -25,64 +25,12 @@ constexpr size_t max_strangers = 256;
 // Calls taken before those that were taken get a look: a flood of strangers must not push out one that is expected.
 constexpr int max_accepted_at_once = 64;
 
-struct PlannedConnection {  // one expected connection, seen from this rank
-  int peer;
-  Purpose purpose;
-  int channel;
-  bool operator<(const PlannedConnection& o) const {
-    return std::tie(peer, purpose, channel) < std::tie(o.peer, o.purpose, o.channel);
-  }
-};
-
-struct ConnectionPlan {
-  std::vector<PlannedConnection> outgoing;
-  std::set<PlannedConnection> incoming;
-};
-
-// The higher rank calls the lower one; a data connection is called by its sender.
-ConnectionPlan plan_connections(const Topology& t, int sockets) {
-  ConnectionPlan calls;
-  const auto pair_with = [&](int peer, Purpose purpose) {
-    if (peer < t.rank) calls.outgoing.push_back({peer, purpose, 0});
-    if (peer > t.rank) calls.incoming.insert({peer, purpose, 0});
-  };
-  for (const int peer : t.local_ranks()) pair_with(peer, Purpose::local);
-  const int hosts = t.host_count();
-  if (hosts < 2) return calls;
-  if (t.is_leader()) {
-    for (int host = 0; host < hosts; ++host) {
-      if (host != t.host) pair_with(t.leader_of(host), Purpose::control);
-    }
-  }
-  if (t.local_rank < t.channels()) {
-    const int next = t.hosts[(t.host + 1) % hosts][t.local_rank];
-    const int previous = t.hosts[(t.host + hosts - 1) % hosts][t.local_rank];
-    for (int number = 0; number < sockets; ++number) {
-      calls.outgoing.push_back({next, Purpose::data, number});
-      calls.incoming.insert({previous, Purpose::data, number});
-    }
-  }
-  return calls;
-}
-
-void keep(Connections* connections, const PlannedConnection& call, bool called_by_me, Fd fd) {
+void keep(Connections* connections, const PlannedConnection& planned, bool outgoing, Fd fd) {
   tune_peer_socket(fd.get());
-  switch (call.purpose) {
-    case Purpose::none:
-      break;
-    case Purpose::local:
-      connections->local[call.peer] = std::move(fd);
-      break;
-    case Purpose::control:
-      connections->control[call.peer] = std::move(fd);
-      break;
-    case Purpose::data: {
-      std::vector<Fd>& those = called_by_me ? connections->to_next : connections->from_previous;
-      const auto number = static_cast<size_t>(call.channel);
-      if (those.size() <= number) those.resize(number + 1);
-      those[number] = std::move(fd);
-      break;
-    }
+  if (planned.purpose == Purpose::local) {
+    connections->local[planned.peer] = std::move(fd);
+  } else {
+    connections->add(planned, outgoing, std::make_unique<TcpConnection>(std::move(fd)));
   }
 }
 
@@ -213,10 +161,10 @@ Listeners open_listeners(const std::string& address) {
 Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds,
                         int sockets) {
   const Deadline deadline(seconds);
-  const ConnectionPlan calls = plan_connections(topology, sockets);
-  allow_descriptors(calls.outgoing.size() + calls.incoming.size());
+  const ConnectionPlan plan = plan_connections(topology, sockets);
+  allow_descriptors(plan.outgoing.size() + plan.incoming.size());
   std::atomic<bool> stop{false};
-  Acceptor acceptor(topology, std::move(listeners), secret, calls.incoming);
+  Acceptor acceptor(topology, std::move(listeners), secret, plan.incoming);
   std::promise<void> ended;
   std::thread listening([&] {
     acceptor.run(deadline, stop);
@@ -226,7 +174,7 @@ Connections connect_all(const Topology& topology, Listeners listeners, const std
   Connections called;
   std::exception_ptr error;
   try {
-    for (const PlannedConnection& call : calls.outgoing)
+    for (const PlannedConnection& call : plan.outgoing)
       keep(&called, call, true, connect_to_peer(topology, call, secret, deadline));
   } catch (...) {
     error = std::current_exception();

@@ -20,8 +20,7 @@ std::string bytes_of(const Hello& hello) {
 
 }  // namespace
 
-void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
-               const Deadline& deadline) {
+Hello make_hello(int from, int to, Purpose purpose, int channel) {
   Hello hello{};
   std::memcpy(hello.magic, magic, sizeof magic);
   hello.version = protocol_version;
@@ -30,6 +29,12 @@ void introduce(int fd, const std::string& secret, int from, int to, Purpose purp
   hello.channel = channel;
   hello.purpose = purpose;
   std::memcpy(hello.nonce, random_bytes(nonce_bytes).data(), nonce_bytes);
+  return hello;
+}
+
+void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
+               const Deadline& deadline) {
+  const Hello hello = make_hello(from, to, purpose, channel);
   send_exactly(fd, &hello, sizeof hello, deadline);
 
   std::string nonce(nonce_bytes, '\0');

@@ -16,12 +16,11 @@
 #include "core/deadline.h"
 #include "transport/tcp/sha256.h"
 #include "transport/tcp/sockets.h"
+#include "transport/transport.h"
 
 namespace cc {
 
 constexpr uint32_t protocol_version = 4;  // raise it with every change of a wire format
-
-enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 
 struct Hello {
   char magic[8];
@@ -34,6 +33,8 @@ struct Hello {
   uint8_t nonce[32];
 };
 static_assert(sizeof(Hello) == 64, "the hello is a wire format");
+
+Hello make_hello(int from, int to, Purpose purpose, int channel);
 
 // The connector's side, waiting. Throws Failure when the listener cannot prove itself, HungUp when it closes.
 void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
