@@ -31,7 +31,7 @@ std::vector<uint64_t> begin_allgather(const DataPhase& phase) {
 void allgather_local(const DataPhase& phase) {
   Group& group = phase.group;
   const Topology& topology = phase.topology();
-  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+  const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
   const std::vector<uint64_t> offsets = begin_allgather(phase);
   const char* input = static_cast<const char*>(phase.operation.input);
   char* output = phase.operation.gathered.get();
@@ -45,11 +45,12 @@ void allgather_local(const DataPhase& phase) {
       return static_cast<size_t>(block > begin ? std::min(chunk_bytes, block - begin) : 0);
     };
     const size_t mine = length_of(topology.rank);
-    if (mine) std::memcpy(group.in(topology.local_rank, chunk), input + begin, mine);
+    if (mine) std::memcpy(group.memory().in(topology.local_rank, chunk), input + begin, mine);
     group.step_barrier(phase.deadline);
     for (int local = 0; local < topology.local_size(); ++local) {
       const int rank = topology.local_ranks()[local];
-      if (length_of(rank)) std::memcpy(output + offsets[rank] + begin, group.in(local, chunk), length_of(rank));
+      if (length_of(rank))
+        std::memcpy(output + offsets[rank] + begin, group.memory().in(local, chunk), length_of(rank));
     }
   }
 }

@@ -203,24 +203,24 @@ void in_chunks(const DataPhase& phase) {
   const Header& header = phase.header();
   const Topology& topology = phase.topology();
   const size_t element = size_of(header.dtype);
-  const uint64_t chunk_elements = group.layout().chunk_bytes / element;
+  const uint64_t chunk_elements = group.memory().layout().chunk_bytes / element;
   const char* input = static_cast<const char*>(phase.operation.input);
   char* output = static_cast<char*>(phase.operation.output);
   uint64_t chunk = 0;
   for (uint64_t begin = 0; begin < header.count; begin += chunk_elements, ++chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_elements, header.count - begin));
-    std::memcpy(group.in(topology.local_rank, chunk), input + begin * element, length * element);
+    std::memcpy(group.memory().in(topology.local_rank, chunk), input + begin * element, length * element);
     group.step_barrier(phase.deadline);
     if (topology.local_rank < topology.channels()) {
       const Slice slice = slice_of(length, topology.local_rank, topology.channels(), element);
-      SliceBuffers buffers{begin + slice.begin, slice.length, {}, {group.out(chunk) + slice.begin * element}};
+      SliceBuffers buffers{begin + slice.begin, slice.length, {}, {group.memory().out(chunk) + slice.begin * element}};
       for (int r = 0; r < topology.local_size(); ++r) {
-        buffers.inputs.push_back(group.in(r, chunk) + slice.begin * element);
+        buffers.inputs.push_back(group.memory().in(r, chunk) + slice.begin * element);
       }
       run_ring(phase, buffers);
     }
     group.step_barrier(phase.deadline);
-    std::memcpy(output + begin * element, group.out(chunk), length * element);
+    std::memcpy(output + begin * element, group.memory().out(chunk), length * element);
   }
 }
 

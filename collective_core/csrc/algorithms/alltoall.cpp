@@ -57,7 +57,7 @@ Splits splits_of_all(const Topology& topology, const std::vector<const Header*>&
   Splits splits(headers.size(), std::vector<int64_t>(headers.size(), 0));
   for (size_t r = 0; r < headers.size(); ++r) {
     if (headers[r]->kind != Kind::alltoall) continue;
-    std::memcpy(splits[r].data(), Group::payload(headers[r]), splits[r].size() * sizeof(int64_t));
+    std::memcpy(splits[r].data(), HostMemory::payload(headers[r]), splits[r].size() * sizeof(int64_t));
     if (are_valid_splits(splits[r], *headers[r], headers[r]->row_bytes())) continue;
     throw Failure(Fault::internal,
                   topology.describe(static_cast<int>(r)) + " sent splits that are not those of its rows",
@@ -103,16 +103,17 @@ void alltoall(const DataPhase& phase) {
     streams.push_back(stream_of(topology, splits[rank], row_bytes, rank, true));
     longest = std::max(longest, streams.back().bytes);
   }
-  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+  const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
   uint64_t chunk = 0;
   for (uint64_t begin = 0; begin < longest; begin += chunk_bytes, ++chunk) {
     for (const Piece& piece : streams[topology.local_rank].pieces) {
       const Piece part = within(piece, begin, chunk_bytes);
-      if (part.bytes) std::memcpy(group.in(topology.local_rank, chunk) + part.at, input + part.from, part.bytes);
+      if (part.bytes)
+        std::memcpy(group.memory().in(topology.local_rank, chunk) + part.at, input + part.from, part.bytes);
     }
     group.step_barrier(phase.deadline);
     for (int local = 0; local < topology.local_size(); ++local) {
-      keep_mine(streams[local], topology.local_ranks()[local], group.in(local, chunk), begin, chunk_bytes);
+      keep_mine(streams[local], topology.local_ranks()[local], group.memory().in(local, chunk), begin, chunk_bytes);
     }
   }
   if (topology.host_count() == 1) return;

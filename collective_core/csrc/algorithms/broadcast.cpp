@@ -27,7 +27,7 @@ void broadcast_bytes(const DataPhase& phase, int root, const void* source, void*
   Group& group = phase.group;
   Deadline& deadline = phase.deadline;
   const Topology& topology = phase.topology();
-  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+  const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
   const int root_host = topology.host_of(root);
   const int hosts = topology.host_count();
   const bool here = root_host == topology.host;
@@ -38,7 +38,7 @@ void broadcast_bytes(const DataPhase& phase, int root, const void* source, void*
 
   for (uint64_t begin = 0; begin < bytes; begin += chunk_bytes, ++*chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_bytes, bytes - begin));
-    char* buffer = group.in(writer_local, *chunk);
+    char* buffer = group.memory().in(writer_local, *chunk);
     if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
     if (topology.rank == writer && !here) {
       group.receive_all(*group.connections().from_previous[0], group.previous_rank(), buffer, length, deadline);

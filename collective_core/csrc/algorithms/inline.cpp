@@ -25,7 +25,7 @@ void reduce_inline(const DataPhase& phase) {
   for (const int r : topology.order) {
     const Header* theirs = phase.headers[r];
     if (theirs->kind == Kind::join) continue;
-    const void* payload = Group::payload(theirs);
+    const void* payload = HostMemory::payload(theirs);
     sources.push_back(static_cast<const char*>(topology.size == 1 ? operation.input : payload) +
                       begin * size_of(header.dtype));
   }
@@ -35,14 +35,14 @@ void reduce_inline(const DataPhase& phase) {
 void broadcast_inline(const DataPhase& phase) {
   const Header& header = phase.header();
   if (header.root == phase.topology().rank) return;
-  std::memcpy(phase.operation.output, Group::payload(phase.headers[header.root]), header.bytes());
+  std::memcpy(phase.operation.output, HostMemory::payload(phase.headers[header.root]), header.bytes());
 }
 
 void allgather_inline(const DataPhase& phase) {
   const std::vector<uint64_t> offsets = begin_allgather(phase);
   for (size_t r = 0; r < phase.headers.size(); ++r) {
     const Header* theirs = phase.headers[r];
-    std::memcpy(phase.operation.gathered.get() + offsets[r], Group::payload(theirs), theirs->bytes());
+    std::memcpy(phase.operation.gathered.get() + offsets[r], HostMemory::payload(theirs), theirs->bytes());
   }
 }
 

@@ -51,7 +51,7 @@ void reducescatter_local(const DataPhase& phase) {
   const auto rows = static_cast<uint64_t>(header.dims[0]);
   const uint64_t row = header.count / rows;
   const size_t ranks = static_cast<size_t>(topology.size);
-  const size_t segment = group.layout().chunk_bytes / ranks / cache_line * cache_line / element;
+  const size_t segment = group.memory().layout().chunk_bytes / ranks / cache_line * cache_line / element;
   const char* input = static_cast<const char*>(operation.input);
   const uint64_t longest = rows_of(rows, 0, topology.size).length * row;
 
@@ -62,7 +62,7 @@ void reducescatter_local(const DataPhase& phase) {
       const uint64_t whole = rows_of(rows, rank, topology.size).length * row;
       return static_cast<size_t>(whole > begin ? std::min<uint64_t>(segment, whole - begin) : 0);
     };
-    char* buffer = group.in(topology.local_rank, window);
+    char* buffer = group.memory().in(topology.local_rank, window);
     for (int r = 0; r < topology.size; ++r) {
       const uint64_t at = rows_of(rows, r, topology.size).begin * row + begin;
       if (length_of(r)) std::memcpy(buffer + r * segment * element, input + at * element, length_of(r) * element);
@@ -70,7 +70,8 @@ void reducescatter_local(const DataPhase& phase) {
     group.step_barrier(phase.deadline);
     const size_t mine = length_of(topology.rank);
     if (!mine) continue;
-    for (int r = 0; r < topology.size; ++r) sources[r] = group.in(r, window) + topology.rank * segment * element;
+    for (int r = 0; r < topology.size; ++r)
+      sources[r] = group.memory().in(r, window) + topology.rank * segment * element;
     kernels().reduce(reduction, static_cast<char*>(operation.output) + begin * element, sources.data(), topology.size,
                      mine);
   }

@@ -42,7 +42,8 @@ Algorithm select_algorithm(const DataPhase& phase) {
   const Header& header = phase.header();
   const Topology& topology = phase.topology();
   const bool one_host = topology.host_count() == 1, alone = topology.size == 1;
-  const bool is_small = header.bytes() <= phase.group.layout().inline_bytes;  // it has travelled with its header
+  const bool is_small =
+      header.bytes() <= phase.group.memory().layout().inline_bytes;  // it has travelled with its header
   if (!has_tensor(header.kind)) return nullptr;
   if (header.device == Device::gpu_memory) return external_on_gpu;
   switch (header.kind) {

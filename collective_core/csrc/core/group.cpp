@@ -23,30 +23,16 @@ WaitPolicy choose_wait_policy(const Topology& topology) {
 Group::Group(Topology topology, std::unique_ptr<Transport> transport, double timeout, double start_timeout, int sockets,
              std::shared_ptr<Arena> arena, bool single_copy)
     : topology_(std::move(topology)),
-      layout_(topology_),
       timeout_(timeout),
       wait_policy_(choose_wait_policy(topology_)),
       transport_(std::move(transport)),
       connections_(transport_->connect(topology_, sockets, start_timeout)),
-      control_(share_memory(start_timeout)),
+      memory_(topology_, connections_.local, start_timeout),
       arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
-      failure_detector_(topology_, *transport_, connections_, control_),
+      failure_detector_(topology_, *transport_, connections_, memory_.control()),
       cross_memory_(*this, single_copy) {
   Deadline deadline(start_timeout);
   cross_memory_.probe(deadline);
-}
-
-ControlBlock& Group::share_memory(double start_timeout) {
-  const Deadline deadline(start_timeout);
-  if (topology_.is_leader()) {
-    memory_.create(layout_.total);
-    for (auto& entry : connections_.local) send_fd(entry.second.get(), memory_.fd().get(), deadline);
-  } else {
-    memory_.adopt(receive_fd(connections_.local.at(topology_.local_ranks()[0]).get(), deadline), layout_.total);
-  }
-  memory_.close_fd();
-  // A new memfd is all zeros, which is the initial state of every signal and record.
-  return *reinterpret_cast<ControlBlock*>(memory_.data());
 }
 
 int Group::next_rank() const {
@@ -89,13 +75,13 @@ void Group::warn_if_due(const std::vector<int>& missing, Deadline& deadline) con
 
 void Group::step_barrier(Deadline& deadline) {
   ++steps_;
-  raise_signal(my_cell().step, steps_);
+  raise_signal(memory_.my_cell().step, steps_);
   for (int local = 0; local < topology_.local_size(); ++local) {
-    wait_until(cell(local).step, steps_, wait_policy_, [&] {
+    wait_until(memory_.cell(local).step, steps_, wait_policy_, [&] {
       failure_detector_.check_waiting_for(topology_.local_ranks()[local]);
       std::vector<int> missing;
       for (int other = 0; other < topology_.local_size(); ++other) {
-        if (!has_reached(cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
+        if (!has_reached(memory_.cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
       }
       warn_if_due(missing, deadline);
       if (!deadline.passed()) return;

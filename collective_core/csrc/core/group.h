@@ -7,13 +7,12 @@
 #include <vector>
 
 #include "core/deadline.h"
-#include "core/layout.h"
 #include "core/operation.h"
 #include "core/topology.h"
 #include "liveness/failure_detector.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/cross_memory.h"
-#include "transport/shm/shared_memory.h"
+#include "transport/shm/host_memory.h"
 #include "transport/transport.h"
 
 namespace cc {
@@ -29,30 +28,14 @@ class Group {
         std::shared_ptr<Arena> arena = nullptr, bool single_copy = true);
 
   const Topology& topology() const { return topology_; }
-  const Layout& layout() const { return layout_; }
   FailureDetector& failure_detector() { return failure_detector_; }
   Transport& transport() { return *transport_; }
   Connections& connections() { return connections_; }
-  ControlBlock& control() { return control_; }
+  HostMemory& memory() { return memory_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   CrossMemory& cross_memory() { return cross_memory_; }
   double timeout() const { return timeout_; }
   const WaitPolicy& wait_policy() const { return wait_policy_; }
-
-  RankCell& cell(int local_rank) { return control_.cells[local_rank]; }
-  RankCell& my_cell() { return cell(topology_.local_rank); }
-  Header* slot(uint32_t sequence, int rank) {
-    char* base = memory_.data() + layout_.slots_at;
-    return reinterpret_cast<Header*>(base +
-                                     ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
-  }
-  static char* payload(Header* slot) { return reinterpret_cast<char*>(slot) + sizeof(Header); }
-  static const char* payload(const Header* slot) { return reinterpret_cast<const char*>(slot) + sizeof(Header); }
-  // Chunk buffers: two per rank, so that one chunk is filled while the previous one is still read.
-  char* in(int local_rank, uint64_t chunk) {
-    return memory_.data() + layout_.in_at + (static_cast<size_t>(local_rank) * 2 + (chunk & 1)) * layout_.chunk_bytes;
-  }
-  char* out(uint64_t chunk) { return memory_.data() + layout_.out_at + (chunk & 1) * layout_.chunk_bytes; }
 
   // Memory of this rank's own for a data phase, whatever was left in it. Kept for the next one, because the kernel
   // would have to clear new pages every time: as large as the largest phase so far has asked for. Throws Failure where
@@ -87,13 +70,11 @@ class Group {
 
  private:
   Topology topology_;
-  Layout layout_;
   double timeout_;
   WaitPolicy wait_policy_;
   const std::unique_ptr<Transport> transport_;
   Connections connections_;
-  SharedMemory memory_;
-  ControlBlock& control_;
+  HostMemory memory_;
   std::shared_ptr<Arena> arena_;
   FailureDetector failure_detector_;
   CrossMemory cross_memory_;
@@ -103,8 +84,6 @@ class Group {
   uint32_t steps_ = 0;
   const Operation* current_ = nullptr;
   double warn_after_ = 0;
-
-  ControlBlock& share_memory(double start_timeout);
 };
 
 }  // namespace cc

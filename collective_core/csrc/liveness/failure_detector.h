@@ -13,8 +13,8 @@
 
 #include "core/deadline.h"
 #include "core/errors.h"
-#include "core/layout.h"
 #include "core/topology.h"
+#include "transport/shm/layout.h"
 #include "transport/transport.h"
 
 namespace cc {

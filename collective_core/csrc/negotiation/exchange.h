@@ -23,7 +23,7 @@ class Exchange {
  public:
   explicit Exchange(Group& group) : group_(group), host_negotiation_(group) {}
 
-  // Sets header->sequence. Afterwards group.slot(header->sequence, r) holds rank r's header for every r.
+  // Sets header->sequence. Afterwards group.memory().slot(header->sequence, r) holds rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
   // To be called when the slots have been read: the next one's cache lines, which other ranks have read before, become
   // this core's own again while the caller does something else, not when it waits. `payload`: the bytes of it that the

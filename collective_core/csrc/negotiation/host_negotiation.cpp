@@ -75,7 +75,7 @@ std::vector<int> HostNegotiation::ranks_of(const HostRange& range) const {
 
 void HostNegotiation::start(const DisseminationStep& step) {
   std::vector<const Header*> slots;
-  for (const int rank : ranks_of(step.sends)) slots.push_back(group_.slot(sequence_, rank));
+  for (const int rank : ranks_of(step.sends)) slots.push_back(group_.memory().slot(sequence_, rank));
   Frame frame{FrameType::headers, sequence_, 0};
   std::vector<char>& bytes = frames_.emplace_back(sizeof frame);
   encode_headers(slots, &bytes);
@@ -161,7 +161,7 @@ bool HostNegotiation::receive(Incoming& incoming) {
       incoming.frame_got = 0;
       return true;
     }
-    const size_t most = max_encoded_bytes(ranks_of(incoming.from.hosts).size(), group_.layout().payload_bytes);
+    const size_t most = max_encoded_bytes(ranks_of(incoming.from.hosts).size(), group_.memory().layout().payload_bytes);
     if (incoming.frame.sequence != sequence_ || incoming.frame.length == 0 || incoming.frame.length > most) {
       throw Failure(Fault::internal, topology_.describe(incoming.rank) + " is out of step (internal error)",
                     {incoming.rank});
@@ -176,8 +176,8 @@ bool HostNegotiation::receive(Incoming& incoming) {
 
 void HostNegotiation::store(const Incoming& incoming) {
   std::vector<Header*> slots;
-  for (const int rank : ranks_of(incoming.from.hosts)) slots.push_back(group_.slot(sequence_, rank));
-  if (!decode_headers(incoming.encoded, sequence_, topology_.size, group_.layout().payload_bytes, slots)) {
+  for (const int rank : ranks_of(incoming.from.hosts)) slots.push_back(group_.memory().slot(sequence_, rank));
+  if (!decode_headers(incoming.encoded, sequence_, topology_.size, group_.memory().layout().payload_bytes, slots)) {
     throw Failure(Fault::internal,
                   topology_.describe(incoming.rank) + " sent headers that cannot be read (internal error)",
                   {incoming.rank});
@@ -196,7 +196,7 @@ void HostNegotiation::wait(size_t wanted, Deadline& deadline) {
     for (size_t i = 0; i < incoming_.size(); ++i) incoming_[i].ready = waiting[i].ready;
     return;
   }
-  group_.control().leader_naps.fetch_add(1, std::memory_order_relaxed);
+  group_.memory().control().leader_naps.fetch_add(1, std::memory_order_relaxed);
   group_.failure_detector().check(mid_frame());
   if (!announced_ && deadline.waited() >= announce_after_s) announce_waiting();
   std::vector<int> late = missing();

@@ -43,7 +43,7 @@ void Engine::ask(const Proposal& proposal, Deadline& deadline) {
   Task& task = *proposal.task;
   group_->set_current(&task.operation);
   Header& header = task.operation.header;
-  const Payload payload = payload_of(task.operation, topology().rank, group_->layout());
+  const Payload payload = payload_of(task.operation, topology().rank, group_->memory().layout());
   header.inline_bytes = payload.length;
   if (header.kind == Kind::allreduce) {
     header.input_location = group_->arena()->location_of(task.operation.input, header.bytes());
@@ -61,7 +61,7 @@ void Engine::ask(const Proposal& proposal, Deadline& deadline) {
   header.timeline = process_set_ == 0 && recorder_->timeline_is_on() ? 1 : 0;
   exchange_.run(&header, payload.bytes, deadline);
   headers_.resize(static_cast<size_t>(topology().size));
-  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
+  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->memory().slot(header.sequence, r);
   if (header.timeline) recorder_->note_timelines(headers_);
   task.operation.contributors = joined_.update(headers_);
 }
@@ -69,7 +69,7 @@ void Engine::ask(const Proposal& proposal, Deadline& deadline) {
 void Engine::run_as_joined(int contributors, Deadline& deadline) {
   const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
   Header wanted = **std::find_if(headers_.begin(), headers_.end(), is_active);
-  if (scales_before_transfer(wanted, contributors != topology().size, group_->layout().inline_bytes)) {
+  if (scales_before_transfer(wanted, contributors != topology().size, group_->memory().layout().inline_bytes)) {
     wanted = without_factors(wanted);
     forget_locations();
   }

@@ -1,8 +1,8 @@
 // The seam between the engine and the network: what another network library would implement.
 //
 // Data moves in three ways, each behind its own door:
-//   shm/       between ranks of a host: plain loads and stores in memory that they share (core/group.h says where), and
-//              nothing virtual on the way of a small message
+//   shm/       between ranks of a host: plain loads and stores in memory that they share (host_memory.h, arena.h,
+//              cross_memory.h), with nothing virtual on the way of a small message
 //   this file  between hosts: byte streams, which negotiation, failure detector and algorithms connect, send on,
 //              receive from and poll. tcp/ implements it, and UCX or libfabric would; tests/memory_transport.h is the
 //              smallest one

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "core/layout.h"
+#include "transport/shm/layout.h"
 
 // Older C libraries lack the names; the kernel has had them since 5.14 and 6.1.
 #ifndef MADV_POPULATE_WRITE

@@ -37,7 +37,7 @@ void allow_siblings() {
 }  // namespace
 
 void CrossMemory::probe(Deadline& deadline) {
-  RankCell& mine = group_.my_cell();
+  RankCell& mine = group_.memory().my_cell();
   std::random_device random;
   token_ = (static_cast<uint64_t>(random()) << 32 | random()) | 1;
   if (wanted_ && group_.topology().local_size() > 1) allow_siblings();
@@ -53,17 +53,18 @@ pid_t CrossMemory::pid_of(int local_rank) const {
 }
 
 bool CrossMemory::all_could(bool could, Deadline& deadline) {
-  group_.my_cell().can_attach = could;
+  group_.memory().my_cell().can_attach = could;
   group_.step_barrier(deadline);
   bool all = true;
-  for (int local = 0; local < group_.topology().local_size(); ++local) all = all && group_.cell(local).can_attach;
+  for (int local = 0; local < group_.topology().local_size(); ++local)
+    all = all && group_.memory().cell(local).can_attach;
   return all;
 }
 
 bool CrossMemory::can_read_all() {
   const Topology& topology = group_.topology();
   for (int local = 0; local < topology.local_size(); ++local) {
-    const RankCell& cell = group_.cell(local);
+    const RankCell& cell = group_.memory().cell(local);
     uint64_t token = 0;
     const iovec here = span(&token, 0, sizeof token), there = span(cell.input, 0, sizeof token);
     if (cell.token == 0 || process_vm_readv(pid_of(local), &here, 1, &there, 1, 0) != sizeof token) return false;
@@ -73,8 +74,8 @@ bool CrossMemory::can_read_all() {
 }
 
 bool CrossMemory::attach(const void* input, void* output, size_t bytes, Deadline& deadline) {
-  group_.my_cell().input = input;
-  group_.my_cell().output = output;
+  group_.memory().my_cell().input = input;
+  group_.memory().my_cell().output = output;
   group_.step_barrier(deadline);
   bool could = true;
   for (int local = 0; local < group_.topology().local_size(); ++local) could = could && can_read_ends(local, bytes);
@@ -82,7 +83,7 @@ bool CrossMemory::attach(const void* input, void* output, size_t bytes, Deadline
 }
 
 bool CrossMemory::can_read_ends(int local_rank, size_t bytes) {
-  const RankCell& cell = group_.cell(local_rank);
+  const RankCell& cell = group_.memory().cell(local_rank);
   char ends[4];
   const iovec here = span(ends, 0, sizeof ends);
   const iovec there[] = {span(cell.input, 0, 1), span(cell.input, bytes - 1, 1), span(cell.output, 0, 1),
@@ -91,14 +92,14 @@ bool CrossMemory::can_read_ends(int local_rank, size_t bytes) {
 }
 
 void CrossMemory::read_input(int local_rank, size_t at, void* target, size_t bytes) {
-  const iovec here = span(target, 0, bytes), there = span(group_.cell(local_rank).input, at, bytes);
+  const iovec here = span(target, 0, bytes), there = span(group_.memory().cell(local_rank).input, at, bytes);
   const ssize_t read = process_vm_readv(pid_of(local_rank), &here, 1, &there, 1, 0);
   if (read != static_cast<ssize_t>(bytes)) failed(local_rank, "process_vm_readv", read < 0 ? errno : EFAULT);
 }
 
 void CrossMemory::write_output(int local_rank, size_t at, const void* source, size_t bytes) {
   const Topology& topology = group_.topology();
-  RankCell &mine = group_.my_cell(), &theirs = group_.cell(local_rank);
+  RankCell &mine = group_.memory().my_cell(), &theirs = group_.memory().cell(local_rank);
   const iovec here = span(source, 0, bytes), there = span(theirs.output, at, bytes);
   // Sequentially consistent on both sides: either we see that it is closed, or its owner sees that we write.
   mine.writes.fetch_add(1, std::memory_order_seq_cst);
@@ -112,10 +113,10 @@ void CrossMemory::write_output(int local_rank, size_t at, const void* source, si
 
 void CrossMemory::close() {
   const Topology& topology = group_.topology();
-  group_.my_cell().closed.store(1, std::memory_order_seq_cst);
+  group_.memory().my_cell().closed.store(1, std::memory_order_seq_cst);
   const Deadline limit(last_write_s);
   for (int local = 0; local < topology.local_size(); ++local) {
-    const std::atomic<uint32_t>& writes = group_.cell(local).writes;
+    const std::atomic<uint32_t>& writes = group_.memory().cell(local).writes;
     const uint32_t seen = writes.load(std::memory_order_seq_cst);
     if (local == topology.local_rank || seen % 2 == 0) continue;
     // One that has died in the middle of a write has ended it, too, but cannot say so.
@@ -130,7 +131,7 @@ void CrossMemory::failed(int local_rank, const char* call, int error) {
   const int rank = group_.topology().local_ranks()[local_rank];
   // One that has given up may have freed its tensor by now, and of one that dies the memory goes first.
   group_.failure_detector().check_host();
-  const bool has_given_up = group_.cell(local_rank).closed.load() != 0;
+  const bool has_given_up = group_.memory().cell(local_rank).closed.load() != 0;
   if (error == ESRCH || has_given_up || !group_.failure_detector().is_alive(rank)) group_.failure_detector().lost(rank);
   throw Failure(Fault::internal,
                 group_.topology().describe(group_.topology().rank) + ": " + call + " of the tensor of " +
