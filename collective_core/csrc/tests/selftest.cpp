@@ -275,8 +275,7 @@ class NetworkInMemory : public Network {
   MemoryNetwork memory_;
 };
 
-// Many ranks take their time under the sanitizers: no large tensors there.
-void run_case(Network& network, int size, int hosts, int sockets, uint64_t most_elements) {
+std::vector<cc::Peer> peers_of(const Network& network, int size, int hosts) {
   std::vector<cc::Peer> peers;
   for (int r = 0; r < size; ++r) {
     cc::Peer peer;
@@ -287,6 +286,36 @@ void run_case(Network& network, int size, int hosts, int sockets, uint64_t most_
     network.describe(&peer);
     peers.push_back(peer);
   }
+  return peers;
+}
+
+// A host whose connections end without a goodbye is noticed, whatever the transport.
+std::string check_lost_host() {
+  NetworkInMemory network;
+  const std::vector<cc::Peer> peers = peers_of(network, 3, 3);
+  std::vector<std::shared_ptr<cc::Task>> tasks(3);
+  std::vector<std::thread> threads;
+  threads.reserve(3);
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s, timeout_s);
+      if (r == 2) return;
+      cc::Engine engine(std::move(group));
+      tasks[r] = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "lost");
+      engine.run(tasks[r]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < 2; ++r) {
+    if (tasks[r]->fault != cc::Fault::peer_lost || tasks[r]->ranks != std::vector<int>{2})
+      return "a lost host was not noticed: " + tasks[r]->error;
+  }
+  return {};
+}
+
+// Many ranks take their time under the sanitizers: no large tensors there.
+void run_case(Network& network, int size, int hosts, int sockets, uint64_t most_elements) {
+  const std::vector<cc::Peer> peers = peers_of(network, size, hosts);
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   threads.reserve(static_cast<size_t>(size));
@@ -342,6 +371,9 @@ void run_cases_in_memory() {
     if (most > before) std::printf("%d hosts in memory: %d sockets were open\n", hosts, most - before);
     failures += most > before ? 1 : 0;
   }
+  const std::string error = check_lost_host();
+  if (!error.empty()) std::printf("%s\n", error.c_str());
+  failures += error.empty() ? 0 : 1;
 }
 
 void run_cases_over_tcp() {
