@@ -10,14 +10,31 @@
 #include <cstring>
 
 #include "algorithms/collectives.h"
+#include "core/memory.h"
 
 namespace cc {
-namespace {
 
-void gather_on_host(Group& group, const char* input, char* output, const std::vector<uint64_t>& offsets,
-                    Deadline& deadline) {
-  const Topology& topology = group.topology();
-  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+std::vector<uint64_t> begin_allgather(const DataPhase& phase) {
+  Operation& operation = phase.operation;
+  const size_t size = phase.headers.size();
+  std::vector<uint64_t> offsets(size + 1, 0);
+  operation.received.resize(size);
+  for (size_t r = 0; r < size; ++r) {
+    offsets[r + 1] = offsets[r] + phase.headers[r]->bytes();  // of a rank that has joined: nothing
+    operation.received[r] = phase.headers[r]->dims[0];
+  }
+  operation.gathered_bytes = offsets[size];
+  operation.gathered = memory_for(operation.gathered_bytes);
+  return offsets;
+}
+
+void allgather_local(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Topology& topology = phase.topology();
+  const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
+  const std::vector<uint64_t> offsets = begin_allgather(phase);
+  const char* input = static_cast<const char*>(phase.operation.input);
+  char* output = phase.operation.gathered.get();
   uint64_t longest = 0;
   for (int r = 0; r < topology.size; ++r) longest = std::max(longest, offsets[r + 1] - offsets[r]);
 
@@ -28,27 +45,25 @@ void gather_on_host(Group& group, const char* input, char* output, const std::ve
       return static_cast<size_t>(block > begin ? std::min(chunk_bytes, block - begin) : 0);
     };
     const size_t mine = length_of(topology.rank);
-    if (mine) std::memcpy(group.in(topology.local_rank, chunk), input + begin, mine);
-    group.step_barrier(deadline);
+    if (mine) std::memcpy(group.memory().in(topology.local_rank, chunk), input + begin, mine);
+    group.step_barrier(phase.deadline);
     for (int local = 0; local < topology.local_size(); ++local) {
       const int rank = topology.local_ranks()[local];
-      if (length_of(rank)) std::memcpy(output + offsets[rank] + begin, group.in(local, chunk), length_of(rank));
+      if (length_of(rank))
+        std::memcpy(output + offsets[rank] + begin, group.memory().in(local, chunk), length_of(rank));
     }
   }
 }
 
-}  // namespace
-
-void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,
-                     Deadline& deadline) {
-  const Topology& topology = group.topology();
-  const char* mine = static_cast<const char*>(input);
-  if (topology.host_count() == 1) return gather_on_host(group, mine, output, offsets, deadline);
+void allgather_by_broadcasts(const DataPhase& phase) {
+  const Topology& topology = phase.topology();
+  const std::vector<uint64_t> offsets = begin_allgather(phase);
+  const char* mine = static_cast<const char*>(phase.operation.input);
   uint64_t chunk = 0;
   for (int root = 0; root < topology.size; ++root) {
     const uint64_t bytes = offsets[root + 1] - offsets[root];
-    char* block = output + offsets[root];
-    broadcast_bytes(group, root, mine, block, bytes, &chunk, deadline);
+    char* block = phase.operation.gathered.get() + offsets[root];
+    broadcast_bytes(phase, root, mine, block, bytes, &chunk);
     if (root == topology.rank && bytes) std::memcpy(block, mine, bytes);
   }
 }

@@ -2,8 +2,7 @@
 //
 // The exchange of headers before it tells that all inputs are ready, and where. Then
 //   1. rank i reduces slice i (1/P) of all P inputs, in rank order, and stores it into slice i of all P outputs:
-//   element
-//      by element where that can be done in registers, otherwise block by block;
+//      element by element where that can be done in registers, otherwise block by block;
 //   2. barrier.
 // What is stored has been read from all inputs before, and slices do not overlap, so outputs may be the inputs.
 //
@@ -54,11 +53,11 @@ void reduce_in_blocks(const Reduction& reduction, const std::vector<void*>& outp
 
 }  // namespace
 
-void allreduce_arena(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-                     Deadline& deadline) {
-  const Header& header = operation.header;
-  const Topology& topology = group.topology();
-  const Reduction reduction = reduction_of(header, operation.contributors);
+void allreduce_arena(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Header& header = phase.header();
+  const Topology& topology = phase.topology();
+  const Reduction reduction = reduction_of(phase.operation);
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size();
   const Slice slice = slice_of(header.count, topology.local_rank, ranks, element);
@@ -67,15 +66,15 @@ void allreduce_arena(Group& group, const Operation& operation, const std::vector
   bool in_place = true;
   for (const int r : topology.local_ranks()) {
     const int global_rank = topology.peers[r].global_rank;
-    inputs.push_back(group.arena()->at(global_rank, headers[r]->input_place) + slice.begin * element);
-    outputs.push_back(group.arena()->at(global_rank, headers[r]->output_place) + slice.begin * element);
+    inputs.push_back(group.arena()->at(global_rank, phase.headers[r]->input_location) + slice.begin * element);
+    outputs.push_back(group.arena()->at(global_rank, phase.headers[r]->output_location) + slice.begin * element);
     in_place = in_place && inputs.back() == outputs.back();
   }
   const bool streams = !in_place && 2 * header.bytes() * static_cast<size_t>(ranks) > cached_bytes();
   if (streams || !kernels().reduce_into_all(reduction, outputs.data(), inputs.data(), ranks, slice.length)) {
     reduce_in_blocks(reduction, outputs, inputs, slice.length, streams);
   }
-  group.step_barrier(deadline);
+  group.step_barrier(phase.deadline);
 }
 
 }  // namespace cc

@@ -1,7 +1,7 @@
-// Allreduce of a large tensor in ordinary memory among the P ranks of one host that reach each other's memory
+// Allreduce of a large tensor in ordinary memory among the P ranks of one host by cross-memory attach
 // (cross_memory.h).
 //
-//   1. the ranks tell each other where their tensors lie, and try whether they reach them;
+//   1. the ranks publish the addresses of their tensors, and try whether they can attach to all of them;
 //   2. rank i reduces slice i (1/P), block by block: it copies the block of all other ranks here, reduces it in rank
 //      order into its own result, and copies that into the results of all others;
 //   3. barrier.
@@ -21,10 +21,12 @@ namespace {
 
 constexpr size_t read_bytes = size_t(128) << 10;  // a system call's cost vanishes; all ranks' blocks fit into a cache
 
-void reduce_my_slice(Group& group, const Operation& operation) {
+void reduce_my_slice(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Operation& operation = phase.operation;
   const Header& header = operation.header;
   const Topology& topology = group.topology();
-  const Reduction reduction = reduction_of(header, operation.contributors);
+  const Reduction reduction = reduction_of(operation);
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size(), me = topology.local_rank;
   const Slice slice = slice_of(header.count, me, ranks, element);
@@ -34,34 +36,39 @@ void reduce_my_slice(Group& group, const Operation& operation) {
 
   for (size_t done = 0; done < slice.length; done += most) {
     const size_t length = std::min(most, slice.length - done), at = (slice.begin + done) * element;
-    group.liveness().throw_if_recorded();
+    group.failure_detector().throw_if_recorded();
     char* next = blocks;
     for (int r = 0; r < ranks; ++r) {
       sources[r] = r == me ? static_cast<const char*>(operation.input) + at : next;
       if (r == me) continue;
-      group.reach().read_input(r, at, next, length * element);
+      group.cross_memory().read_input(r, at, next, length * element);
       next += read_bytes;
     }
     char* result = static_cast<char*>(operation.output) + at;
     kernels().reduce(reduction, result, sources.data(), ranks, length);
     for (int r = 0; r < ranks; ++r) {
-      if (r != me) group.reach().write_output(r, at, result, length * element);
+      if (r != me) group.cross_memory().write_output(r, at, result, length * element);
     }
   }
 }
 
 }  // namespace
 
-bool allreduce_direct(Group& group, const Operation& operation, Deadline& deadline) {
+void allreduce_direct(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Operation& operation = phase.operation;
+  bool attached = false;
   try {
-    if (!group.reach().meet(operation.input, operation.output, operation.header.bytes(), deadline)) return false;
-    reduce_my_slice(group, operation);
-    group.step_barrier(deadline);
+    attached = group.cross_memory().attach(operation.input, operation.output, operation.header.bytes(), phase.deadline);
+    if (attached) {
+      reduce_my_slice(phase);
+      group.step_barrier(phase.deadline);
+    }
   } catch (...) {
-    group.reach().close();
+    group.cross_memory().close();
     throw;
   }
-  return true;
+  if (!attached) allreduce_local(phase);
 }
 
 }  // namespace cc

@@ -36,13 +36,15 @@ void copy_around(char* target, const char* source, size_t length, const Slice& h
 
 }  // namespace
 
-void allreduce_local(Group& group, const Operation& operation, Deadline& deadline) {
+void allreduce_local(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Operation& operation = phase.operation;
   const Header& header = operation.header;
   const Topology& topology = group.topology();
-  const Reduction reduction = reduction_of(header, operation.contributors);
+  const Reduction reduction = reduction_of(operation);
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size(), me = topology.local_rank;
-  const uint64_t chunk_elements = group.layout().chunk_bytes / element;
+  const uint64_t chunk_elements = group.memory().layout().chunk_bytes / element;
   const uint64_t chunks = (header.count + chunk_elements - 1) / chunk_elements;
   const char* input = static_cast<const char*>(operation.input);
   char* output = static_cast<char*>(operation.output);
@@ -54,16 +56,17 @@ void allreduce_local(Group& group, const Operation& operation, Deadline& deadlin
 
   std::vector<const void*> sources(static_cast<size_t>(ranks));
   for (uint64_t c = 0; c <= chunks; ++c) {
-    if (c < chunks) copy_around(group.in(me, c), input + offset_of(c), length_of(c), mine_of(c), element);
-    group.step_barrier(deadline);
+    if (c < chunks) copy_around(group.memory().in(me, c), input + offset_of(c), length_of(c), mine_of(c), element);
+    group.step_barrier(phase.deadline);
     if (c < chunks) {
       const Slice mine = mine_of(c);
       const size_t at = mine.begin * element;
-      for (int r = 0; r < ranks; ++r) sources[r] = (r == me ? input + offset_of(c) : group.in(r, c)) + at;
-      kernels().reduce(reduction, group.out(c) + at, sources.data(), ranks, mine.length);
-      std::memcpy(output + offset_of(c) + at, group.out(c) + at, mine.length * element);
+      for (int r = 0; r < ranks; ++r) sources[r] = (r == me ? input + offset_of(c) : group.memory().in(r, c)) + at;
+      kernels().reduce(reduction, group.memory().out(c) + at, sources.data(), ranks, mine.length);
+      std::memcpy(output + offset_of(c) + at, group.memory().out(c) + at, mine.length * element);
     }
-    if (c > 0) copy_around(output + offset_of(c - 1), group.out(c - 1), length_of(c - 1), mine_of(c - 1), element);
+    if (c > 0)
+      copy_around(output + offset_of(c - 1), group.memory().out(c - 1), length_of(c - 1), mine_of(c - 1), element);
   }
 }
 

@@ -14,10 +14,10 @@
 namespace cc {
 namespace {
 
-class PairLane : public Lane {
+class PairStream : public SliceStream {
  public:
-  PairLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
-      : Lane(group, operation, number, staging, slice),
+  PairStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
+      : SliceStream(phase, number, staging, slice),
         segment_(segment_bytes / element_),
         mine_(slice_of(slice.length, topology_.host, 2, element_)),
         theirs_(slice_of(slice.length, 1 - topology_.host, 2, element_)) {}
@@ -90,7 +90,7 @@ class PairLane : public Lane {
     if (head_.sequence != operation_.header.sequence || (!partial && head_.part != Part::result) ||
         head_.begin != slice_.begin + half.begin + expected || head_.length == 0 ||
         head_.length > half.length - expected || head_.length > segment_) {
-      out_of_turn();
+      unexpected_segment();
     }
   }
 
@@ -108,9 +108,11 @@ class PairLane : public Lane {
 
 }  // namespace
 
-std::unique_ptr<Lane> pair_lane(Group& group, const Operation& operation, int number, char* staging,
-                                const SlicePlace& slice) {
-  return std::make_unique<PairLane>(group, operation, number, staging, slice);
+void allreduce_pair(const DataPhase& phase) {
+  const Operation& operation = phase.operation;
+  run_slice(
+      phase, make_stream<PairStream>, segment_bytes,
+      {0, operation.header.count, {static_cast<const char*>(operation.input)}, {static_cast<char*>(operation.output)}});
 }
 
 }  // namespace cc

@@ -38,14 +38,14 @@ namespace cc {
 namespace {
 
 constexpr size_t window = 4;                              // partial sums that are ready and not sent yet
-constexpr size_t staging_bytes = window * segment_bytes;  // of a lane
+constexpr size_t staging_bytes = window * segment_bytes;  // of a stream
 
 // A slice on its way around the ring.
-class RingLane : public Lane {
+class RingStream : public SliceStream {
  public:
-  RingLane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice)
-      : Lane(group, operation, number, staging, slice),
-        accumulator_(accumulator_size_of(operation.header.dtype)),
+  RingStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
+      : SliceStream(phase, number, staging, slice),
+        accumulator_(accumulator_size_of(phase.header().dtype)),
         sources_(slice.inputs.size()),
         host_(topology_.host),
         last_(topology_.host_count() - 1),
@@ -69,12 +69,12 @@ class RingLane : public Lane {
   bool is_receiving() const {
     return (host_ > 0 && summed_ < slice_.length) || (host_ < last_ && results_ < slice_.length);
   }
-  // The next thing to receive is a partial sum, for which there is no place.
+  // The next thing to receive is a partial sum, for which there is no room.
   bool must_send_first() const {
     return head_got_ == sizeof head_ && head_.part == Part::partial && partials_ >= window;
   }
 
-  // A partial sum's place in the window: segments take turns.
+  // A partial sum's slot in the window: segments take turns.
   char* staged(size_t at) { return staging_ + at / segment_ % window * segment_bytes; }
   char* result(size_t at) { return slice_.outputs[0] + at * element_; }
 
@@ -137,7 +137,7 @@ class RingLane : public Lane {
     const size_t expected = head_.part == Part::partial ? summed_ : results_;
     if (head_.sequence != operation_.header.sequence || head_.begin != slice_.begin + expected || head_.length == 0 ||
         head_.length > slice_.length - expected || head_.length > segment_) {
-      out_of_turn();
+      unexpected_segment();
     }
   }
 
@@ -163,84 +163,74 @@ class RingLane : public Lane {
   size_t head_got_ = 0, body_got_ = 0;
 };
 
-// A worker's slice over all its connections.
-void run_slice(Group& group, const Operation& operation, char* staging, const SlicePlace& slice, Deadline& deadline) {
-  const bool pair = group.topology().size == 2;
-  const size_t element = size_of(operation.header.dtype);
-  const int most = static_cast<int>(group.connections().to_next.size());
-  std::vector<std::unique_ptr<Lane>> lanes;
-  for (int number = 0; number < most; ++number) {
-    char* own = staging + static_cast<size_t>(number) * staging_bytes;
-    const SlicePlace part = slice.part(slice_of(slice.length, number, most, element), element);
-    lanes.push_back(pair ? pair_lane(group, operation, number, own, part)
-                         : std::make_unique<RingLane>(group, operation, number, own, part));
-  }
-  run_lanes(group, lanes, deadline);
+void run_ring(const DataPhase& phase, const SliceBuffers& slice) {
+  run_slice(phase, make_stream<RingStream>, staging_bytes, slice);
 }
 
-// All tensors can be reached where they lie, on every host: decided from the headers, so every host decides alike.
-bool all_within_reach(const Topology& topology, const std::vector<const Header*>& headers) {
+// Whether all tensors can be accessed where they lie, on every host: decided from the headers, so every host decides
+// alike.
+bool all_accessible(const Topology& topology, const std::vector<const Header*>& headers) {
   for (const auto& ranks : topology.hosts) {
     for (const int r : ranks) {
-      if (ranks.size() > 1 && !(headers[r]->input_place && headers[r]->output_place)) return false;
+      if (ranks.size() > 1 && !(headers[r]->input_location && headers[r]->output_location)) return false;
     }
   }
   return true;
 }
 
-void in_place(Group& group, const Operation& operation, const std::vector<const Header*>& headers, char* staging,
-              Deadline& deadline) {
-  const Topology& topology = group.topology();
+void in_place(const DataPhase& phase) {
+  const Topology& topology = phase.topology();
+  const Operation& operation = phase.operation;
   const size_t element = size_of(operation.header.dtype);
   const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
-  SlicePlace place{0, operation.header.count, {}, {}};
+  SliceBuffers buffers{0, operation.header.count, {}, {}};
   if (topology.local_size() == 1) {
-    place.inputs = {static_cast<const char*>(operation.input)};
-    place.outputs = {static_cast<char*>(operation.output)};
+    buffers.inputs = {static_cast<const char*>(operation.input)};
+    buffers.outputs = {static_cast<char*>(operation.output)};
   } else {
+    const Arena& arena = *phase.group.arena();
     for (const int r : topology.local_ranks()) {
       const int global_rank = topology.peers[r].global_rank;
-      place.inputs.push_back(group.arena()->at(global_rank, headers[r]->input_place));
-      place.outputs.push_back(group.arena()->at(global_rank, headers[r]->output_place));
+      buffers.inputs.push_back(arena.at(global_rank, phase.headers[r]->input_location));
+      buffers.outputs.push_back(arena.at(global_rank, phase.headers[r]->output_location));
     }
   }
-  run_slice(group, operation, staging, place.part(slice, element), deadline);
+  run_ring(phase, buffers.part(slice, element));
 }
 
-void in_chunks(Group& group, const Operation& operation, char* staging, Deadline& deadline) {
-  const Header& header = operation.header;
-  const Topology& topology = group.topology();
+void in_chunks(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Header& header = phase.header();
+  const Topology& topology = phase.topology();
   const size_t element = size_of(header.dtype);
-  const uint64_t chunk_elements = group.layout().chunk_bytes / element;
-  const char* input = static_cast<const char*>(operation.input);
-  char* output = static_cast<char*>(operation.output);
+  const uint64_t chunk_elements = group.memory().layout().chunk_bytes / element;
+  const char* input = static_cast<const char*>(phase.operation.input);
+  char* output = static_cast<char*>(phase.operation.output);
   uint64_t chunk = 0;
   for (uint64_t begin = 0; begin < header.count; begin += chunk_elements, ++chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_elements, header.count - begin));
-    std::memcpy(group.in(topology.local_rank, chunk), input + begin * element, length * element);
-    group.step_barrier(deadline);
+    std::memcpy(group.memory().in(topology.local_rank, chunk), input + begin * element, length * element);
+    group.step_barrier(phase.deadline);
     if (topology.local_rank < topology.channels()) {
       const Slice slice = slice_of(length, topology.local_rank, topology.channels(), element);
-      SlicePlace place{begin + slice.begin, slice.length, {}, {group.out(chunk) + slice.begin * element}};
+      SliceBuffers buffers{begin + slice.begin, slice.length, {}, {group.memory().out(chunk) + slice.begin * element}};
       for (int r = 0; r < topology.local_size(); ++r) {
-        place.inputs.push_back(group.in(r, chunk) + slice.begin * element);
+        buffers.inputs.push_back(group.memory().in(r, chunk) + slice.begin * element);
       }
-      run_slice(group, operation, staging, place, deadline);
+      run_ring(phase, buffers);
     }
-    group.step_barrier(deadline);
-    std::memcpy(output + begin * element, group.out(chunk), length * element);
+    group.step_barrier(phase.deadline);
+    std::memcpy(output + begin * element, group.memory().out(chunk), length * element);
   }
 }
 
 }  // namespace
 
-void allreduce_ring(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-                    Deadline& deadline) {
-  const Topology& topology = group.topology();
-  char* staging = group.staging(staging_bytes * group.connections().to_next.size());
-  if (!all_within_reach(topology, headers)) return in_chunks(group, operation, staging, deadline);
-  if (topology.local_rank < topology.channels()) in_place(group, operation, headers, staging, deadline);
-  group.step_barrier(deadline);
+void allreduce_ring(const DataPhase& phase) {
+  const Topology& topology = phase.topology();
+  if (!all_accessible(topology, phase.headers)) return in_chunks(phase);
+  if (topology.local_rank < topology.channels()) in_place(phase);
+  phase.group.step_barrier(phase.deadline);
 }
 
 }  // namespace cc

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "algorithms/collectives.h"
+#include "core/memory.h"
 #include "negotiation/validation.h"
-#include "transport/external/external_transport.h"
 
 namespace cc {
 namespace {
@@ -57,8 +57,8 @@ Splits splits_of_all(const Topology& topology, const std::vector<const Header*>&
   Splits splits(headers.size(), std::vector<int64_t>(headers.size(), 0));
   for (size_t r = 0; r < headers.size(); ++r) {
     if (headers[r]->kind != Kind::alltoall) continue;
-    std::memcpy(splits[r].data(), Group::payload(headers[r]), splits[r].size() * sizeof(int64_t));
-    if (are_credible(splits[r], *headers[r], headers[r]->row_bytes())) continue;
+    std::memcpy(splits[r].data(), HostMemory::payload(headers[r]), splits[r].size() * sizeof(int64_t));
+    if (are_valid_splits(splits[r], *headers[r], headers[r]->row_bytes())) continue;
     throw Failure(Fault::internal,
                   topology.describe(static_cast<int>(r)) + " sent splits that are not those of its rows",
                   {static_cast<int>(r)});
@@ -66,21 +66,27 @@ Splits splits_of_all(const Topology& topology, const std::vector<const Header*>&
   return splits;
 }
 
-void alltoall(Group& group, Operation& operation, const Splits& splits, const Carrier* carrier, Deadline& deadline) {
-  const Topology& topology = group.topology();
-  const uint64_t row_bytes = operation.header.row_bytes();
-  const char* input = static_cast<const char*>(operation.input);
-
-  std::vector<uint64_t> offsets(splits.size() + 1, 0);  // in what this rank receives
+std::vector<uint64_t> begin_alltoall(const DataPhase& phase, const Splits& splits) {
+  Operation& operation = phase.operation;
+  std::vector<uint64_t> offsets(splits.size() + 1, 0);
   operation.received.resize(splits.size());
   for (size_t r = 0; r < splits.size(); ++r) {
-    operation.received[r] = splits[r][topology.rank];
-    offsets[r + 1] = offsets[r] + static_cast<uint64_t>(operation.received[r]) * row_bytes;
+    operation.received[r] = splits[r][phase.topology().rank];
+    offsets[r + 1] = offsets[r] + static_cast<uint64_t>(operation.received[r]) * operation.header.row_bytes();
   }
   operation.gathered_bytes = offsets.back();
   operation.gathered = memory_for(operation.gathered_bytes);
-  if (carrier) return carrier->alltoall(group, operation, splits, deadline);
-  char* output = operation.gathered.get();
+  return offsets;
+}
+
+void alltoall(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Topology& topology = phase.topology();
+  const uint64_t row_bytes = phase.header().row_bytes();
+  const Splits splits = splits_of_all(topology, phase.headers);
+  const std::vector<uint64_t> offsets = begin_alltoall(phase, splits);  // in what this rank receives
+  const char* input = static_cast<const char*>(phase.operation.input);
+  char* output = phase.operation.gathered.get();
 
   // Copies what window [begin, begin + length) of rank's stream, which lies in `window`, holds for this rank.
   const auto keep_mine = [&](const Stream& stream, int rank, const char* window, uint64_t begin, uint64_t length) {
@@ -97,22 +103,23 @@ void alltoall(Group& group, Operation& operation, const Splits& splits, const Ca
     streams.push_back(stream_of(topology, splits[rank], row_bytes, rank, true));
     longest = std::max(longest, streams.back().bytes);
   }
-  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+  const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
   uint64_t chunk = 0;
   for (uint64_t begin = 0; begin < longest; begin += chunk_bytes, ++chunk) {
     for (const Piece& piece : streams[topology.local_rank].pieces) {
       const Piece part = within(piece, begin, chunk_bytes);
-      if (part.bytes) std::memcpy(group.in(topology.local_rank, chunk) + part.at, input + part.from, part.bytes);
+      if (part.bytes)
+        std::memcpy(group.memory().in(topology.local_rank, chunk) + part.at, input + part.from, part.bytes);
     }
-    group.step_barrier(deadline);
+    group.step_barrier(phase.deadline);
     for (int local = 0; local < topology.local_size(); ++local) {
-      keep_mine(streams[local], topology.local_ranks()[local], group.in(local, chunk), begin, chunk_bytes);
+      keep_mine(streams[local], topology.local_ranks()[local], group.memory().in(local, chunk), begin, chunk_bytes);
     }
   }
   if (topology.host_count() == 1) return;
 
   // The last chunk may still be read: the broadcasts begin with a barrier's distance.
-  group.step_barrier(deadline);
+  group.step_barrier(phase.deadline);
   chunk = 0;
   for (int root = 0; root < topology.size; ++root) {
     const Stream stream = stream_of(topology, splits[root], row_bytes, root, false);
@@ -121,7 +128,7 @@ void alltoall(Group& group, Operation& operation, const Splits& splits, const Ca
     if (root == topology.rank) {
       for (const Piece& piece : stream.pieces) std::memcpy(packed.get() + piece.at, input + piece.from, piece.bytes);
     }
-    broadcast_bytes(group, root, packed.get(), packed.get(), stream.bytes, &chunk, deadline);
+    broadcast_bytes(phase, root, packed.get(), packed.get(), stream.bytes, &chunk);
     keep_mine(stream, root, packed.get(), 0, stream.bytes);
   }
 }

@@ -9,8 +9,6 @@
 //
 // Bytes: N over each of the H - 1 links; chunks follow each other, so the time is N / bandwidth plus H - 2 chunks of
 // latency. Inside a host the root's N are read once and written once per rank, through the cache.
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -18,10 +16,18 @@
 
 namespace cc {
 
-void broadcast_bytes(Group& group, int root, const void* source, void* target, uint64_t bytes, uint64_t* chunk,
-                     Deadline& deadline) {
-  const Topology& topology = group.topology();
-  const uint64_t chunk_bytes = group.layout().chunk_bytes;
+void broadcast(const DataPhase& phase) {
+  const Operation& operation = phase.operation;
+  uint64_t chunk = 0;
+  broadcast_bytes(phase, operation.header.root, operation.input, operation.output, operation.header.bytes(), &chunk);
+}
+
+void broadcast_bytes(const DataPhase& phase, int root, const void* source, void* target, uint64_t bytes,
+                     uint64_t* chunk) {
+  Group& group = phase.group;
+  Deadline& deadline = phase.deadline;
+  const Topology& topology = phase.topology();
+  const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
   const int root_host = topology.host_of(root);
   const int hosts = topology.host_count();
   const bool here = root_host == topology.host;
@@ -32,13 +38,13 @@ void broadcast_bytes(Group& group, int root, const void* source, void* target, u
 
   for (uint64_t begin = 0; begin < bytes; begin += chunk_bytes, ++*chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_bytes, bytes - begin));
-    char* buffer = group.in(writer_local, *chunk);
+    char* buffer = group.memory().in(writer_local, *chunk);
     if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
     if (topology.rank == writer && !here) {
-      group.receive_all(group.connections().from_previous[0].get(), group.previous_rank(), buffer, length, deadline);
+      group.receive_all(*group.connections().from_previous[0], group.previous_rank(), buffer, length, deadline);
     }
     group.step_barrier(deadline);
-    if (passes_on) group.send_all(group.connections().to_next[0].get(), group.next_rank(), buffer, length, deadline);
+    if (passes_on) group.send_all(*group.connections().to_next[0], group.next_rank(), buffer, length, deadline);
     if (topology.rank != root) std::memcpy(static_cast<char*>(target) + begin, buffer, length);
   }
 }

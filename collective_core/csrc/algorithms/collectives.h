@@ -1,25 +1,55 @@
-// The data phases of the collectives. Each runs after an exchange in which all ranks agreed, on all ranks, in the same
-// order.
+// The algorithms, one file each, and what they share. selection.h chooses among them.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <new>
-#include <string>
 #include <vector>
 
-#include "core/errors.h"
-#include "core/group.h"
-#include "core/operation.h"
+#include "algorithms/data_phase.h"
 #include "kernels/kernels.h"
 
 namespace cc {
 
-// contributors: Operation::contributors, not the number of ranks.
-inline Reduction reduction_of(const Header& header, int contributors) {
-  return {header.dtype, header.reduce, header.reduce == ReduceOp::average ? contributors : 1, header.prescale,
+// Of tensors that came with the headers, and of a single rank's, which need not travel (inline.cpp).
+void reduce_inline(const DataPhase& phase);  // allreduce and reducescatter
+void broadcast_inline(const DataPhase& phase);
+void allgather_inline(const DataPhase& phase);
+
+void allreduce_local(const DataPhase& phase);
+// By cross-memory attach; where not all of these tensors can be attached to, as allreduce_local.
+void allreduce_direct(const DataPhase& phase);
+// For tensors that lie in the arena on every rank of this host.
+void allreduce_arena(const DataPhase& phase);
+// Between two hosts with one rank each.
+void allreduce_pair(const DataPhase& phase);
+void allreduce_ring(const DataPhase& phase);
+
+void broadcast(const DataPhase& phase);
+
+// Reduces all ranks' `input` and leaves this rank's rows of the result in `output`.
+void reducescatter_local(const DataPhase& phase);
+void reducescatter_by_allreduce(const DataPhase& phase);
+
+// Gathers all ranks' `input` into `gathered`, which they allocate.
+void allgather_local(const DataPhase& phase);
+void allgather_by_broadcasts(const DataPhase& phase);
+
+// Sends rows of `input` to every rank. Allocates `gathered`.
+void alltoall(const DataPhase& phase);
+
+// Over phase.external (external.cpp).
+void external_allreduce(const DataPhase& phase);
+void external_reducescatter(const DataPhase& phase);
+void external_broadcast(const DataPhase& phase);
+void external_allgather(const DataPhase& phase);
+void external_alltoall(const DataPhase& phase);
+// Any of these in the memory of a GPU: the library does all of it, and has the memory for what is received.
+void external_on_gpu(const DataPhase& phase);
+
+// ------------------------------------------------------------------------------------------------- shared parts
+
+inline Reduction reduction_of(const Operation& operation) {
+  const Header& header = operation.header;
+  return {header.dtype, header.reduce, header.reduce == ReduceOp::average ? operation.contributors : 1, header.prescale,
           header.postscale};
 }
 
@@ -35,57 +65,29 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
   return {begin, n - begin < share ? n - begin : share};
 }
 
-void allreduce_local(Group& group, const Operation& operation, Deadline& deadline);
-// The same for ranks that reach each other's memory; false, and nothing was done, where they do not reach all these
-// tensors. It makes 2 (P-1) system calls for a block of a slice, which cost
-// more than a second copy in cache where the tensor has fewer bytes.
-inline uint64_t least_direct(int ranks) {
-  return (uint64_t(16) << 10) * static_cast<uint64_t>(ranks * (ranks - 1));
-}
-bool allreduce_direct(Group& group, const Operation& operation, Deadline& deadline);
-// For tensors that lie in the arena on every rank of this host: `headers` (by rank) tell where.
-void allreduce_arena(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-                     Deadline& deadline);
-void allreduce_ring(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-                    Deadline& deadline);
-
-// Copies `bytes` bytes from the root's `source` to every other rank's `target`. `chunk` counts the chunks of a series
-// of broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.
-void broadcast_bytes(Group& group, int root, const void* source, void* target, uint64_t bytes, uint64_t* chunk,
-                     Deadline& deadline);
-
-// Reduces all ranks' `input` and leaves this rank's rows of the result in `output`. Rows are dealt out as evenly as can
-// be, the first ranks get one more.
-void reducescatter(Group& group, const Operation& operation, const std::vector<const Header*>& headers,
-                   Deadline& deadline);
+// Rows are dealt out as evenly as can be, the first ranks get one more.
 struct Rows {
   uint64_t begin, length;
 };
 Rows rows_of(uint64_t rows, int rank, int size);
-// The same by way of the whole sum, which `allreduce` forms in `sum`.
-void reduce_whole(Group& group, const Operation& operation, char* sum,
-                  const std::function<void(const Operation&)>& allreduce);
+// A reducescatter by way of the whole sum, which `allreduce` forms in `sum`.
+void reduce_whole(const DataPhase& phase, char* sum, Algorithm allreduce);
 
-// For data of other ranks, at least a byte of it. Throws Failure where there is not so much memory.
-inline std::unique_ptr<char[]> memory_for(uint64_t bytes) {
-  std::unique_ptr<char[]> memory(new (std::nothrow) char[std::max<uint64_t>(bytes, 1)]);
-  if (!memory)
-    throw Failure(Fault::internal,
-                  "there is no memory for the " + std::to_string(bytes) + " bytes that it would receive");
-  return memory;
-}
+// Copies `bytes` bytes from the root's `source` to every other rank's `target`. `chunk` counts the chunks of a series
+// of broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.
+void broadcast_bytes(const DataPhase& phase, int root, const void* source, void* target, uint64_t bytes,
+                     uint64_t* chunk);
 
-// Sends rows of `input` to every rank: splits[r][d] rows go from rank r to rank d. Allocates `gathered`.
+// Finds `received` in the headers and allocates `gathered`. Returns where in it each rank's bytes start; they end where
+// the next rank's start.
+std::vector<uint64_t> begin_allgather(const DataPhase& phase);
+
+// splits[r][d] rows go from rank r to rank d.
 using Splits = std::vector<std::vector<int64_t>>;
 // As they came with the headers of an alltoall; a rank that has joined sends nothing. Throws Failure for those that are
 // not of the rank's rows.
 Splits splits_of_all(const Topology& topology, const std::vector<const Header*>& headers);
-// carrier: of the data, or null.
-class Carrier;
-void alltoall(Group& group, Operation& operation, const Splits& splits, const Carrier* carrier, Deadline& deadline);
-
-// Gathers all ranks' `input` into `output`, where rank r's bytes start at offsets[r] and end at offsets[r + 1].
-void allgather_bytes(Group& group, const void* input, char* output, const std::vector<uint64_t>& offsets,
-                     Deadline& deadline);
+// As begin_allgather, from the splits.
+std::vector<uint64_t> begin_alltoall(const DataPhase& phase, const Splits& splits);
 
 }  // namespace cc

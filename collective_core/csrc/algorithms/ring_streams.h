@@ -1,6 +1,6 @@
 // Slices of a tensor on their way between hosts, one per connection, all moved by one thread.
 //
-// A worker's slice is cut into as many lanes as it has connections to its neighbours (COLLECTIVE_SOCKETS): one
+// A worker's slice is cut into as many streams as it has connections to its neighbours (COLLECTIVE_SOCKETS): one
 // connection fills the link between two machines of a rack, but clouds hold each to a part of it, and over long ways
 // TCP's window does.
 #pragma once
@@ -34,21 +34,21 @@ struct Outgoing {
 };
 
 // Where a slice lies on this host.
-struct SlicePlace {
+struct SliceBuffers {
   uint64_t begin;                   // element of the tensor
   size_t length;                    // elements
   std::vector<const char*> inputs;  // of this host's ranks, in their order
   std::vector<char*> outputs;       // where the result goes: may be the inputs
 
-  SlicePlace part(const Slice& slice, size_t element) const;
+  SliceBuffers part(const Slice& slice, size_t element) const;
 };
 
 // One connection to the next host and one from the previous host, and the segments of a slice on them.
-class Lane {
+class SliceStream {
  public:
-  // `staging`: of the algorithm's size.
-  Lane(Group& group, const Operation& operation, int number, char* staging, const SlicePlace& slice);
-  virtual ~Lane() = default;
+  // `number`: of the connection. `staging`: of as many bytes as run_slice was told.
+  SliceStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice);
+  virtual ~SliceStream() = default;
 
   // Moves what can be moved now; returns whether anything was.
   virtual bool step() = 0;
@@ -57,14 +57,14 @@ class Lane {
   virtual bool wants_to_receive() const = 0;
   virtual bool wants_to_send() const = 0;
 
-  const int to_next, from_previous;
+  Connection &to_next, &from_previous;
 
  protected:
   // Sends of `out` what fits; returns whether anything did.
   bool send(Outgoing& out);
   // Receives at most `size` bytes; returns how many.
   size_t take(char* target, size_t size);
-  [[noreturn]] void out_of_turn() const;
+  [[noreturn]] void unexpected_segment() const;
 
   Group& group_;
   const Topology& topology_;
@@ -72,15 +72,17 @@ class Lane {
   const Reduction reduction_;
   const size_t element_;  // bytes
   char* const staging_;
-  const SlicePlace slice_;
+  const SliceBuffers slice_;
 };
 
-// Runs them all to their end.
-void run_lanes(Group& group, const std::vector<std::unique_ptr<Lane>>& lanes, Deadline& deadline);
-
-// A slice between two hosts with one rank each (allreduce_pair.cpp), and on a ring of hosts (allreduce_ring.cpp).
-// `staging`: of staging_bytes.
-std::unique_ptr<Lane> pair_lane(Group& group, const Operation& operation, int number, char* staging,
-                                const SlicePlace& slice);
+// Moves a slice over all connections, each of which takes a part of it with a stream of its own.
+using MakeStream = std::unique_ptr<SliceStream> (*)(const DataPhase& phase, int number, char* staging,
+                                                    const SliceBuffers& slice);
+void run_slice(const DataPhase& phase, MakeStream make, size_t staging_bytes, const SliceBuffers& slice);
+// A function for `make`.
+template <class Stream>
+std::unique_ptr<SliceStream> make_stream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice) {
+  return std::make_unique<Stream>(phase, number, staging, slice);
+}
 
 }  // namespace cc

@@ -20,6 +20,7 @@
 #include "transport/external/external_transport.h"
 #include "transport/tcp/interfaces.h"
 #include "transport/tcp/sha256.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace {
 
@@ -52,7 +53,7 @@ struct Process {
   std::shared_ptr<cc::Recorder> recorder;
   std::shared_ptr<cc::Arena> arena;                    // of set 0, shared by all sets
   std::map<void*, std::shared_ptr<cc::Arena>> blocks;  // by address: what cc_allocate gave out
-  std::shared_ptr<cc::Carriers> carriers = std::make_shared<cc::Carriers>();
+  std::shared_ptr<cc::ExternalTransports> external_transports = std::make_shared<cc::ExternalTransports>();
 };
 Process& process() {
   static auto* state = new Process;  // NOLINT: leaked on purpose
@@ -280,8 +281,9 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
       if (process_set != 0) arena = state.arena;
     }
     // Without the mutex: handlers of signals run meanwhile, and may call this interface.
-    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(listeners),
-                                             std::string(reinterpret_cast<const char*>(secret), secret_bytes), timeout,
+    auto transport = std::make_unique<cc::TcpTransport>(
+        std::move(listeners), std::string(reinterpret_cast<const char*>(secret), secret_bytes));
+    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(transport), timeout,
                                              start_timeout, sockets, std::move(arena), single_copy != 0);
     group->warn_after(stall_warning);
     const std::lock_guard<std::mutex> lock(state.mutex);
@@ -291,7 +293,8 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     if (process_set == 0) state.arena = group->arena();
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
     if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);
-    const auto made = std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.carriers);
+    const auto made =
+        std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.external_transports);
     made->use(static_cast<cc::Semantics>(semantics));
     state.engines[process_set] = made;
     static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
@@ -306,16 +309,16 @@ int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test) {
     Process& state = process();
     refuse_forked();
     const std::lock_guard<std::mutex> lock(state.mutex);
-    require((start == nullptr) == (test == nullptr), "a carrier has both functions");
+    require((start == nullptr) == (test == nullptr), "an external transport has both functions");
     require(device >= 0 && device < static_cast<int>(cc::Device::count), "unknown device");
-    state.carriers->use(static_cast<cc::Device>(device), start, test);
+    state.external_transports->use(static_cast<cc::Device>(device), start, test);
     return 0;
   });
 }
 
 int32_t cc_look_around(int32_t process_set) {
   return guarded([&] {
-    engine(process_set)->look_around();
+    engine(process_set)->check_peers();
     return 0;
   });
 }
@@ -327,7 +330,7 @@ void cc_copy(void* target, const void* source, uint64_t bytes) {
 
 int32_t cc_reaches(int32_t process_set, int32_t* reaches) {
   return guarded([&] {
-    *reaches = engine(process_set)->reaches() ? 1 : 0;
+    *reaches = engine(process_set)->has_cross_memory() ? 1 : 0;
     return 0;
   });
 }
@@ -513,7 +516,7 @@ int32_t cc_traffic(int32_t process_set, uint64_t* four) {
   return guarded([&] {
     const cc::Traffic& traffic = engine(process_set)->traffic();
     four[0] = traffic.exchanges;
-    four[1] = traffic.rounds;
+    four[1] = traffic.steps;
     four[2] = traffic.messages;
     four[3] = traffic.bytes;
     return 0;

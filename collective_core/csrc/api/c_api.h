@@ -72,11 +72,11 @@ CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, ui
 // seconds for connecting.
 // `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
 // connections to each neighbour on the ring of hosts, the same on all ranks. `single_copy`: 0 when this rank does not
-// want the ranks of its host to reach each other's memory. `semantics`: a number of types.h, the same on all ranks.
+// want cross-memory attach between the ranks of its host. `semantics`: a number of types.h, the same on all ranks.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                           uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning,
                           int32_t sockets, int32_t single_copy, int32_t semantics);
-// One transfer of data for a carrier (external_transport.h). Ranks are those of the process set; rows as in
+// One transfer of data for an external transport (external_transport.h). Ranks are those of the process set; rows as in
 // cc_operation.
 struct cc_transfer {
   int32_t process_set;
@@ -99,8 +99,8 @@ struct cc_transfer {
 typedef int32_t (*cc_start)(const struct cc_transfer* transfer, char* error, uint64_t capacity);
 // 1: the transfer is done; 0: not yet; -1: it failed, for the reason in the text.
 typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
-// Who carries tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
-// other than a carrier, for which an operation is done when it is under way on the GPU's own stream.
+// Who moves tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
+// other than an external transport, for which an operation is done when it is under way on the GPU's own stream.
 CC_API int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test);
 
 // Between operations: learns of ranks that died and of failures that were announced, which end the engine. An operation
@@ -109,7 +109,7 @@ CC_API int32_t cc_look_around(int32_t process_set);
 
 // Copies bytes that are not read again soon, past the caches. The two must not overlap.
 CC_API void cc_copy(void* target, const void* source, uint64_t bytes);
-// *reaches: 1 when the ranks of this host read and write each other's memory (cross_memory.h).
+// *reaches: 1 when the ranks of this host have cross-memory attach (cross_memory.h).
 CC_API int32_t cc_reaches(int32_t process_set, int32_t* reaches);
 
 // Leaves a process set; leaving set 0 leaves all.
@@ -127,7 +127,8 @@ CC_API int32_t cc_is_done(int64_t handle, int32_t* done);
 // Waits at most `seconds`; then, if *done, returns the operation's own fault.
 CC_API int32_t cc_wait(int64_t handle, double seconds, int32_t* done);
 // Of a finished allgather or alltoall: the bytes received (valid until the release; none of gpu_memory, which its
-// carrier keeps) and the rows from each rank; of a join: the rank that joined last. `received` has `capacity` numbers.
+// external transport keeps) and the rows from each rank; of a join: the rank that joined last. `received` has
+// `capacity` numbers.
 CC_API int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* received, int32_t capacity);
 CC_API int32_t cc_release(int64_t handle);
 
@@ -149,7 +150,7 @@ CC_API int32_t cc_await_events(uint64_t from, double seconds, int32_t* on);
 CC_API int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all);
 
 // What the exchanges of operation headers between hosts have cost this rank since it joined the process set: exchanges,
-// rounds, messages sent, bytes sent. Zeros unless it is the first rank of one of several hosts.
+// steps, messages sent, bytes sent. Zeros unless it is the first rank of one of several hosts.
 CC_API int32_t cc_traffic(int32_t process_set, uint64_t* four);
 
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.

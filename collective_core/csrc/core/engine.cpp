@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "algorithms/collectives.h"
+#include "algorithms/selection.h"
 #include "core/interruption.h"
+#include "core/memory.h"
 #include "kernels/exact_floats.h"
 
 namespace cc {
@@ -21,18 +23,18 @@ constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation 
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder, int process_set,
-               std::shared_ptr<Carriers> carriers)
+               std::shared_ptr<ExternalTransports> external_transports)
     : group_(std::move(group)),
       recorder_(std::move(recorder)),
       process_set_(process_set),
-      carriers_(std::move(carriers)),
+      external_transports_(std::move(external_transports)),
       exchange_(*group_),
       joined_(group_->topology().size) {}
 
 Engine::~Engine() {
   end();
-  group_->liveness().say_goodbye();
-  group_->liveness().linger();
+  group_->failure_detector().say_goodbye();
+  group_->failure_detector().linger();
 }
 
 std::optional<Failure> Engine::end() {
@@ -43,13 +45,13 @@ std::optional<Failure> Engine::end() {
     changed_.notify_all();
     // The operation that runs is of this very thread, which ends it and the rest when the handler is done.
     if (is_in_handler() && busy_ && runner_ == std::this_thread::get_id()) {
-      group_->liveness().leave();
+      group_->failure_detector().leave();
       return {};
     }
     const auto is_idle = [this] { return !busy_; };
     if (!changed_.wait_for(lock, farewell, is_idle)) {
       left = true;
-      group_->liveness().leave();
+      group_->failure_detector().leave();
       changed_.wait(lock, is_idle);
     }
     settle_queue();
@@ -95,14 +97,14 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     return monotonic_ns();
   }
   const Header& header = task->operation.header;
-  if (busy_ || !queue_.empty() || header.kind == Kind::join || may_reach_carrier(header)) {
+  if (busy_ || !queue_.empty() || header.kind == Kind::join || may_use_external_transport(header)) {
     enqueue(task);
     bool interrupted = false;
     while (!changed_.wait_for(lock, between_signals, [&] { return task->done.load(); })) {
       lock.unlock();
       if (!interrupted && is_interrupted()) {
         interrupted = true;
-        group_->liveness().interrupt();  // whoever runs it ends it
+        group_->failure_detector().interrupt();  // whoever runs it ends it
       }
       lock.lock();
     }
@@ -133,12 +135,13 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
   return now;
 }
 
-// A carrier's functions are an interpreter's, which would run the handlers of signals in them, where what these raise
-// would be lost.
-bool Engine::may_reach_carrier(const Header& header) const {
-  if (!carriers_->are_there_for(header.device) || !has_tensor(header.kind) || header.objects) return false;
+// An external transport's functions are an interpreter's, which would run the handlers of signals in them, where what
+// these raise would be lost.
+bool Engine::may_use_external_transport(const Header& header) const {
+  if (!external_transports_->exist_for(header.device) || !has_tensor(header.kind) || header.objects) return false;
   const bool all_travel_inline = header.device != Device::gpu_memory && header.kind != Kind::allgather &&
-                                 header.kind != Kind::alltoall && header.bytes() <= group_->layout().inline_bytes;
+                                 header.kind != Kind::alltoall &&
+                                 header.bytes() <= group_->memory().layout().inline_bytes;
   return !all_travel_inline && runs_handlers();
 }
 
@@ -236,7 +239,7 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
       throw Failure(Fault::peer_lost, text, stopped_->ranks);
     }
     Deadline deadline(group_->timeout(), started_ns);
-    agree(current, deadline);
+    negotiate(current, deadline);
     event.agree(current->operation.header, current->queued_ns);
     transfer(current->operation, deadline);
   } catch (const Failure& failure) {
@@ -258,10 +261,10 @@ void Engine::stop(const Failure& failure) {
   if (stopped_) return;
   const Fault told = failure.fault == Fault::interrupted ? Fault::peer_lost : failure.fault;
   stopped_ = Failure(told, failure.what(), failure.ranks);
-  group_->liveness().spread(*stopped_);
+  group_->failure_detector().announce(*stopped_);
 }
 
-void Engine::look_around() {
+void Engine::check_peers() {
   Lock lock(mutex_);
   if (busy_ || closing_) return;
   begin_to_run();
@@ -269,7 +272,7 @@ void Engine::look_around() {
   std::exception_ptr found;
   try {
     if (stopped_) throw Failure(Fault::peer_lost, stopped_->what(), stopped_->ranks);
-    group_->liveness().check();
+    group_->failure_detector().check();
   } catch (const Failure& failure) {
     stop(failure);
     found = std::current_exception();
@@ -302,57 +305,19 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
   const Header& header = operation.header;
   const bool some_joined = operation.contributors != topology().size;
   if (semantics_ == Semantics::horovod) operation.contributors = topology().size;  // what an average divides by
-  const size_t limit = group_->layout().inline_bytes;
-  const std::unique_ptr<Carrier> carrier = carriers_->of(header.device, process_set_);
-  if (header.device == Device::gpu_memory && has_tensor(header.kind)) {
-    if (!carrier) throw Failure(Fault::internal, "this rank has no carrier for the memory of GPUs", {topology().rank});
-    return carrier->on_gpu(*group_, operation, headers_, deadline);
-  }
-  if (scales_before_transfer(header, some_joined, limit)) return scale_and_transfer(operation, deadline);
-  switch (header.kind) {
-    case Kind::join:
-      operation.received = {joined_.take_last()};
-      return;
-    case Kind::barrier:
-    case Kind::count:
-      return;
-    case Kind::allreduce: {
-      if (header.count == 0) return;
-      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      if (carrier) return carrier->allreduce(*group_, operation, deadline);
-      if (topology().host_count() > 1) return allreduce_ring(*group_, operation, headers_, deadline);
-      if (all_in_arena()) return allreduce_arena(*group_, operation, headers_, deadline);
-      const bool is_large = header.bytes() >= least_direct(topology().local_size());
-      if (is_large && group_->reach().is_given() && allreduce_direct(*group_, operation, deadline)) return;
-      return allreduce_local(*group_, operation, deadline);
-    }
-    case Kind::broadcast: {
-      const bool root = header.root == topology().rank;
-      if (header.count == 0 || topology().size == 1) return;
-      if (header.bytes() <= limit) {
-        if (!root)
-          std::memcpy(operation.output, Group::payload(group_->slot(header.sequence, header.root)), header.bytes());
-        return;
-      }
-      if (carrier) return carrier->broadcast(*group_, operation, deadline);
-      uint64_t chunk = 0;
-      return broadcast_bytes(*group_, header.root, operation.input, operation.output, header.bytes(), &chunk, deadline);
-    }
-    case Kind::reducescatter:
-      if (header.count == 0) return;
-      if (header.bytes() <= limit || topology().size == 1) return reduce_inline(operation);
-      if (carrier) return carrier->reducescatter(*group_, operation, deadline);
-      return reducescatter(*group_, operation, headers_, deadline);
-    case Kind::allgather:
-      return gather(operation, carrier.get(), deadline);
-    case Kind::alltoall:
-      return alltoall(*group_, operation, splits_of_all(topology(), headers_), carrier.get(), deadline);
-  }
+  if (header.kind == Kind::join) operation.received = {joined_.take_last()};
+  if (scales_before_transfer(header, some_joined, group_->memory().layout().inline_bytes))
+    return scale_and_transfer(operation, deadline);
+  const std::unique_ptr<ExternalTransport> external = external_transports_->of(header.device, process_set_);
+  const DataPhase phase{*group_, operation, headers_, deadline, external.get()};
+  const Algorithm algorithm = select_algorithm(phase);
+  if (algorithm) algorithm(phase);
+  if (algorithm == reduce_inline) exchange_.fetch_next_slot(header.inline_bytes);
 }
 
 void Engine::scale_and_transfer(Operation& operation, Deadline& deadline) {
   const Header& header = operation.header;
-  const Reduction reduction = reduction_of(header, operation.contributors);
+  const Reduction reduction = reduction_of(operation);
   const size_t accumulator = accumulator_size_of(header.dtype);
   uint64_t kept = header.count;
   if (header.kind == Kind::reducescatter) {
@@ -366,71 +331,23 @@ void Engine::scale_and_transfer(Operation& operation, Deadline& deadline) {
   kernels().accumulate(reduction, scaled.get(), true, &operation.input, 1, header.count);
   plain.input = scaled.get();
   plain.output = result.get();
-  forget_places();
+  forget_locations();
   try {
     transfer(plain, deadline);
   } catch (...) {
-    static_cast<void>(scaled.release());  // a carrier may still be busy with them (external_transport.h)
+    static_cast<void>(scaled.release());  // an external transport may still be busy with them (external_transport.h)
     static_cast<void>(result.release());
     throw;
   }
   kernels().finish(reduction, operation.output, result.get(), kept);
 }
 
-void Engine::forget_places() {
-  placeless_.clear();
-  for (const Header* header : headers_) placeless_.push_back(*header);
+void Engine::forget_locations() {
+  unlocated_headers_.clear();
+  for (const Header* header : headers_) unlocated_headers_.push_back(*header);
   for (size_t rank = 0; rank < headers_.size(); ++rank) {
-    placeless_[rank].input_place = placeless_[rank].output_place = 0;
-    headers_[rank] = &placeless_[rank];
-  }
-}
-
-bool Engine::all_in_arena() const {
-  return std::all_of(topology().local_ranks().begin(), topology().local_ranks().end(),
-                     [this](int r) { return headers_[r]->input_place && headers_[r]->output_place; });
-}
-
-// Small tensors came with the headers; a single rank's needs no travelling. A reducescatter keeps its rows only.
-void Engine::reduce_inline(Operation& operation) {
-  const Header& header = operation.header;
-  uint64_t begin = 0, length = header.count;
-  if (header.kind == Kind::reducescatter) {
-    const auto rows = static_cast<uint64_t>(header.dims[0]);
-    const Rows mine = rows_of(rows, topology().rank, topology().size);
-    begin = mine.begin * (header.count / rows);
-    length = mine.length * (header.count / rows);
-  }
-  sources_.clear();
-  for (const int r : topology().order) {
-    const Header* theirs = headers_[r];
-    if (theirs->kind == Kind::join) continue;
-    const void* payload = Group::payload(theirs);
-    sources_.push_back(static_cast<const char*>(topology().size == 1 ? operation.input : payload) +
-                       begin * size_of(header.dtype));
-  }
-  kernels().reduce(reduction_of(header, operation.contributors), operation.output, sources_.data(),
-                   static_cast<int>(sources_.size()), length);
-  exchange_.fetch_next_slot(header.inline_bytes);
-}
-
-void Engine::gather(Operation& operation, const Carrier* carrier, Deadline& deadline) {
-  const std::vector<const Header*>& headers = headers_;
-  const size_t size = headers.size();
-  std::vector<uint64_t> offsets(size + 1, 0);
-  bool all_inline = true;
-  operation.received.resize(size);
-  for (size_t r = 0; r < size; ++r) {
-    offsets[r + 1] = offsets[r] + headers[r]->bytes();  // of a rank that has joined: nothing
-    operation.received[r] = headers[r]->dims[0];
-    all_inline = all_inline && headers[r]->inline_bytes == headers[r]->bytes();
-  }
-  operation.gathered_bytes = offsets[size];
-  operation.gathered = memory_for(operation.gathered_bytes);
-  if (!all_inline && carrier) return carrier->allgather(*group_, operation, deadline);
-  if (!all_inline) return allgather_bytes(*group_, operation.input, operation.gathered.get(), offsets, deadline);
-  for (size_t r = 0; r < size; ++r) {
-    std::memcpy(operation.gathered.get() + offsets[r], Group::payload(headers[r]), headers[r]->bytes());
+    unlocated_headers_[rank].input_location = unlocated_headers_[rank].output_location = 0;
+    headers_[rank] = &unlocated_headers_[rank];
   }
 }
 

@@ -1,8 +1,8 @@
 // Runs collectives one at a time, in the same order on every rank.
 //
-// A blocking call runs in the caller's thread when nothing is queued, and no carrier's functions could meet the
-// handlers of signals there. Others are queued and run by one worker thread, which is started by the first of them and
-// sleeps when the queue is empty. Ranks may submit named operations in different orders: when an exchange shows
+// A blocking call runs in the caller's thread when nothing is queued, and no external transport's functions could meet
+// the handlers of signals there. Others are queued and run by one worker thread, which is started by the first of them
+// and sleeps when the queue is empty. Ranks may submit named operations in different orders: when an exchange shows
 // different names, rank 0's operation goes first (or that of a rank whose caller is stuck in it) and the others move
 // theirs to the front, waiting for it to be submitted if need be. A rank whose callers wait and will submit nothing
 // more says so, and what then cannot be brought together is a disagreement.
@@ -18,7 +18,6 @@
 #include <thread>
 #include <vector>
 
-#include "algorithms/collectives.h"
 #include "core/group.h"
 #include "core/operation.h"
 #include "core/recorder.h"
@@ -41,9 +40,10 @@ struct Task {
 
 class Engine {
  public:
-  // carriers: of tensors that the engine does not move itself.
+  // external_transports: for tensors that the engine does not move itself.
   explicit Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>(),
-                  int process_set = 0, std::shared_ptr<Carriers> carriers = std::make_shared<Carriers>());
+                  int process_set = 0,
+                  std::shared_ptr<ExternalTransports> external_transports = std::make_shared<ExternalTransports>());
   ~Engine();
   // Waits a moment for what is under way, and runs nothing any more. Returns the failure that has stopped this engine,
   // if one has, with ranks of the job.
@@ -61,12 +61,12 @@ class Engine {
   bool is_done(const Task& task);
   // Throws what ended the engine meanwhile, or would end its next operation, unless one is under way, which looks
   // itself.
-  void look_around();
+  void check_peers();
   // Returns is_done after at most `seconds`.
   bool wait(Task& task, double seconds);
   // Whether, after at most `seconds`, all that was submitted is done.
   bool wait_until_idle(double seconds);
-  bool reaches() const { return group_->reach().is_given(); }
+  bool has_cross_memory() const { return group_->cross_memory().is_available(); }
   const Topology& topology() const { return group_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return group_->arena(); }
   const Traffic& traffic() const { return exchange_.traffic(); }
@@ -94,9 +94,9 @@ class Engine {
   // Publishes the operation and learns what the others want: headers_ and `contributors`.
   void ask(const Proposal& proposal, Deadline& deadline);
   // Until all want the same, which may be another task of this rank's than the one it came with; a join when all join.
-  void agree(std::shared_ptr<Task>& task, Deadline& deadline);
+  void negotiate(std::shared_ptr<Task>& task, Deadline& deadline);
   // As a rank that has joined, in what the latest exchange has agreed on.
-  void take_part(int contributors, Deadline& deadline);
+  void run_as_joined(int contributors, Deadline& deadline);
   std::shared_ptr<Task> first_in_queue() const;  // with mutex_ held: a join only where there is nothing else
   // An agreement that this rank takes part in.
   struct Search {
@@ -111,18 +111,14 @@ class Engine {
   // When this rank is stuck, and some others are without what it has proposed: something else.
   Proposal find_other(Search* search);
   void transfer(Operation& operation, Deadline& deadline);
-  // As scales_before_transfer says; `take_part` is the other side of it.
+  // As scales_before_transfer says; `run_as_joined` is the other side of it.
   void scale_and_transfer(Operation& operation, Deadline& deadline);
-  void forget_places();  // of tensors in the arena, in headers_: something else is transferred
-  void reduce_inline(Operation& operation);
-  // Whether every rank of this host has its tensor where the others reach it.
-  bool all_in_arena() const;
-  void gather(Operation& operation, const Carrier* carrier, Deadline& deadline);
-  void note_caller();  // with mutex_ held
+  void forget_locations();  // of tensors in the arena, in headers_: something else is transferred
+  void note_caller();       // with mutex_ held
   // With mutex_ held: this thread runs something on the connections, which are for one at a time, until the other call.
   void begin_to_run();
   void end_run();
-  bool may_reach_carrier(const Header& header) const;
+  bool may_use_external_transport(const Header& header) const;
   void settle_queue();  // with mutex_ held: what is still queued when this engine ends
   // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
   // each may still bring what the other ranks want, so that is believed only after a while.
@@ -138,12 +134,11 @@ class Engine {
   std::unique_ptr<Group> group_;
   std::shared_ptr<Recorder> recorder_;
   int process_set_;
-  std::shared_ptr<Carriers> carriers_;
+  std::shared_ptr<ExternalTransports> external_transports_;
   Exchange exchange_;
-  std::vector<const Header*> headers_;  // of the latest exchange, by rank
-  std::vector<Header> placeless_;       // what they point to instead after forget_places
-  std::vector<const void*> sources_;    // of the latest reduction of small tensors
-  Joined joined_;
+  std::vector<const Header*> headers_;     // of the latest exchange, by rank
+  std::vector<Header> unlocated_headers_;  // what they point to instead after forget_locations
+  JoinedRanks joined_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

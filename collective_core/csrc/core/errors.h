@@ -2,6 +2,8 @@
 // It never crosses the C API: c_api.cpp turns it into a number and a text.
 #pragma once
 
+#include <cerrno>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -34,6 +36,11 @@ class Failure : public std::runtime_error {
 // After these the ranks no longer agree on what has been exchanged, so nothing more may be sent.
 inline bool is_fatal(Fault fault) {
   return fault != Fault::mismatch && fault != Fault::invalid;
+}
+
+// `what`, and why the system has refused it.
+inline std::string system_error(const std::string& what) {
+  return what + ": " + std::strerror(errno);
 }
 
 }  // namespace cc

@@ -6,13 +6,13 @@
 #include <cstdio>
 #include <utility>
 
-#include "algorithms/collectives.h"
+#include "core/memory.h"
 
 namespace cc {
 namespace {
 
 // Ranks that fit on this host's cores may spin; otherwise they hand the core over early.
-Patience choose_patience(const Topology& topology) {
+WaitPolicy choose_wait_policy(const Topology& topology) {
   // All cores of the host, not those of this process: mpirun may bind each rank to one of its own.
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   return topology.local_size() <= cores ? own_core : shared_core;
@@ -20,32 +20,19 @@ Patience choose_patience(const Topology& topology) {
 
 }  // namespace
 
-Group::Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-             int sockets, std::shared_ptr<Arena> arena, bool single_copy)
+Group::Group(Topology topology, std::unique_ptr<Transport> transport, double timeout, double start_timeout, int sockets,
+             std::shared_ptr<Arena> arena, bool single_copy)
     : topology_(std::move(topology)),
-      layout_(topology_),
       timeout_(timeout),
-      patience_(choose_patience(topology_)),
-      connections_(connect_all(topology_, std::move(listeners), secret, start_timeout, sockets)),
-      control_(share_memory(start_timeout)),
+      wait_policy_(choose_wait_policy(topology_)),
+      transport_(std::move(transport)),
+      connections_(transport_->connect(topology_, sockets, start_timeout)),
+      memory_(topology_, connections_.local, start_timeout),
       arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
-      liveness_(topology_, connections_, control_),
-      reach_(*this, single_copy) {
+      failure_detector_(topology_, *transport_, connections_, memory_.control()),
+      cross_memory_(*this, single_copy) {
   Deadline deadline(start_timeout);
-  reach_.ask(deadline);
-}
-
-ControlBlock& Group::share_memory(double start_timeout) {
-  const Deadline deadline(start_timeout);
-  if (topology_.is_leader()) {
-    memory_.create(layout_.total);
-    for (auto& entry : connections_.local) send_fd(entry.second.get(), memory_.fd().get(), deadline);
-  } else {
-    memory_.adopt(receive_fd(connections_.local.at(topology_.local_ranks()[0]).get(), deadline), layout_.total);
-  }
-  memory_.close_fd();
-  // A new memfd is all zeros, which is the initial state of every signal and record.
-  return *reinterpret_cast<ControlBlock*>(memory_.data());
+  cross_memory_.probe(deadline);
 }
 
 int Group::next_rank() const {
@@ -88,13 +75,13 @@ void Group::warn_if_due(const std::vector<int>& missing, Deadline& deadline) con
 
 void Group::step_barrier(Deadline& deadline) {
   ++steps_;
-  raise_signal(my_cell().step, steps_);
+  raise_signal(memory_.my_cell().step, steps_);
   for (int local = 0; local < topology_.local_size(); ++local) {
-    wait_until(cell(local).step, steps_, patience_, [&] {
-      liveness_.check_waiting_for(topology_.local_ranks()[local]);
+    wait_until(memory_.cell(local).step, steps_, wait_policy_, [&] {
+      failure_detector_.check_waiting_for(topology_.local_ranks()[local]);
       std::vector<int> missing;
       for (int other = 0; other < topology_.local_size(); ++other) {
-        if (!has_reached(cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
+        if (!has_reached(memory_.cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
       }
       warn_if_due(missing, deadline);
       if (!deadline.passed()) return;
@@ -114,37 +101,34 @@ char* Group::staging(size_t bytes) {
   return staging_.get();
 }
 
-void Group::wait_for_socket(int fd, short events, int rank, Deadline& deadline) {
-  std::vector<pollfd> waiting{{fd, events, 0}};
-  wait_for_sockets(waiting, rank, deadline);
-}
-
-void Group::wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline) {
-  if (poll(waiting.data(), waiting.size(), nap_ms) > 0) return;
-  liveness_.check();
+void Group::wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline) {
+  if (transport_->poll(waiting, nap_ms)) return;
+  failure_detector_.check();
   // Each rank for itself: its neighbours on the ring of hosts are its own.
   if (is_warning_due(deadline)) warn(" for " + topology_.describe(rank), deadline);
   if (deadline.passed()) timed_out({rank}, deadline);
 }
 
-void Group::send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline) {
+void Group::send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline) {
+  std::vector<PollEntry> waiting{{&connection, PollEvent::send}};
   const char* at = static_cast<const char*>(bytes);
   while (n > 0) {
-    const ptrdiff_t sent = send_some(fd, at, n);
-    if (sent < 0) liveness_.lost(rank);
-    if (sent == 0) wait_for_socket(fd, POLLOUT, rank, deadline);
+    const ptrdiff_t sent = connection.send(at, n);
+    if (sent < 0) failure_detector_.lost(rank);
+    if (sent == 0) wait_for(waiting, rank, deadline);
     if (sent > 0) deadline.extend();
     at += sent;
     n -= static_cast<size_t>(sent);
   }
 }
 
-void Group::receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline) {
+void Group::receive_all(Connection& connection, int rank, void* bytes, size_t n, Deadline& deadline) {
+  std::vector<PollEntry> waiting{{&connection, PollEvent::receive}};
   char* at = static_cast<char*>(bytes);
   while (n > 0) {
-    const ptrdiff_t got = receive_some(fd, at, n);
-    if (got < 0) liveness_.lost(rank);
-    if (got == 0) wait_for_socket(fd, POLLIN, rank, deadline);
+    const ptrdiff_t got = connection.receive(at, n);
+    if (got < 0) failure_detector_.lost(rank);
+    if (got == 0) wait_for(waiting, rank, deadline);
     if (got > 0) deadline.extend();
     at += got;
     n -= static_cast<size_t>(got);

@@ -2,71 +2,55 @@
 // use.
 #pragma once
 
-#include <poll.h>
-
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/deadline.h"
-#include "core/layout.h"
 #include "core/operation.h"
 #include "core/topology.h"
 #include "liveness/failure_detector.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/cross_memory.h"
-#include "transport/shm/shared_memory.h"
-#include "transport/tcp/connections.h"
+#include "transport/shm/host_memory.h"
+#include "transport/transport.h"
 
 namespace cc {
 
 class Group {
  public:
-  // Connects to all peers; returns when every rank that this one talks to has proven itself.
+  // Connects to all peers over the transport; returns when every rank that this one talks to is there.
   // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
   // sockets: data connections to each neighbour on the ring of hosts; the same on all ranks.
   // arena: of the whole job's group, when this is one of a process set; null: shares a new one.
-  // single_copy: whether this rank agrees that the ranks of its host reach each other's memory.
-  Group(Topology topology, Listeners listeners, const std::string& secret, double timeout, double start_timeout,
-        int sockets = 1, std::shared_ptr<Arena> arena = nullptr, bool single_copy = true);
+  // single_copy: whether this rank agrees to cross-memory attach.
+  Group(Topology topology, std::unique_ptr<Transport> transport, double timeout, double start_timeout, int sockets = 1,
+        std::shared_ptr<Arena> arena = nullptr, bool single_copy = true);
 
   const Topology& topology() const { return topology_; }
-  const Layout& layout() const { return layout_; }
-  Liveness& liveness() { return liveness_; }
+  FailureDetector& failure_detector() { return failure_detector_; }
+  Transport& transport() { return *transport_; }
   Connections& connections() { return connections_; }
-  ControlBlock& control() { return control_; }
+  HostMemory& memory() { return memory_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  Reach& reach() { return reach_; }
+  CrossMemory& cross_memory() { return cross_memory_; }
   double timeout() const { return timeout_; }
-  const Patience& patience() const { return patience_; }
-
-  RankCell& cell(int local_rank) { return control_.cells[local_rank]; }
-  RankCell& my_cell() { return cell(topology_.local_rank); }
-  Header* slot(uint32_t sequence, int rank) {
-    char* base = memory_.data() + layout_.slots_at;
-    return reinterpret_cast<Header*>(base +
-                                     ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
-  }
-  static char* payload(Header* slot) { return reinterpret_cast<char*>(slot) + sizeof(Header); }
-  static const char* payload(const Header* slot) { return reinterpret_cast<const char*>(slot) + sizeof(Header); }
-  // Chunk buffers: two per rank, so that one chunk is filled while the previous one is still read.
-  char* in(int local_rank, uint64_t chunk) {
-    return memory_.data() + layout_.in_at + (static_cast<size_t>(local_rank) * 2 + (chunk & 1)) * layout_.chunk_bytes;
-  }
-  char* out(uint64_t chunk) { return memory_.data() + layout_.out_at + (chunk & 1) * layout_.chunk_bytes; }
+  const WaitPolicy& wait_policy() const { return wait_policy_; }
 
   // Memory of this rank's own for a data phase, whatever was left in it. Kept for the next one, because the kernel
   // would have to clear new pages every time: as large as the largest phase so far has asked for. Throws Failure where
   // there is not so much.
   char* staging(size_t bytes);
 
+  // For the inputs of a reduction of small tensors, which then allocates nothing.
+  std::vector<const void*>& sources() { return sources_; }
+
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
-  // Waits until the socket of `rank`, or any of several, is ready for its events. Throws like every wait.
-  void wait_for_socket(int fd, short events, int rank, Deadline& deadline);
-  void wait_for_sockets(std::vector<pollfd>& waiting, int rank, Deadline& deadline);
-  void send_all(int fd, int rank, const void* bytes, size_t n, Deadline& deadline);
-  void receive_all(int fd, int rank, void* bytes, size_t n, Deadline& deadline);
+  // Waits until one of these connections, to `rank`, is ready. Throws like every wait.
+  void wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline);
+  void send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline);
+  void receive_all(Connection& connection, int rank, void* bytes, size_t n, Deadline& deadline);
   int next_rank() const;  // at the other end of the data connections of this rank
   int previous_rank() const;
 
@@ -86,22 +70,20 @@ class Group {
 
  private:
   Topology topology_;
-  Layout layout_;
   double timeout_;
-  Patience patience_;
+  WaitPolicy wait_policy_;
+  const std::unique_ptr<Transport> transport_;
   Connections connections_;
-  SharedMemory memory_;
-  ControlBlock& control_;
+  HostMemory memory_;
   std::shared_ptr<Arena> arena_;
-  Liveness liveness_;
-  Reach reach_;
+  FailureDetector failure_detector_;
+  CrossMemory cross_memory_;
   std::unique_ptr<char[]> staging_;
   size_t staging_bytes_ = 0;
+  std::vector<const void*> sources_;
   uint32_t steps_ = 0;
   const Operation* current_ = nullptr;
   double warn_after_ = 0;
-
-  ControlBlock& share_memory(double start_timeout);
 };
 
 }  // namespace cc

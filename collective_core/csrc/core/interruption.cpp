@@ -13,7 +13,7 @@ namespace {
 // The handlers need the interpreter's lock, which another thread may hold for some milliseconds: no short wait asks.
 constexpr int64_t interval_ns = 200 * 1000 * 1000;
 
-Interpreter known{};
+Interpreter hooks{};
 thread_local bool in_handler = false;
 thread_local int64_t last_look = 0, next_run = 0;
 thread_local void* raised[3] = {};
@@ -21,11 +21,11 @@ thread_local void* raised[3] = {};
 }  // namespace
 
 void use_interpreter(const Interpreter& interpreter) {
-  known = interpreter;
+  hooks = interpreter;
 }
 
 bool runs_handlers() {
-  return known.run_handlers && syscall(SYS_gettid) == getpid();
+  return hooks.run_handlers && syscall(SYS_gettid) == getpid();
 }
 
 bool is_interrupted() {
@@ -35,12 +35,12 @@ bool is_interrupted() {
   last_look = now;
   if (now < next_run) return false;
   next_run = now + interval_ns;
-  const int state = known.acquire();
+  const int state = hooks.acquire();
   in_handler = true;
-  const bool has_raised = known.run_handlers() != 0;
+  const bool has_raised = hooks.run_handlers() != 0;
   in_handler = false;
-  if (has_raised) known.fetch(&raised[0], &raised[1], &raised[2]);
-  known.release(state);
+  if (has_raised) hooks.fetch(&raised[0], &raised[1], &raised[2]);
+  hooks.release(state);
   return has_raised;
 }
 

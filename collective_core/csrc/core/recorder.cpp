@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "core/errors.h"
-#include "transport/tcp/sockets.h"
+#include "core/fd.h"
 
 namespace cc {
 namespace {

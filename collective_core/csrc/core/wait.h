@@ -25,13 +25,13 @@ struct alignas(64) Signal {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "signals are shared between processes");
 
-struct Patience {
+struct WaitPolicy {
   int spins;
   int yields;
 };
-constexpr Patience own_core = {4000, 50};    // about 20 us of spinning: longer than a small message takes
-constexpr Patience shared_core = {50, 200};  // more ranks than cores
-constexpr long nap_ns = 20 * 1000 * 1000;    // how late a death may be noticed
+constexpr WaitPolicy own_core = {4000, 50};    // about 20 us of spinning: longer than a small message takes
+constexpr WaitPolicy shared_core = {50, 200};  // more ranks than cores
+constexpr long nap_ns = 20 * 1000 * 1000;      // how late a death may be noticed
 constexpr int nap_ms = static_cast<int>(nap_ns / 1000000);
 
 inline bool has_reached(const Signal& signal, uint32_t target) {
@@ -64,12 +64,12 @@ inline void fetch_to_write(const void* line) {
 }
 
 template <class Check>
-void wait_until(Signal& signal, uint32_t target, const Patience& patience, Check check) {
-  for (int i = 0; i < patience.spins; ++i) {
+void wait_until(Signal& signal, uint32_t target, const WaitPolicy& policy, Check check) {
+  for (int i = 0; i < policy.spins; ++i) {
     if (has_reached(signal, target)) return;
     relax();
   }
-  for (int i = 0; i < patience.yields; ++i) {
+  for (int i = 0; i < policy.yields; ++i) {
     if (has_reached(signal, target)) return;
     sched_yield();
   }

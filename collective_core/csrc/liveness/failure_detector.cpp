@@ -1,8 +1,6 @@
 #include "liveness/failure_detector.h"
 
-#include <linux/sockios.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,10 +11,10 @@
 namespace cc {
 namespace {
 
-constexpr double explanation_s = 0.4;  // a broken connection waits so long for the first cause to be announced
-constexpr double linger_s = 1.0;       // for our last words to reach the others
-constexpr double news_s = 2.0;         // for the rest of a frame whose head has arrived
-constexpr size_t most_news = 8192;     // bytes of an announcement
+constexpr double explanation_s = 0.4;      // a broken connection waits so long for the first cause to be announced
+constexpr double linger_s = 1.0;           // for our last words to reach the others
+constexpr double frame_rest_s = 2.0;       // for the rest of a frame whose head has arrived
+constexpr size_t max_announcement = 8192;  // bytes of an announcement
 
 struct Announcement {  // payload of a failure frame
   int32_t fault;
@@ -43,21 +41,22 @@ void fill(Record* record, const Failure& failure) {
 
 }  // namespace
 
-Liveness::Liveness(const Topology& topology, Connections& connections, ControlBlock& control)
-    : topology_(topology), connections_(connections), control_(control) {}
+FailureDetector::FailureDetector(const Topology& topology, Transport& transport, Connections& connections,
+                                 ControlBlock& control)
+    : topology_(topology), transport_(transport), connections_(connections), control_(control) {}
 
-RankCell* Liveness::cell_of(int rank) const {
+RankCell* FailureDetector::cell_of(int rank) const {
   const std::vector<int>& local = topology_.local_ranks();
   const auto found = std::find(local.begin(), local.end(), rank);
   return found == local.end() ? nullptr : &control_.cells[found - local.begin()];
 }
 
-bool Liveness::has_left(int rank) const {
+bool FailureDetector::has_left(int rank) const {
   const RankCell* cell = cell_of(rank);
   return cell ? cell->left.load(std::memory_order_acquire) != 0 : left_.count(rank) != 0;
 }
 
-void Liveness::throw_if_recorded() {
+void FailureDetector::throw_if_recorded() {
   const FailureRecord& record = control_.failure;
   if (record.state.load(std::memory_order_acquire) == 2) {
     throw failure_from(record.fault, record.ranks, record.blamed, record.text, topology_.size);
@@ -65,36 +64,36 @@ void Liveness::throw_if_recorded() {
   if (leaving_) throw departure_of(topology_.rank);
 }
 
-void Liveness::check(const std::set<int>& in_mid_frame) {
+void FailureDetector::check(const std::set<int>& mid_frame) {
   check_host();
-  check_control(in_mid_frame);
+  check_control(mid_frame);
 }
 
-void Liveness::check_waiting_for(int rank) {
+void FailureDetector::check_waiting_for(int rank) {
   check();
   throw_if_left(rank);
 }
 
-void Liveness::throw_if_left(int rank) const {
+void FailureDetector::throw_if_left(int rank) const {
   if (has_left(rank)) throw departure_of(rank);
 }
 
-bool Liveness::is_waiting(int rank, uint32_t sequence) const {
+bool FailureDetector::is_waiting(int rank, uint32_t sequence) const {
   const auto found = waiting_.find(rank);
   // One that waits in a later exchange has done its part in this one: what it said then may be with somebody else.
   return found != waiting_.end() && static_cast<int32_t>(found->second.sequence - sequence) >= 0;
 }
 
-bool Liveness::is_waiting(int rank, uint32_t sequence, double seconds) const {
+bool FailureDetector::is_waiting(int rank, uint32_t sequence, double seconds) const {
   if (!is_waiting(rank, sequence)) return false;
   return Deadline::Clock::now() - waiting_.at(rank).told < std::chrono::duration<double>(seconds);
 }
 
-Failure Liveness::departure_of(int rank) const {
+Failure FailureDetector::departure_of(int rank) const {
   return {Fault::peer_lost, topology_.describe(rank) + " has shut its engine down while others wait for it", {rank}};
 }
 
-void Liveness::check_host() {
+void FailureDetector::check_host() {
   if (is_interrupted()) interrupt();
   throw_if_interrupted();
   throw_if_recorded();
@@ -111,44 +110,61 @@ void Liveness::check_host() {
   }
 }
 
-void Liveness::throw_if_interrupted() const {
+void FailureDetector::throw_if_interrupted() const {
   if (!interrupted_) return;
   throw Failure(Fault::interrupted, topology_.describe(topology_.rank) + " was interrupted by a signal",
                 {topology_.rank});
 }
 
-bool Liveness::is_here(int rank) const {
+bool FailureDetector::is_alive(int rank) const {
   pollfd state{connections_.local.at(rank).get(), POLLRDHUP, 0};
   return poll(&state, 1, 0) == 0;
 }
 
-void Liveness::check_control(const std::set<int>& in_mid_frame) {
-  std::vector<pollfd> states;
+void FailureDetector::check_control(const std::set<int>& mid_frame) {
+  std::vector<PollEntry> states;
   std::vector<int> ranks;
   for (auto& entry : connections_.control) {
-    if (left_.count(entry.first) || in_mid_frame.count(entry.first)) continue;
-    states.push_back({entry.second.get(), POLLIN, 0});
+    if (left_.count(entry.first) || mid_frame.count(entry.first)) continue;
+    states.push_back({entry.second.get(), PollEvent::receive});
     ranks.push_back(entry.first);
   }
-  if (poll(states.data(), states.size(), 0) <= 0) return;
+  if (!transport_.poll(states, 0)) return;
   for (size_t i = 0; i < states.size(); ++i) {
-    const bool ended = states[i].revents != 0 && take_all_news(ranks[i], states[i].fd);
-    if (ended && !left_.count(ranks[i])) lost(ranks[i], in_mid_frame);
+    const bool ended = states[i].ready && read_frames(ranks[i], *states[i].connection);
+    if (ended && !left_.count(ranks[i])) lost(ranks[i], mid_frame);
   }
 }
 
-bool Liveness::take_all_news(int rank, int fd) {
+bool FailureDetector::read_frames(int rank, Connection& connection) {
   for (;;) {
     Frame frame{};
-    const ptrdiff_t got = receive_some(fd, &frame, sizeof frame, true);
+    const ptrdiff_t got = connection.peek(&frame, sizeof frame);
     if (got < 0) return true;
-    if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::block) return false;
-    receive_exactly(fd, &frame, sizeof frame, Deadline(news_s));
-    take_news(rank, frame);
+    if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::headers) return false;
+    receive_rest(connection, &frame, sizeof frame);
+    handle_frame(rank, frame);
   }
 }
 
-void Liveness::take_news(int rank, const Frame& frame) {
+void FailureDetector::receive_rest(Connection& connection, void* bytes, size_t n) {
+  const Deadline limit(frame_rest_s);
+  std::vector<PollEntry> waiting{{&connection, PollEvent::receive}};
+  char* at = static_cast<char*>(bytes);
+  while (n > 0) {
+    const ptrdiff_t got = connection.receive(at, n);
+    if (got < 0) throw Failure(Fault::peer_lost, "the connection was closed");
+    if (got == 0 && !transport_.poll(waiting, nap_ms)) {
+      if (is_interrupted()) interrupt();
+      throw_if_interrupted();
+      if (limit.passed()) throw Failure(Fault::timeout, "no answer in time");
+    }
+    at += got;
+    n -= static_cast<size_t>(got);
+  }
+}
+
+void FailureDetector::handle_frame(int rank, const Frame& frame) {
   if (frame.type == FrameType::goodbye) {
     left_.insert(rank);
     return;
@@ -157,22 +173,22 @@ void Liveness::take_news(int rank, const Frame& frame) {
     waiting_[rank] = {frame.sequence, Deadline::Clock::now()};
     return;
   }
-  Announcement news{};
-  if (frame.type != FrameType::failure || frame.length != sizeof news) {
+  Announcement announcement{};
+  if (frame.type != FrameType::failure || frame.length != sizeof announcement) {
     throw Failure(Fault::internal, topology_.describe(rank) + " sent a frame that this version does not know", {rank});
   }
-  static_assert(sizeof news <= most_news, "an announcement must fit into a socket buffer");
-  receive_exactly(connections_.control.at(rank).get(), &news, sizeof news, Deadline(news_s));
-  throw failure_from(news.fault, news.ranks, news.blamed, news.text, topology_.size);
+  static_assert(sizeof announcement <= max_announcement, "an announcement must fit into a socket buffer");
+  receive_rest(*connections_.control.at(rank), &announcement, sizeof announcement);
+  throw failure_from(announcement.fault, announcement.ranks, announcement.blamed, announcement.text, topology_.size);
 }
 
-void Liveness::lost(int rank, const std::set<int>& in_mid_frame) {
-  const Deadline patience(explanation_s);
-  while (!patience.passed()) {
+void FailureDetector::lost(int rank, const std::set<int>& mid_frame) {
+  const Deadline limit(explanation_s);
+  while (!limit.passed()) {
     check_host();
     for (auto& entry : connections_.control) {
       // Also that of `rank`: it may have been a data connection that ended, with the reason waiting here.
-      if (!left_.count(entry.first) && !in_mid_frame.count(entry.first)) take_all_news(entry.first, entry.second.get());
+      if (!left_.count(entry.first) && !mid_frame.count(entry.first)) read_frames(entry.first, *entry.second);
     }
     poll(nullptr, 0, 10);
   }
@@ -182,44 +198,41 @@ void Liveness::lost(int rank, const std::set<int>& in_mid_frame) {
                 {rank});
 }
 
-void Liveness::spread(const Failure& failure) {
+void FailureDetector::announce(const Failure& failure) {
   FailureRecord& record = control_.failure;
   uint32_t nothing = 0;
   if (record.state.compare_exchange_strong(nothing, 1, std::memory_order_acq_rel)) {
     fill(&record, failure);
     record.state.store(2, std::memory_order_release);
   }
-  if (spread_) return;
-  spread_ = true;
-  Announcement news{};
-  fill(&news, failure);
-  const Frame frame{FrameType::failure, 0, sizeof news};
+  if (announced_) return;
+  announced_ = true;
+  Announcement announcement{};
+  fill(&announcement, failure);
+  const Frame frame{FrameType::failure, 0, sizeof announcement};
   std::string bytes(reinterpret_cast<const char*>(&frame), sizeof frame);
-  bytes.append(reinterpret_cast<const char*>(&news), sizeof news);
+  bytes.append(reinterpret_cast<const char*>(&announcement), sizeof announcement);
   for (auto& entry : connections_.control) {
     if (muted_.count(entry.first)) continue;
     // One attempt: a peer whose buffer is full is not reading, and will see the connection end.
-    static_cast<void>(send_some(entry.second.get(), bytes.data(), bytes.size()));
+    static_cast<void>(entry.second->send(bytes.data(), bytes.size()));
   }
 }
 
-void Liveness::say_goodbye() {
+void FailureDetector::say_goodbye() {
   if (RankCell* mine = cell_of(topology_.rank)) mine->left.store(1, std::memory_order_release);
   const Frame frame{FrameType::goodbye, 0, 0};
   for (auto& entry : connections_.control) {
-    if (!muted_.count(entry.first)) static_cast<void>(send_some(entry.second.get(), &frame, sizeof frame));
+    if (!muted_.count(entry.first)) static_cast<void>(entry.second->send(&frame, sizeof frame));
   }
 }
 
-void Liveness::linger() {
+void FailureDetector::linger() {
   char unread[4096];  // that somebody waits, say: nobody is here any more to whom it matters
-  for (const Deadline patience(linger_s); !patience.passed(); poll(nullptr, 0, 1)) {
+  for (const Deadline limit(linger_s); !limit.passed(); poll(nullptr, 0, 1)) {
     const bool heard = std::all_of(connections_.control.begin(), connections_.control.end(), [&](const auto& entry) {
-      pollfd state{entry.second.get(), POLLIN, 0};
-      if (poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) return true;  // nobody is there
-      while (receive_some(state.fd, unread, sizeof unread) > 0 && !patience.passed()) continue;
-      int unheard = 0;
-      return ioctl(state.fd, SIOCOUTQ, &unheard) != 0 || unheard == 0;
+      while (entry.second->receive(unread, sizeof unread) > 0 && !limit.passed()) continue;
+      return entry.second->is_delivered();
     });
     if (heard) return;
   }

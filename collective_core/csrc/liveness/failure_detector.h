@@ -13,13 +13,13 @@
 
 #include "core/deadline.h"
 #include "core/errors.h"
-#include "core/layout.h"
 #include "core/topology.h"
-#include "transport/tcp/connections.h"
+#include "transport/shm/layout.h"
+#include "transport/transport.h"
 
 namespace cc {
 
-enum class FrameType : uint32_t { none = 0, block = 1, failure = 2, goodbye = 3, waiting = 4 };
+enum class FrameType : uint32_t { none = 0, headers = 1, failure = 2, goodbye = 3, waiting = 4 };
 
 // Precedes everything on a control connection.
 struct Frame {
@@ -28,13 +28,13 @@ struct Frame {
   uint64_t length;  // bytes that follow
 };
 
-class Liveness {
+class FailureDetector {
  public:
-  Liveness(const Topology& topology, Connections& connections, ControlBlock& control);
+  FailureDetector(const Topology& topology, Transport& transport, Connections& connections, ControlBlock& control);
 
   // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for
-  // spins. Control connections of ranks in `in_mid_frame` are not at the head of a frame and are left alone.
-  void check(const std::set<int>& in_mid_frame = {});
+  // spins. Control connections of ranks in `mid_frame` are not at the head of a frame and are left alone.
+  void check(const std::set<int>& mid_frame = {});
   // As check, but also when `rank`, which we are waiting for, has shut down in good order.
   void check_waiting_for(int rank);
   // Throws the failure that a rank of this host or another leader has announced, if any. Costs two loads.
@@ -42,22 +42,22 @@ class Liveness {
   // The part of check() that reads no control connection: announced failures and ranks of this host.
   void check_host();
   // Whether a rank of this host still runs. Throws nothing.
-  bool is_here(int rank) const;
+  bool is_alive(int rank) const;
   // The connection to `rank` ended under our hands. Waits a moment for a better explanation, then throws.
-  [[noreturn]] void lost(int rank, const std::set<int>& in_mid_frame = {});
-  // Acts on a frame that is not a block; its header has been read. Throws if it announces a failure.
-  void take_news(int rank, const Frame& frame);
-  // For a rank that we need something of, after its news.
+  [[noreturn]] void lost(int rank, const std::set<int>& mid_frame = {});
+  // Acts on a frame that holds no headers; its header has been read. Throws if it announces a failure.
+  void handle_frame(int rank, const Frame& frame);
+  // For a rank that we need something of, after its frames.
   void throw_if_left(int rank) const;
   // Whether this leader has said that it waits for others in this exchange, or in a later one.
   bool is_waiting(int rank, uint32_t sequence) const;
   // The same, and said so less than `seconds` ago.
   bool is_waiting(int rank, uint32_t sequence, double seconds) const;
 
-  // Announces a fatal failure to every rank we can reach, once.
-  void spread(const Failure& failure);
+  // Announces a fatal failure to every rank that we can send to, once.
+  void announce(const Failure& failure);
   void say_goodbye();
-  // Before the connections are closed: waits until the others' systems have all that we said (the last block of an
+  // Before the connections are closed: waits until the others' systems have all that we said (the last headers of an
   // operation, an announcement, the goodbye), at most a second. A connection that is closed over unread data is reset,
   // and what has not been delivered is dropped.
   void linger();
@@ -70,14 +70,17 @@ class Liveness {
 
  private:
   void throw_if_interrupted() const;
-  void check_control(const std::set<int>& in_mid_frame);
-  // Takes the frames that have come, up to a block. Returns whether the connection has ended.
-  bool take_all_news(int rank, int fd);
+  void check_control(const std::set<int>& mid_frame);
+  // Takes the frames that have come, up to one with headers. Returns whether the connection has ended.
+  bool read_frames(int rank, Connection& connection);
+  // Of a frame that has begun to arrive.
+  void receive_rest(Connection& connection, void* bytes, size_t n);
   bool has_left(int rank) const;
   Failure departure_of(int rank) const;
   RankCell* cell_of(int rank) const;
 
   const Topology& topology_;
+  Transport& transport_;
   Connections& connections_;
   ControlBlock& control_;
   std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen
@@ -87,7 +90,7 @@ class Liveness {
     Deadline::Clock::time_point told;
   };
   std::map<int, Wait> waiting_;  // by leader, the exchange in which it last said so
-  bool spread_ = false;
+  bool announced_ = false;
   std::atomic<bool> leaving_{false}, interrupted_{false};
 };
 

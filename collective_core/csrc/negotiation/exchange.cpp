@@ -14,31 +14,31 @@ constexpr double rank_grace_s = 2.0;  // beyond the deadline: a rank, for its le
 void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   const Topology& topology = group_.topology();
   header->sequence = ++sequence_;
-  Header* mine = group_.slot(sequence_, topology.rank);
+  Header* mine = group_.memory().slot(sequence_, topology.rank);
   std::memcpy(mine, header, sizeof *header);
-  if (header->inline_bytes) std::memcpy(Group::payload(mine), payload, header->inline_bytes);
-  raise_signal(group_.my_cell().published, sequence_);
+  if (header->inline_bytes) std::memcpy(HostMemory::payload(mine), payload, header->inline_bytes);
+  raise_signal(group_.memory().my_cell().published, sequence_);
 
   const bool alone = topology.host_count() == 1;
   if (alone) return wait_for_local(deadline);
   if (topology.is_leader()) {
-    leaders_.begin(sequence_);
+    host_negotiation_.begin(sequence_);
     try {
       wait_for_local(deadline);
-      leaders_.fill_slots(deadline);
+      host_negotiation_.fill_slots(deadline);
     } catch (const Failure&) {
-      leaders_.give_up();
+      host_negotiation_.give_up();
       throw;
     }
-    raise_signal(group_.control().world, sequence_);
+    raise_signal(group_.memory().control().world, sequence_);
     return;
   }
   const int leader = topology.local_ranks()[0];
-  const auto& naps = group_.control().leader_naps;
+  const auto& naps = group_.memory().control().leader_naps;
   uint32_t seen = naps.load(std::memory_order_relaxed);
   Deadline silence(rank_grace_s);  // of the leader, who may have reasons to wait beyond our deadline
-  wait_until(group_.control().world, sequence_, group_.patience(), [&] {
-    group_.liveness().check_waiting_for(leader);
+  wait_until(group_.memory().control().world, sequence_, group_.wait_policy(), [&] {
+    group_.failure_detector().check_waiting_for(leader);
     const std::vector<int> missing = missing_here();
     group_.warn_if_due(missing, deadline);
     if (naps.load(std::memory_order_relaxed) != seen) silence.extend();
@@ -49,15 +49,15 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
 }
 
 void Exchange::fetch_next_slot(size_t payload) {
-  const char* slot = reinterpret_cast<const char*>(group_.slot(sequence_ + 1, group_.topology().rank));
+  const char* slot = reinterpret_cast<const char*>(group_.memory().slot(sequence_ + 1, group_.topology().rank));
   for (size_t at = 0; at < sizeof(Header) + payload; at += cache_line) fetch_to_write(slot + at);
-  fetch_to_write(&group_.my_cell().published);
+  fetch_to_write(&group_.memory().my_cell().published);
 }
 
 std::vector<int> Exchange::missing_here() const {
   std::vector<int> missing;
   for (int local = 0; local < group_.topology().local_size(); ++local) {
-    if (!has_reached(group_.cell(local).published, sequence_))
+    if (!has_reached(group_.memory().cell(local).published, sequence_))
       missing.push_back(group_.topology().local_ranks()[local]);
   }
   return missing;
@@ -66,11 +66,11 @@ std::vector<int> Exchange::missing_here() const {
 void Exchange::wait_for_local(Deadline& deadline) {
   const Topology& topology = group_.topology();
   for (int local = 0; local < topology.local_size(); ++local) {
-    wait_until(group_.cell(local).published, sequence_, group_.patience(), [&] {
-      group_.liveness().check_waiting_for(topology.local_ranks()[local]);
+    wait_until(group_.memory().cell(local).published, sequence_, group_.wait_policy(), [&] {
+      group_.failure_detector().check_waiting_for(topology.local_ranks()[local]);
       const std::vector<int> missing = missing_here();
       group_.warn_if_due(missing, deadline);
-      if (topology.host_count() > 1) leaders_.still_waiting(deadline);
+      if (topology.host_count() > 1) host_negotiation_.still_waiting(deadline);
       if (!deadline.passed()) return;
       if (!missing.empty()) group_.timed_out(missing, deadline);
     });

@@ -6,8 +6,8 @@
 // reading it.
 //
 // Between hosts: the leader waits for its host's slots, swaps them for those of all other hosts (host_negotiation.h),
-// and raises `world`. Per exchange and leader, with H hosts: H - 1 messages in one round for up to eight hosts,
-// ceil(log2 H) messages in as many rounds for more. Their bytes are those of one header where all ranks ask for the
+// and raises `world`. Per exchange and leader, with H hosts: H - 1 messages in one step for up to eight hosts,
+// ceil(log2 H) messages in as many steps for more. Their bytes are those of one header where all ranks ask for the
 // same, plus the small payloads. This is also the barrier, and the whole of a small allreduce or broadcast.
 #pragma once
 
@@ -21,22 +21,22 @@ namespace cc {
 
 class Exchange {
  public:
-  explicit Exchange(Group& group) : group_(group), leaders_(group) {}
+  explicit Exchange(Group& group) : group_(group), host_negotiation_(group) {}
 
-  // Sets header->sequence. Afterwards group.slot(header->sequence, r) holds rank r's header for every r.
+  // Sets header->sequence. Afterwards group.memory().slot(header->sequence, r) holds rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
   // To be called when the slots have been read: the next one's cache lines, which other ranks have read before, become
   // this core's own again while the caller does something else, not when it waits. `payload`: the bytes of it that the
   // next operation is likely to need.
   void fetch_next_slot(size_t payload);
-  const Traffic& traffic() const { return leaders_.traffic(); }
+  const Traffic& traffic() const { return host_negotiation_.traffic(); }
 
  private:
   std::vector<int> missing_here() const;
   void wait_for_local(Deadline& deadline);
 
   Group& group_;
-  Leaders leaders_;
+  HostNegotiation host_negotiation_;
   uint32_t sequence_ = 0;
 };
 

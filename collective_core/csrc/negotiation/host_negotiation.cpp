@@ -1,7 +1,5 @@
 #include "negotiation/host_negotiation.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -13,7 +11,7 @@ namespace {
 // Who waits for a waiting rank gives it time to find out, and to say, whom it waits for in turn.
 constexpr double leader_grace_s = 1.0;  // beyond the deadline
 // Of waiting, before the others are told. Far more than an exchange takes, and well within the grace.
-constexpr double told_after_s = 0.5;
+constexpr double announce_after_s = 0.5;
 // Looks at the connections before it sleeps in poll(), about 0.3 us each: longer than a message takes in a rack.
 constexpr size_t receives_on_own_core = 100;
 // How late a death may be noticed. A look at all control connections takes the longer the more there are.
@@ -21,52 +19,52 @@ constexpr int nap_of_many_ms = 100;
 
 }  // namespace
 
-Leaders::Leaders(Group& group)
-    : group_(group), topology_(group.topology()), rounds_(plan_rounds(topology_.host, topology_.host_count())) {}
+HostNegotiation::HostNegotiation(Group& group)
+    : group_(group), topology_(group.topology()), steps_(plan_dissemination(topology_.host, topology_.host_count())) {}
 
-void Leaders::still_waiting(const Deadline& deadline) {
-  if (!told_ && deadline.waited() >= told_after_s) say_that_we_wait();
+void HostNegotiation::still_waiting(const Deadline& deadline) {
+  if (!announced_ && deadline.waited() >= announce_after_s) announce_waiting();
   send();
 }
 
-void Leaders::fill_slots(Deadline& deadline) {
+void HostNegotiation::fill_slots(Deadline& deadline) {
   size_t wanted = 0;
-  for (const Round& round : rounds_) {
-    start(round);
-    wanted += round.from.size();
+  for (const DisseminationStep& step : steps_) {
+    start(step);
+    wanted += step.from.size();
     move_until(wanted, false, deadline);
   }
   move_until(wanted, true, deadline);
   traffic_.exchanges += 1;
-  traffic_.rounds += rounds_.size();
+  traffic_.steps += steps_.size();
 }
 
-void Leaders::give_up() {
+void HostNegotiation::give_up() {
   for (const Outgoing& out : outgoing_) {
-    if (out.sent > 0) group_.liveness().mute(out.rank);
+    if (out.sent > 0) group_.failure_detector().mute(out.rank);
   }
 }
 
-void Leaders::begin(uint32_t sequence) {
+void HostNegotiation::begin(uint32_t sequence) {
   sequence_ = sequence;
-  told_ = false;
-  heard_of_.assign(topology_.hosts.size(), false);
-  heard_of_[topology_.host] = true;
+  announced_ = false;
+  known_hosts_.assign(topology_.hosts.size(), false);
+  known_hosts_[topology_.host] = true;
   outgoing_.clear();
   frames_.clear();
   incoming_.clear();
-  for (const Round& round : rounds_) {
-    for (const FromHost& from : round.from) {
+  for (const DisseminationStep& step : steps_) {
+    for (const FromHost& from : step.from) {
       Incoming incoming;
       incoming.from = from;
       incoming.rank = topology_.leader_of(from.host);
-      incoming.fd = group_.connections().control.at(incoming.rank).get();
+      incoming.connection = group_.connections().control.at(incoming.rank).get();
       incoming_.push_back(std::move(incoming));
     }
   }
 }
 
-std::vector<int> Leaders::ranks_of(const HostRange& range) const {
+std::vector<int> HostNegotiation::ranks_of(const HostRange& range) const {
   std::vector<int> ranks;
   for (int i = 0; i < range.count; ++i) {
     const std::vector<int>& of_host = topology_.hosts[(range.first + i) % topology_.host_count()];
@@ -75,23 +73,23 @@ std::vector<int> Leaders::ranks_of(const HostRange& range) const {
   return ranks;
 }
 
-void Leaders::start(const Round& round) {
+void HostNegotiation::start(const DisseminationStep& step) {
   std::vector<const Header*> slots;
-  for (const int rank : ranks_of(round.told)) slots.push_back(group_.slot(sequence_, rank));
-  Frame frame{FrameType::block, sequence_, 0};
+  for (const int rank : ranks_of(step.sends)) slots.push_back(group_.memory().slot(sequence_, rank));
+  Frame frame{FrameType::headers, sequence_, 0};
   std::vector<char>& bytes = frames_.emplace_back(sizeof frame);
-  write_block(slots, &bytes);
+  encode_headers(slots, &bytes);
   frame.length = bytes.size() - sizeof frame;
   std::memcpy(bytes.data(), &frame, sizeof frame);
-  for (const int host : round.to) {
+  for (const int host : step.to) {
     const int rank = topology_.leader_of(host);
     outgoing_.push_back({rank, group_.connections().control.at(rank).get(), &bytes, true, 0});
   }
 }
 
-void Leaders::move_until(size_t wanted, bool all_sent, Deadline& deadline) {
+void HostNegotiation::move_until(size_t wanted, bool all_sent, Deadline& deadline) {
   // Each try looks at all of them.
-  const size_t most = group_.patience().spins >= own_core.spins ? receives_on_own_core : 1,
+  const size_t most = group_.wait_policy().spins >= own_core.spins ? receives_on_own_core : 1,
                tries = most / std::max<size_t>(wanted, 1);
   for (size_t idle = 0;;) {
     for (size_t i = 0; i < wanted; ++i) incoming_[i].ready = true;
@@ -111,16 +109,18 @@ void Leaders::move_until(size_t wanted, bool all_sent, Deadline& deadline) {
   }
 }
 
-bool Leaders::send() {
+bool HostNegotiation::send() {
   bool moved = false;
-  std::set<int> busy;  // connections with an earlier frame that is not through
+  std::set<const Connection*> busy;  // connections with an earlier frame that is not through
   for (auto out = outgoing_.begin(); out != outgoing_.end();) {
     ptrdiff_t n = 0;
-    if (!busy.count(out->fd)) n = send_some(out->fd, out->bytes->data() + out->sent, out->bytes->size() - out->sent);
+    if (!busy.count(out->connection))
+      n = out->connection->send(out->bytes->data() + out->sent, out->bytes->size() - out->sent);
     if (n < 0 && out->needed) {
       // A peer that announced a failure and left cannot be sent to, but can still be read: what it said comes first.
       const auto awaited = [&](const Incoming& in) { return in.rank == out->rank && !in.received; };
-      if (std::none_of(incoming_.begin(), incoming_.end(), awaited)) group_.liveness().lost(out->rank, in_mid_frame());
+      if (std::none_of(incoming_.begin(), incoming_.end(), awaited))
+        group_.failure_detector().lost(out->rank, mid_frame());
       n = 0;
     }
     if (n > 0) {
@@ -135,7 +135,7 @@ bool Leaders::send() {
     if (through || n < 0) {
       out = outgoing_.erase(out);
     } else {
-      busy.insert(out->fd);
+      busy.insert(out->connection);
       ++out;
     }
   }
@@ -143,61 +143,62 @@ bool Leaders::send() {
 }
 
 // Returns whether something came.
-bool Leaders::receive(Incoming& incoming) {
+bool HostNegotiation::receive(Incoming& incoming) {
   const bool in_head = incoming.frame_got < sizeof incoming.frame;
   char* target = in_head ? reinterpret_cast<char*>(&incoming.frame) + incoming.frame_got
-                         : incoming.block.data() + incoming.block_got;
-  const size_t left = in_head ? sizeof incoming.frame - incoming.frame_got : incoming.block.size() - incoming.block_got;
-  const ptrdiff_t n = receive_some(incoming.fd, target, left);
-  if (n < 0) group_.liveness().lost(incoming.rank, in_mid_frame());
-  (in_head ? incoming.frame_got : incoming.block_got) += static_cast<size_t>(n);
+                         : incoming.encoded.data() + incoming.encoded_got;
+  const size_t left =
+      in_head ? sizeof incoming.frame - incoming.frame_got : incoming.encoded.size() - incoming.encoded_got;
+  const ptrdiff_t n = incoming.connection->receive(target, left);
+  if (n < 0) group_.failure_detector().lost(incoming.rank, mid_frame());
+  (in_head ? incoming.frame_got : incoming.encoded_got) += static_cast<size_t>(n);
   incoming.ready = n > 0;
   if (n == 0 || static_cast<size_t>(n) < left) return n > 0;
   if (in_head) {
-    if (incoming.frame.type != FrameType::block) {
-      group_.liveness().take_news(incoming.rank, incoming.frame);
-      group_.liveness().throw_if_left(incoming.rank);
+    if (incoming.frame.type != FrameType::headers) {
+      group_.failure_detector().handle_frame(incoming.rank, incoming.frame);
+      group_.failure_detector().throw_if_left(incoming.rank);
       incoming.frame_got = 0;
       return true;
     }
-    const size_t most = longest_block(ranks_of(incoming.from.hosts).size(), group_.layout().payload_bytes);
+    const size_t most = max_encoded_bytes(ranks_of(incoming.from.hosts).size(), group_.memory().layout().payload_bytes);
     if (incoming.frame.sequence != sequence_ || incoming.frame.length == 0 || incoming.frame.length > most) {
       throw Failure(Fault::internal, topology_.describe(incoming.rank) + " is out of step (internal error)",
                     {incoming.rank});
     }
-    incoming.block.resize(incoming.frame.length);
+    incoming.encoded.resize(incoming.frame.length);
     return true;
   }
-  place(incoming);
+  store(incoming);
   incoming.received = true;
   return true;
 }
 
-void Leaders::place(const Incoming& incoming) {
+void HostNegotiation::store(const Incoming& incoming) {
   std::vector<Header*> slots;
-  for (const int rank : ranks_of(incoming.from.hosts)) slots.push_back(group_.slot(sequence_, rank));
-  if (!read_block(incoming.block, sequence_, topology_.size, group_.layout().payload_bytes, slots)) {
+  for (const int rank : ranks_of(incoming.from.hosts)) slots.push_back(group_.memory().slot(sequence_, rank));
+  if (!decode_headers(incoming.encoded, sequence_, topology_.size, group_.memory().layout().payload_bytes, slots)) {
     throw Failure(Fault::internal,
-                  topology_.describe(incoming.rank) + " sent a block that cannot be read (internal error)",
+                  topology_.describe(incoming.rank) + " sent headers that cannot be read (internal error)",
                   {incoming.rank});
   }
   for (int i = 0; i < incoming.from.hosts.count; ++i) {
-    heard_of_[(incoming.from.hosts.first + i) % topology_.host_count()] = true;
+    known_hosts_[(incoming.from.hosts.first + i) % topology_.host_count()] = true;
   }
 }
 
-void Leaders::wait(size_t wanted, Deadline& deadline) {
-  std::vector<pollfd> waiting;
+void HostNegotiation::wait(size_t wanted, Deadline& deadline) {
+  std::vector<PollEntry> waiting;
   waiting.reserve(incoming_.size() + outgoing_.size());
-  for (const Incoming& in : incoming_) waiting.push_back({in.received ? -1 : in.fd, POLLIN, 0});
-  for (const Outgoing& out : outgoing_) waiting.push_back({out.fd, POLLOUT, 0});
-  if (poll(waiting.data(), waiting.size(), rounds_.size() > 1 ? nap_of_many_ms : nap_ms) > 0) {
-    for (size_t i = 0; i < incoming_.size(); ++i) incoming_[i].ready = waiting[i].revents != 0;
+  for (const Incoming& in : incoming_) waiting.push_back({in.received ? nullptr : in.connection, PollEvent::receive});
+  for (const Outgoing& out : outgoing_) waiting.push_back({out.connection, PollEvent::send});
+  if (group_.transport().poll(waiting, steps_.size() > 1 ? nap_of_many_ms : nap_ms)) {
+    for (size_t i = 0; i < incoming_.size(); ++i) incoming_[i].ready = waiting[i].ready;
     return;
   }
-  group_.control().leader_naps.fetch_add(1, std::memory_order_relaxed);
-  group_.liveness().check(in_mid_frame());
-  if (!told_ && deadline.waited() >= told_after_s) say_that_we_wait();
+  group_.memory().control().leader_naps.fetch_add(1, std::memory_order_relaxed);
+  group_.failure_detector().check(mid_frame());
+  if (!announced_ && deadline.waited() >= announce_after_s) announce_waiting();
   std::vector<int> late = missing();
   group_.warn_if_due(late, deadline);
   if (!deadline.passed_by(leader_grace_s)) return;
@@ -207,10 +208,10 @@ void Leaders::wait(size_t wanted, Deadline& deadline) {
 
 // Everyone is here, but what they sent is not: whoever said last that it waits has until its own deadline to say for
 // whom.
-std::vector<int> Leaders::unexplained(size_t wanted, const Deadline& deadline) const {
+std::vector<int> HostNegotiation::unexplained(size_t wanted, const Deadline& deadline) const {
   std::vector<int> late;
   for (const auto& entry : group_.connections().control) {
-    if (group_.liveness().is_waiting(entry.first, sequence_, deadline.seconds() + leader_grace_s)) return {};
+    if (group_.failure_detector().is_waiting(entry.first, sequence_, deadline.seconds() + leader_grace_s)) return {};
   }
   for (size_t i = 0; i < wanted; ++i) {
     if (!incoming_[i].received) late.push_back(incoming_[i].rank);
@@ -219,8 +220,8 @@ std::vector<int> Leaders::unexplained(size_t wanted, const Deadline& deadline) c
   return late;
 }
 
-void Leaders::say_that_we_wait() {
-  told_ = true;
+void HostNegotiation::announce_waiting() {
+  announced_ = true;
   const Frame frame{FrameType::waiting, sequence_, 0};
   const char* head = reinterpret_cast<const char*>(&frame);
   const std::vector<char>& bytes = frames_.emplace_back(head, head + sizeof frame);
@@ -229,16 +230,16 @@ void Leaders::say_that_we_wait() {
   }
 }
 
-std::vector<int> Leaders::missing() const {
+std::vector<int> HostNegotiation::missing() const {
   std::vector<int> ranks;
   for (int host = 0; host < topology_.host_count(); ++host) {
     const int rank = topology_.leader_of(host);
-    if (!heard_of_[host] && !group_.liveness().is_waiting(rank, sequence_)) ranks.push_back(rank);
+    if (!known_hosts_[host] && !group_.failure_detector().is_waiting(rank, sequence_)) ranks.push_back(rank);
   }
   return ranks;
 }
 
-std::set<int> Leaders::in_mid_frame() const {
+std::set<int> HostNegotiation::mid_frame() const {
   std::set<int> ranks;
   for (const Incoming& in : incoming_) {
     if (!in.received && in.frame_got > 0) ranks.insert(in.rank);

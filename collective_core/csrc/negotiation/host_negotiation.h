@@ -1,12 +1,12 @@
-// The exchange between hosts: their leaders (first ranks) tell each other what the ranks of all hosts ask for.
+// The negotiation between hosts: their leaders (first ranks) tell each other what the ranks of all hosts ask for.
 //
-// Who tells whom and in which round is planned once (dissemination.h), what travels is a block (header_codec.h) in a
-// frame on the control connection. Blocks of later rounds are taken as they come. Failures, departures and deaths are
-// seen on all control connections, not only on those of the plan, so a death is as near with 200 hosts as with two.
+// Who sends to whom and in which step is planned once (dissemination.h); encoded headers (header_codec.h) travel in a
+// frame on the control connection. Those of later steps are taken as they come. Failures, departures and deaths
+// are seen on all control connections, not only on those of the plan, so a death is as near with 200 hosts as with two.
 //
 // A host that waits cannot tell from silence who is late: its partner may be waiting too, for another host or for a
-// rank of its own. So a leader that has waited for a moment says so to all others. Whoever neither was heard of nor
-// said it is missing; and one that said it gets the time to find out, and to tell, for whom.
+// rank of its own. So a leader that has waited for a moment announces it to all others. Whoever has neither been heard
+// of nor announced it is missing; and one that has gets the time to find out, and to report, for whom.
 #pragma once
 
 #include <atomic>
@@ -22,12 +22,12 @@ namespace cc {
 
 // What the exchanges of this rank have cost: of a leader of several hosts, otherwise nothing.
 struct Traffic {
-  std::atomic<uint64_t> exchanges{0}, rounds{0}, messages{0}, bytes{0};
+  std::atomic<uint64_t> exchanges{0}, steps{0}, messages{0}, bytes{0};
 };
 
-class Leaders {
+class HostNegotiation {
  public:
-  explicit Leaders(Group& group);
+  explicit HostNegotiation(Group& group);
 
   // Before this host's ranks are waited for.
   void begin(uint32_t sequence);
@@ -43,48 +43,48 @@ class Leaders {
   // One frame on its way to another leader.
   struct Outgoing {
     int rank;
-    int fd;
+    Connection* connection;
     const std::vector<char>* bytes;
     bool needed;  // by the other side; otherwise it may have left
     size_t sent;
   };
-  // One block on its way from another leader.
+  // Encoded headers on their way from another leader.
   struct Incoming {
     FromHost from;
     int rank;
-    int fd;
+    Connection* connection;
     Frame frame{};
     size_t frame_got = 0;
-    std::vector<char> block;
-    size_t block_got = 0;
+    std::vector<char> encoded;
+    size_t encoded_got = 0;
     bool ready = false;  // worth a look at its connection
     bool received = false;
   };
 
-  void start(const Round& round);
-  // Moves what can be moved until the first `wanted` blocks are there and, with `all_sent`, no block is left to send.
+  void start(const DisseminationStep& step);
+  // Moves what can be moved until the first `wanted` messages are there and, with `all_sent`, none is left to send.
   void move_until(size_t wanted, bool all_sent, Deadline& deadline);
   bool send();
   bool receive(Incoming& incoming);
-  void place(const Incoming& incoming);
+  void store(const Incoming& incoming);
   void wait(size_t wanted, Deadline& deadline);
-  void say_that_we_wait();
+  void announce_waiting();
   std::vector<int> ranks_of(const HostRange& range) const;
   std::vector<int> missing() const;
   std::vector<int> unexplained(size_t wanted, const Deadline& deadline) const;
-  std::set<int> in_mid_frame() const;
+  std::set<int> mid_frame() const;
 
   Group& group_;
   const Topology& topology_;
-  const std::vector<Round> rounds_;
+  const std::vector<DisseminationStep> steps_;
   Traffic traffic_;
 
   uint32_t sequence_ = 0;
-  std::vector<Incoming> incoming_;  // in the order of the rounds
+  std::vector<Incoming> incoming_;  // in the order of the steps
   std::deque<Outgoing> outgoing_;
   std::deque<std::vector<char>> frames_;  // their bytes
-  std::vector<bool> heard_of_;            // hosts whose headers are here
-  bool told_ = false;                     // that we wait
+  std::vector<bool> known_hosts_;         // hosts whose headers are here
+  bool announced_ = false;                // that we wait
 };
 
 }  // namespace cc

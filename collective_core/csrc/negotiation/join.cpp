@@ -74,7 +74,7 @@ void fill_with_identity(std::vector<char>* bytes, DType dtype, ReduceOp op) {
 
 }  // namespace
 
-int Joined::update(const std::vector<const Header*>& headers) {
+int JoinedRanks::update(const std::vector<const Header*>& headers) {
   int active = 0;
   for (size_t rank = 0; rank < headers.size(); ++rank) {
     const bool joined = headers[rank]->kind == Kind::join;
@@ -85,14 +85,15 @@ int Joined::update(const std::vector<const Header*>& headers) {
   return active;
 }
 
-int Joined::take_last() {
+int JoinedRanks::take_last() {
   std::fill(joined_.begin(), joined_.end(), false);
   return last_;
 }
 
 bool scales_before_transfer(const Header& header, bool some_joined, uint64_t inline_bytes) {
   if (!is_reduction(header.kind) || header.prescale == 1.0 || !some_joined) return false;
-  // Of small tensors only those of the others are summed; the carrier of GPUs applies the factor where the input is.
+  // Of small tensors only those of the others are summed; the external transport of GPUs applies the factor where the
+  // input is.
   return header.bytes() > inline_bytes && header.device != Device::gpu_memory;
 }
 
@@ -104,7 +105,7 @@ Header without_factors(const Header& header) {
   return plain;
 }
 
-Ghost::Ghost(const Header& wanted, int size) {
+NeutralOperation::NeutralOperation(const Header& wanted, int size) {
   Header& header = operation.header;
   header = wanted;
   header.inline_bytes = 0;
@@ -113,7 +114,7 @@ Ghost::Ghost(const Header& wanted, int size) {
     header.dims[0] = 0;
     operation.splits.assign(static_cast<size_t>(size), 0);
   }
-  if (header.device == Device::gpu_memory) return;  // its carrier has no other memory for it
+  if (header.device == Device::gpu_memory) return;  // its external transport has no other memory for it
   input_.resize(header.bytes());
   if (is_reduction(header.kind)) {
     fill_with_identity(&input_, header.dtype, header.reduce);

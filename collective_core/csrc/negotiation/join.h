@@ -9,9 +9,9 @@
 namespace cc {
 
 // Which ranks have joined, from the headers of every exchange. All ranks see the same headers, so they agree.
-class Joined {
+class JoinedRanks {
  public:
-  explicit Joined(int size) : joined_(static_cast<size_t>(size), false) {}
+  explicit JoinedRanks(int size) : joined_(static_cast<size_t>(size), false) {}
   // Returns how many ranks have not joined.
   int update(const std::vector<const Header*>& headers);
   // The rank that joined last; of several in one exchange, the highest. To be asked when all have joined; forgets them.
@@ -28,8 +28,8 @@ bool scales_before_transfer(const Header& header, bool some_joined, uint64_t inl
 Header without_factors(const Header& header);
 
 // An operation that takes part in `wanted`, which the ranks that have not joined run, and its memory.
-struct Ghost {
-  Ghost(const Header& wanted, int size);
+struct NeutralOperation {
+  NeutralOperation(const Header& wanted, int size);
   Operation operation;
 
  private:

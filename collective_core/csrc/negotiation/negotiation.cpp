@@ -27,8 +27,8 @@ Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
   if (header.kind == Kind::alltoall) {
     return {operation.splits.data(), static_cast<uint32_t>(operation.splits.size() * sizeof(int64_t))};
   }
-  const bool within_reach = has_tensor(header.kind) && header.device != Device::gpu_memory;
-  const bool sends = within_reach && (header.kind != Kind::broadcast || header.root == rank);
+  const bool in_host_memory = has_tensor(header.kind) && header.device != Device::gpu_memory;
+  const bool sends = in_host_memory && (header.kind != Kind::broadcast || header.root == rank);
   if (!sends || header.bytes() > layout.inline_bytes) return {nullptr, 0};
   return {operation.input, static_cast<uint32_t>(header.bytes())};
 }
@@ -43,11 +43,11 @@ void Engine::ask(const Proposal& proposal, Deadline& deadline) {
   Task& task = *proposal.task;
   group_->set_current(&task.operation);
   Header& header = task.operation.header;
-  const Payload payload = payload_of(task.operation, topology().rank, group_->layout());
+  const Payload payload = payload_of(task.operation, topology().rank, group_->memory().layout());
   header.inline_bytes = payload.length;
   if (header.kind == Kind::allreduce) {
-    header.input_place = group_->arena()->place_of(task.operation.input, header.bytes());
-    header.output_place = group_->arena()->place_of(task.operation.output, header.bytes());
+    header.input_location = group_->arena()->location_of(task.operation.input, header.bytes());
+    header.output_location = group_->arena()->location_of(task.operation.output, header.bytes());
   }
   {
     const Lock lock(mutex_);
@@ -61,30 +61,30 @@ void Engine::ask(const Proposal& proposal, Deadline& deadline) {
   header.timeline = process_set_ == 0 && recorder_->timeline_is_on() ? 1 : 0;
   exchange_.run(&header, payload.bytes, deadline);
   headers_.resize(static_cast<size_t>(topology().size));
-  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->slot(header.sequence, r);
+  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->memory().slot(header.sequence, r);
   if (header.timeline) recorder_->note_timelines(headers_);
   task.operation.contributors = joined_.update(headers_);
 }
 
-void Engine::take_part(int contributors, Deadline& deadline) {
+void Engine::run_as_joined(int contributors, Deadline& deadline) {
   const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
   Header wanted = **std::find_if(headers_.begin(), headers_.end(), is_active);
-  if (scales_before_transfer(wanted, contributors != topology().size, group_->layout().inline_bytes)) {
+  if (scales_before_transfer(wanted, contributors != topology().size, group_->memory().layout().inline_bytes)) {
     wanted = without_factors(wanted);
-    forget_places();
+    forget_locations();
   }
-  Ghost ghost(wanted, topology().size);
-  ghost.operation.contributors = contributors;
+  NeutralOperation neutral(wanted, topology().size);
+  neutral.operation.contributors = contributors;
   try {
-    transfer(ghost.operation, deadline);
+    transfer(neutral.operation, deadline);
   } catch (const Failure& failure) {
     if (is_fatal(failure.fault)) throw;  // else it is a mistake of those whose operation it is, and they are told of it
   }
 }
 
-void Engine::agree(std::shared_ptr<Task>& task, Deadline& deadline) {
+void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
   Search search{task, {task, Stuck::no}, {}};
-  group_->liveness().throw_if_recorded();
+  group_->failure_detector().throw_if_recorded();
   for (;;) {
     task = search.mine.task;
     if (joins(*task)) deadline.extend();
@@ -100,7 +100,7 @@ void Engine::agree(std::shared_ptr<Task>& task, Deadline& deadline) {
     }
     search.tried.clear();
     if (joins(*task) && contributors > 0) {
-      if (agreement.verdict == Verdict::agreed) take_part(contributors, deadline);
+      if (agreement.verdict == Verdict::agreed) run_as_joined(contributors, deadline);
       deadline.extend();
       const Lock lock(mutex_);
       search.mine = {joins(*search.came_with) ? first_in_queue() : search.came_with, Stuck::no};
@@ -159,7 +159,7 @@ Engine::Proposal Engine::find_wanted(const Header& wanted, int first, const Sear
     if (closing_) return {search.mine.task, Stuck::waits};
     changed_.wait_for(lock, between_looks);
     lock.unlock();
-    group_->liveness().check();
+    group_->failure_detector().check();
     warn_of_disagreement(wanted, deadline);
     if (deadline.passed()) {
       throw Failure(Fault::timeout,

@@ -23,7 +23,7 @@ uint64_t elements_of(const Header& header) {
 
 }  // namespace
 
-bool is_credible(const Header& header, int size) {
+bool is_valid_header(const Header& header, int size) {
   if (header.kind >= Kind::count || header.dtype >= DType::count || header.reduce > ReduceOp::product) return false;
   if (header.device >= Device::count) return false;
   if (!std::memchr(header.name, '\0', sizeof header.name)) return false;
@@ -33,7 +33,7 @@ bool is_credible(const Header& header, int size) {
   return header.count <= most_elements && elements_of(header) == header.count;
 }
 
-bool are_credible(const std::vector<int64_t>& splits, const Header& header, uint64_t row_bytes) {
+bool are_valid_splits(const std::vector<int64_t>& splits, const Header& header, uint64_t row_bytes) {
   uint64_t rows = 0;
   for (const int64_t part : splits) {
     if (part < 0 || static_cast<uint64_t>(part) > most_elements) return false;

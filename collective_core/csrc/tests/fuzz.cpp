@@ -23,8 +23,8 @@
 #include "core/engine.h"
 #include "negotiation/dissemination.h"
 #include "negotiation/header_codec.h"
-#include "transport/tcp/connections.h"
 #include "transport/tcp/handshake.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace {
 
@@ -99,40 +99,30 @@ std::string bytes_of(const T& value) {
 
 // ---------------------------------------------------------------------------------- a stranger at a listener
 
-cc::Hello hello_to(int rank) {
-  cc::Hello hello{};
-  std::memcpy(hello.magic, "collcore", sizeof hello.magic);
-  hello.version = cc::protocol_version;
-  hello.from = 1;
-  hello.to = rank;
-  hello.purpose = cc::Purpose::data;
-  return hello;
-}
-
-void knock(int number) {
+void connect_as_stranger(int number) {
   Random random(static_cast<uint64_t>(number));
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) return fail(number, "no sockets");
   const cc::Fd stranger(ends[0]);
-  cc::Visitor visitor(cc::Fd(ends[1]), below(random, 2) == 0);
+  cc::PendingConnection pending(cc::Fd(ends[1]), below(random, 2) == 0);
 
-  std::string said = bytes_of(hello_to(0));
+  std::string said = bytes_of(cc::make_hello(1, 0, cc::Purpose::data, 0));
   std::string proof(sizeof(cc::Digest), '\0');
   for (char& byte : proof) byte = static_cast<char>(random());
   said += proof;
   if (below(random, 3) > 0) spoil(&said, random);
-  auto state = cc::Visitor::State::waiting;
-  for (size_t at = 0; at < said.size() && state == cc::Visitor::State::waiting;) {
+  auto state = cc::PendingConnection::State::waiting;
+  for (size_t at = 0; at < said.size() && state == cc::PendingConnection::State::waiting;) {
     const size_t piece = 1 + below(random, said.size() - at);
     if (cc::send_some(stranger.get(), said.data() + at, piece) < static_cast<ptrdiff_t>(piece)) break;
     at += piece;
-    state = visitor.advance(secret(), 0);
+    state = pending.advance(secret(), 0);
   }
-  if (state == cc::Visitor::State::accepted) fail(number, "a stranger was let in");
-  if (state == cc::Visitor::State::refused) ++refused;
+  if (state == cc::PendingConnection::State::accepted) fail(number, "a stranger was let in");
+  if (state == cc::PendingConnection::State::refused) ++refused;
 }
 
-// ---------------------------------------------------------------------------------------- a block of many ranks
+// ------------------------------------------------------------------------------- the encoded headers of many ranks
 
 // A header with room for a payload behind it, as in a slot.
 struct Slot {
@@ -155,7 +145,7 @@ Slot slot_of(Random& random, uint32_t sequence) {
 }
 
 // What was written is read again; what was spoilt is refused, or read as something that could have been asked for.
-void read_blocks(int number) {
+void decode_spoilt_headers(int number) {
   Random random(static_cast<uint64_t>(number));
   const size_t ranks = 1 + below(random, 40);
   const uint32_t sequence = static_cast<uint32_t>(random());
@@ -167,20 +157,23 @@ void read_blocks(int number) {
     from.push_back(&said[rank].header);
     to.push_back(&heard[rank].header);
   }
-  std::vector<char> block;
-  cc::write_block(from, &block);
+  std::vector<char> encoded;
+  cc::encode_headers(from, &encoded);
   const int size = static_cast<int>(ranks);
-  if (block.size() > cc::longest_block(ranks, Slot::most_payload)) fail(number, "a block is longer than any can be");
-  if (!cc::read_block(block, sequence, size, Slot::most_payload, to)) fail(number, "a block was not understood");
-  if (std::memcmp(said.data(), heard.data(), ranks * sizeof(Slot)) != 0) fail(number, "a block was read wrongly");
+  if (encoded.size() > cc::max_encoded_bytes(ranks, Slot::most_payload))
+    fail(number, "encoded headers are longer than any can be");
+  if (!cc::decode_headers(encoded, sequence, size, Slot::most_payload, to))
+    fail(number, "encoded headers were not understood");
+  if (std::memcmp(said.data(), heard.data(), ranks * sizeof(Slot)) != 0)
+    fail(number, "encoded headers were read wrongly");
 
-  std::string spoilt(block.begin(), block.end());
+  std::string spoilt(encoded.begin(), encoded.end());
   spoil(&spoilt, random);
   const std::vector<char> bytes(spoilt.begin(), spoilt.end());
-  if (!cc::read_block(bytes, sequence, size, Slot::most_payload, to)) return;
+  if (!cc::decode_headers(bytes, sequence, size, Slot::most_payload, to)) return;
   for (const Slot& slot : heard) {
     if (slot.header.inline_bytes > Slot::most_payload || slot.header.kind >= cc::Kind::count)
-      fail(number, "a spoilt block was believed");
+      fail(number, "spoilt headers were taken for valid");
   }
 }
 
@@ -212,7 +205,7 @@ std::shared_ptr<cc::Task> task_of(const Request& request, const void* in, void* 
   return task;
 }
 
-std::string block_of(const Request& request, uint32_t sequence, const std::vector<float>& data) {
+std::string encoded_frame_of(const Request& request, uint32_t sequence, const std::vector<float>& data) {
   const auto task = task_of(request, nullptr, nullptr, 2);
   cc::Header header = task->operation.header;
   header.sequence = sequence;
@@ -223,8 +216,8 @@ std::string block_of(const Request& request, uint32_t sequence, const std::vecto
     payload.assign(reinterpret_cast<const char*>(data.data()), header.bytes());
   }
   header.inline_bytes = static_cast<uint32_t>(payload.size());
-  const cc::Run run{1};
-  const cc::Frame frame{cc::FrameType::block, sequence, sizeof run + sizeof header + payload.size()};
+  const cc::HeaderRun run{1};
+  const cc::Frame frame{cc::FrameType::headers, sequence, sizeof run + sizeof header + payload.size()};
   return bytes_of(frame) + bytes_of(run) + bytes_of(header) + payload;
 }
 
@@ -238,23 +231,23 @@ std::string announcement(Random& random) {
 // Rank 1, which has proven itself and then sends what it likes to the others.
 void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, const Request& request, bool as_it_is,
                Random random) {
-  const cc::Connections connections =
-      cc::connect_all(cc::make_topology(1, peers), std::move(listeners), secret(), start_s, 1);
+  cc::TcpTransport transport(std::move(listeners), secret());
+  const cc::Connections connections = transport.connect(cc::make_topology(1, peers), 1, start_s);
   const std::vector<float> data(request.count, 2.0F);
   for (const auto& entry : connections.control) {
-    std::string said = block_of(request, 1, data);
+    std::string said = encoded_frame_of(request, 1, data);
     if (!as_it_is) {
       if (below(random, 8) == 0) said = announcement(random);
       if (below(random, 8) == 0) said.insert(0, bytes_of(cc::Frame{cc::FrameType::waiting, 1, 0}));
       if (below(random, 8) == 0) said += announcement(random);
       if (below(random, 16) > 0) spoil(&said, random);
     }
-    cc::send_some(entry.second.get(), said.data(), said.size());
+    entry.second->send(said.data(), said.size());
   }
   if (!as_it_is) {
     std::string noise(below(random, 4096), '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
-    cc::send_some(connections.to_next[0].get(), noise.data(), noise.size());
+    connections.to_next[0]->send(noise.data(), noise.size());
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(as_it_is ? 500 : below(random, 30)));
 }
@@ -263,8 +256,8 @@ void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, cons
 void meet_it(int number, const std::vector<cc::Peer>& peers, int rank, cc::Listeners listeners, const Request& request,
              bool must_succeed) {
   try {
-    auto group =
-        std::make_unique<cc::Group>(cc::make_topology(rank, peers), std::move(listeners), secret(), timeout_s, start_s);
+    auto transport = std::make_unique<cc::TcpTransport>(std::move(listeners), secret());
+    auto group = std::make_unique<cc::Group>(cc::make_topology(rank, peers), std::move(transport), timeout_s, start_s);
     cc::Engine engine(std::move(group));
     const std::vector<float> in(request.count, 1.0F);
     std::vector<float> out(request.count);
@@ -288,7 +281,7 @@ void meet_broken_rank(int number) {
                                    cc::Kind::alltoall,  cc::Kind::reducescatter, cc::Kind::join};
   static const uint64_t counts[] = {1, 5, 200, 5000, 1000000};
   const bool as_it_is = number % 10 == 0;
-  const int size = number % 20 == 1 ? cc::most_direct_hosts + 1 : 2;  // with several rounds, now and then
+  const int size = number % 20 == 1 ? cc::max_direct_hosts + 1 : 2;  // with several steps, now and then
   Request request{kinds[below(random, std::size(kinds))], counts[below(random, std::size(counts))]};
   if (as_it_is) request = {cc::Kind::allreduce, 200};
   if (!cc::has_tensor(request.kind)) request.count = 0;
@@ -336,8 +329,8 @@ int main(int arguments, char** words) {
   for (int i = 0; i < std::min(at_once, cases); ++i) {
     threads.emplace_back([&] {
       for (int number = next++; number < first + cases; number = next++) {
-        for (int knocks = 0; knocks < 50; ++knocks) knock(number * 50 + knocks);
-        for (int blocks = 0; blocks < 50; ++blocks) read_blocks(number * 50 + blocks);
+        for (int times = 0; times < 50; ++times) connect_as_stranger(number * 50 + times);
+        for (int times = 0; times < 50; ++times) decode_spoilt_headers(number * 50 + times);
         meet_broken_rank(number);
       }
     });

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -14,11 +16,12 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/collectives.h"
 #include "core/engine.h"
 #include "core/recorder.h"
 #include "negotiation/dissemination.h"
-#include "transport/tcp/connections.h"
-#include "transport/tcp/sockets.h"
+#include "tests/memory_transport.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace {
 
@@ -165,27 +168,27 @@ int log2_of(int n) {  // rounded up
 
 // Every plan, played through: nobody sends what it has not heard, what is sent is what is awaited, all end up knowing
 // all.
-std::string check_rounds(int hosts) {
-  std::vector<std::vector<cc::Round>> plans;
+std::string check_dissemination(int hosts) {
+  std::vector<std::vector<cc::DisseminationStep>> plans;
   std::vector<std::vector<bool>> knows(static_cast<size_t>(hosts), std::vector<bool>(static_cast<size_t>(hosts)));
   for (int host = 0; host < hosts; ++host) {
-    plans.push_back(cc::plan_rounds(host, hosts));
+    plans.push_back(cc::plan_dissemination(host, hosts));
     knows[host][host] = true;
   }
-  const int rounds = static_cast<int>(plans[0].size());
-  if (rounds > std::max(1, log2_of(hosts))) return std::to_string(rounds) + " rounds";
-  for (int number = 0; number < rounds; ++number) {
+  const int steps = static_cast<int>(plans[0].size());
+  if (steps > std::max(1, log2_of(hosts))) return std::to_string(steps) + " steps";
+  for (int number = 0; number < steps; ++number) {
     auto after = knows;
     for (int host = 0; host < hosts; ++host) {
-      const cc::Round& round = plans[host][number];
-      for (int i = 0; i < round.told.count; ++i) {
-        if (!knows[host][(round.told.first + i) % hosts]) return "a host tells what it has not heard";
+      const cc::DisseminationStep& step = plans[host][number];
+      for (int i = 0; i < step.sends.count; ++i) {
+        if (!knows[host][(step.sends.first + i) % hosts]) return "a host tells what it has not heard";
       }
-      if (hosts > cc::most_direct_hosts && round.to.size() + round.from.size() != 2) return "too many messages";
-      for (const cc::FromHost& from : round.from) {
-        const cc::Round& theirs = plans[from.host][number];
+      if (hosts > cc::max_direct_hosts && step.to.size() + step.from.size() != 2) return "too many messages";
+      for (const cc::FromHost& from : step.from) {
+        const cc::DisseminationStep& theirs = plans[from.host][number];
         const bool sent = std::find(theirs.to.begin(), theirs.to.end(), host) != theirs.to.end();
-        if (!sent || theirs.told.first != from.hosts.first || theirs.told.count != from.hosts.count)
+        if (!sent || theirs.sends.first != from.hosts.first || theirs.sends.count != from.hosts.count)
           return "a host awaits what nobody sends";
         for (int i = 0; i < from.hosts.count; ++i) after[host][(from.hosts.first + i) % hosts] = true;
       }
@@ -211,7 +214,7 @@ std::string check_descriptors() {
   return fcntl(last, F_GETFD) == -1 ? "" : "a descriptor was left open";
 }
 
-// An operation that lasts while others come round to its place.
+// An operation that lasts while others come round to its slot.
 std::string check_long_operation() {
   cc::Recorder recorder;
   const auto task = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "long");
@@ -220,36 +223,107 @@ std::string check_long_operation() {
   for (uint64_t i = 0; i < 2 * cc::most_events; ++i) recorder.begin(other->operation.header, 1, 0, 0).end(true);
   event.agree(task->operation.header, 0);
   event.end(true);
-  if (event.number != 1 || std::string(event.name) != "long") return "it lost its place";
+  if (event.number != 1 || std::string(event.name) != "long") return "it lost its slot";
   std::vector<char> copy(sizeof(cc::Event));
   if (recorder.copy(cc::most_events + 1, copy.data()) == cc::Recorder::Copied::done) return "it is taken for another";
   return {};
 }
 
-// Many ranks take their time under the sanitizers: no large tensors there.
-void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
-  std::vector<cc::Listeners> listeners;
+int open_sockets() {
+  int count = 0;
+  char target[64];
+  for (int fd = 0; fd < 1024; ++fd) {
+    const std::string path = "/proc/self/fd/" + std::to_string(fd);
+    const ssize_t n = readlink(path.c_str(), target, sizeof target);
+    if (n > 0 && std::string(target, static_cast<size_t>(n)).rfind("socket:", 0) == 0) ++count;
+  }
+  return count;
+}
+
+// What connects the ranks of a case. Several hosts are pretended, on this one.
+class Network {
+ public:
+  virtual ~Network() = default;
+  virtual std::unique_ptr<cc::Transport> transport(int rank) = 0;
+  virtual void describe(cc::Peer* peer) const = 0;
+};
+
+class TcpNetwork : public Network {
+ public:
+  explicit TcpNetwork(int size) {
+    for (int r = 0; r < size; ++r) listeners_.push_back(cc::open_listeners("127.0.0.1"));
+  }
+  std::unique_ptr<cc::Transport> transport(int rank) override {
+    return std::make_unique<cc::TcpTransport>(std::move(listeners_[rank]), std::string(32, 's'));
+  }
+  void describe(cc::Peer* peer) const override {
+    peer->address = "127.0.0.1";
+    peer->port = listeners_[peer->rank].port;
+    peer->socket_name = listeners_[peer->rank].socket_name;
+  }
+
+ private:
+  std::vector<cc::Listeners> listeners_;
+};
+
+class NetworkInMemory : public Network {
+ public:
+  std::unique_ptr<cc::Transport> transport(int /*rank*/) override { return std::make_unique<MemoryTransport>(memory_); }
+  void describe(cc::Peer* /*peer*/) const override {}
+
+ private:
+  MemoryNetwork memory_;
+};
+
+std::vector<cc::Peer> peers_of(const Network& network, int size, int hosts) {
   std::vector<cc::Peer> peers;
   for (int r = 0; r < size; ++r) {
-    listeners.push_back(cc::open_listeners("127.0.0.1"));
     cc::Peer peer;
     peer.rank = peer.global_rank = r;
     peer.pid = getpid();
     peer.host_id = "host" + std::to_string(r * hosts / size);
     peer.host_name = peer.host_id;
-    peer.address = "127.0.0.1";
-    peer.port = listeners.back().port;
-    peer.socket_name = listeners.back().socket_name;
+    network.describe(&peer);
     peers.push_back(peer);
   }
+  return peers;
+}
+
+// A host whose connections end without a goodbye is noticed, whatever the transport.
+std::string check_lost_host() {
+  NetworkInMemory network;
+  const std::vector<cc::Peer> peers = peers_of(network, 3, 3);
+  std::vector<std::shared_ptr<cc::Task>> tasks(3);
+  std::vector<std::thread> threads;
+  threads.reserve(3);
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s, timeout_s);
+      if (r == 2) return;
+      cc::Engine engine(std::move(group));
+      tasks[r] = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "lost");
+      engine.run(tasks[r]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < 2; ++r) {
+    if (tasks[r]->fault != cc::Fault::peer_lost || tasks[r]->ranks != std::vector<int>{2})
+      return "a lost host was not noticed: " + tasks[r]->error;
+  }
+  return {};
+}
+
+// Many ranks take their time under the sanitizers: no large tensors there.
+void run_case(Network& network, int size, int hosts, int sockets, uint64_t most_elements) {
+  const std::vector<cc::Peer> peers = peers_of(network, size, hosts);
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   threads.reserve(static_cast<size_t>(size));
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       try {
-        auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), std::move(listeners[r]),
-                                                 std::string(32, 's'), timeout_s, timeout_s, sockets);
+        auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s,
+                                                 timeout_s, sockets);
         cc::Engine engine(std::move(group));
         for (const uint64_t count : {0, 1, 1031, 70001, 1100003}) {
           if (count > most_elements) continue;
@@ -261,8 +335,8 @@ void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
         engine.run(end);
         errors[r] = end->error;
         const cc::Traffic& traffic = engine.traffic();
-        if (traffic.rounds > traffic.exchanges * static_cast<uint64_t>(std::max(1, log2_of(hosts))))
-          errors[r] = "more rounds than log2 of the hosts";
+        if (traffic.steps > traffic.exchanges * static_cast<uint64_t>(std::max(1, log2_of(hosts))))
+          errors[r] = "more steps than log2 of the hosts";
         if (engine.topology().is_leader() && hosts > 1 && traffic.exchanges == 0) errors[r] = "nothing was counted";
       } catch (const std::exception& error) {
         errors[r] = error.what();
@@ -277,22 +351,60 @@ void run_case(int size, int hosts, int sockets, uint64_t most_elements) {
   }
 }
 
+// Hosts with one rank each share no memory and pass no descriptor, so nothing may have opened a socket.
+void run_cases_in_memory() {
+  const int before = open_sockets();
+  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {4, 2}, {5, 2}}) {
+    NetworkInMemory network;
+    run_case(network, place.first, place.second, 1, 1100003);
+  }
+  for (const int hosts : {2, 3, 11}) {
+    NetworkInMemory network;
+    std::atomic<bool> done{false};
+    int most = 0;
+    std::thread watching([&] {
+      for (; !done; std::this_thread::sleep_for(std::chrono::milliseconds(5))) most = std::max(most, open_sockets());
+    });
+    run_case(network, hosts, hosts, 2, 70001);
+    done = true;
+    watching.join();
+    if (most > before) std::printf("%d hosts in memory: %d sockets were open\n", hosts, most - before);
+    failures += most > before ? 1 : 0;
+  }
+  const std::string error = check_lost_host();
+  if (!error.empty()) std::printf("%s\n", error.c_str());
+  failures += error.empty() ? 0 : 1;
+}
+
+void run_cases_over_tcp() {
+  const auto run = [](int size, int hosts, int sockets, uint64_t most_elements) {
+    TcpNetwork network(size);
+    run_case(network, size, hosts, sockets, most_elements);
+  };
+  for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})
+    run(place.first, place.second, 1, 1100003);
+  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {5, 2}}) run(place.first, place.second, 3, 1100003);
+  run(14, 11, 1, 70001);
+}
+
 }  // namespace
 
-int main() {
-  for (const std::string& error : {check_descriptors(), check_long_operation()}) {
-    if (!error.empty()) std::printf("%s\n", error.c_str());
-    failures += error.empty() ? 0 : 1;
+// Without an argument: everything. "memory": only the cases over the transport in memory.
+int main(int arguments, char** words) {
+  const bool only_memory = arguments > 1 && std::string(words[1]) == "memory";
+  run_cases_in_memory();
+  if (!only_memory) {
+    for (const std::string& error : {check_descriptors(), check_long_operation()}) {
+      if (!error.empty()) std::printf("%s\n", error.c_str());
+      failures += error.empty() ? 0 : 1;
+    }
+    for (int hosts = 2; hosts <= 300; ++hosts) {
+      const std::string error = check_dissemination(hosts);
+      if (!error.empty()) std::printf("steps of %d hosts: %s\n", hosts, error.c_str());
+      failures += error.empty() ? 0 : 1;
+    }
+    run_cases_over_tcp();
   }
-  for (int hosts = 2; hosts <= 300; ++hosts) {
-    const std::string error = check_rounds(hosts);
-    if (!error.empty()) std::printf("rounds of %d hosts: %s\n", hosts, error.c_str());
-    failures += error.empty() ? 0 : 1;
-  }
-  for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})
-    run_case(place.first, place.second, 1, 1100003);
-  for (const auto& place : {std::pair<int, int>{2, 2}, {3, 3}, {5, 2}}) run_case(place.first, place.second, 3, 1100003);
-  run_case(14, 11, 1, 70001);
   std::printf(failures ? "%d failures\n" : "selftest: all well\n", failures);
   return failures ? 1 : 0;
 }

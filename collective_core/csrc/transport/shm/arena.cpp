@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "core/layout.h"
+#include "transport/shm/layout.h"
 
 // Older C libraries lack the names; the kernel has had them since 5.14 and 6.1.
 #ifndef MADV_POPULATE_WRITE
@@ -134,7 +134,7 @@ void Arena::release(void* address) {
   free_.erase(block);
 }
 
-uint64_t Arena::place_of(const void* address, size_t bytes) const {
+uint64_t Arena::location_of(const void* address, size_t bytes) const {
   const auto at = reinterpret_cast<uintptr_t>(address), begin = reinterpret_cast<uintptr_t>(mine_);
   if (at < begin || at - begin > part_bytes_ || bytes > part_bytes_ - (at - begin)) return 0;
   return at - begin + 1;

@@ -32,9 +32,9 @@ class Arena {
   void release(void* address);
 
   // Where the bytes lie in this rank's part, counted from 1; 0 when they are not, or not wholly, in it.
-  uint64_t place_of(const void* address, size_t bytes) const;
-  // The address, in this process, of a place in the part of another rank of this host (its rank in the job).
-  char* at(int global_rank, uint64_t place) const { return parts_.at(global_rank) + place - 1; }
+  uint64_t location_of(const void* address, size_t bytes) const;
+  // The address, in this process, of a location in the part of another rank of this host (its rank in the job).
+  char* at(int global_rank, uint64_t location) const { return parts_.at(global_rank) + location - 1; }
 
  private:
   Arena() = default;

@@ -36,102 +36,103 @@ void allow_siblings() {
 
 }  // namespace
 
-void Reach::ask(Deadline& deadline) {
-  RankCell& mine = group_.my_cell();
+void CrossMemory::probe(Deadline& deadline) {
+  RankCell& mine = group_.memory().my_cell();
   std::random_device random;
   token_ = (static_cast<uint64_t>(random()) << 32 | random()) | 1;
   if (wanted_ && group_.topology().local_size() > 1) allow_siblings();
   mine.token = wanted_ ? token_ : 0;
   mine.input = &token_;
   group_.step_barrier(deadline);
-  given_ = all_could(can_read_all(), deadline);
+  available_ = all_could(can_read_all(), deadline);
 }
 
-pid_t Reach::process_of(int local_rank) const {
+pid_t CrossMemory::pid_of(int local_rank) const {
   const Topology& topology = group_.topology();
   return static_cast<pid_t>(topology.peers[topology.local_ranks()[local_rank]].pid);
 }
 
-bool Reach::all_could(bool could, Deadline& deadline) {
-  group_.my_cell().reaches = could;
+bool CrossMemory::all_could(bool could, Deadline& deadline) {
+  group_.memory().my_cell().can_attach = could;
   group_.step_barrier(deadline);
   bool all = true;
-  for (int local = 0; local < group_.topology().local_size(); ++local) all = all && group_.cell(local).reaches;
+  for (int local = 0; local < group_.topology().local_size(); ++local)
+    all = all && group_.memory().cell(local).can_attach;
   return all;
 }
 
-bool Reach::can_read_all() {
+bool CrossMemory::can_read_all() {
   const Topology& topology = group_.topology();
   for (int local = 0; local < topology.local_size(); ++local) {
-    const RankCell& cell = group_.cell(local);
+    const RankCell& cell = group_.memory().cell(local);
     uint64_t token = 0;
     const iovec here = span(&token, 0, sizeof token), there = span(cell.input, 0, sizeof token);
-    if (cell.token == 0 || process_vm_readv(process_of(local), &here, 1, &there, 1, 0) != sizeof token) return false;
+    if (cell.token == 0 || process_vm_readv(pid_of(local), &here, 1, &there, 1, 0) != sizeof token) return false;
     if (token != cell.token) return false;  // another process that has this number in our namespace
   }
   return true;
 }
 
-bool Reach::meet(const void* input, void* output, size_t bytes, Deadline& deadline) {
-  group_.my_cell().input = input;
-  group_.my_cell().output = output;
+bool CrossMemory::attach(const void* input, void* output, size_t bytes, Deadline& deadline) {
+  group_.memory().my_cell().input = input;
+  group_.memory().my_cell().output = output;
   group_.step_barrier(deadline);
   bool could = true;
   for (int local = 0; local < group_.topology().local_size(); ++local) could = could && can_read_ends(local, bytes);
   return all_could(could, deadline);
 }
 
-bool Reach::can_read_ends(int local_rank, size_t bytes) {
-  const RankCell& cell = group_.cell(local_rank);
+bool CrossMemory::can_read_ends(int local_rank, size_t bytes) {
+  const RankCell& cell = group_.memory().cell(local_rank);
   char ends[4];
   const iovec here = span(ends, 0, sizeof ends);
   const iovec there[] = {span(cell.input, 0, 1), span(cell.input, bytes - 1, 1), span(cell.output, 0, 1),
                          span(cell.output, bytes - 1, 1)};
-  return process_vm_readv(process_of(local_rank), &here, 1, there, 4, 0) == sizeof ends;
+  return process_vm_readv(pid_of(local_rank), &here, 1, there, 4, 0) == sizeof ends;
 }
 
-void Reach::read_input(int local_rank, size_t at, void* target, size_t bytes) {
-  const iovec here = span(target, 0, bytes), there = span(group_.cell(local_rank).input, at, bytes);
-  const ssize_t read = process_vm_readv(process_of(local_rank), &here, 1, &there, 1, 0);
+void CrossMemory::read_input(int local_rank, size_t at, void* target, size_t bytes) {
+  const iovec here = span(target, 0, bytes), there = span(group_.memory().cell(local_rank).input, at, bytes);
+  const ssize_t read = process_vm_readv(pid_of(local_rank), &here, 1, &there, 1, 0);
   if (read != static_cast<ssize_t>(bytes)) failed(local_rank, "process_vm_readv", read < 0 ? errno : EFAULT);
 }
 
-void Reach::write_output(int local_rank, size_t at, const void* source, size_t bytes) {
+void CrossMemory::write_output(int local_rank, size_t at, const void* source, size_t bytes) {
   const Topology& topology = group_.topology();
-  RankCell &mine = group_.my_cell(), &theirs = group_.cell(local_rank);
+  RankCell &mine = group_.memory().my_cell(), &theirs = group_.memory().cell(local_rank);
   const iovec here = span(source, 0, bytes), there = span(theirs.output, at, bytes);
   // Sequentially consistent on both sides: either we see that it is closed, or its owner sees that we write.
   mine.writes.fetch_add(1, std::memory_order_seq_cst);
   const bool closed = theirs.closed.load(std::memory_order_seq_cst) != 0;
-  const ssize_t written = closed ? 0 : process_vm_writev(process_of(local_rank), &here, 1, &there, 1, 0);
+  const ssize_t written = closed ? 0 : process_vm_writev(pid_of(local_rank), &here, 1, &there, 1, 0);
   const int error = written < 0 ? errno : EFAULT;
   mine.writes.fetch_add(1, std::memory_order_release);
-  if (closed) group_.liveness().lost(topology.local_ranks()[local_rank]);
+  if (closed) group_.failure_detector().lost(topology.local_ranks()[local_rank]);
   if (written != static_cast<ssize_t>(bytes)) failed(local_rank, "process_vm_writev", error);
 }
 
-void Reach::close() {
+void CrossMemory::close() {
   const Topology& topology = group_.topology();
-  group_.my_cell().closed.store(1, std::memory_order_seq_cst);
-  const Deadline patience(last_write_s);
+  group_.memory().my_cell().closed.store(1, std::memory_order_seq_cst);
+  const Deadline limit(last_write_s);
   for (int local = 0; local < topology.local_size(); ++local) {
-    const std::atomic<uint32_t>& writes = group_.cell(local).writes;
+    const std::atomic<uint32_t>& writes = group_.memory().cell(local).writes;
     const uint32_t seen = writes.load(std::memory_order_seq_cst);
     if (local == topology.local_rank || seen % 2 == 0) continue;
     // One that has died in the middle of a write has ended it, too, but cannot say so.
-    while (writes.load(std::memory_order_acquire) == seen && !patience.passed() &&
-           group_.liveness().is_here(topology.local_ranks()[local])) {
+    while (writes.load(std::memory_order_acquire) == seen && !limit.passed() &&
+           group_.failure_detector().is_alive(topology.local_ranks()[local])) {
       std::this_thread::yield();
     }
   }
 }
 
-void Reach::failed(int local_rank, const char* call, int error) {
+void CrossMemory::failed(int local_rank, const char* call, int error) {
   const int rank = group_.topology().local_ranks()[local_rank];
   // One that has given up may have freed its tensor by now, and of one that dies the memory goes first.
-  group_.liveness().check_host();
-  const bool has_given_up = group_.cell(local_rank).closed.load() != 0;
-  if (error == ESRCH || has_given_up || !group_.liveness().is_here(rank)) group_.liveness().lost(rank);
+  group_.failure_detector().check_host();
+  const bool has_given_up = group_.memory().cell(local_rank).closed.load() != 0;
+  if (error == ESRCH || has_given_up || !group_.failure_detector().is_alive(rank)) group_.failure_detector().lost(rank);
   throw Failure(Fault::internal,
                 group_.topology().describe(group_.topology().rank) + ": " + call + " of the tensor of " +
                     group_.topology().describe(rank) + ": " + std::strerror(error) +

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "core/errors.h"
-#include "core/layout.h"
 #include "core/wait.h"
+#include "transport/shm/layout.h"
 
 // Older C libraries lack the names; the kernel has had them since 3.17.
 #ifndef MFD_CLOEXEC

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "core/deadline.h"
-#include "transport/tcp/sockets.h"
+#include "core/fd.h"
 
 namespace cc {
 

@@ -12,7 +12,7 @@ constexpr char magic[8] = {'c', 'o', 'l', 'l', 'c', 'o', 'r', 'e'};
 constexpr size_t nonce_bytes = 32;
 constexpr size_t proof_bytes = sizeof(Digest);
 constexpr char welcome_byte = '!';
-constexpr double visitor_patience = 5.0;  // seconds that an unproven connection may take
+constexpr double handshake_timeout_s = 5.0;  // seconds that an unproven connection may take
 
 std::string bytes_of(const Hello& hello) {
   return {reinterpret_cast<const char*>(&hello), sizeof hello};
@@ -20,8 +20,7 @@ std::string bytes_of(const Hello& hello) {
 
 }  // namespace
 
-void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
-               const Deadline& deadline) {
+Hello make_hello(int from, int to, Purpose purpose, int channel) {
   Hello hello{};
   std::memcpy(hello.magic, magic, sizeof magic);
   hello.version = protocol_version;
@@ -30,6 +29,12 @@ void introduce(int fd, const std::string& secret, int from, int to, Purpose purp
   hello.channel = channel;
   hello.purpose = purpose;
   std::memcpy(hello.nonce, random_bytes(nonce_bytes).data(), nonce_bytes);
+  return hello;
+}
+
+void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
+               const Deadline& deadline) {
+  const Hello hello = make_hello(from, to, purpose, channel);
   send_exactly(fd, &hello, sizeof hello, deadline);
 
   std::string nonce(nonce_bytes, '\0');
@@ -45,14 +50,14 @@ void introduce(int fd, const std::string& secret, int from, int to, Purpose purp
   receive_exactly(fd, &answer, sizeof answer, deadline);
 }
 
-Visitor::Visitor(Fd connection, bool is_local)
-    : fd_(std::move(connection)), is_local_(is_local), patience_(visitor_patience) {}
+PendingConnection::PendingConnection(Fd connection, bool is_local)
+    : fd_(std::move(connection)), is_local_(is_local), deadline_(handshake_timeout_s) {}
 
-bool Visitor::welcome() {
+bool PendingConnection::welcome() {
   return send_some(fd_.get(), &welcome_byte, sizeof welcome_byte) == sizeof welcome_byte;
 }
 
-Visitor::State Visitor::advance(const std::string& secret, int to) {
+PendingConnection::State PendingConnection::advance(const std::string& secret, int to) {
   for (;;) {
     const size_t wanted = replied_ ? proof_bytes : sizeof(Hello);
     char buffer[sizeof(Hello)];

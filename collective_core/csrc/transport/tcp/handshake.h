@@ -16,12 +16,11 @@
 #include "core/deadline.h"
 #include "transport/tcp/sha256.h"
 #include "transport/tcp/sockets.h"
+#include "transport/transport.h"
 
 namespace cc {
 
 constexpr uint32_t protocol_version = 4;  // raise it with every change of a wire format
-
-enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 
 struct Hello {
   char magic[8];
@@ -35,22 +34,24 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 64, "the hello is a wire format");
 
+Hello make_hello(int from, int to, Purpose purpose, int channel);
+
 // The connector's side, waiting. Throws Failure when the listener cannot prove itself, HungUp when it closes.
 void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
                const Deadline& deadline);
 
 // The listener's side of one connection, without waiting: strangers may connect and send anything, or nothing.
-class Visitor {
+class PendingConnection {
  public:
   enum class State { waiting, accepted, refused };
-  Visitor(Fd connection, bool is_local);
+  PendingConnection(Fd connection, bool is_local);
 
   // Reads what has arrived and answers. `to` is the rank that listens.
   State advance(const std::string& secret, int to);
   // For one that was accepted and is expected; false when it has gone.
   bool welcome();
   int fd() const { return fd_.get(); }
-  bool expired() const { return patience_.passed(); }
+  bool expired() const { return deadline_.passed(); }
   const Hello& hello() const { return hello_; }
   bool is_local() const { return is_local_; }
   Fd take() { return std::move(fd_); }
@@ -58,7 +59,7 @@ class Visitor {
  private:
   Fd fd_;
   bool is_local_;
-  Deadline patience_;
+  Deadline deadline_;
   std::string received_;
   bool replied_ = false;
   Hello hello_{};

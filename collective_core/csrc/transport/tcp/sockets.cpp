@@ -7,68 +7,27 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
 namespace cc {
 namespace {
 
-constexpr int backlog = 512;  // connections that may wait while the acceptor is busy; more than ranks per host
-constexpr int retry_ms = 20;  // between attempts while a listener's backlog is full
-constexpr rlim_t kept_descriptors = 512;  // for the program's own files
-constexpr int keepalive_idle_s = 10;      // a silent peer is probed after this,
-constexpr int keepalive_interval_s = 5;   // then so often,
+constexpr int backlog = 512;          // connections that may wait while the acceptor is busy; more than ranks per host
+constexpr int retry_ms = 20;          // between attempts while a listener's backlog is full
+constexpr int keepalive_idle_s = 10;  // a silent peer is probed after this,
+constexpr int keepalive_interval_s = 5;  // then so often,
 // A probe that is not answered for so long ends the connection (Linux lets this stand for the number of probes), and so
 // does data that is not acknowledged, or not taken: it must be long enough for a peer that is alive but does not read,
 // such as one that is stopped in a debugger.
 constexpr unsigned unacked_ms = 60000;
-
-// Open descriptors, so that a forked child can close them without locks or memory allocation. As many parts as are
-// needed, which are never given back.
-struct ForkTable {
-  std::array<std::atomic<int>, 1024> entries{};  // fd + 1, 0 = free
-  std::atomic<ForkTable*> next{nullptr};
-};
-ForkTable fork_table;
-
-// Changes the first entry that is `from` to `to`. False when there is none.
-bool change_entry(int from, int to) {
-  for (ForkTable* part = &fork_table; part; part = part->next) {
-    for (auto& entry : part->entries) {
-      int expected = from;
-      if (entry.compare_exchange_strong(expected, to)) return true;
-    }
-  }
-  return false;
-}
-
-void add_part() {
-  ForkTable* const part = std::make_unique<ForkTable>().release();  // for as long as the process lives
-  ForkTable* last = &fork_table;
-  for (ForkTable* none = nullptr; !last->next.compare_exchange_strong(none, part); none = nullptr) last = last->next;
-}
-
-void close_all_in_child() {
-  for (ForkTable* part = &fork_table; part; part = part->next) {
-    for (auto& entry : part->entries) {
-      const int fd = entry.exchange(0) - 1;
-      if (fd >= 0) close(fd);
-    }
-  }
-}
 
 void throw_if_interrupted() {
   if (is_interrupted()) throw Failure(Fault::interrupted, "a signal has ended the wait");
@@ -123,7 +82,7 @@ Fd listen_on(SocketAddress address, const std::string& shown) {
 }
 
 Fd connect_to(SocketAddress address, const std::string& shown, const Deadline& deadline, double seconds) {
-  const Deadline patience(seconds);
+  const Deadline retrying(seconds);
   for (;;) {
     Fd fd = open_socket(address.storage.ss_family);
     int error = connect(fd.get(), address.get(), address.length) == 0 ? 0 : errno;
@@ -140,7 +99,7 @@ Fd connect_to(SocketAddress address, const std::string& shown, const Deadline& d
       }
     }
     if (error == 0) return fd;
-    const bool worth_retrying = error == EAGAIN || error == EINTR || (error == ECONNREFUSED && !patience.passed());
+    const bool worth_retrying = error == EAGAIN || error == EINTR || (error == ECONNREFUSED && !retrying.passed());
     if (!worth_retrying || deadline.passed()) {
       errno = error;
       throw Failure(error == ETIMEDOUT || deadline.passed() ? Fault::timeout : Fault::peer_lost,
@@ -160,37 +119,6 @@ void wait_ready(int fd, short events, const Deadline& deadline) {
 }
 
 }  // namespace
-
-Fd::Fd(int fd) : fd_(fd) {
-  static const int registered = pthread_atfork(nullptr, nullptr, close_all_in_child);
-  static_cast<void>(registered);
-  if (fd_ < 0) return;
-  while (!change_entry(0, fd_ + 1)) add_part();
-}
-
-Fd& Fd::operator=(Fd&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-void Fd::reset() {
-  if (fd_ < 0) return;
-  // A descriptor that is not in the table was closed by the fork handler of this (child) process, and its number may
-  // belong to someone else by now.
-  if (change_entry(fd_ + 1, 0)) close(fd_);
-  fd_ = -1;
-}
-
-void allow_descriptors(size_t count) {
-  rlimit limit{};
-  const rlim_t wanted = count + kept_descriptors;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
-  limit.rlim_cur = std::min(limit.rlim_max, wanted);
-  setrlimit(RLIMIT_NOFILE, &limit);  // if it is too few, whoever finds none left says so
-}
 
 Fd listen_tcp(const std::string& address, int* port) {
   Fd fd = listen_on(parse_address(address, 0), address);
@@ -213,12 +141,12 @@ Fd listen_unix(std::string* name) {
   return listen_on(unix_address(*name), "an abstract unix socket");
 }
 
-Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double patience) {
-  return connect_to(parse_address(address, port), address + " port " + std::to_string(port), deadline, patience);
+Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double retry_s) {
+  return connect_to(parse_address(address, port), address + " port " + std::to_string(port), deadline, retry_s);
 }
 
-Fd connect_unix(const std::string& name, const Deadline& deadline, double patience) {
-  return connect_to(unix_address(name), "a rank of this host", deadline, patience);
+Fd connect_unix(const std::string& name, const Deadline& deadline, double retry_s) {
+  return connect_to(unix_address(name), "a rank of this host", deadline, retry_s);
 }
 
 Fd accept_now(int listener) {
@@ -305,10 +233,6 @@ std::string random_bytes(size_t n) {
   }
   if (done < n) throw Failure(Fault::internal, system_error("cannot read /dev/urandom"));
   return bytes;
-}
-
-std::string system_error(const std::string& what) {
-  return what + ": " + std::strerror(errno);
 }
 
 }  // namespace cc

@@ -6,45 +6,18 @@
 
 #include "core/deadline.h"
 #include "core/errors.h"
+#include "core/fd.h"
 
 namespace cc {
-
-// Owns one file descriptor. In a forked child all of them are closed at once: a data loader must not keep a dead rank's
-// connections open, or its peers would not see it die.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd);
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() { reset(); }
-
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  void reset();
-
- private:
-  int release() noexcept {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd;
-  }
-  int fd_ = -1;
-};
-
-// Raises this process's own limit, where the system lets it, so that there is room for so many beside the program's.
-void allow_descriptors(size_t count);
 
 // Listens on `address` (numeric) at a port that the system chooses.
 Fd listen_tcp(const std::string& address, int* port);
 // Listens on an abstract unix socket: it has no file, so nothing is left behind. `name` receives a random name.
 Fd listen_unix(std::string* name);
 // Seconds that a refused connection is retried before it is believed: whoever is called may be about to listen.
-constexpr double refused_patience = 3.0;
-Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double patience = refused_patience);
-Fd connect_unix(const std::string& name, const Deadline& deadline, double patience = refused_patience);
+constexpr double refused_retry_s = 3.0;
+Fd connect_tcp(const std::string& address, int port, const Deadline& deadline, double retry_s = refused_retry_s);
+Fd connect_unix(const std::string& name, const Deadline& deadline, double retry_s = refused_retry_s);
 // An invalid Fd when nobody is waiting.
 Fd accept_now(int listener);
 
@@ -72,6 +45,5 @@ ptrdiff_t send_some(int fd, const void* head, size_t head_size, const void* body
 ptrdiff_t receive_some(int fd, void* bytes, size_t n, bool peek = false);
 
 std::string random_bytes(size_t n);
-std::string system_error(const std::string& what);
 
 }  // namespace cc

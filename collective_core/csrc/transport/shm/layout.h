@@ -44,10 +44,10 @@ struct alignas(cache_line) RankCell {
   Signal published;            // sequence number of the last header in its slot
   Signal step;                 // steps of the data phases that it has finished
   std::atomic<uint32_t> left;  // it shut its engine down in good order
-  // Of memory that others of the host may reach (cross_memory.h).
-  uint32_t reaches;  // it reads what the others have let it read
-  uint64_t token;    // 0: it does not want to
-  void* output;      // addresses in its own memory
+  // Of cross-memory attach (cross_memory.h).
+  uint32_t can_attach;  // it can read what the others have published
+  uint64_t token;       // 0: it does not want to
+  void* output;         // addresses in its own memory
   const void* input;
   std::atomic<uint32_t> closed;  // nobody may write there any more
   std::atomic<uint32_t> writes;  // begun and ended into others' memory: odd while it writes

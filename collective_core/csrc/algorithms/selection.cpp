@@ -1,0 +1,78 @@
+#include "algorithms/selection.h"
+
+#include <algorithm>
+
+#include "algorithms/collectives.h"
+
+namespace cc {
+namespace {
+
+// Cross-memory attach makes 2 (P-1) system calls for a block of a slice, which cost more than a second copy in cache
+// where the tensor has fewer bytes.
+uint64_t min_direct_bytes(int ranks) {
+  return (uint64_t(16) << 10) * static_cast<uint64_t>(ranks * (ranks - 1));
+}
+
+// Whether every rank of this host has its tensor in the arena.
+bool all_in_arena(const DataPhase& phase) {
+  const std::vector<int>& ranks = phase.topology().local_ranks();
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](int r) { return phase.headers[r]->input_location && phase.headers[r]->output_location; });
+}
+
+// Whether every rank's tensor has travelled with its header; of a rank that has joined it is empty.
+bool all_inline(const DataPhase& phase) {
+  return std::all_of(phase.headers.begin(), phase.headers.end(),
+                     [](const Header* header) { return header->inline_bytes == header->bytes(); });
+}
+
+Algorithm allreduce_on_host(const DataPhase& phase) {
+  if (all_in_arena(phase)) return allreduce_arena;
+  const bool is_large = phase.header().bytes() >= min_direct_bytes(phase.topology().local_size());
+  return is_large && phase.group.cross_memory().is_available() ? allreduce_direct : allreduce_local;
+}
+
+}  // namespace
+
+Algorithm allreduce_between_hosts(const Topology& topology) {
+  return topology.size == 2 ? allreduce_pair : allreduce_ring;
+}
+
+Algorithm select_algorithm(const DataPhase& phase) {
+  const Header& header = phase.header();
+  const Topology& topology = phase.topology();
+  const bool one_host = topology.host_count() == 1, alone = topology.size == 1;
+  const bool is_small =
+      header.bytes() <= phase.group.memory().layout().inline_bytes;  // it has travelled with its header
+  if (!has_tensor(header.kind)) return nullptr;
+  if (header.device == Device::gpu_memory) return external_on_gpu;
+  switch (header.kind) {
+    case Kind::allreduce:
+      if (header.count == 0) return nullptr;
+      if (is_small || alone) return reduce_inline;
+      if (phase.external) return external_allreduce;
+      return one_host ? allreduce_on_host(phase) : allreduce_between_hosts(topology);
+    case Kind::reducescatter:
+      if (header.count == 0) return nullptr;
+      if (is_small || alone) return reduce_inline;
+      if (phase.external) return external_reducescatter;
+      return one_host ? reducescatter_local : reducescatter_by_allreduce;
+    case Kind::broadcast:
+      if (header.count == 0 || alone) return nullptr;
+      if (is_small) return broadcast_inline;
+      return phase.external ? external_broadcast : broadcast;
+    case Kind::allgather:
+      if (all_inline(phase)) return allgather_inline;
+      if (phase.external) return external_allgather;
+      return one_host ? allgather_local : allgather_by_broadcasts;
+    case Kind::alltoall:
+      return phase.external ? external_alltoall : alltoall;
+    case Kind::barrier:
+    case Kind::join:
+    case Kind::count:
+      break;
+  }
+  return nullptr;
+}
+
+}  // namespace cc

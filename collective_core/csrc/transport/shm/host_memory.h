@@ -1,0 +1,52 @@
+// The memory that the ranks of a host share, and what lies where in it (layout.h). The first rank of the host creates
+// it and hands it to the others.
+//
+// Whoever loads and stores here does so directly: a small message within a host is two cache lines and a signal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "core/fd.h"
+#include "core/operation.h"
+#include "core/topology.h"
+#include "transport/shm/layout.h"
+#include "transport/shm/shared_memory.h"
+
+namespace cc {
+
+class HostMemory {
+ public:
+  // `local`: connections to the other ranks of this host.
+  HostMemory(const Topology& topology, const std::map<int, Fd>& local, double start_timeout);
+
+  const Layout& layout() const { return layout_; }
+  ControlBlock& control() { return control_; }
+  RankCell& cell(int local_rank) { return control_.cells[local_rank]; }
+  RankCell& my_cell() { return cell(local_rank_); }
+
+  Header* slot(uint32_t sequence, int rank) {
+    char* base = memory_.data() + layout_.slots_at;
+    return reinterpret_cast<Header*>(base +
+                                     ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
+  }
+  static char* payload(Header* slot) { return reinterpret_cast<char*>(slot) + sizeof(Header); }
+  static const char* payload(const Header* slot) { return reinterpret_cast<const char*>(slot) + sizeof(Header); }
+
+  // Chunk buffers: two per rank, so that one chunk is filled while the previous one is still read.
+  char* in(int local_rank, uint64_t chunk) {
+    return memory_.data() + layout_.in_at + (static_cast<size_t>(local_rank) * 2 + (chunk & 1)) * layout_.chunk_bytes;
+  }
+  char* out(uint64_t chunk) { return memory_.data() + layout_.out_at + (chunk & 1) * layout_.chunk_bytes; }
+
+ private:
+  ControlBlock& share(const Topology& topology, const std::map<int, Fd>& local, double start_timeout);
+
+  const int local_rank_;
+  const Layout layout_;
+  SharedMemory memory_;
+  ControlBlock& control_;
+};
+
+}  // namespace cc
