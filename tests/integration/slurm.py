@@ -72,5 +72,6 @@ def stop(sandbox: Sandbox) -> None:
 def toolkit(host: SandboxHost, wheel: bytes, name: str) -> str:
     """Install a wheel of the toolkit on a host; its `provision` there."""
     subprocess.run(["docker", "exec", "-i", host.container, "sh", "-c", f"cat > /root/{name}"], input=wheel, check=True)
+    root(host, "DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null")
     root(host, f"python3 -m venv /opt/toolkit && /opt/toolkit/bin/pip install -q /root/{name}")
     return "/opt/toolkit/bin/provision"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hosts import good, provision, remove_default_route, report, root
@@ -34,6 +35,12 @@ def bundle(closed, tmp_path_factory) -> Path:
     return target
 
 
+@pytest.fixture(scope="module")
+def installed(closed, bundle) -> dict[str, Any]:
+    """Report of the installation from the bundle."""
+    return report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json")))
+
+
 def test_a_changed_bundle_is_refused_before_a_host_is_touched(closed, bundle, tmp_path):
     content = bytearray(bundle.read_bytes())
     content[len(content) // 2] ^= 1
@@ -53,18 +60,19 @@ def test_a_bundle_that_lacks_something_is_named_before_a_host_is_touched(closed,
     assert all("provision" not in root(host, "ls /opt") for host in closed.hosts)
 
 
-def test_hosts_without_a_network_are_installed_and_verified_from_the_bundle(closed, bundle):
-    document = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--json")))
-    assert {host["state"] for host in document["hosts"]} == {"ready"}
-    assert document["smoke"]["size"] == 2
+def test_hosts_without_a_network_are_installed_and_verified_from_the_bundle(installed):
+    assert {host["state"] for host in installed["hosts"]} == {"ready"}
+    assert installed["smoke"]["size"] == 2
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_converged_inventory_needs_no_playbook(closed, bundle):
     again = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--json")))
     assert [(host["state"], host["changed"]) for host in again["hosts"]] == [("unchanged", 0)] * 2
     assert not (Path(again["folder"]) / "site").exists()
 
 
+@pytest.mark.usefixtures("installed")
 def test_drift_is_detected_and_fixed(closed, bundle):
     one, two = closed.hosts
     root(one, "dpkg --purge --force-depends g++ && echo /elsewhere >> /etc/ld.so.conf.d/00-provision.conf")
@@ -78,6 +86,7 @@ def test_drift_is_detected_and_fixed(closed, bundle):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("installed")
 def test_a_run_on_one_host_leaves_it_connected_with_the_other(closed, bundle, ssh):
     before = root(closed.hosts[0], "cat ~trainer/.ssh/authorized_keys ~trainer/.ssh/provision_config")
     good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--full", "--limit", "node1"))
@@ -86,6 +95,7 @@ def test_a_run_on_one_host_leaves_it_connected_with_the_other(closed, bundle, ss
     assert reached.stdout.strip() == "node2", reached.stderr
 
 
+@pytest.mark.usefixtures("installed")
 def test_the_lock_holds_what_was_installed_and_an_edit_is_refused(closed, bundle):
     path = closed.inventory.with_name("provision.lock")
     text = path.read_text()

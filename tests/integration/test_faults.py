@@ -165,14 +165,13 @@ def test_ctrl_c_in_apt_leaves_no_process_and_the_next_run_waits_for_a_lock_then_
     assert marked_processes(guarded) == []
     assert not [name for name in root(host, "ps -eo comm").split() if name.startswith(("apt", "dpkg"))]
 
-    holder = container(host).exec_run(
-        ["python3", "-c", "import fcntl,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(20)"],
-        detach=True,
-    )
-    assert holder is not None
+    hold = "import fcntl; f = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); open('/run/release').read()"
+    root(host, "mkfifo /run/release")
+    container(host).exec_run(["python3", "-c", hold], detach=True)
     with running("up", str(guarded.inventory), *LEAN, *word) as run:
         line = run.wait_for("waiting: the package manager is held by")
         assert "python3 (pid " in line
+        root(host, "echo > /run/release")
         result = run.finish()
     good(result)
     assert last_report()["ok"]
@@ -196,18 +195,19 @@ def test_a_package_that_was_cut_off_while_it_was_unpacked_is_brought_again(guard
 
 def test_a_full_disk_in_the_middle_is_named_and_the_next_run_fixes_what_was_cut_off(guarded):
     host, word = guarded.hosts[0], ("--become-password-file", str(guarded.become_password))
-    root(host, "rm -rf /opt/provision")
+    root(host, "rm -rf /opt/provision && mkdir /opt/provision")
     pid = container(host).attrs["State"]["Pid"]  # a container may not mount for itself
-    subprocess.run(["nsenter", "-t", str(pid), "-m", "mount", "-t", "tmpfs", "-o", "size=3g,mode=755", "tmpfs", "/opt"], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3g,mode=755", "tmpfs", "/opt/provision"]
+    subprocess.run(["nsenter", "-t", str(pid), "-m", *mount], check=True)
     with running("up", str(guarded.inventory), *LEAN, *word) as run:
         run.wait_for("node1: guard: Record the prefix")
         # uv itself still fits, its packages do not.
-        root(host, "free=$(df --output=avail -B 1M /opt | tail -1) && fallocate -l $((free - 100))M /opt/fill")
+        root(host, "free=$(df --output=avail -B 1M /opt/provision | tail -1) && fallocate -l $((free - 100))M /opt/provision/fill")
         ended = run.finish()
     assert ended.returncode == 1
     assert "No space left on device" in ended.stdout
     assert "provision doctor explain disk-full" in ended.stdout
-    root(host, "rm /opt/fill")
+    root(host, "rm /opt/provision/fill")
     good(provision("up", str(guarded.inventory), *LEAN, *word))
 
 
