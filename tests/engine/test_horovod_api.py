@@ -84,7 +84,7 @@ def test_optimizers_beside_each_other_and_after_errors(launch, n, hosts):
     everyone(launch, "several_optimizers.py", n, hosts)
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (4, 2), (3, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (4, 2), (2, 2)))
 def test_what_a_program_does_to_gradients_and_parameters_between_steps(launch, n, hosts):
     everyone(launch, "changed_gradients.py", n, hosts)
 
