@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 from hosts import container, root, wait_until
@@ -59,7 +60,8 @@ def start(sandbox: Sandbox) -> None:
 
 def end_of(host: SandboxHost, job: str) -> str:
     """What Slurm says of a job when it has ended."""
-    wait_until(lambda: not root(host, f"squeue -h -j {job} 2>/dev/null || true"))
+    show = f"scontrol show job -o {job} || true"  # slurmctld may be too busy to answer
+    wait_until(lambda: re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", root(host, show)))
     return root(host, f"scontrol show job -o {job}")
 
 
@@ -72,6 +74,7 @@ def stop(sandbox: Sandbox) -> None:
 def toolkit(host: SandboxHost, wheel: bytes, name: str) -> str:
     """Install a wheel of the toolkit on a host; its `provision` there."""
     subprocess.run(["docker", "exec", "-i", host.container, "sh", "-c", f"cat > /root/{name}"], input=wheel, check=True)
-    root(host, "DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null")
+    install = "apt-get install -o DPkg::Lock::Timeout=300 -y -qq --no-install-recommends python3-venv"  # Slurm is being installed, too
+    root(host, f"DEBIAN_FRONTEND=noninteractive {install} >/dev/null")
     root(host, f"python3 -m venv /opt/toolkit && /opt/toolkit/bin/pip install -q /root/{name}")
     return "/opt/toolkit/bin/provision"
