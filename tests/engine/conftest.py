@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefork import Server
 
 WORKERS = Path(__file__).parent / "workers"
 #: Seconds: a launch takes two to ten on a busy machine with two cores; a hang must not block the suite.
@@ -62,17 +63,24 @@ def find_mpirun() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def launch():
+def prefork(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def launch(prefork):
     """launch(worker, n, hosts=1, arguments=(), env={}, keep_going=False) -> Outcome.
 
     `hosts` > 1 divides the ranks over so many pretended hosts, which talk TCP over loopback. `keep_going`: mpirun does not end
-    the other ranks when one dies.
+    the other ranks when one dies. Ranks start with PyTorch imported (prefork.py), unless each has an `own_interpreter`.
     """
     mpirun = find_mpirun()
     if mpirun is None:
         pytest.fail("there is no mpirun beside this Python or on PATH; `make engine` sets everything up", pytrace=False)
 
-    def run(worker, n, hosts=1, arguments=(), env=None, keep_going=False, limit=LAUNCH_LIMIT):
+    def run(worker, n, hosts=1, arguments=(), env=None, keep_going=False, own_interpreter=False, limit=LAUNCH_LIMIT):
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
         environment.update({"TEST_HOSTS": str(hosts), "OMP_NUM_THREADS": "1", **(env or {})})
         environment["PYTHONPATH"] = os.pathsep.join([str(WORKERS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -81,7 +89,7 @@ def launch():
         options = ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
         if keep_going:
             options += ["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"]
-        command = [mpirun, *options, "-np", str(n), sys.executable]
+        command = [mpirun, *options, "-np", str(n), *([sys.executable] if own_interpreter else prefork.command())]
         command += ["-m", worker] if not worker.endswith(".py") else [str(WORKERS / worker)]
         done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=limit)
         return Outcome(done.returncode, done.stdout, done.stderr)

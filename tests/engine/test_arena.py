@@ -14,6 +14,7 @@ def test_same_bits_as_in_numpy(launch, n, hosts):
     assert len({entry["digest"] for entry in reports.values()}) == 1, "the ranks hold different bits"
 
 
+@pytest.mark.slow
 def test_lesser_instruction_sets_give_the_same_bits(launch):
     digests = {
         launch("arena.py", 2, env={"COLLECTIVE_SIMD": simd}).must_succeed().reports()[0]["digest"] for simd in ("default", "avx2", "")

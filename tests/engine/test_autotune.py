@@ -95,6 +95,7 @@ def test_horovods_variable_means_the_same():
     assert [note.split(":")[0] for note in notes] == ["HOROVOD_AUTOTUNE_LOG has no effect"]
 
 
+@pytest.mark.slow
 def test_a_training_is_tuned_without_changing_a_bit_and_the_next_one_knows(launch, tmp_path):
     pytest.importorskip("torch")
     cache = tmp_path / "autotune.json"

@@ -362,6 +362,7 @@ def test_hosts_that_can_never_be_enough_are_an_error_at_once(ssh):
         Runner(np=2, min_np=1, hosts="no.such.host.invalid:2", ssh=ssh, start_timeout=20).run(int)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_before_the_others_have_met_it_costs_no_job(tmp_path):
     def train(mark):
         import os

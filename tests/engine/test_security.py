@@ -16,20 +16,20 @@ from collective_core import _native
 @pytest.mark.parametrize("hosts", slow_but_last(1, 2))
 @pytest.mark.parametrize("who", ["strangers", "flood"])
 def test_strangers_do_not_disturb_the_start(launch, tmp_path, hosts, who):
-    reports = launch("security.py", 2, hosts, [who, str(tmp_path)]).must_succeed().reports()
+    reports = launch("security.py", 2, hosts, [who, str(tmp_path)], own_interpreter=True).must_succeed().reports()
     for entry in reports.values():
         assert entry["connected"], entry
         assert not entry["still_listening"], "the listener must close once all ranks are there"
 
 
 def test_a_rank_that_was_hung_up_on_calls_again(launch, tmp_path):
-    reports = launch("security.py", 2, 2, ["dropped", str(tmp_path)]).must_succeed().reports()
+    reports = launch("security.py", 2, 2, ["dropped", str(tmp_path)], own_interpreter=True).must_succeed().reports()
     assert all(entry["connected"] for entry in reports.values()), reports
     assert reports[1]["calls"] == 4, "three for control, one for data"
 
 
 def test_what_a_rank_said_at_an_earlier_start_opens_no_door(launch, tmp_path):
-    reports = launch("security.py", 2, 2, ["replay", str(tmp_path)]).must_succeed().reports()
+    reports = launch("security.py", 2, 2, ["replay", str(tmp_path)], own_interpreter=True).must_succeed().reports()
     assert all(entry["connected"] for entry in reports.values()), reports
     answers = reports[1]["answers"]
     assert answers, "nothing was recorded"
@@ -38,7 +38,7 @@ def test_what_a_rank_said_at_an_earlier_start_opens_no_door(launch, tmp_path):
 
 @pytest.mark.parametrize("hosts", slow_but_last(1, 2))
 def test_a_rank_with_another_secret_is_refused(launch, tmp_path, hosts):
-    reports = launch("security.py", 2, hosts, ["wrong-secret", str(tmp_path)], keep_going=True).reports()
+    reports = launch("security.py", 2, hosts, ["wrong-secret", str(tmp_path)], keep_going=True, own_interpreter=True).reports()
     assert not any(entry["connected"] for entry in reports.values())
     # Over a network both call; who is first has proof that the other is a stranger, and hangs up on the call that is under way.
     assert any("does not know this job's secret" in entry["error"] for entry in reports.values())

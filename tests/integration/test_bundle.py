@@ -72,6 +72,7 @@ def test_a_converged_inventory_needs_no_playbook(closed, bundle):
     assert not (Path(again["folder"]) / "site").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_drift_is_detected_and_fixed(closed, bundle):
     one, two = closed.hosts

@@ -215,6 +215,7 @@ def test_another_open_mpi_before_ours(installed, ssh):
     assert ssh(installed, host, "command -v mpirun").stdout.strip() == "/opt/provision/venv/bin/mpirun"
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_built_for_another_python_and_host_keys_that_changed(installed):
     """Two faults that one installation fixes."""
     host = installed.hosts[0]

@@ -326,6 +326,7 @@ print("here", c.rank(), (pathlib.Path.home() / "more").exists())
 """
 
 
+@pytest.mark.slow
 def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     engine: docker.DockerClient,
     image: str,
@@ -378,6 +379,7 @@ def test_another_image_goes_when_the_job_is_ended(
         engine.images.remove(derived, force=True)
 
 
+@pytest.mark.slow
 def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClient, engine_hosts: Sandbox) -> None:
     network = engine.networks.get(next(iter(engine.containers.get(engine_hosts.hosts[0].container).attrs["NetworkSettings"]["Networks"])))
     before = held(engine_hosts)

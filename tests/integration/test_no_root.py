@@ -63,6 +63,7 @@ def test_plan_names_what_is_left_out(cluster):
     assert "node1 and node2: without root everything is installed in" in shown
 
 
+@pytest.mark.slow
 def test_installation_trains_and_touches_only_the_home(cluster, homes):
     before = seen(cluster, OUTSIDE)
     document = report(good(provision("up", str(cluster.inventory), *LEAN, "--json")))
@@ -75,6 +76,7 @@ def test_installation_trains_and_touches_only_the_home(cluster, homes):
     assert root(cluster.hosts[0], "ls /home/trainer/.provision.lock 2>/dev/null || true") == ""
 
 
+@pytest.mark.slow
 def test_programs_started_by_hand_have_a_file_with_the_paths(cluster, ssh):
     said = ssh(
         cluster, cluster.hosts[0], f". {PREFIX}/env.sh && mpirun --version && python -c 'import mpi4py.MPI as m; print(m.COMM_WORLD.size)'"
@@ -83,6 +85,7 @@ def test_programs_started_by_hand_have_a_file_with_the_paths(cluster, ssh):
     assert said.stdout.splitlines()[-1] == "1", said.stderr
 
 
+@pytest.mark.slow
 def test_a_second_run_has_nothing_to_do_and_a_full_one_changes_nothing(cluster):
     again = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke"))
     assert "no step has to run" in again.stderr
@@ -110,6 +113,7 @@ def test_hosts_with_and_without_root_need_one_prefix(cluster):
         administrator(one, "rm /etc/sudoers.d/trainer")
 
 
+@pytest.mark.slow
 def test_remove_leaves_the_home_as_it_was(cluster, homes):
     removed = report(good(provision("remove", str(cluster.inventory), "--yes", "--json")))
     assert [(host["state"], host["left"]) for host in removed["hosts"]] == [("removed", [])] * 2

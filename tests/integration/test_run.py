@@ -225,6 +225,7 @@ def test_a_controller_on_another_machine_is_named_too(cluster):
     assert root(cluster.hosts[0], "ls /run/provision.lock* 2>/dev/null || true") == ""
 
 
+@pytest.mark.slow
 def test_killed_installation_does_not_lock_out_the_next(cluster):
     with running("up", str(cluster.inventory), "--no-smoke", "--full") as run:
         run.wait_for("python: Install Python packages")

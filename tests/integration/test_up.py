@@ -204,6 +204,7 @@ def test_a_full_disk_is_seen_before_anything_is_changed(cluster, tmp_path):
     assert root(host, "ls /dev/shm") == ""
 
 
+@pytest.mark.slow
 def test_a_yaml_inventory_root_and_another_ssh_port(cluster, tmp_path):
     for host in cluster.hosts:
         root(host, "mkdir -p /run/sshd && /usr/sbin/sshd -p 2222")
