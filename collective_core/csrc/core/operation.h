@@ -65,14 +65,14 @@ struct Header {
   ReduceOp reduce;
   uint8_t ndim;
   Stuck stuck;
-  Device device;           // where the caller's tensor lies
-  uint8_t objects;         // this rank cannot run it: the inline payload is a sentence that says why
-  uint8_t timeline : 1;    // this rank records one, and will merge it with the others' if all ranks do
-  uint8_t whole : 1;       // it is an error while a rank has joined
-  uint8_t attachable : 1;  // the other ranks of its host can read and write the tensors where they lie (cross_memory.h)
-  int32_t root;            // as a rank of the process set
-  uint32_t shape_hash;     // of the dimensions from max_dims on, and of what the tensor is made of; or 0
-  uint64_t count;          // elements on this rank
+  Device device;            // where the caller's tensor lies
+  uint8_t objects;          // this rank cannot run it: the inline payload is a sentence that says why
+  uint8_t timeline : 1;     // this rank records one, and will merge it with the others' if all ranks do
+  uint8_t whole : 1;        // it is an error while a rank has joined
+  uint8_t attachable : 1;   // others on its host can read and write the tensors where they lie (cross_memory.h)
+  int32_t root;             // as a rank of the process set
+  uint32_t shape_hash;      // of the dimensions from max_dims on, and of what the tensor is made of; or 0
+  uint64_t count;           // elements on this rank
   uint64_t input_location;  // where input and output lie in this rank's part of the arena (arena.h), or 0
   uint64_t output_location;
   uint64_t name_hash;
