@@ -19,7 +19,11 @@
 namespace cc {
 namespace {
 
-constexpr size_t read_bytes = size_t(128) << 10;  // a system call's cost vanishes; all ranks' blocks fit into a cache
+// Large enough that a system call's cost vanishes, small enough that all ranks' blocks fit into a cache.
+size_t read_bytes_of(int ranks) {
+  constexpr size_t least = size_t(128) << 10, all_together = size_t(512) << 10;
+  return std::max(least, all_together / static_cast<size_t>(ranks) / cache_line * cache_line);
+}
 
 void reduce_my_slice(const DataPhase& phase) {
   Group& group = phase.group;
@@ -30,7 +34,7 @@ void reduce_my_slice(const DataPhase& phase) {
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size(), me = topology.local_rank;
   const Slice slice = slice_of(header.count, me, ranks, element);
-  const size_t most = read_bytes / element;
+  const size_t read_bytes = read_bytes_of(ranks), most = read_bytes / element;
   char* blocks = group.staging(static_cast<size_t>(ranks - 1) * read_bytes);
   std::vector<const void*> sources(static_cast<size_t>(ranks));
 

@@ -8,8 +8,9 @@
 // of slice k on a ring of its own (K = channels() rings); segments of a slice follow each other, so that all links are
 // busy at once.
 //
-// Where the tensors of all ranks of every host can be reached, because the rank is alone on its host or because they
-// lie in the arena, worker k moves slice k of the whole tensor: from the inputs, into all outputs of its host.
+// Where the tensors of all ranks of every host can be reached, because the rank is alone on its host, because they
+// lie in the arena or by cross-memory attach, worker k moves slice k of the whole tensor: from the inputs, into all
+// outputs of its host. By attach it copies a segment of each other rank here before it adds it, and every result there.
 // Otherwise the tensor is cut into chunks, and per chunk
 //   1. every rank copies its chunk into its buffer in[c % 2]; barrier;
 //   2. worker k moves slice k around its ring into out[c % 2]; barrier;
@@ -21,9 +22,9 @@
 //   half more for H = 3, and less and less for larger H. Half types: partial sums travel as float32, so 2N + N.
 //   Latency: 2(H-1) hops of one segment.
 //
-// Buffers: a window of partial sums that wait to be sent on; a host takes no further partial sum while its window is
-// full. That cannot block the ring: the last host turns partial sums into results at once, and results go straight to
-// their place, so the chain of hosts always drains at its end.
+// Buffers: a segment of another rank; a window of partial sums that wait to be sent on; a host takes no further partial
+// sum while its window is full. That cannot block the ring: the last host turns partial sums into results at once, and
+// results go straight to their place, so the chain of hosts always drains at its end.
 //
 // Order: ((x0 + x1) + x2) + ... over all ranks in Topology::order, for every element; chunk, slice and segment do not
 // matter.
@@ -37,8 +38,8 @@
 namespace cc {
 namespace {
 
-constexpr size_t window = 4;                              // partial sums that are ready and not sent yet
-constexpr size_t staging_bytes = window * segment_bytes;  // of a stream
+constexpr size_t window = 4;                                    // partial sums that are ready and not sent yet
+constexpr size_t staging_bytes = (window + 1) * segment_bytes;  // of a stream: they, and a segment of another rank
 
 // A slice on its way around the ring.
 class RingStream : public SliceStream {
@@ -88,18 +89,39 @@ class RingStream : public SliceStream {
     for (size_t r = 0; r < sources_.size(); ++r) sources_[r] = slice_.inputs[r] + at * element_;
     const int ranks = static_cast<int>(sources_.size());
     summed_ = at + length;
-    const bool as_it_is = host_ == 0 && ranks == 1 && accumulator_ == element_ && reduction_.prescale == 1.0 &&
-                          reduction_.dtype != DType::boolean;
+    const bool as_it_is = host_ == 0 && topology_.local_size() == 1 && accumulator_ == element_ &&
+                          reduction_.prescale == 1.0 && reduction_.dtype != DType::boolean;
     if (as_it_is) return enqueue(Part::partial, at, length, static_cast<const char*>(sources_[0]), accumulator_);
-    kernels().accumulate(reduction_, staged(at), host_ == 0, sources_.data(), ranks, length);
+    if (slice_.attaches) {
+      accumulate_attached(at, length);
+    } else {
+      kernels().accumulate(reduction_, staged(at), host_ == 0, sources_.data(), ranks, length);
+    }
     if (host_ < last_) return enqueue(Part::partial, at, length, staged(at), accumulator_);
     kernels().finish(reduction_, result(at), staged(at), length);
     enqueue(Part::result, at, length, result(at), element_);
     spread(at, length);
   }
 
+  // The same sum as of inputs within reach, of one rank after the other.
+  void accumulate_attached(size_t at, size_t length) {
+    char* block = staging_ + window * segment_bytes;
+    for (int r = 0; r < topology_.local_size(); ++r) {
+      const void* source = sources_[0];
+      if (r != topology_.local_rank) {
+        group_.cross_memory().read_input(r, (slice_.begin + at) * element_, block, length * element_);
+        source = block;
+      }
+      kernels().accumulate(reduction_, staged(at), host_ == 0 && r == 0, &source, 1, length);
+    }
+  }
+
   // Copies a result to the other ranks of this host.
   void spread(size_t at, size_t length) {
+    for (int r = 0; slice_.attaches && r < topology_.local_size(); ++r) {
+      if (r == topology_.local_rank) continue;
+      group_.cross_memory().write_output(r, (slice_.begin + at) * element_, result(at), length * element_);
+    }
     for (size_t r = 1; r < slice_.outputs.size(); ++r) {
       std::memcpy(slice_.outputs[r] + at * element_, result(at), length * element_);
     }
@@ -167,24 +189,30 @@ void run_ring(const DataPhase& phase, const SliceBuffers& slice) {
   run_slice(phase, make_stream<RingStream>, staging_bytes, slice);
 }
 
+bool in_arena(const std::vector<int>& ranks, const std::vector<const Header*>& headers) {
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](int r) { return headers[r]->input_location && headers[r]->output_location; });
+}
+
+bool attachable(const std::vector<int>& ranks, const std::vector<const Header*>& headers) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](int r) { return headers[r]->attachable != 0; });
+}
+
 // Whether all tensors can be accessed where they lie, on every host: decided from the headers, so every host decides
 // alike.
 bool all_accessible(const Topology& topology, const std::vector<const Header*>& headers) {
-  for (const auto& ranks : topology.hosts) {
-    for (const int r : ranks) {
-      if (ranks.size() > 1 && !(headers[r]->input_location && headers[r]->output_location)) return false;
-    }
-  }
-  return true;
+  return std::all_of(topology.hosts.begin(), topology.hosts.end(), [&](const std::vector<int>& ranks) {
+    return ranks.size() == 1 || in_arena(ranks, headers) || attachable(ranks, headers);
+  });
 }
 
-void in_place(const DataPhase& phase) {
+void in_place(const DataPhase& phase, bool attaches) {
   const Topology& topology = phase.topology();
   const Operation& operation = phase.operation;
   const size_t element = size_of(operation.header.dtype);
   const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
-  SliceBuffers buffers{0, operation.header.count, {}, {}};
-  if (topology.local_size() == 1) {
+  SliceBuffers buffers{0, operation.header.count, {}, {}, attaches};
+  if (attaches || topology.local_size() == 1) {
     buffers.inputs = {static_cast<const char*>(operation.input)};
     buffers.outputs = {static_cast<char*>(operation.output)};
   } else {
@@ -229,8 +257,16 @@ void in_chunks(const DataPhase& phase) {
 void allreduce_ring(const DataPhase& phase) {
   const Topology& topology = phase.topology();
   if (!all_accessible(topology, phase.headers)) return in_chunks(phase);
-  if (topology.local_rank < topology.channels()) in_place(phase);
-  phase.group.step_barrier(phase.deadline);
+  const bool attaches = topology.local_size() > 1 && !in_arena(topology.local_ranks(), phase.headers);
+  CrossMemory& cross_memory = phase.group.cross_memory();
+  try {
+    if (attaches) cross_memory.publish(phase.operation.input, phase.operation.output, phase.deadline);
+    if (topology.local_rank < topology.channels()) in_place(phase, attaches);
+    phase.group.step_barrier(phase.deadline);
+  } catch (...) {
+    if (attaches) cross_memory.close();
+    throw;
+  }
 }
 
 }  // namespace cc

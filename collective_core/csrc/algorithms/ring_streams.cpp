@@ -42,7 +42,7 @@ void run_streams(Group& group, const std::vector<std::unique_ptr<SliceStream>>& 
 }  // namespace
 
 SliceBuffers SliceBuffers::part(const Slice& slice, size_t element) const {
-  SliceBuffers buffers{begin + slice.begin, slice.length, inputs, outputs};
+  SliceBuffers buffers{begin + slice.begin, slice.length, inputs, outputs, attaches};
   for (const char*& input : buffers.inputs) input += slice.begin * element;
   for (char*& output : buffers.outputs) output += slice.begin * element;
   return buffers;

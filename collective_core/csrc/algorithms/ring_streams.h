@@ -39,6 +39,7 @@ struct SliceBuffers {
   size_t length;                    // elements
   std::vector<const char*> inputs;  // of this host's ranks, in their order
   std::vector<char*> outputs;       // where the result goes: may be the inputs
+  bool attaches = false;            // they are this rank's alone: those of the others take cross-memory attach
 
   SliceBuffers part(const Slice& slice, size_t element) const;
 };

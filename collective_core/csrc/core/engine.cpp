@@ -347,6 +347,7 @@ void Engine::forget_locations() {
   for (const Header* header : headers_) unlocated_headers_.push_back(*header);
   for (size_t rank = 0; rank < headers_.size(); ++rank) {
     unlocated_headers_[rank].input_location = unlocated_headers_[rank].output_location = 0;
+    unlocated_headers_[rank].attachable = 0;
     headers_[rank] = &unlocated_headers_[rank];
   }
 }

@@ -33,6 +33,17 @@ Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
   return {operation.input, static_cast<uint32_t>(header.bytes())};
 }
 
+// Asked only where hosts must agree on it: on one host the ranks find it out together (cross_memory.h).
+bool is_attachable(const Operation& operation, Group& group) {
+  const Header& header = operation.header;
+  const Topology& topology = group.topology();
+  const bool matters = is_reduction(header.kind) && header.device != Device::gpu_memory && topology.host_count() > 1 &&
+                       topology.local_size() > 1 && header.bytes() > group.memory().layout().inline_bytes;
+  if (!matters || !group.cross_memory().is_attachable(operation.input, header.bytes())) return false;
+  // The sum of a reduce-scatter is formed in memory of the engine's own.
+  return header.kind == Kind::reducescatter || group.cross_memory().is_attachable(operation.output, header.bytes());
+}
+
 bool joins(const Task& task) {
   return task.operation.header.kind == Kind::join;
 }
@@ -49,6 +60,7 @@ void Engine::ask(const Proposal& proposal, Deadline& deadline) {
     header.input_location = group_->arena()->location_of(task.operation.input, header.bytes());
     header.output_location = group_->arena()->location_of(task.operation.output, header.bytes());
   }
+  header.attachable = is_attachable(task.operation, *group_) ? 1 : 0;
   {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);

@@ -74,6 +74,10 @@ everyone = [common.values(r, 200_003, "float32", seed=5) for r in range(size)]
 mixed = cc.empty(200_003) if rank % 2 else np.empty(200_003, np.float32)
 mixed[:] = everyone[rank]
 compare("mixed", cc.allreduce(mixed, op=cc.Sum, out=mixed), common.sum_in_rank_order(everyone))
+# Hosts that reach the tensors of their ranks in different ways, on one ring.
+mixed = cc.empty(200_003) if cc.cross_rank() % 2 else np.empty(200_003, np.float32)
+mixed[:] = everyone[rank]
+compare("mixed by host", cc.allreduce(mixed, op=cc.Sum, out=mixed), common.sum_in_rank_order(everyone))
 
 # Memory goes back when the last view is gone, and is found again.
 before = resident()

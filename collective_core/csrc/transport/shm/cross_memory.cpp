@@ -73,10 +73,20 @@ bool CrossMemory::can_read_all() {
   return true;
 }
 
-bool CrossMemory::attach(const void* input, void* output, size_t bytes, Deadline& deadline) {
+bool CrossMemory::is_attachable(const void* begin, size_t bytes) const {
+  char ends[2];
+  const iovec here = span(ends, 0, sizeof ends), there[] = {span(begin, 0, 1), span(begin, bytes - 1, 1)};
+  return available_ && process_vm_readv(getpid(), &here, 1, there, 2, 0) == sizeof ends;
+}
+
+void CrossMemory::publish(const void* input, void* output, Deadline& deadline) {
   group_.memory().my_cell().input = input;
   group_.memory().my_cell().output = output;
   group_.step_barrier(deadline);
+}
+
+bool CrossMemory::attach(const void* input, void* output, size_t bytes, Deadline& deadline) {
+  publish(input, output, deadline);
   bool could = true;
   for (int local = 0; local < group_.topology().local_size(); ++local) could = could && can_read_ends(local, bytes);
   return all_could(could, deadline);

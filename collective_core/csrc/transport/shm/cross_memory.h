@@ -30,6 +30,10 @@ class CrossMemory {
   void probe(Deadline& deadline);
   bool is_available() const { return available_; }
 
+  // Whether the others could attach to this rank's own memory: asked of the system before the tensors are published.
+  bool is_attachable(const void* begin, size_t bytes) const;
+  // Publishes the addresses of this rank's tensors; returns when all ranks of this host have.
+  void publish(const void* input, void* output, Deadline& deadline);
   // Publishes the addresses of this rank's tensors of so many bytes, and returns whether all ranks can read and write
   // all of them: the system keeps memory that a driver has mapped, such as pinned memory, from other processes.
   bool attach(const void* input, void* output, size_t bytes, Deadline& deadline);
