@@ -82,7 +82,7 @@ engine-slow: $(SLOW_STAMP) $(TOOLKIT_STAMP)
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
-	@$(ENGINE_BIN)/python -m collective_core.bench $(BENCH)
+	@$(ENGINE_BIN)/python -m benchmarks.engine $(BENCH)
 	@$(BIN)/python benchmarks/plan.py
 	@$(BIN)/python benchmarks/doctor.py
 	@$(BIN)/python benchmarks/image.py --render-only

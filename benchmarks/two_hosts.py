@@ -3,7 +3,7 @@
     sudo python3 benchmarks/two_hosts.py            # needs root, iperf3 and the engine's environment (make setup)
 
 Two network namespaces with a pair of virtual interfaces between them stand for two hosts, with one rank each. iperf3 and the benchmark
-(`python -m collective_core.bench`, in which engine and peers take turns) run one after the other, again and again; medians count.
+(`python -m benchmarks.engine`, in which engine and peers take turns) run one after the other, again and again; medians count.
 Everything shares this machine's cores, so the link is as fast as they copy; `--rate 10gbit` makes it one that is slower than they are. The
 bars: 85 % of iperf3 and twice the faster peer from 8 MiB on, faster than both peers at 4 KiB. Nothing of it is left at the end.
 """
@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ENGINE = Path(__file__).resolve().parent.parent / ".venv-engine" / "bin"
+CHECKOUT = Path(__file__).resolve().parent.parent
+ENGINE = CHECKOUT / ".venv-engine" / "bin"
 NETWORK = "10.213.77.{}"
 #: Seconds of one measurement of iperf3, of which the first, in which TCP still grows its windows, does not count.
 IPERF_SECONDS, IPERF_OMITTED = 3, 1
@@ -91,8 +92,9 @@ def collectives(hosts: Hosts, agent: Path, sizes: str, rounds: int) -> list[dict
         "oob_tcp_if_include": NETWORK.format(0) + "/30",
     }
     options = [word for name, value in mca.items() for word in ("--mca", name, value)]
-    command = [str(ENGINE / "mpirun"), "--allow-run-as-root", "--bind-to", "none", *options, "-H", ",".join(hosts.addresses), "-np", "2"]
-    bench = [str(ENGINE / "python"), "-m", "collective_core.bench", "--sizes", sizes, "--rounds", str(rounds), "--json"]
+    command = [str(ENGINE / "mpirun"), "--allow-run-as-root", "--bind-to", "none", "--wdir", str(CHECKOUT), *options]
+    command += ["-H", ",".join(hosts.addresses), "-np", "2"]
+    bench = [str(ENGINE / "python"), "-m", "benchmarks.engine", "--sizes", sizes, "--rounds", str(rounds), "--json"]
     document = json.loads(hosts.execute(hosts.names[0], *command, *bench))
     if document["hosts"] != 2 or document["missing"]:
         sys.exit(f"not what was to be measured: {document['hosts']} hosts, missing {document['missing']}")

@@ -53,7 +53,7 @@ playbooks() {
 gate "ansible-lint (production) of a rendered playbook" playbooks
 gate "clang-tidy" tidy
 gate "mypy provision" mypy --strict provision
-gate "mypy collective_core" mypy --config-file collective_core/pyproject.toml collective_core/src collective_core/horovod
+gate "mypy collective_core" mypy --config-file collective_core/pyproject.toml collective_core/src collective_core/horovod benchmarks/engine
 gate "import-linter" env PYTHONPATH=collective_core/src lint-imports --no-cache
 gate "ruff check" ruff check .
 gate "ruff format" ruff format --check .

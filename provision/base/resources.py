@@ -1,4 +1,4 @@
-"""Files that come with the toolkit: playbooks, the engine's sources, image templates, scripts for the hosts.
+"""Files that come with the toolkit: playbooks, the engine's sources and benchmark, image templates, scripts for the hosts.
 
 In a checkout they are next to the package, in an installed wheel inside it; only this module knows which.
 """
@@ -24,7 +24,7 @@ REINSTALL_HINT = "install it again: in its checkout pip install --force-reinstal
 
 
 def folder(name: str) -> Path:
-    """The folder ``playbooks``, ``collective_core`` or ``images``; raises ProvisionError when the installation lacks it."""
+    """The folder ``playbooks``, ``collective_core``, ``benchmarks`` or ``images``; raises ProvisionError when the installation lacks it."""
     for place in (_PACKAGE / "_bundled" / name, _PACKAGE.parent / name):
         if place.is_dir():
             return place

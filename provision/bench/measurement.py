@@ -1,4 +1,4 @@
-"""Measurements on hosts, one after the other, by the engine's own benchmark."""
+"""Measurements on hosts, one after the other, by the engine's own benchmark (``benchmarks/engine``), which is copied there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
+from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.bench.results import HostSlots, Measurements, Pair, Ranks, Result, Training
 from provision.inventory import Inventory
@@ -16,7 +17,10 @@ from provision.launch import jobs, launchers
 from provision.plan.model import Plan
 from provision.remote.progress import Progress
 from provision.remote.session import Session
+from provision.smoke import training_job
 from provision.survey import installed
+
+_PACKAGE = "engine_benchmark"  # what the benchmark is called on the hosts
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         plan = installed.read_plan(session)
         slots = [(name, host.slots) for name, host in plan.hosts.items()]
         planned = experiments(slots, pairs=options.pairs, training=options.training and all(host.torch for host in plan.hosts.values()))
+        modules = {path: f"{_PACKAGE}/{path.name}" for path in sorted((resources.folder("benchmarks") / "engine").glob("*.py"))}
+        training_job.copy_files(session, plan, modules, "the benchmark")
         found: list[Pair | Ranks | Training] = []
         for number, experiment in enumerate(planned, 1):
             log = session.folder / f"bench-{number}.log"
@@ -123,10 +129,11 @@ def outcome(experiment: Experiment, report: Mapping[str, Any]) -> Pair | Ranks |
 def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOptions, title: str, log: Path) -> dict[str, Any]:
     hosts = {name: plan.hosts[name] for name in experiment.hosts}
     where = launchers.Environment.of(replace(plan, hosts=hosts))
+    folder = f"{next(iter(hosts.values())).prefix}/smoke"
     placed = [(hosts[name].network.address, count) for name, count in experiment.placement]
-    command = ["python", "-m", "collective_core.bench", "--peers", "none", "--rounds", str(options.rounds), "--report", "{job}/report.json"]
+    command = ["python", "-m", _PACKAGE, "--peers", "none", "--rounds", str(options.rounds), "--report", "{job}/report.json"]
     command += ["--train", "mnist"] if experiment.kind == "training" else ["--sizes", options.sizes]
-    job = launchers.own_job(where, placed, launchers.RunOptions(tuple(command), report="report.json"))
+    job = launchers.own_job(where, placed, launchers.RunOptions(tuple(command), workdir=folder, report="report.json"))
     result = jobs.run(session, job, title, log, lambda _line: None)
     if result.interrupted:
         session.abort()

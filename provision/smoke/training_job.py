@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provision.base import paths, resources
@@ -90,25 +90,32 @@ def check_options(inventory: Inventory, options: SmokeOptions) -> None:
 
 
 def _copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:
+    files = {resources.hostside("train_mnist.py"): "train_mnist.py"}
+    files |= {file.path: f"data/{data.digest}/{file.name}" for file in data.files}
+    copy_files(session, plan, files, "the training job")
+
+
+def copy_files(session: Session, plan: Plan, files: Mapping[Path, str], what: str) -> None:
+    """Copy files to the hosts: file → its path below ``smoke`` in a host's prefix. Raises ProvisionError for a host where that fails."""
     outcome = session.play(
         resources.folder("playbooks") / "smoke.yml",
-        "Copy the training job",
+        f"Copy {what}",
         hosts=list(plan.hosts),
-        extra_vars={"provision_plan": plan.as_dict(), "provision_smoke_archive": str(_pack(session.folder / "training_job.tar", data))},
+        extra_vars={"provision_plan": plan.as_dict(), "provision_smoke_archive": str(_pack(session.folder / "smoke.tar", files))},
     )
     for name in outcome.failed:
         failure = outcome.hosts[name].failure
-        raise ProvisionError(failure.text if failure else "failed", where=f"{name}, copying the training job")
+        raise ProvisionError(failure.text if failure else "failed", where=f"{name}, copying {what}")
     if outcome.rc != 0:
-        raise ProvisionError("the training job could not be copied to the hosts", hint=f"read {outcome.log}")
+        raise ProvisionError(f"{what} could not be copied to the hosts", hint=f"read {outcome.log}")
 
 
-def _pack(archive: Path, data: mnist.Dataset) -> Path:
-    """Write script and data into one archive, relative to the hosts' prefix: a copy of each file would take Ansible seconds."""
-    names = {resources.hostside("train_mnist.py"): "smoke/train_mnist.py"}
-    names |= {file.path: f"smoke/data/{data.digest}/{file.name}" for file in data.files}
+def _pack(archive: Path, files: Mapping[Path, str]) -> Path:
+    """Write the files into one archive, relative to the hosts' prefix: a copy of each would take Ansible seconds."""
+    names = {path: f"smoke/{name}" for path, name in files.items()}
+    folders = {str(parent) for name in names.values() for parent in PurePosixPath(name).parents} - {"."}
     with tarfile.open(archive, "w") as tar:
-        for folder in ("smoke", "smoke/data", f"smoke/data/{data.digest}"):
+        for folder in sorted(folders):
             member = tarfile.TarInfo(folder)
             member.type, member.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(member)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from collective_core.bench import limits, options, report
+
+from benchmarks.engine import limits, options, report
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def bench(*arguments):
-    return subprocess.run([sys.executable, "-m", "collective_core.bench", *arguments], capture_output=True, text=True, timeout=120)
+def bench(*arguments, package="benchmarks.engine", folder=CHECKOUT):
+    return subprocess.run([sys.executable, "-m", package, *arguments], capture_output=True, text=True, timeout=120, cwd=folder)
 
 
 def test_sizes_are_binary():
@@ -43,8 +48,15 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_2(arguments, complaint):
     done = bench(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("collective_core.bench: ")
+    assert done.stderr.startswith("benchmarks.engine: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_it_runs_under_another_name_as_it_does_on_hosts(tmp_path):
+    shutil.copytree(CHECKOUT / "benchmarks/engine", tmp_path / "engine_benchmark")
+    done = bench("--np", "2", "--sizes", "4K", "--peers", "none", "--rounds", "1", "--json", package="engine_benchmark", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["np"] == 2
 
 
 def test_peers_are_all_unless_told_otherwise():
@@ -88,7 +100,7 @@ def test_a_missing_peer_is_named(tmp_path, monkeypatch):
 
 
 def test_ranks_that_mpirun_started_must_be_those_of_np(launch):
-    outcome = launch("collective_core.bench", 2, arguments=["--np", "3"])
+    outcome = launch("benchmarks.engine", 2, arguments=["--np", "3"])
     assert outcome.returncode == 2
     assert "the launcher started 2 ranks" in outcome.stderr
 

@@ -6,8 +6,11 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 #: Of a frame, a run and a header, where all ranks ask for the same.
 MESSAGE_BYTES = 256
@@ -15,8 +18,8 @@ MESSAGE_BYTES = 256
 
 @pytest.fixture(scope="module")
 def worlds():
-    command = [sys.executable, "-m", "collective_core.bench", "--negotiation", "2,8,9,24,40", "--rounds", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "benchmarks.engine", "--negotiation", "2,8,9,24,40", "--rounds", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=CHECKOUT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["negotiation"]
 
@@ -32,7 +35,8 @@ def test_rounds_messages_and_bytes_grow_with_the_logarithm(worlds):
 
 @pytest.mark.parametrize("arguments", [["--negotiation", "1"], ["--negotiation", "2,,4"], ["--negotiation", "--np", "2"]])
 def test_a_wrong_command_line_is_one_sentence(arguments):
-    done = subprocess.run([sys.executable, "-m", "collective_core.bench", *arguments], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "benchmarks.engine", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=CHECKOUT)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "--negotiation" in done.stderr

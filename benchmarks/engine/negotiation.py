@@ -16,11 +16,13 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from collective_core.errors import CollectiveError
+
 import collective_core as cc
 from collective_core import _native
-from collective_core.bench import report
-from collective_core.bench.options import Options
-from collective_core.errors import CollectiveError
+
+from . import report
+from .options import Options
 
 #: Exchanges of all ranks together in a measurement; at least so many per rank.
 EXCHANGES, LEAST_EXCHANGES = 8192, 40

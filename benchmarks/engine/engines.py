@@ -8,11 +8,12 @@ import socket
 from typing import Any, Callable
 
 import numpy as np
+from collective_core.runtime import membership
 
 import collective_core as cc
 from collective_core import _native
-from collective_core.bench.measure import Step
-from collective_core.runtime import membership
+
+from .measure import Step
 
 Array = Any  # a NumPy array of float32
 

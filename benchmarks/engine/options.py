@@ -88,7 +88,7 @@ def parse_peers(text: str | None, train: str | None) -> tuple[str, ...]:
 def parse(arguments: Sequence[str]) -> Options:
     """Raises :class:`UsageError` for what cannot be run, SystemExit after ``--help``."""
     parser = _Parser(
-        prog="python -m collective_core.bench",
+        prog=f"python -m {__package__}",
         description="The engine, its peers and the machine's own limit in one run. Under mpirun, torchrun or srun it uses their ranks.",
     )
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any
 
-from collective_core.bench.options import UsageError
+from .options import UsageError
 
 SCHEMA = 1
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))

@@ -13,9 +13,9 @@ import threading
 from typing import Any
 
 import numpy as np
+from collective_core.runtime import membership
 
 import collective_core as cc
-from collective_core.runtime import membership
 
 #: Larger than any cache, together with its copy.
 COPIED_BYTES = 128 << 20

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, NamedTuple
 
+import collective_core.torch as hvd
 import torch
 import torch.nn.functional as F
+from collective_core.runtime import membership
 from torch import nn
 
-import collective_core.torch as hvd
-from collective_core.bench import engines, measure, report
-from collective_core.bench.options import Options
-from collective_core.runtime import membership
+from . import engines, measure, report
+from .options import Options
 
 
 class Mnist(nn.Module):
