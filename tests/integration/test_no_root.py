@@ -44,6 +44,20 @@ def homes(cluster) -> set[str]:
     return seen(cluster, INSIDE)
 
 
+@pytest.fixture(scope="module")
+def equipped(cluster, homes) -> Sandbox:
+    """The hosts once an administrator has brought what is missing on the second, too."""
+    administrator(cluster.hosts[1], f"apt-get -q update && apt-get -q install -y --no-install-recommends {BROUGHT_BY_AN_ADMINISTRATOR}")
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def installed(equipped, homes) -> tuple[dict, set[str]]:
+    """The report of the installation, and what was outside the homes before it."""
+    before = seen(equipped, OUTSIDE)
+    return report(good(provision("up", str(equipped.inventory), *LEAN, "--json"))), before
+
+
 def test_host_without_a_compiler_is_refused_unchanged(cluster, homes):
     outside = seen(cluster, OUTSIDE)
     result = provision("up", str(cluster.inventory), "--limit", "node2", *LEAN)
@@ -55,18 +69,15 @@ def test_host_without_a_compiler_is_refused_unchanged(cluster, homes):
     assert sorted(seen(cluster, INSIDE) ^ homes) == []
 
 
-def test_plan_names_what_is_left_out(cluster):
-    host = cluster.hosts[1]
-    administrator(host, f"apt-get -q update && apt-get -q install -y --no-install-recommends {BROUGHT_BY_AN_ADMINISTRATOR}")
-    shown = good(provision("plan", str(cluster.inventory), *LEAN)).stdout
+def test_plan_names_what_is_left_out(equipped):
+    shown = good(provision("plan", str(equipped.inventory), *LEAN)).stdout
     assert f"prefix {PREFIX}, without root" in shown
     assert "node1 and node2: without root everything is installed in" in shown
 
 
 @pytest.mark.slow
-def test_installation_trains_and_touches_only_the_home(cluster, homes):
-    before = seen(cluster, OUTSIDE)
-    document = report(good(provision("up", str(cluster.inventory), *LEAN, "--json")))
+def test_installation_trains_and_touches_only_the_home(cluster, installed):
+    document, before = installed
     assert [host["state"] for host in document["hosts"]] == ["ready", "ready"]
     assert document["smoke"]["size"] == 4
     assert sorted(seen(cluster, OUTSIDE) ^ before) == []
@@ -77,6 +88,7 @@ def test_installation_trains_and_touches_only_the_home(cluster, homes):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("installed")
 def test_programs_started_by_hand_have_a_file_with_the_paths(cluster, ssh):
     said = ssh(
         cluster, cluster.hosts[0], f". {PREFIX}/env.sh && mpirun --version && python -c 'import mpi4py.MPI as m; print(m.COMM_WORLD.size)'"
@@ -86,6 +98,7 @@ def test_programs_started_by_hand_have_a_file_with_the_paths(cluster, ssh):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("installed")
 def test_a_second_run_has_nothing_to_do_and_a_full_one_changes_nothing(cluster):
     again = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke"))
     assert "no step has to run" in again.stderr
@@ -93,7 +106,8 @@ def test_a_second_run_has_nothing_to_do_and_a_full_one_changes_nothing(cluster):
     assert [(host["state"], host["changed"]) for host in full["hosts"]] == [("unchanged", 0)]
 
 
-def test_hosts_with_and_without_root_need_one_prefix(cluster):
+def test_hosts_with_and_without_root_need_one_prefix(equipped):
+    cluster = equipped
     one = cluster.hosts[0]
     administrator(one, "echo 'trainer ALL=(ALL:ALL) NOPASSWD: ALL' > /etc/sudoers.d/trainer && chmod 440 /etc/sudoers.d/trainer")
     try:
@@ -114,6 +128,7 @@ def test_hosts_with_and_without_root_need_one_prefix(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("installed")
 def test_remove_leaves_the_home_as_it_was(cluster, homes):
     removed = report(good(provision("remove", str(cluster.inventory), "--yes", "--json")))
     assert [(host["state"], host["left"]) for host in removed["hosts"]] == [("removed", [])] * 2
