@@ -79,7 +79,7 @@ unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 tests/unit
 
 engine: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
-	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/engine
+	$(ENGINE_BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/engine
 
 engine-slow: $(SLOW_STAMP) $(TOOLKIT_STAMP)
 	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/engine
