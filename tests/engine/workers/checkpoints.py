@@ -56,6 +56,7 @@ if task == "save":
     taken = train(model, optimizer, sampler, steps, lambda step: checkpoints.save(step, epoch=0, loss=0.5))
     saved = state(model)
     rest = train(model, optimizer, sampler, 1, first=steps)
+    checkpoints.wait()
     assert sorted(path.name for path in folder.iterdir()) == ["step-000000000003.checkpoint", "step-000000000004.checkpoint"]
 
     again, its_optimizer, its_sampler = fresh()
@@ -95,7 +96,9 @@ elif task == "wrong":
     # A disk that takes no more; a limit of this process is as good. Every rank is told, and the engine goes on.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     try:
-        hvd.Checkpoints(folder, model=model, optimizer=optimizer, sampler=sampler).save(9)
+        checkpoints = hvd.Checkpoints(folder, model=model, optimizer=optimizer, sampler=sampler)
+        checkpoints.save(9)
+        checkpoints.wait()
         said.append("nothing")
     except hvd.CollectiveError as error:
         said.append(f"{error.kind}: {error}")
@@ -111,4 +114,4 @@ else:  # a single process that saves until it is ended
         step += 1
         torch.nn.init.constant_(model.weight, float(step))
         checkpoints.save(step)
-        print("saved", step, flush=True)
+        print("saved", step - 1, flush=True)

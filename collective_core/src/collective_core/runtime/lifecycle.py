@@ -151,9 +151,14 @@ def rejoin(lost: Sequence[int] = ()) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job. Operations that are still queued fail; peers that wait for this rank are told. Not collective."""
+    """Leaves the job. Operations that are still queued fail; peers that wait for this rank are told. Not collective.
+
+    Waits for the checkpoint that this process is writing; raises :class:`CollectiveError` (kind ``invalid``) if it could not be written.
+    """
     # Between a failure and the others' learning of it there must be nothing that waits for them.
     _leave(together=membership.is_healthy() and sys.exc_info()[0] is None and not _native.in_handler())
+    for finish in membership.before_end:
+        finish()
 
 
 def _leave(together: bool, patience: float = math.inf) -> None:
@@ -178,6 +183,11 @@ def _at_exit() -> None:
     # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
     crashed = hasattr(sys, "last_value")
     _leave(together=membership.is_healthy() and not crashed, patience=EXIT_PATIENCE)
+    for finish in membership.before_end:
+        try:
+            finish()
+        except CollectiveError as error:  # nobody is left who could catch it
+            print(f"collective_core: {error}", file=sys.stderr, flush=True)
     may_come = membership.are_all_live() and not mpi.is_chosen()
     patience = math.inf if membership.is_healthy() else STALLED_PATIENCE if may_come else 0.0
     _launcher.finish(0.0 if crashed else patience)

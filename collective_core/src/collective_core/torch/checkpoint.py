@@ -1,9 +1,11 @@
-"""Checkpoints that are whole or not there, written by rank 0 alone and read back by all ranks.
+"""Checkpoints that are whole or not there, written by rank 0 alone, in the background, and read back by all ranks.
 
     checkpoints = hvd.Checkpoints("checkpoints", keep=3, model=model, optimizer=optimizer, sampler=sampler)
     start = checkpoints.restore()          # {"step": 1200, "epoch": 3}; {} where there is none
     ...
-    checkpoints.save(step, epoch=epoch)
+    checkpoints.save(step, epoch=epoch)    # copies, then training goes on
+    ...
+    checkpoints.wait()                     # the last one is on the disk
 
 A job that was started with ``--restart-from FOLDER`` takes its first ``restore`` from there; what it saves goes where the program says.
 
@@ -14,24 +16,26 @@ the parts' states. It is written under another name, brought to the disk and ren
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
-import io
 import json
 import os
 import pickle
 import re
 import socket
 import sys
+import threading
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
 from collective_core.runtime.config import RESTART_FROM
+from collective_core.torch import host_copy
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
 
 SCHEMA = 1
@@ -52,9 +56,71 @@ class _Found(NamedTuple):
     """A valid checkpoint, or why none can be used; neither where there is none."""
 
     header: dict[str, Any]
-    content: bytes
     error: str
     names: frozenset[str] = frozenset()  # of all that are in the folder
+
+
+class _Copy:
+    """What torch.save writes, in memory: once, where io.BytesIO would move it whenever it grows."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.length = 0
+
+    def write(self, data: Any) -> int:
+        self.pieces.append(bytes(data))
+        self.length += len(self.pieces[-1])
+        return len(self.pieces[-1])
+
+    def flush(self) -> None:
+        """torch.save calls it."""
+
+
+class _Writing:
+    """A checkpoint on its way to the disk. The process's only one, whichever :class:`Checkpoints` it is of."""
+
+    def __init__(self, write: Callable[[], None], objection: Callable[[Exception], str]) -> None:
+        self._error = ""
+
+        def run() -> None:
+            try:
+                write()
+            except Exception as failure:  # noqa: BLE001 - whatever it is, whoever waits is told
+                self._error = objection(failure)
+
+        # A daemon, because Python would wait for another before it runs what is registered for its end, and after a crash the other
+        # ranks must learn of it first: lifecycle.py waits for it.
+        self._thread = threading.Thread(target=run, name="collective_core checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> str:
+        """Waits until it is over. Why there is no checkpoint, or nothing."""
+        self._thread.join()
+        return self._error
+
+
+_writing: _Writing | None = None
+
+
+def _finish_writing() -> str:
+    """Waits for the checkpoint that this process is writing, if it is. Why it has failed, or nothing."""
+    return _writing.finish() if _writing is not None else ""
+
+
+def _forget_writing() -> None:
+    """Whoever is concerned has been told how it went."""
+    global _writing
+    _writing = None
+
+
+def _end_writing() -> None:
+    error = _finish_writing()
+    _forget_writing()
+    if error:
+        raise CollectiveError(error, "invalid", (ROOT,))
+
+
+membership.before_end.append(_end_writing)
 
 
 class Checkpoints:
@@ -81,18 +147,22 @@ class Checkpoints:
         self._parts = parts
 
     def save(self, step: int, **more: Any) -> None:
-        """Writes the parts' states after ``step`` steps. ``more``: plain values, which ``restore`` returns. Collective.
+        """Copies the parts' states after ``step`` steps, and writes the copy in the background. ``more``: plain values, which ``restore``
+        returns. Collective; waits for the checkpoint before this one.
 
         Raises TypeError for values that are not plain, and on every rank :class:`CollectiveError` (kind ``invalid``) naming the host when
-        rank 0 cannot write, or the folder holds another job's checkpoints of the same or later steps; what is there stays then.
+        rank 0 cannot write, when it could not write the checkpoint before, or when the folder holds another job's checkpoints of the same
+        or later steps. Then this one is not written, and what is there stays. What fails later is raised by the next call of any
+        :class:`Checkpoints`, or on rank 0 by ``shutdown``; a process that ends without them says it on stderr.
         """
         header = {"schema": SCHEMA, "step": int(step), "more": more}
         json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
+        self.wait()
         own = self._agree_on_own(int(step))
         error = ""
         if membership.rank() == ROOT:
             try:
-                self._write(header, own)
+                self._begin_writing(header, own)
             except Exception as failure:  # noqa: BLE001 - the others wait for a word, whatever it is
                 error = self._objection(int(step), failure)
         error = broadcast_object(error, ROOT)
@@ -100,27 +170,46 @@ class Checkpoints:
             raise CollectiveError(error, "invalid", (ROOT,))
         self._restart = None
 
+    def wait(self) -> None:
+        """Waits until the checkpoint that was saved last is on the disk. Collective.
+
+        Raises :class:`CollectiveError` (kind ``invalid``) on every rank when it could not be written.
+        """
+        errors = allgather_object(_finish_writing(), "checkpoint.written")  # of all: after a change of ranks, another than 0 may write
+        _forget_writing()
+        for rank, error in enumerate(errors):
+            if error:
+                raise CollectiveError(error, "invalid", (rank,))
+
     def restore(self, trust: bool = False) -> dict[str, Any]:
         """Brings the parts to the last valid checkpoint, on all ranks; returns ``step`` and what ``save`` was given. {} without any.
 
         Collective. A damaged one is passed over, with a :class:`CheckpointWarning` on rank 0. ``trust``: read files with other things in
         them than tensors and plain values, too; reading these can run any code. Raises :class:`CollectiveError` on every rank when the
-        files cannot be read, or hold other parts than these, and when a job that was started with ``--restart-from`` finds none there.
+        files cannot be read, or hold other parts than these, when the checkpoint that was saved last could not be written, and when a job
+        that was started with ``--restart-from`` finds none there.
+
+        Until it returns, a host needs memory for one copy of the checkpoint beside the parts, whatever its ranks.
         """
-        found: _Found = broadcast_object(self._last_valid() if membership.rank() == ROOT else None, ROOT)
-        _own_in(self._restart or self._folder).update(found.names)
-        if found.error:
-            raise CollectiveError(found.error, "invalid", (ROOT,))
-        if not found.header:
-            return {}
-        states = _load(found.content, trust)
+        self.wait()
+        with contextlib.ExitStack() as opened:
+            found, content = self._last_valid(opened) if membership.rank() == ROOT else (None, -1)
+            found = broadcast_object(found, ROOT)
+            _own_in(self._restart or self._folder).update(found.names)
+            if found.error:
+                raise CollectiveError(found.error, "invalid", (ROOT,))
+            if not found.header:
+                return {}
+            content = opened.enter_context(host_copy.shared(content, found.header["bytes"], found.header["sha256"]))
+            states = _load(content, trust)
         if set(states) != set(self._parts):
             folder, asked_for = self._restart or self._folder, ", ".join(sorted(self._parts))
             text = f"the checkpoint in {folder} holds {', '.join(sorted(states))}; asked for are {asked_for}"
             raise CollectiveError(text, "mismatch")
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
-                load_in_place(part, states[name], same_model=False)  # the file may be of one of another type
+                # It keeps the tensors that it is given, and these would keep the host's copy. The file may be of one of another type.
+                load_in_place(part, copy.deepcopy(states[name]), same_model=False)
             else:
                 part.load_state_dict(states[name])
         self._restart = None
@@ -159,18 +248,25 @@ class Checkpoints:
         why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
         return f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {why}"
 
-    def _write(self, header: dict[str, Any], own: set[str]) -> None:
-        packed = io.BytesIO()
-        torch.save({name: part.state_dict() for name, part in self._parts.items()}, packed)
-        content = packed.getbuffer()
-        line = json.dumps({**header, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+    def _begin_writing(self, header: dict[str, Any], own: set[str]) -> None:
+        global _writing
+        content = _Copy()
+        torch.save({name: part.state_dict() for name, part in self._parts.items()}, content)
         self._folder.mkdir(parents=True, exist_ok=True)
+        known = frozenset(own)
+        _writing = _Writing(lambda: self._write(header, content, known), lambda failure: self._objection(header["step"], failure))
+
+    def _write(self, header: dict[str, Any], content: _Copy, own: frozenset[str]) -> None:
+        digest = hashlib.sha256()
+        for piece in content.pieces:
+            digest.update(piece)
+        line = json.dumps({**header, "bytes": content.length, "sha256": digest.hexdigest()})
         target = self._folder / _name_of(header["step"])
         draft = target.with_name(f".{target.name}.part")
         try:
             with draft.open("wb") as file:
                 file.write(line.encode() + b"\n")
-                file.write(content)
+                file.writelines(content.pieces)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, target)
@@ -186,27 +282,28 @@ class Checkpoints:
         for old in {*others, *drafts} - {*older[: self._keep - 1]}:
             old.unlink(missing_ok=True)
 
-    def _last_valid(self) -> _Found:
+    def _last_valid(self, opened: contextlib.ExitStack) -> tuple[_Found, int]:
+        """On rank 0. And a file in memory with what it holds, which is closed with ``opened``; -1 without one."""
         passed_over = []
         try:
             files = _files(self._restart or self._folder)
             names = frozenset(path.name for path in files)
             for path in files:
                 try:
-                    found = _read(path)
+                    header, content = _read(path, opened)
                 except ValueError as error:
                     passed_over.append(f"{path} is not used: {error}")
                     warnings.warn(passed_over[-1], CheckpointWarning, stacklevel=3)
                 else:
                     if self._restart:
-                        print(f"collective_core: goes on from {path} (step {found.header['step']})", file=sys.stderr, flush=True)
-                    return found._replace(names=names)
+                        print(f"collective_core: goes on from {path} (step {header['step']})", file=sys.stderr, flush=True)
+                    return _Found(header, "", names), content
         except OSError as error:
-            return _Found({}, b"", f"the checkpoints cannot be read on {socket.gethostname()}: {error}")
+            return _Found({}, f"the checkpoints cannot be read on {socket.gethostname()}: {error}"), -1
         if self._restart is None:
-            return _Found({}, b"", "", names)
+            return _Found({}, "", names), -1
         why = "; ".join(passed_over) or ("it holds none" if self._restart.is_dir() else "there is no such folder")
-        return _Found({}, b"", f"--restart-from {self._restart}: no valid checkpoint on {socket.gethostname()}: {why}")
+        return _Found({}, f"--restart-from {self._restart}: no valid checkpoint on {socket.gethostname()}: {why}"), -1
 
 
 def restart_folder() -> Path | None:
@@ -233,30 +330,39 @@ def _step_of(path: Path) -> int:
     return int(path.name[len("step-") : -len(".checkpoint")])
 
 
-def _read(path: Path) -> _Found:
-    """Raises ValueError, saying why, for a file that is not what was written."""
+def _read(path: Path, opened: contextlib.ExitStack) -> tuple[dict[str, Any], int]:
+    """Its first line, and a file in memory with the rest. Raises ValueError, saying why, for a file that is not what was written."""
     with path.open("rb") as file:
         line = file.readline(MOST_HEADER)
-        content = file.read()
-    try:
-        header = json.loads(line)
-        schema, length, expected = header["schema"], header["bytes"], header["sha256"]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError("its first line is damaged") from None
-    if schema != SCHEMA:
-        raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")
-    if len(content) != length:
-        raise ValueError(f"it holds {len(content)} of {length} bytes")
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise ValueError("its checksum is wrong")
-    return _Found(header, content, "")
+        try:
+            header = json.loads(line)
+            schema, length, expected = header["schema"], header["bytes"], header["sha256"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError("its first line is damaged") from None
+        if schema != SCHEMA:
+            raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")
+        found = os.fstat(file.fileno()).st_size - len(line)
+        if found != length:
+            raise ValueError(f"it holds {found} of {length} bytes")
+        content = opened.enter_context(host_copy.new_file())
+        if host_copy.fill(content, file) != expected:
+            raise ValueError("its checksum is wrong")
+    return header, content
 
 
-def _load(content: bytes, trust: bool) -> dict[str, Any]:
-    # Older versions of PyTorch know no safe way.
-    options = {"weights_only": not trust} if "weights_only" in inspect.signature(torch.load).parameters else {}
+def _load(content: int, trust: bool) -> dict[str, Any]:
+    """The states in a file, whose tensors are pages of it where this version of PyTorch can do that."""
+    known = inspect.signature(torch.load).parameters
+    options: dict[str, Any] = {"map_location": "cpu"}
+    if "weights_only" in known:  # older versions of PyTorch know no safe way
+        options["weights_only"] = not trust
+    path = host_copy.path_of(content)
     try:
-        states: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", **options)
+        if "mmap" in known and os.path.exists(path):
+            states: dict[str, Any] = torch.load(path, mmap=True, **options)
+        else:
+            with open(content, "rb", closefd=False) as file:
+                states = torch.load(file, **options)
     except pickle.UnpicklingError as error:
         text = "the checkpoint holds other things than tensors and plain values; if you trust whoever wrote it: restore(trust=True)"
         raise CollectiveError(f"{text} ({str(error).splitlines()[0]})", "invalid") from error
