@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cases import slow_but_last
+from collective_core.errors import CollectiveError
 from collective_core.observe import recorder, timeline_file
 from collective_core.observe.clocks import Clock, offset_of
 from collective_core.observe.flight_recorder import path_of
 from collective_core.observe.timeline_file import Head, Part
 from collective_core.observe.trace import rows, table
+from collective_core.runtime import config, network
 from collective_core.runtime.horovod_variables import translate
 
 from collective_core import flight, trace
@@ -171,3 +178,77 @@ def test_every_variable_is_in_the_table():
     read = {name for text in texts for name in re.findall(r"COLLECTIVE_[A-Z]+(?:_[A-Z]+)*", text)}
     assert len(read) > 10
     assert {name for name in read if f"`{name}`" not in table} == set()
+
+
+def first_of_two_free_ports():
+    while True:
+        port = network.free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
+def test_metrics_of_a_job_add_up_and_are_served_while_it_runs(launch):
+    port = first_of_two_free_ports()
+    env = {"COLLECTIVE_METRICS_PORT": str(port)}
+    reports = launch("metrics.py", 2, 1, [str(port)], env=env).must_succeed().reports()
+    waits, is_late = reports[0], reports[1]  # the worker itself compares the rest
+    assert waits["slowest_rank"] == 1
+    assert waits["late_seconds"]["1"] > 0.2
+    assert waits["peers_seconds"] > 0.2
+    assert waits["waited_seconds"] > 0.2
+    assert is_late["late_seconds"].get("0", 0.0) < 0.2
+
+
+def test_hosts_that_are_late_are_known_to_the_first_rank_of_a_host(launch):
+    reports = launch("metrics.py", 2, 2).must_succeed().reports()
+    assert 0.2 < reports[0]["hosts_seconds"] <= reports[0]["peers_seconds"]
+    assert reports[1]["hosts_seconds"] < 0.2
+    assert reports[0]["late_seconds"] == {}
+    assert reports[0]["slowest_rank"] is None
+
+
+def test_a_metrics_port_in_use_is_a_warning_and_training_goes_on():
+    script = "import collective_core as cc, numpy; cc.init(); cc.barrier(); print(cc.metrics()['operations'][0]['operations'])"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        env = {**os.environ, "COLLECTIVE_METRICS_PORT": str(port)}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert f"serves no metrics: it cannot listen at 127.0.0.1 port {port} (COLLECTIVE_METRICS_PORT + local rank" in done.stderr
+    assert "Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize("port", ["http", "0.5", "70000"])
+def test_a_metrics_port_that_is_none_is_an_error(monkeypatch, port):
+    monkeypatch.setenv("COLLECTIVE_METRICS_PORT", port)
+    with pytest.raises(CollectiveError, match="COLLECTIVE_METRICS_PORT="):
+        config.from_environment()
+
+
+def test_the_metrics_port_follows_the_local_rank_of_an_elastic_job():
+    script = """
+import socket, threading, urllib.request
+from collective_core.elastic import worker
+from collective_core.observe import prometheus
+from collective_core.runtime import config, membership
+
+settings = config.from_environment()
+worker.is_one = lambda: True
+for local_rank in (0, 1, 0):
+    membership.local_rank = lambda: local_rank
+    if local_rank == 1:  # the rank that had it leaves it in this moment
+        taken = socket.create_server(("127.0.0.1", settings.metrics_port + 1))
+        threading.Timer(0.3, taken.close).start()
+    prometheus.begin(settings)
+    prometheus.begin(settings)
+    for port in (0, 1):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{settings.metrics_port + port}/metrics", timeout=10) as answer:
+                print(port, answer.status)
+        except OSError:
+            pass
+"""
+    env = {**os.environ, "COLLECTIVE_METRICS_PORT": str(first_of_two_free_ports())}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["0 200", "1 200", "0 200"]
+    assert done.stderr == ""

@@ -51,8 +51,12 @@ struct Process {
   std::map<int64_t, Submitted> tasks;                      // by handle
   int64_t next_handle = 1;
   std::shared_ptr<cc::Recorder> recorder;
-  std::shared_ptr<cc::Arena> arena;                    // of set 0, shared by all sets
-  std::map<void*, std::shared_ptr<cc::Arena>> blocks;  // by address: what cc_allocate gave out
+  std::vector<std::shared_ptr<cc::Counters>> counters;  // of engines that run or are being closed
+  std::map<int32_t, cc::Totals> totals;                 // of those that are gone, by process set
+  std::map<int, uint64_t> waited_for_ns;                // likewise, by rank
+  uint64_t waited_ns = 0;                               // likewise
+  std::shared_ptr<cc::Arena> arena;                     // of set 0, shared by all sets
+  std::map<void*, std::shared_ptr<cc::Arena>> blocks;   // by address: what cc_allocate gave out
   std::shared_ptr<cc::ExternalTransports> external_transports = std::make_shared<cc::ExternalTransports>();
 };
 Process& process() {
@@ -111,6 +115,17 @@ void end_all(const std::map<int32_t, std::shared_ptr<cc::Engine>>& engines) {
   }
   for (const auto& entry : engines) {
     if (first) entry.second->leave_because(*first);
+  }
+}
+
+void keep_totals(const std::map<int32_t, std::shared_ptr<cc::Engine>>& closed) {
+  Process& state = process();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  for (const auto& entry : closed) {
+    const std::shared_ptr<cc::Counters>& counters = entry.second->counters();
+    counters->add_to(&state.totals[entry.first]);
+    counters->add_to(&state.waited_for_ns);
+    state.counters.erase(std::find(state.counters.begin(), state.counters.end(), counters));
   }
 }
 
@@ -297,6 +312,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
         std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.external_transports);
     made->use(static_cast<cc::Semantics>(semantics));
     state.engines[process_set] = made;
+    state.counters.push_back(made->counters());
     static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
     static_cast<void>(watching);
     state.owner = getpid();
@@ -354,6 +370,7 @@ int32_t cc_close(int32_t process_set) {
       }
     }
     end_all(closing);  // when the mutex is free again: their operations may take a while
+    keep_totals(closing);
     return 0;
   });
 }
@@ -455,6 +472,7 @@ int32_t cc_record(const char* path) {
     refuse_forked();
     const std::lock_guard<std::mutex> lock(state.mutex);
     require(state.engines.empty(), "the recorder must be chosen before init()");
+    if (state.recorder) state.waited_ns += state.recorder->recording().waited_ns.load();
     state.recorder = std::make_shared<cc::Recorder>(path ? path : "");
     return 0;
   });
@@ -519,6 +537,59 @@ int32_t cc_traffic(int32_t process_set, uint64_t* four) {
     four[1] = traffic.steps;
     four[2] = traffic.messages;
     four[3] = traffic.bytes;
+    return 0;
+  });
+}
+
+int32_t cc_counters(cc_kind_counters* rows, int32_t capacity, int32_t* count) {
+  return guarded([&] {
+    Process& state = process();
+    refuse_forked();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    std::map<int32_t, cc::Totals> totals = state.totals;
+    for (const auto& counters : state.counters) counters->add_to(&totals[counters->process_set()]);
+    *count = 0;
+    for (const auto& [process_set, of_set] : totals) {
+      for (size_t kind = 0; kind < cc::kinds; ++kind) {
+        const cc::KindCounters<uint64_t>& sum = of_set.of_kind[kind];
+        if (sum.operations == 0) continue;
+        if (*count < capacity)
+          rows[*count] = {process_set,    static_cast<int32_t>(kind),
+                          sum.operations, sum.failed,
+                          sum.bytes,      sum.queue_ns,
+                          sum.peers_ns,   sum.hosts_ns,
+                          sum.transfer_ns};
+        ++*count;
+      }
+    }
+    return 0;
+  });
+}
+
+int32_t cc_late_ranks(cc_waited_for* rows, int32_t capacity, int32_t* count) {
+  return guarded([&] {
+    Process& state = process();
+    refuse_forked();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    std::map<int, uint64_t> waited_for_ns = state.waited_for_ns;
+    for (const auto& counters : state.counters) counters->add_to(&waited_for_ns);
+    *count = 0;
+    for (const auto& [rank, waited_ns] : waited_for_ns) {
+      if (*count < capacity) rows[*count] = {rank, 0, waited_ns};
+      ++*count;
+    }
+    return 0;
+  });
+}
+
+int32_t cc_resources(cc_use* use) {
+  return guarded([&] {
+    Process& state = process();
+    refuse_forked();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    const uint64_t waited_now = state.recorder ? state.recorder->recording().waited_ns.load() : 0;
+    const cc::Arena::Use arena = state.arena ? state.arena->use() : cc::Arena::Use{};
+    *use = {state.waited_ns + waited_now, arena.now, arena.most, arena.all};
     return 0;
   });
 }

@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 14;
+constexpr int32_t cc_abi = 15;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -152,6 +152,35 @@ CC_API int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all);
 // What the exchanges of operation headers between hosts have cost this rank since it joined the process set: exchanges,
 // steps, messages sent, bytes sent. Zeros unless it is the first rank of one of several hosts.
 CC_API int32_t cc_traffic(int32_t process_set, uint64_t* four);
+
+// What this process has done since it began, also as a member of jobs that it has left. Numbers never fall.
+struct cc_kind_counters {
+  int32_t process_set;
+  int32_t kind;         // a number of types.h
+  uint64_t operations;  // that have ended, well or not
+  uint64_t failed;      // of these
+  uint64_t bytes;       // of this rank's tensors
+  uint64_t queue_ns;    // behind other operations of this rank
+  uint64_t peers_ns;    // until all ranks had come to the operation, and knew it; small tensors come along
+  uint64_t hosts_ns;    // of this: for other hosts, on the first rank of one of several
+  uint64_t transfer_ns;
+};
+// *count: rows there are, one for each process set and kind of which there was an operation; at most `capacity` are
+// written.
+CC_API int32_t cc_counters(struct cc_kind_counters* rows, int32_t capacity, int32_t* count);
+struct cc_waited_for {
+  int32_t rank;  // of the job at that time, on this host
+  int32_t reserved;
+  uint64_t peers_ns;  // of operations to which it came last of this host
+};
+CC_API int32_t cc_late_ranks(struct cc_waited_for* rows, int32_t capacity, int32_t* count);
+struct cc_use {
+  uint64_t waited_ns;    // that callers have waited for collectives
+  uint64_t arena_bytes;  // of this rank's part of the arena: allocated now; zeros without an arena
+  uint64_t arena_most;   // at most since the rank has joined
+  uint64_t arena_all;    // that can be
+};
+CC_API int32_t cc_resources(struct cc_use* use);
 
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
 CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,

@@ -27,6 +27,7 @@ Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder,
     : group_(std::move(group)),
       recorder_(std::move(recorder)),
       process_set_(process_set),
+      counters_(std::make_shared<Counters>(process_set, group_->topology())),
       external_transports_(std::move(external_transports)),
       exchange_(*group_),
       joined_(group_->topology().size) {}
@@ -250,7 +251,9 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
     stop(*failed);
   }
   group_->set_current(nullptr);
-  return {current, failed, event.end(!failed)};
+  const int64_t ended_ns = event.end(!failed);
+  counters_->add(event, ended_ns, !failed, exchange_.take_waits());
+  return {current, failed, ended_ns};
 }
 
 Failure Engine::internal(const std::exception& error) const {

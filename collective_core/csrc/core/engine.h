@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/counters.h"
 #include "core/group.h"
 #include "core/operation.h"
 #include "core/recorder.h"
@@ -70,6 +71,7 @@ class Engine {
   const Topology& topology() const { return group_->topology(); }
   const std::shared_ptr<Arena>& arena() const { return group_->arena(); }
   const Traffic& traffic() const { return exchange_.traffic(); }
+  const std::shared_ptr<Counters>& counters() const { return counters_; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -134,6 +136,7 @@ class Engine {
   std::unique_ptr<Group> group_;
   std::shared_ptr<Recorder> recorder_;
   int process_set_;
+  std::shared_ptr<Counters> counters_;
   std::shared_ptr<ExternalTransports> external_transports_;
   Exchange exchange_;
   std::vector<const Header*> headers_;     // of the latest exchange, by rank

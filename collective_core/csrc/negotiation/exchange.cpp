@@ -25,7 +25,9 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
     host_negotiation_.begin(sequence_);
     try {
       wait_for_local(deadline);
+      const int64_t here = monotonic_ns();
       host_negotiation_.fill_slots(deadline);
+      waits_.hosts_ns += monotonic_ns() - here;
     } catch (const Failure&) {
       host_negotiation_.give_up();
       throw;
@@ -65,7 +67,11 @@ std::vector<int> Exchange::missing_here() const {
 
 void Exchange::wait_for_local(Deadline& deadline) {
   const Topology& topology = group_.topology();
+  waits_.late = -1;
   for (int local = 0; local < topology.local_size(); ++local) {
+    if (has_reached(group_.memory().cell(local).published, sequence_)) continue;
+    // Those before it have come, and whoever is not waited for any more came earlier.
+    waits_.late = topology.local_ranks()[local];
     wait_until(group_.memory().cell(local).published, sequence_, group_.wait_policy(), [&] {
       group_.failure_detector().check_waiting_for(topology.local_ranks()[local]);
       const std::vector<int> missing = missing_here();

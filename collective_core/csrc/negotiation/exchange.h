@@ -12,8 +12,10 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "core/counters.h"
 #include "core/group.h"
 #include "negotiation/host_negotiation.h"
 
@@ -30,6 +32,8 @@ class Exchange {
   // next operation is likely to need.
   void fetch_next_slot(size_t payload);
   const Traffic& traffic() const { return host_negotiation_.traffic(); }
+  // Since they were taken last.
+  Waits take_waits() { return std::exchange(waits_, {}); }
 
  private:
   std::vector<int> missing_here() const;
@@ -38,6 +42,7 @@ class Exchange {
   Group& group_;
   HostNegotiation host_negotiation_;
   uint32_t sequence_ = 0;
+  Waits waits_;
 };
 
 }  // namespace cc

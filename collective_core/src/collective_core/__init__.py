@@ -31,6 +31,7 @@ from collective_core.arrays import (
     reducescatter,
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.runtime.lifecycle import init, shutdown
 from collective_core.runtime.membership import (
@@ -83,6 +84,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "metrics",
     "rank",
     "reducescatter",
     "remove_process_set",

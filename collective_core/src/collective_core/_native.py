@@ -10,11 +10,11 @@ import math
 import time
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 14  # of csrc/api/c_api.h
+ABI = 15  # of csrc/api/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -114,6 +114,28 @@ class Transfer(ctypes.Structure):
     ]
 
 
+class KindCounters(ctypes.Structure):
+    """struct cc_kind_counters."""
+
+    _fields_ = [
+        ("process_set", c_int32),
+        ("kind", c_int32),
+        *((name, c_uint64) for name in ("operations", "failed", "bytes", "queue_ns", "peers_ns", "hosts_ns", "transfer_ns")),
+    ]
+
+
+class WaitedFor(ctypes.Structure):
+    """struct cc_waited_for."""
+
+    _fields_ = [("rank", c_int32), ("reserved", c_int32), ("peers_ns", c_uint64)]
+
+
+class Use(ctypes.Structure):
+    """struct cc_use."""
+
+    _fields_ = [(name, c_uint64) for name in ("waited_ns", "arena_bytes", "arena_most", "arena_all")]
+
+
 START = ctypes.CFUNCTYPE(c_int32, POINTER(Transfer), c_void_p, c_uint64)
 TEST = ctypes.CFUNCTYPE(c_int32, c_int32, c_void_p, c_uint64)
 
@@ -179,6 +201,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_copy.argtypes = [c_void_p, c_void_p, c_uint64]
     lib.cc_copy.restype = None
     lib.cc_traffic.argtypes = [c_int32, POINTER(c_uint64)]
+    lib.cc_counters.argtypes = [POINTER(KindCounters), c_int32, POINTER(c_int32)]
+    lib.cc_late_ranks.argtypes = [POINTER(WaitedFor), c_int32, POINTER(c_int32)]
+    lib.cc_resources.argtypes = [POINTER(Use)]
     lib.cc_allocate.argtypes = [c_uint64, c_int32, POINTER(c_void_p)]
     lib.cc_free.argtypes = [c_void_p]
     lib.cc_reduce.argtypes = [c_int32, c_int32, c_int32, c_double, c_double, c_void_p, POINTER(c_void_p), c_int32, c_uint64]
@@ -457,3 +482,33 @@ def allocate(length: int, large_pages: bool = False) -> int:
 
 def free(address: int) -> None:
     library().cc_free(address)
+
+
+Row = TypeVar("Row", KindCounters, WaitedFor)
+
+
+def _rows(function: Callable[..., int], row: type[Row]) -> list[Row]:
+    """All rows of a table that may grow while it is read."""
+    table, count = (row * 0)(), c_int32()
+    check(function(table, 0, byref(count)))
+    while count.value > len(table):
+        table = (row * count.value)()
+        check(function(table, len(table), byref(count)))
+    return list(table[: count.value])
+
+
+def counters() -> list[KindCounters]:
+    """What this process's operations have been, by process set and kind (csrc/api/c_api.h)."""
+    return _rows(library().cc_counters, KindCounters)
+
+
+def late_ranks() -> list[WaitedFor]:
+    """The ranks of this host for which this process has waited, and how long."""
+    return _rows(library().cc_late_ranks, WaitedFor)
+
+
+def resources() -> Use:
+    """What this process has spent and holds."""
+    use = Use()
+    check(library().cc_resources(byref(use)))
+    return use

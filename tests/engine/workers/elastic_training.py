@@ -41,7 +41,13 @@ if __name__ == "__main__":
     if outside:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     log = (folder / f"log.{os.getpid()}").open("a", buffering=1)
-    resets = []
+    resets, counted = [], []
+
+    def count():
+        """What was counted goes on when the ranks change."""
+        rows = [row for row in hvd.metrics()["operations"] if row["kind"] == "allreduce"]
+        counted.append(sum(row["operations"] for row in rows))
+        assert counted == sorted(counted), counted
 
     def note(**what):
         log.write(json.dumps({"pid": os.getpid(), "time": time.time(), **what}) + "\n")
@@ -58,9 +64,12 @@ if __name__ == "__main__":
             # Our launcher says it, as horovodrun does; mpirun does not.
             assert os.environ.get("HOROVOD_RANK", str(hvd.rank())) == str(hvd.rank()), "as of the rank that it has now"
             note(step=state.step, rank=hvd.rank(), size=hvd.size())
+            count()
             time.sleep(0.02)
         return state.step
 
     state = hvd.elastic.TorchState(model, optimizer, step=0)
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
-    note(end=train(state), values=values(model), resets=resets)
+    end = train(state)
+    assert hvd.metrics()["elastic_resets"] == len(resets)
+    note(end=end, values=values(model), resets=resets)

@@ -110,6 +110,8 @@ void* Arena::allocate(size_t bytes, bool large_pages) {
   }
   if (rest) free_[offset + needed] = rest;
   used_[offset] = needed;
+  used_bytes_ += needed;
+  most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
   lock.unlock();
   if (large_pages) use_large_pages(mine_ + offset, needed);
   return mine_ + offset;
@@ -120,6 +122,7 @@ void Arena::release(void* address) {
   const auto used = used_.find(static_cast<size_t>(static_cast<char*>(address) - mine_));
   if (used == used_.end()) return;
   madvise(address, used->second, MADV_REMOVE);  // the pages go back to the system
+  used_bytes_ -= used->second;
   auto block = free_.insert(*used).first;
   used_.erase(used);
   const auto next = std::next(block);
@@ -132,6 +135,11 @@ void Arena::release(void* address) {
   if (previous->first + previous->second != block->first) return;
   previous->second += block->second;
   free_.erase(block);
+}
+
+Arena::Use Arena::use() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {used_bytes_, most_used_bytes_, part_bytes_};
 }
 
 uint64_t Arena::location_of(const void* address, size_t bytes) const {

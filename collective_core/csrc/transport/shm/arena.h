@@ -31,6 +31,12 @@ class Arena {
   void* allocate(size_t bytes, bool large_pages = false);
   void release(void* address);
 
+  // Bytes of this rank's part: given out now, at most so far, and all.
+  struct Use {
+    uint64_t now, most, all;
+  };
+  Use use();
+
   // Where the bytes lie in this rank's part, counted from 1; 0 when they are not, or not wholly, in it.
   uint64_t location_of(const void* address, size_t bytes) const;
   // The address, in this process, of a location in the part of another rank of this host (its rank in the job).
@@ -46,6 +52,7 @@ class Arena {
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // blocks in this rank's part: offset, bytes; never two that touch
   std::map<size_t, size_t> used_;
+  size_t used_bytes_ = 0, most_used_bytes_ = 0;
 };
 
 }  // namespace cc

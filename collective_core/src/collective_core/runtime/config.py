@@ -15,6 +15,8 @@ COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training 
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (observe/timeline.py)
+COLLECTIVE_METRICS_PORT        port plus local rank at which every rank answers Prometheus (observe/prometheus.py)
+COLLECTIVE_METRICS_ADDRESS     numeric address at which it listens (127.0.0.1)
 COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (observe/flight_recorder.py)
 COLLECTIVE_RESTART_FROM        folder from whose last valid checkpoint the job goes on (torch/checkpoint.py)
 COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (runtime/launchers.py)
@@ -57,6 +59,8 @@ RESTART_FROM = "COLLECTIVE_RESTART_FROM"
 SEMANTICS = "COLLECTIVE_SEMANTICS"
 #: More than any link has been seen to need.
 MOST_SOCKETS = 64
+#: Each rank of a host takes a port of its own from here on.
+MOST_METRICS_PORT = 64000
 #: Transports of tensors in host memory.
 BACKENDS = ("engine", "mpi")
 
@@ -77,6 +81,8 @@ class Config(NamedTuple):
     stall_warning: float
     timeline: str | None
     flight_recorder: str | None
+    metrics_port: int | None
+    metrics_address: str
     notes: tuple[str, ...]
 
 
@@ -100,10 +106,10 @@ def _switch(environment: Mapping[str, str], name: str, default: bool = False) ->
     return text in ("1", "true", "yes", "on")
 
 
-def _sockets(environment: Mapping[str, str]) -> int:
-    number = _number(environment, "COLLECTIVE_SOCKETS", 1.0, least=1.0)
-    if number != int(number) or number > MOST_SOCKETS:
-        raise CollectiveError(f"COLLECTIVE_SOCKETS={number:g} is not a whole number from 1 to {MOST_SOCKETS}", "invalid")
+def _whole_number(environment: Mapping[str, str], name: str, most: int) -> int:
+    number = _number(environment, name, 1.0, least=1.0)
+    if number != int(number) or number > most:
+        raise CollectiveError(f"{name}={number:g} is not a whole number from 1 to {most}", "invalid")
     return int(number)
 
 
@@ -124,7 +130,7 @@ def from_environment() -> Config:
     return Config(
         timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT, least=0.0) or NEVER,
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
-        sockets=_sockets(environment),
+        sockets=_whole_number(environment, "COLLECTIVE_SOCKETS", MOST_SOCKETS),
         single_copy=_switch(environment, "COLLECTIVE_SINGLE_COPY", default=True),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         backend=one_of("COLLECTIVE_BACKEND", BACKENDS),
@@ -137,5 +143,7 @@ def from_environment() -> Config:
         stall_warning=_number(environment, "COLLECTIVE_STALL_WARNING", DEFAULT_STALL_WARNING, least=0.0),
         timeline=text("COLLECTIVE_TIMELINE"),
         flight_recorder=text("COLLECTIVE_FLIGHT_RECORDER"),
+        metrics_port=_whole_number(environment, "COLLECTIVE_METRICS_PORT", MOST_METRICS_PORT) if text("COLLECTIVE_METRICS_PORT") else None,
+        metrics_address=text("COLLECTIVE_METRICS_ADDRESS") or "127.0.0.1",
         notes=tuple(notes),
     )

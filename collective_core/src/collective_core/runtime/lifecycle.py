@@ -12,7 +12,7 @@ from typing import Any, Sequence
 from collective_core import _native, arrays
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.observe import clocks, flight_recorder, timeline
+from collective_core.observe import clocks, flight_recorder, prometheus, timeline
 from collective_core.runtime import config, launchers, membership, process_sets, rendezvous
 from collective_core.transport import mpi
 
@@ -75,6 +75,7 @@ def _join(comm: Any | None, sets: Any | None) -> None:
         shutdown()
         raise
     clocks.begin()
+    prometheus.begin(settings)
     if settings.timeline:
         timeline.start_timeline(settings.timeline)
         arrays.barrier("timeline")  # in which all ranks see that all have started it
@@ -144,6 +145,7 @@ def rejoin(lost: Sequence[int] = ()) -> None:
     Raises :class:`CollectiveError` as ``init`` does, of kind ``closed`` when the job is over.
     """
     global _lost
+    membership.note_reset()
     _leave(together=False)
     _forget_launcher()
     _lost = tuple(lost)

@@ -38,6 +38,7 @@ _healthy = True
 _all_live = True  # as far as failures tell
 _failure: BaseException | None = None  # that ended the engine: an error of its own, or what a signal's handler raised in a wait
 _generation = 0
+_resets = 0
 _joins: dict[int, int] = {}
 _changes = 0
 _counters: dict[tuple[str, int], int] = {}
@@ -115,6 +116,17 @@ def current() -> Membership:
 def generation() -> int:
     """A number that changes whenever this process has joined other ranks."""
     return _generation
+
+
+def note_reset() -> None:
+    """The process leaves its ranks for new ones, in an elastic job."""
+    global _resets
+    _resets += 1
+
+
+def resets() -> int:
+    """How often it has done so."""
+    return _resets
 
 
 def job_secret() -> bytes:

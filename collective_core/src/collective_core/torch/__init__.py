@@ -11,6 +11,7 @@ docs/horovod.md lists what differs from Horovod.
 from __future__ import annotations
 
 from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.runtime.lifecycle import init, shutdown
 from collective_core.runtime.membership import (
@@ -142,6 +143,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "metrics",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
