@@ -29,7 +29,7 @@ class _CheckByDefault(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["look"]:
             terminal.say("doctor look is deprecated: leave `look` out, or use `doctor check`")
-            args = args[1:]
+            args = ["check", *args[1:]]
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
             args = ["check", *args]
         return super().parse_args(ctx, args)

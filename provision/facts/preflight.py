@@ -31,8 +31,11 @@ _INSTALL_PYTHON = (
 )
 
 
-def unsurveyed_problem(name: str, why: Unsurveyed) -> Problem:
-    """Why there are no facts of a host."""
+def unsurveyed_problem(name: str, why: Unsurveyed, python: str | None = None) -> Problem:
+    """Why there are no facts of a host. ``python``: the one that its inventory names (``provision_python``)."""
+    if why.missing_python and python is not None:
+        what = f"there is no {python}, which the inventory names (provision_python)"
+        return Problem("error", what, "install it there, name another one, or leave provision_python out", host=name)
     if why.missing_python:
         return Problem("error", "there is no Python 3, which the survey and Ansible need", _INSTALL_PYTHON, host=name)
     return Problem("error", f"it cannot be reached: {why.unreachable}", host=name, message=why.unreachable or "")

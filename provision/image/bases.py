@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -37,7 +38,11 @@ def checked_system(text: str) -> str:
     found = _SYSTEM.fullmatch(text.strip().lower())
     system = f"{_OTHER_NAMES.get(found['id'], found['id'])} {found['version']}" if found else ""
     if system not in systems():
-        raise UsageError(f"--os {text}: no image of it is known", hint="there are " + ", ".join(map(short, systems())))
+        # Of a name that is misspelt; another release is no spelling of one that does not exist.
+        same_release = [known for known in systems() if found and known.split()[1] == found["version"]]
+        close = difflib.get_close_matches(system, same_release, n=1)
+        hint = f"did you mean {short(close[0])}?" if close else f"there are {', '.join(map(short, systems()))}"
+        raise UsageError(f"--os {text}: no image of it is known", hint=hint)
     return system
 
 

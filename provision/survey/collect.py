@@ -106,7 +106,7 @@ def _read_answer(host: Host, answer: _Answer, survey: Survey, *, become_password
         yield Problem("error", error.what, error.hint, host=host.name, message="" if facts.BEGIN in answer.output else answer.output)
         return
     if isinstance(found, Unsurveyed):
-        yield facts.unsurveyed_problem(host.name, found)
+        yield facts.unsurveyed_problem(host.name, found, host.python)
     else:
         survey.hosts[host.name] = found
         needed = catalog.system_packages().needed_mb
@@ -139,7 +139,7 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
             if warning := facts.untested_system(found.os):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:
-            problems.append(facts.unsurveyed_problem(host.name, found))
+            problems.append(facts.unsurveyed_problem(host.name, found, host.python))
     if not known:
         what = "; ".join(map(str, problems)) or "it has facts of none of the inventory's hosts"
         raise UsageError(what, where=str(path), hint=f"survey them again: provision survey {inventory.argument} --json")

@@ -308,3 +308,7 @@ def test_sigterm_between_two_steps_exits_1(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "provision: interrupted\n  → run the same command again" in done.stderr
     assert f"everything about this run: {tmp_path}/home/runs/2" in done.stderr
+
+
+def test_the_old_name_of_doctor_check_has_the_help_of_the_new_one() -> None:
+    assert provision("doctor", "look", "--help").stdout == provision("doctor", "check", "--help").stdout

@@ -359,6 +359,11 @@ def test_no_python() -> None:
     )
 
 
+def test_the_python_that_the_inventory_names_is_not_there() -> None:
+    sentence = f"error {facts.unsurveyed_problem('a', facts.Unsurveyed(missing_python=True), '/nope')}"
+    assert sentence.startswith("error a: there is no /nope, which the inventory names (provision_python)\n  → install it there")
+
+
 def test_an_unreachable_host() -> None:
     problem = facts.unsurveyed_problem("a", facts.Unsurveyed(unreachable="no route to host"))
     assert str(problem) == "a: it cannot be reached: no route to host"
