@@ -21,7 +21,7 @@ Array = Any  # a NumPy array of float32
 class Ours:
     """The engine, on arrays of NumPy's own memory."""
 
-    name, memory = "collective_core", "ordinary"
+    name, memory, call = "collective_core", "ordinary", "cc.allreduce"
 
     def array(self, elements: int) -> Array:
         return np.empty(elements, dtype=np.float32)
@@ -39,10 +39,26 @@ class OursInArena(Ours):
         return cc.empty(elements, np.float32)
 
 
+class OursInTorch(Ours):
+    """The engine as programs call it, on torch tensors. Raises ImportError without PyTorch."""
+
+    call = "hvd.allreduce_"
+
+    def __init__(self) -> None:
+        import torch  # noqa: F401
+
+    def step(self, array: Array) -> Step:
+        import collective_core.torch as hvd
+        import torch
+
+        tensor = torch.from_numpy(array)
+        return lambda: hvd.allreduce_(tensor, op=hvd.Sum)
+
+
 class OpenMpi:
     """MPI_Allreduce through mpi4py."""
 
-    name, memory = "mpi", "ordinary"
+    name, memory, call = "mpi", "ordinary", "Allreduce"
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -62,7 +78,7 @@ class OpenMpi:
 class Gloo:
     """all_reduce of torch.distributed over Gloo."""
 
-    name, memory = "gloo", "ordinary"
+    name, memory, call = "gloo", "ordinary", "all_reduce"
 
     def __init__(self) -> None:
         start_gloo()
@@ -97,18 +113,20 @@ def start_gloo() -> None:
     torch.distributed.init_process_group("gloo", init_method=f"tcp://{place}:{port[0]}", rank=member.rank, world_size=member.size)
 
 
-#: The engine's own sides, then the peers by the names that --peers knows.
+#: The engine's own sides, of which one needs PyTorch, then the peers by the names that --peers knows.
 OWN: tuple[Callable[[], Any], ...] = (OursInArena, Ours)
+IN_TORCH = {OursInTorch.call: OursInTorch}
 PEERS: dict[str, Callable[[], Any]] = {"mpi": OpenMpi, "gloo": Gloo}
 
 
 def assemble(peers: tuple[str, ...]) -> tuple[list[Any], dict[str, str]]:
-    """The sides that can run here, and for each missing peer the reason."""
+    """The sides that can run here, and for each missing one the reason."""
     sides: list[Any] = [own() for own in OWN]
     missing: dict[str, str] = {}
-    for peer in peers:
+    others: dict[str, Callable[[], Any]] = {**IN_TORCH, **{peer: PEERS[peer] for peer in peers}}
+    for name, make in others.items():
         try:
-            sides.append(PEERS[peer]())
+            sides.append(make())
         except (ImportError, RuntimeError) as error:
-            missing[peer] = str(error)
+            missing[name] = str(error)
     return sides, missing

@@ -73,6 +73,7 @@ def row(side: Any, size: int, seconds: float) -> dict[str, Any]:
         "engine": side.name,
         "op": "allreduce",
         "memory": side.memory,
+        "call": side.call,
         "bytes": size,
         "np": cc.size(),
         "median_us": round(seconds * 1e6, 3),
@@ -88,4 +89,6 @@ def must_be_right(side: Any, array: Any, step: measure.Step) -> None:
     wrong = np.array([int((array != size * (size + 1) // 2).sum())])
     array[:] = 0
     if cc.allreduce(wrong, op=cc.Max)[0]:
-        raise cc.CollectiveError(f"{side.name} ({side.memory}) returned wrong sums of {array.nbytes} bytes; nothing was measured")
+        raise cc.CollectiveError(
+            f"{side.name} ({side.call}, {side.memory} memory) returned wrong sums of {array.nbytes} bytes; nothing was measured"
+        )

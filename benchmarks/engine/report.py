@@ -27,7 +27,9 @@ def spelled(size: int) -> str:
 
 
 def duration(microseconds: float) -> str:
-    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.2f} ms"
+    if microseconds >= 1000:
+        return f"{microseconds / 1000:.2f} ms"
+    return f"{microseconds:.{1 if microseconds >= 10 else 2}f} us"
 
 
 def show(document: dict[str, Any], as_json: bool) -> None:
@@ -52,7 +54,7 @@ def text(document: dict[str, Any]) -> str:
 
 
 def collective_table(document: dict[str, Any]) -> list[str]:
-    rows: list[tuple[str, ...]] = [("size", "engine", "memory", "time", "bus GB/s", "of limit", "against the faster peer")]
+    rows: list[tuple[str, ...]] = [("size", "engine", "call", "memory", "time", "bus GB/s", "of limit", "against the faster peer")]
     limit = document["limit_gbs"]
     for result in document["results"]:
         peers = [r for r in document["results"] if r["bytes"] == result["bytes"] and r["engine"] != "collective_core"]
@@ -62,6 +64,7 @@ def collective_table(document: dict[str, Any]) -> list[str]:
             (
                 spelled(result["bytes"]),
                 result["engine"],
+                result["call"],
                 result["memory"],
                 duration(result["median_us"]),
                 f"{result['busbw_gbs']:.2f}",

@@ -84,8 +84,9 @@ def test_a_small_run_gives_the_document():
     assert document["limit_gbs"] > 0
     assert document["missing"] == {}
     for size in (4096, 1 << 20):
-        rows = {(r["engine"], r["memory"]): r for r in document["results"] if r["bytes"] == size}
-        assert set(rows) == {("collective_core", "arena"), ("collective_core", "ordinary"), ("mpi", "ordinary")}
+        rows = {(r["engine"], r["call"], r["memory"]): r for r in document["results"] if r["bytes"] == size}
+        ours = {("cc.allreduce", "arena"), ("cc.allreduce", "ordinary"), ("hvd.allreduce_", "ordinary")}
+        assert set(rows) == {*(("collective_core", *each) for each in ours), ("mpi", "Allreduce", "ordinary")}
         for row in rows.values():
             assert (row["op"], row["np"]) == ("allreduce", 2)
             assert row["busbw_gbs"] == pytest.approx(size / row["median_us"] / 1e3, rel=1e-3, abs=5e-5)  # of rounded figures
@@ -96,6 +97,7 @@ def test_a_missing_peer_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = bench("--np", "2", "--sizes", "4K", "--peers", "gloo", "--rounds", "1")
     assert done.returncode == 0, done.stderr
+    assert "missing: hvd.allreduce_ (no torch here)" in done.stdout
     assert "missing: gloo (no torch here)" in done.stdout
 
 

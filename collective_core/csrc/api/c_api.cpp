@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/process.h"
 #include "core/engine.h"
 #include "core/interruption.h"
 #include "kernels/kernels.h"
@@ -23,6 +24,8 @@
 #include "transport/tcp/tcp_transport.h"
 
 namespace {
+
+using cc::engine_of, cc::guarded, cc::make_task, cc::refuse_forked, cc::result_of, cc::run_task;
 
 thread_local std::string last_error;
 thread_local std::vector<int> last_ranks;
@@ -70,40 +73,8 @@ void note_fork() {
   if (process().owner != 0) forked = true;
 }
 
-int32_t remember(cc::Fault fault, const std::string& text, const std::vector<int>& ranks, bool one_name = false) {
-  last_error = text;
-  last_ranks = ranks;
-  last_one_name = one_name;
-  return static_cast<int32_t>(fault);
-}
-
-template <class Body>
-int32_t guarded(Body body) {
-  try {
-    return body();
-  } catch (const cc::Failure& failure) {
-    return remember(failure.fault, failure.what(), failure.ranks);
-  } catch (const std::exception& error) {
-    return remember(cc::Fault::internal, error.what(), {});
-  }
-}
-
-// Before the mutex, which another thread of the parent may have held at the fork.
-void refuse_forked() {
-  if (!forked) return;
-  throw cc::Failure(
-      cc::Fault::closed,
-      "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
-}
-
-std::shared_ptr<cc::Engine> engine(int32_t process_set) {
-  Process& state = process();
-  refuse_forked();
-  const std::lock_guard<std::mutex> lock(state.mutex);
-  const auto found = state.engines.find(process_set);
-  if (found != state.engines.end()) return found->second;
-  if (process_set == 0) throw cc::Failure(cc::Fault::closed, "the engine is not initialised: call init() first");
-  throw cc::Failure(cc::Fault::closed, "this rank is not in process set " + std::to_string(process_set));
+void require(bool condition, const char* complaint) {
+  if (!condition) throw cc::Failure(cc::Fault::invalid, complaint);
 }
 
 // What has failed in one process set is why this rank leaves the others, too: who waits for it there is told so.
@@ -138,57 +109,6 @@ Submitted submitted(int64_t handle) {
   return found->second;
 }
 
-void require(bool condition, const char* complaint) {
-  if (!condition) throw cc::Failure(cc::Fault::invalid, complaint);
-}
-
-std::shared_ptr<cc::Task> make_task(const cc_operation& op, int size) {
-  require(op.kind >= 0 && op.kind < static_cast<int>(cc::Kind::count), "unknown kind of collective");
-  require(op.dtype >= 0 && op.dtype < static_cast<int>(cc::DType::count), "unknown element type");
-  require(op.reduce >= 0 && op.reduce <= static_cast<int>(cc::ReduceOp::product), "unknown reduction");
-  require(op.ndim >= 0 && op.ndim < 256, "too many dimensions");
-  auto task = std::make_shared<cc::Task>();
-  cc::Header& header = task->operation.header;
-  header.kind = static_cast<cc::Kind>(op.kind);
-  header.dtype = static_cast<cc::DType>(op.dtype);
-  header.reduce = static_cast<cc::ReduceOp>(op.reduce);
-  header.ndim = static_cast<uint8_t>(op.ndim);
-  header.root = op.root;
-  header.count = op.count;
-  header.prescale = op.prescale;
-  header.postscale = op.postscale;
-  std::copy_n(op.dims, std::min(op.ndim, static_cast<int32_t>(cc::max_dims)), header.dims);
-  header.shape_hash = op.fused;
-  for (int32_t i = cc::max_dims; i < op.ndim; ++i) {
-    header.dims[cc::max_dims - 1] *= op.dims[i];
-    header.shape_hash = header.shape_hash * 16777619U + static_cast<uint32_t>(op.dims[i]) + 1;
-  }
-  const char* name = op.name ? op.name : "";
-  header.name_hash = cc::hash_of(name);
-  std::strncpy(header.name, name, cc::name_bytes - 1);
-  header.device = static_cast<cc::Device>(op.device);
-  require(op.device >= 0 && op.device < static_cast<int>(cc::Device::count), "unknown device");
-  if (op.objection && op.objection[0]) {
-    header.objects = 1;
-    task->operation.objection = op.objection;
-  }
-  const bool empty = op.count == 0 || !cc::has_tensor(header.kind) || header.objects;
-  const bool allocates = header.kind == cc::Kind::allgather || header.kind == cc::Kind::alltoall;
-  const bool any_root = header.kind != cc::Kind::broadcast || header.objects;
-  require(any_root || (op.root >= 0 && op.root < size), "the root is not a rank of this job");
-  require(empty || op.input, "input is missing");
-  require(empty || allocates || op.output, "output is missing");
-  require(op.count <= UINT64_MAX / 64, "too many elements");
-  require(header.kind != cc::Kind::reducescatter || header.objects || op.ndim > 0, "a scalar cannot be scattered");
-  require(header.kind != cc::Kind::alltoall || header.objects || (op.splits && op.ndim > 0), "splits are missing");
-  if (op.splits) task->operation.splits.assign(op.splits, op.splits + size);
-  task->operation.input = op.input;
-  task->operation.output = op.output;
-  task->operation.tag = op.tag;
-  task->operation.inner = op.inner != 0;
-  return task;
-}
-
 std::shared_ptr<cc::Recorder> the_recorder() {
   Process& state = process();
   refuse_forked();
@@ -209,11 +129,91 @@ class WaitClock {
   int64_t begin_ = cc::monotonic_ns();
 };
 
-int32_t result_of(const cc::Task& task) {
-  return task.fault == cc::Fault::none ? 0 : remember(task.fault, task.error, task.ranks, task.one_name);
+}  // namespace
+
+namespace cc {
+
+int32_t remember(Fault fault, const std::string& text, const std::vector<int>& ranks, bool one_name) {
+  last_error = text;
+  last_ranks = ranks;
+  last_one_name = one_name;
+  return static_cast<int32_t>(fault);
 }
 
-}  // namespace
+void refuse_forked() {
+  if (!forked) return;
+  throw Failure(
+      Fault::closed,
+      "this process was forked from a rank and is not one itself; start data loaders with spawn or forkserver");
+}
+
+std::shared_ptr<Engine> engine_of(int32_t process_set) {
+  Process& state = process();
+  refuse_forked();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  const auto found = state.engines.find(process_set);
+  if (found != state.engines.end()) return found->second;
+  if (process_set == 0) throw Failure(Fault::closed, "the engine is not initialised: call init() first");
+  throw Failure(Fault::closed, "this rank is not in process set " + std::to_string(process_set));
+}
+
+std::shared_ptr<Task> make_task(const cc_operation& op, int size) {
+  require(op.kind >= 0 && op.kind < static_cast<int>(Kind::count), "unknown kind of collective");
+  require(op.dtype >= 0 && op.dtype < static_cast<int>(DType::count), "unknown element type");
+  require(op.reduce >= 0 && op.reduce <= static_cast<int>(ReduceOp::product), "unknown reduction");
+  require(op.ndim >= 0 && op.ndim < 256, "too many dimensions");
+  auto task = std::make_shared<Task>();
+  Header& header = task->operation.header;
+  header.kind = static_cast<Kind>(op.kind);
+  header.dtype = static_cast<DType>(op.dtype);
+  header.reduce = static_cast<ReduceOp>(op.reduce);
+  header.ndim = static_cast<uint8_t>(op.ndim);
+  header.root = op.root;
+  header.count = op.count;
+  header.prescale = op.prescale;
+  header.postscale = op.postscale;
+  std::copy_n(op.dims, std::min(op.ndim, static_cast<int32_t>(max_dims)), header.dims);
+  header.shape_hash = op.fused;
+  for (int32_t i = max_dims; i < op.ndim; ++i) {
+    header.dims[max_dims - 1] *= op.dims[i];
+    header.shape_hash = header.shape_hash * 16777619U + static_cast<uint32_t>(op.dims[i]) + 1;
+  }
+  const char* name = op.name ? op.name : "";
+  header.name_hash = hash_of(name);
+  std::strncpy(header.name, name, name_bytes - 1);
+  header.device = static_cast<Device>(op.device);
+  require(op.device >= 0 && op.device < static_cast<int>(Device::count), "unknown device");
+  if (op.objection && op.objection[0]) {
+    header.objects = 1;
+    task->operation.objection = op.objection;
+  }
+  const bool empty = op.count == 0 || !has_tensor(header.kind) || header.objects;
+  const bool allocates = header.kind == Kind::allgather || header.kind == Kind::alltoall;
+  const bool any_root = header.kind != Kind::broadcast || header.objects;
+  require(any_root || (op.root >= 0 && op.root < size), "the root is not a rank of this job");
+  require(empty || op.input, "input is missing");
+  require(empty || allocates || op.output, "output is missing");
+  require(op.count <= UINT64_MAX / 64, "too many elements");
+  require(header.kind != Kind::reducescatter || header.objects || op.ndim > 0, "a scalar cannot be scattered");
+  require(header.kind != Kind::alltoall || header.objects || (op.splits && op.ndim > 0), "splits are missing");
+  if (op.splits) task->operation.splits.assign(op.splits, op.splits + size);
+  task->operation.input = op.input;
+  task->operation.output = op.output;
+  task->operation.tag = op.tag;
+  task->operation.inner = op.inner != 0;
+  return task;
+}
+
+int32_t result_of(const Task& task) {
+  return task.fault == Fault::none ? 0 : remember(task.fault, task.error, task.ranks, task.one_name);
+}
+
+int32_t run_task(Engine& engine, const std::shared_ptr<Task>& task) {
+  process().recorder->add_wait(engine.run(task) - task->queued_ns);
+  return result_of(*task);
+}
+
+}  // namespace cc
 
 int32_t cc_abi_version() {
   return cc_abi;
@@ -334,7 +334,7 @@ int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test) {
 
 int32_t cc_look_around(int32_t process_set) {
   return guarded([&] {
-    engine(process_set)->check_peers();
+    engine_of(process_set)->check_peers();
     return 0;
   });
 }
@@ -346,7 +346,7 @@ void cc_copy(void* target, const void* source, uint64_t bytes) {
 
 int32_t cc_reaches(int32_t process_set, int32_t* reaches) {
   return guarded([&] {
-    *reaches = engine(process_set)->has_cross_memory() ? 1 : 0;
+    *reaches = engine_of(process_set)->has_cross_memory() ? 1 : 0;
     return 0;
   });
 }
@@ -377,20 +377,19 @@ int32_t cc_close(int32_t process_set) {
 
 int32_t cc_run(const cc_operation* operation) {
   return guarded([&] {
-    const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
+    const std::shared_ptr<cc::Engine> current = engine_of(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
-    process().recorder->add_wait(current->run(task) - task->queued_ns);
-    return result_of(*task);
+    return run_task(*current, task);
   });
 }
 
 int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle) {
   return guarded([&] {
-    const std::shared_ptr<cc::Engine> current = engine(operation->process_set);
+    const std::shared_ptr<cc::Engine> current = engine_of(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
     require(way >= cc_queued && way <= cc_alone, "unknown way to submit");
     if (way == cc_blocking) {
-      process().recorder->add_wait(current->run(task) - task->queued_ns);
+      run_task(*current, task);
     } else {
       task->blocking = way == cc_alone;
       current->submit(task);
@@ -444,7 +443,7 @@ int32_t cc_release(int64_t handle) {
 
 int32_t cc_allocate(uint64_t bytes, int32_t large_pages, void** address) {
   return guarded([&] {
-    const std::shared_ptr<cc::Arena> arena = engine(0)->arena();
+    const std::shared_ptr<cc::Arena> arena = engine_of(0)->arena();
     *address = arena->allocate(bytes, large_pages != 0);
     Process& state = process();
     const std::lock_guard<std::mutex> lock(state.mutex);
@@ -532,7 +531,7 @@ int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all) {
 
 int32_t cc_traffic(int32_t process_set, uint64_t* four) {
   return guarded([&] {
-    const cc::Traffic& traffic = engine(process_set)->traffic();
+    const cc::Traffic& traffic = engine_of(process_set)->traffic();
     four[0] = traffic.exchanges;
     four[1] = traffic.steps;
     four[2] = traffic.messages;

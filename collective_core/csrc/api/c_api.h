@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 15;
+constexpr int32_t cc_abi = 16;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -117,6 +117,37 @@ CC_API int32_t cc_close(int32_t process_set);
 
 // Blocking; not for operations with results of their own: allgather, alltoall, join.
 CC_API int32_t cc_run(const cc_operation* operation);
+// Calls on an array or tensor that are repeated (prepared.cpp), with the interpreter's lock held. Functions of the
+// interpreter that they need: Py_IncRef, Py_DecRef, PyObject_RichCompareBool, PyErr_Clear, PyIter_Next,
+// PyLong_AsUnsignedLongLong, PyLong_FromLong, PyEval_SaveThread, PyEval_RestoreThread, and None.
+struct cc_python {
+  void (*take)(void* object);
+  void (*drop)(void* object);
+  int (*compare)(void* a, void* b, int how);
+  void (*clear_error)();
+  void* (*next)(void* iterator);
+  unsigned long long (*as_number)(void* object);
+  void* (*from_number)(long number);
+  void* (*release_lock)();
+  void (*acquire_lock)(void* state);
+  void* none;
+};
+// Returns the definition (PyMethodDef) of a function of the interpreter's: run_prepared(object, *arguments) runs what
+// was prepared for the object with equal arguments, and returns the fault's number; None where there is nothing such.
+CC_API void* cc_use_python(const struct cc_python* interpreter);
+struct cc_prepared {
+  void* object;  // that is read and written; it must be forgotten before it ends
+  void* const* arguments;
+  int32_t arguments_count;
+  int32_t reserved;
+  const struct cc_operation* operation;  // copied
+  void* counter;  // an iterator of the interpreter's: its next number ends the operation's name; or null
+  const void*
+      exchange;  // the object's DLPackExchangeAPI, to see whether it is still what it was; null: it cannot change
+};
+CC_API int32_t cc_prepare(const struct cc_prepared* asked);
+CC_API void cc_forget(void* object);  // null: all
+
 // How an operation is submitted. cc_queued: returns at once. cc_blocking: returns when it is done. cc_alone: returns at
 // once, and the caller submits nothing else until it is done, so that ranks that wait for something else learn that it
 // will not come.

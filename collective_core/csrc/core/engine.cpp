@@ -20,6 +20,11 @@ constexpr const char* refused_in_handler =
 constexpr const char* was_interrupted = "a signal has ended the wait";
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
+// Whether the data has come with the headers, so that what is left takes no time worth a look at the clock.
+bool has_travelled(const Header& header) {
+  return header.kind == Kind::allreduce && header.inline_bytes == header.bytes();
+}
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder, int process_set,
@@ -241,7 +246,8 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
     }
     Deadline deadline(group_->timeout(), started_ns);
     negotiate(current, deadline);
-    event.agree(current->operation.header, current->queued_ns);
+    if (current != task) event.become(current->operation.header, current->queued_ns);
+    if (!has_travelled(current->operation.header) || recorder_->timeline_is_on()) event.agree();
     transfer(current->operation, deadline);
   } catch (const Failure& failure) {
     failed = failure;
@@ -253,7 +259,7 @@ Engine::Outcome Engine::perform(const std::shared_ptr<Task>& task, int64_t start
   group_->set_current(nullptr);
   const int64_t ended_ns = event.end(!failed);
   counters_->add(event, ended_ns, !failed, exchange_.take_waits());
-  return {current, failed, ended_ns};
+  return {std::move(current), std::move(failed), ended_ns};
 }
 
 Failure Engine::internal(const std::exception& error) const {
@@ -311,7 +317,8 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
   if (header.kind == Kind::join) operation.received = {joined_.take_last()};
   if (scales_before_transfer(header, some_joined, group_->memory().layout().inline_bytes))
     return scale_and_transfer(operation, deadline);
-  const std::unique_ptr<ExternalTransport> external = external_transports_->of(header.device, process_set_);
+  std::unique_ptr<ExternalTransport> external;
+  if (external_transports_->exist_for(header.device)) external = external_transports_->of(header.device, process_set_);
   const DataPhase phase{*group_, operation, headers_, deadline, external.get()};
   const Algorithm algorithm = select_algorithm(phase);
   if (algorithm) algorithm(phase);

@@ -29,6 +29,12 @@
 namespace cc {
 
 struct Task {
+  // For another run of what has run well, once nobody else has it any more.
+  void renew() {
+    done = false;
+    queued_ns = monotonic_ns();
+  }
+
   Operation operation;
   bool blocking = false;               // a caller waits for it and submits nothing else meanwhile
   std::atomic<bool> done{false};       // the last to be written, so that who sees it needs no lock
@@ -94,7 +100,7 @@ class Engine {
     Stuck stuck;
   };
   // Publishes the operation and learns what the others want: headers_ and `contributors`.
-  void ask(const Proposal& proposal, Deadline& deadline);
+  void ask(Task& task, Stuck stuck, Deadline& deadline);
   // Until all want the same, which may be another task of this rank's than the one it came with; a join when all join.
   void negotiate(std::shared_ptr<Task>& task, Deadline& deadline);
   // As a rank that has joined, in what the latest exchange has agreed on.

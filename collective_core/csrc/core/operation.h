@@ -96,8 +96,8 @@ struct Header {
 };
 static_assert(sizeof(Header) == 208, "the header is a wire format");
 
-inline uint64_t hash_of(const char* text) {  // FNV-1a, 64 bits
-  uint64_t hash = 1469598103934665603ULL;
+// FNV-1a, 64 bits. `hash`: of what precedes the text.
+inline uint64_t hash_of(const char* text, uint64_t hash = 1469598103934665603ULL) {
   for (; *text; ++text) hash = (hash ^ static_cast<unsigned char>(*text)) * 1099511628211ULL;
   return hash;
 }

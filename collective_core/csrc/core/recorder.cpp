@@ -40,10 +40,9 @@ void Event::describe(const Header& header) {
   std::memcpy(name, header.name, name_bytes);
 }
 
-void Event::agree(const Header& header, int64_t when_queued) {
+void Event::become(const Header& header, int64_t when_queued) {
   describe(header);
   queued_ns = when_queued;
-  agreed_ns = monotonic_ns();
 }
 
 int64_t Event::end(bool well) {

@@ -13,6 +13,8 @@
 
 namespace cc {
 
+int64_t monotonic_ns();
+
 enum class EventState : uint32_t { none = 0, running = 1, done = 2, failed = 3 };
 
 // Python reads this layout too (observe/recorder.py). Times: nanoseconds of CLOCK_MONOTONIC.
@@ -22,15 +24,16 @@ struct Event {
   std::atomic<uint64_t> number;  // from 1
   int64_t queued_ns;             // handed to the engine
   int64_t started_ns;
-  int64_t agreed_ns;  // all ranks were there and wanted the same
+  int64_t agreed_ns;  // all ranks were there and wanted the same; 0: not yet, or nobody wants to know
   int64_t ended_ns;
   uint64_t bytes;
   uint8_t kind, dtype, reduce, padding[5];
   char name[name_bytes];
 
   void describe(const Header& header);
-  // The ranks agreed, perhaps on another operation than the one that this rank had begun with.
-  void agree(const Header& header, int64_t when_queued);
+  // The ranks will do another operation than the one that this rank had begun with.
+  void become(const Header& header, int64_t when_queued);
+  void agree() { agreed_ns = monotonic_ns(); }
   // Returns when that was.
   int64_t end(bool well);
 };
@@ -50,8 +53,6 @@ struct Recording {
   char host_name[64];
   Event ring[most_events];
 };
-
-int64_t monotonic_ns();
 
 class Recorder {
  public:

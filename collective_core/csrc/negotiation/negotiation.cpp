@@ -50,8 +50,7 @@ bool joins(const Task& task) {
 
 }  // namespace
 
-void Engine::ask(const Proposal& proposal, Deadline& deadline) {
-  Task& task = *proposal.task;
+void Engine::ask(Task& task, Stuck stuck, Deadline& deadline) {
   group_->set_current(&task.operation);
   Header& header = task.operation.header;
   const Payload payload = payload_of(task.operation, topology().rank, group_->memory().layout());
@@ -65,7 +64,7 @@ void Engine::ask(const Proposal& proposal, Deadline& deadline) {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
     const bool waits = task.blocking && nothing_else && !several_callers_;
-    header.stuck = proposal.stuck == Stuck::no && waits ? Stuck::waits : proposal.stuck;
+    header.stuck = stuck == Stuck::no && waits ? Stuck::waits : stuck;
   }
   // Horovod knows how to do without a rank in reductions alone.
   const bool can_do_without = header.kind == Kind::allreduce || !has_tensor(header.kind) || task.operation.inner;
@@ -95,14 +94,18 @@ void Engine::run_as_joined(int contributors, Deadline& deadline) {
 }
 
 void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
-  Search search{task, {task, Stuck::no}, {}};
   group_->failure_detector().throw_if_recorded();
+  std::optional<Search> begun;  // only where the first proposal is not agreed on: copies of shared pointers cost time
   for (;;) {
-    task = search.mine.task;
+    if (begun) task = begun->mine.task;
     if (joins(*task)) deadline.extend();
-    ask(search.mine, deadline);
+    ask(*task, begun ? begun->mine.stuck : Stuck::no, deadline);
     const Agreement agreement = compare(headers_);
     const int contributors = task->operation.contributors;
+    const bool goes_on_after_it = joins(*task) && contributors > 0;
+    if (agreement.verdict == Verdict::agreed && !goes_on_after_it) return;
+    if (!begun) begun = Search{task, {task, Stuck::no}, {}};
+    Search& search = *begun;
     if (agreement.verdict == Verdict::reorder) {
       const bool decides = agreement.first == topology().rank && task->operation.header.stuck != Stuck::no;
       if (!decides) search.tried.clear();
@@ -111,13 +114,11 @@ void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
       continue;
     }
     search.tried.clear();
-    if (joins(*task) && contributors > 0) {
+    if (goes_on_after_it) {
       if (agreement.verdict == Verdict::agreed) run_as_joined(contributors, deadline);
       deadline.extend();
       const Lock lock(mutex_);
       search.mine = {joins(*search.came_with) ? first_in_queue() : search.came_with, Stuck::no};
-    } else if (agreement.verdict == Verdict::agreed) {
-      return;
     } else {
       Failure failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
                       explain_disagreement(headers_, topology()), dissenters(headers_));

@@ -10,11 +10,11 @@ import math
 import time
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 15  # of csrc/api/c_api.h
+ABI = 16  # of csrc/api/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -93,6 +93,20 @@ class Operation(ctypes.Structure):
     ]
 
 
+class Prepared(ctypes.Structure):
+    """struct cc_prepared."""
+
+    _fields_ = [
+        ("object", c_void_p),
+        ("arguments", POINTER(ctypes.py_object)),
+        ("arguments_count", c_int32),
+        ("reserved", c_int32),
+        ("operation", POINTER(Operation)),
+        ("counter", ctypes.py_object),
+        ("exchange", c_void_p),
+    ]
+
+
 class Transfer(ctypes.Structure):
     """struct cc_transfer."""
 
@@ -153,7 +167,6 @@ class PeerInfo(NamedTuple):
 
 
 _library: ctypes.CDLL | None = None
-_plain_run: Callable[[Any], int] | None = None
 _transports: dict[int, tuple[Any, Any]] = {}  # by device; the engine has only their addresses
 
 
@@ -378,13 +391,51 @@ def run(op: Operation) -> None:
     check(library().cc_run(byref(op)))
 
 
-def plain_run() -> Callable[[Any], int]:
-    """``cc_run`` for an argument that is a ctypes pointer already."""
-    global _plain_run
-    if _plain_run is None:
-        prototype = ctypes.CFUNCTYPE(c_int32, c_void_p)
-        _plain_run = prototype(("cc_run", library()))
-    return _plain_run
+def nothing_prepared(*_: Any) -> int | None:
+    """What ``run_prepared`` is before anything was prepared."""
+    return None
+
+
+#: ``run_prepared(what, *arguments)`` runs what :func:`prepare` was given for it with equal arguments, and returns the fault's number, for
+#: :func:`check`; None if there is nothing such. A built-in function: a call through ctypes would cost as much as a small operation.
+run_prepared: Callable[..., int | None] = nothing_prepared
+
+#: Of csrc/api/c_api.h's cc_python, in its order.
+_INTERPRETER = (
+    *("Py_IncRef", "Py_DecRef", "PyObject_RichCompareBool", "PyErr_Clear", "PyIter_Next", "PyLong_AsUnsignedLongLong", "PyLong_FromLong"),
+    *("PyEval_SaveThread", "PyEval_RestoreThread"),
+)
+
+
+def prepare(what: Any, arguments: Sequence[Any], op: Operation, counter: Iterator[int] | None = None, exchange: int = 0) -> None:
+    """Keeps an operation in place for :data:`run_prepared`, until :func:`forget_prepared`, which must come before ``what`` is no more.
+
+    ``counter``: its next number ends the name of the operation. ``exchange``: address of the ``DLPackExchangeAPI`` of ``what``, by which a
+    call sees whether it still has the memory, type, shape and strides that it has now; 0 where they cannot change.
+    """
+    global run_prepared
+    if run_prepared is nothing_prepared:
+        run_prepared = _make_run_prepared()
+    request = Prepared(object=id(what), arguments_count=len(arguments), operation=ctypes.pointer(op), exchange=exchange or None)
+    request.arguments = (ctypes.py_object * max(len(arguments), 1))(*arguments)
+    if counter is not None:
+        request.counter = counter
+    check(ctypes.PYFUNCTYPE(c_int32, POINTER(Prepared))(("cc_prepare", library()))(byref(request)))
+
+
+def _make_run_prepared() -> Callable[..., int | None]:
+    addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value for name in _INTERPRETER]
+    table = (c_void_p * (len(addresses) + 1))(*addresses, id(None))
+    definition = ctypes.PYFUNCTYPE(c_void_p, c_void_p)(("cc_use_python", library()))(table)
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, c_void_p)(("PyCFunction_NewEx", ctypes.pythonapi))
+    made: Callable[..., int | None] = make(definition, None, None)
+    return made
+
+
+def forget_prepared(key: int | None = None) -> None:
+    """Lets go of what was prepared for the object whose ``id`` is ``key``, or of everything."""
+    if run_prepared is not nothing_prepared:
+        ctypes.PYFUNCTYPE(None, c_void_p)(("cc_forget", library()))(key)
 
 
 def submit(op: Operation, way: int = QUEUED) -> int:

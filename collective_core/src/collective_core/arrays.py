@@ -9,23 +9,17 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 
 from collective_core import _native
-from collective_core.runtime import membership, operations
+from collective_core.runtime import membership, operations, prepared
 from collective_core.runtime.process_sets import Members, ProcessSet, members
 
 #: Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
 Sum, Average, Min, Max, Product = "Sum", "Average", "Min", "Max", "Product"
 REDUCTIONS = {Sum: _native.SUM, Average: _native.AVERAGE, Min: _native.MIN, Max: _native.MAX, Product: _native.PRODUCT}
-
-#: What was prepared for an array that is reduced into itself again and again, so that a small one costs little Python: reduction and
-#: element type; the library's call and its argument; and what must live as long.
-Prepared = Tuple[str, Any, Callable[[Any], int], ctypes.c_void_p, Any]
-#: By the array's id. The arrays' memory stays where it is: NumPy resizes none that has a weak reference.
-_prepared: dict[int, Prepared] = {}
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32, large_pages: bool = False) -> np.ndarray[Any, Any]:
@@ -126,28 +120,6 @@ def _objection_to_out(out: np.ndarray[Any, Any] | None, like: np.ndarray[Any, An
     return f"out must be a writable, contiguous array of {like.dtype}{list(like.shape)}"
 
 
-def _prepare(array: Any, op: str, operation: _native.Operation) -> None:
-    """Keeps the operation for the next call, for as long as the array lives."""
-    key = id(array)  # no other array's while this one lives, and forgotten before it can be
-    gone = weakref.ref(array, lambda _: _prepared.pop(key, None))
-    # A call without declared types, and an argument that needs no conversion: half the cost of the ordinary call.
-    _prepared[key] = (op, array.dtype, _native.plain_run(), ctypes.c_void_p(ctypes.addressof(operation)), (gone, operation))
-
-
-def _fail(fault: int, array: Any) -> None:
-    """Raises what a prepared call has returned."""
-    try:
-        _native.check(fault)
-    except BaseException as error:
-        membership.note_failure(error, array)
-        raise
-
-
-def forget_prepared() -> None:
-    """Calls are prepared anew: the ranks have changed."""
-    _prepared.clear()
-
-
 def allreduce(
     array: Any,
     name: str | None = None,
@@ -163,14 +135,13 @@ def allreduce(
     float32 and rounded once. Integers wrap on overflow as in NumPy. ``prescale_factor`` multiplies each input, ``postscale_factor``
     the result; of integers, both round towards zero, and so does the average.
     """
-    repeats = out is array and name is None and process_set is None and prescale_factor == 1.0 and postscale_factor == 1.0
-    known = _prepared.get(id(array)) if repeats else None
-    if known is not None:
-        kept_op, dtype, call, argument, _ = known
-        if op == kept_op and array.dtype is dtype:
-            fault = call(argument)
+    repeats = out is array
+    arguments = (name, op, prescale_factor, postscale_factor, process_set)
+    if repeats:
+        fault = _native.run_prepared(array, *arguments, array.dtype)
+        if fault is not None:
             if fault:
-                _fail(fault, array)
+                operations.check_prepared(fault, array)
             return out  # type: ignore[return-value]  # which is array
     who = members(process_set)
     source, dtype, problem = _contiguous(array)
@@ -182,7 +153,7 @@ def allreduce(
     operation.prescale, operation.postscale = prescale_factor, postscale_factor
     operations.run(operation, source, result)
     if repeats:
-        _prepare(array, op, operation)
+        prepared.note(array, (*arguments, array.dtype), operation)  # its memory stays: NumPy resizes none that has a weak reference
     return result
 
 

@@ -27,7 +27,7 @@ class HostMemory {
   RankCell& my_cell() { return cell(local_rank_); }
 
   Header* slot(uint32_t sequence, int rank) {
-    char* base = memory_.data() + layout_.slots_at;
+    char* base = memory_.data() + layout_.slots_at + header_at;
     return reinterpret_cast<Header*>(base +
                                      ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
   }

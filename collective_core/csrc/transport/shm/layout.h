@@ -28,6 +28,9 @@ constexpr size_t inline_total = size_t(64) << 10;
 constexpr size_t inline_least = 256;
 constexpr size_t inline_most = 4096;
 
+// Of a header in its slot: so the payload behind it begins with a cache line, as tensors do.
+constexpr size_t header_at = (cache_line - sizeof(Header) % cache_line) % cache_line;
+
 constexpr int most_blamed = 32;        // ranks that a failure record can name
 constexpr size_t failure_text = 2048;  // bytes of its sentence
 
@@ -72,7 +75,7 @@ struct Layout {
     const size_t share = inline_total / size / cache_line * cache_line;
     inline_bytes = share > inline_most ? inline_most : share < inline_least ? inline_least : share;
     payload_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
-    slot_bytes = round_up(sizeof(Header) + payload_bytes, cache_line);
+    slot_bytes = header_at + sizeof(Header) + payload_bytes;
     slots_at = round_up(sizeof(ControlBlock) + local_size * sizeof(RankCell), page);
     in_at = round_up(slots_at + 2 * size * slot_bytes, page);
     out_at = in_at + local_size * 2 * chunk_bytes;

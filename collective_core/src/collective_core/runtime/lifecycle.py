@@ -68,7 +68,6 @@ def _join(comm: Any | None, sets: Any | None) -> None:
             peers = _meet(settings)
         assert _launcher is not None  # noqa: S101
         membership.begin(_launcher.rank, peers, settings, _launcher.secret)
-    arrays.forget_prepared()  # new ranks have prepared nothing: all compare anew
     try:
         process_sets.begin([] if sets is None or isinstance(sets, str) else sets, comm)
     except ValueError:  # on all ranks: they can call it again, with other sets

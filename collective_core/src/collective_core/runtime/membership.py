@@ -5,11 +5,13 @@ It is the state that everything above reads. A process joins and leaves in lifec
 
 from __future__ import annotations
 
+import itertools
 import threading
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 from collective_core import _native
 from collective_core.errors import CollectiveError, NotInitialisedError, is_fatal
+from collective_core.runtime import prepared
 from collective_core.runtime.config import Config
 from collective_core.transport import mpi
 
@@ -41,7 +43,7 @@ _generation = 0
 _resets = 0
 _joins: dict[int, int] = {}
 _changes = 0
-_counters: dict[tuple[str, int], int] = {}
+_counters: dict[tuple[str, int], Iterator[int]] = {}
 
 
 def begin(rank: int, peers: list[_native.PeerInfo], settings: Config, secret: bytes) -> None:
@@ -50,6 +52,7 @@ def begin(rank: int, peers: list[_native.PeerInfo], settings: Config, secret: by
     _counters.clear()
     _generation += 1
     _changes += 1
+    prepared.forget_all()
     _healthy, _all_live, _failure = True, True, None
     _membership, _secret = _among(rank, peers, settings), secret
 
@@ -67,6 +70,7 @@ def _among(rank: int, peers: list[_native.PeerInfo], settings: Config) -> Member
 def end() -> None:
     """The process has left."""
     global _membership, _secret
+    prepared.forget_all()
     _membership, _secret = None, b""
 
 
@@ -136,10 +140,22 @@ def job_secret() -> bytes:
 
 def next_name(kind: str, process_set: int = 0) -> str:
     """The name of an unnamed operation: the same on all ranks of the process set that call the same operations."""
+    return name_prefix(kind) + str(next(counter(kind, process_set)))
+
+
+def name_prefix(kind: str) -> str:
+    """What precedes the number in :func:`next_name`."""
+    return f"{kind}.noname."
+
+
+def counter(kind: str, process_set: int = 0) -> Iterator[int]:
+    """The numbers of :func:`next_name`, until the next of :func:`changes`. One ``next`` is not interrupted by other threads."""
     key = (kind, process_set)
-    with lock:
-        number = _counters[key] = _counters.get(key, 0) + 1
-    return f"{kind}.noname.{number}"
+    known = _counters.get(key)
+    if known is None:
+        with lock:
+            known = _counters.setdefault(key, itertools.count(1))
+    return known
 
 
 def forget_names(process_set: int) -> None:
@@ -150,6 +166,7 @@ def forget_names(process_set: int) -> None:
             del _counters[key]
         _joins[process_set] = _joins.get(process_set, 0) + 1
         _changes += 1
+        prepared.forget_all()
 
 
 def note_process_sets() -> None:
@@ -157,6 +174,7 @@ def note_process_sets() -> None:
     global _changes
     with lock:
         _changes += 1
+        prepared.forget_all()
 
 
 def joins(process_set: int) -> int:

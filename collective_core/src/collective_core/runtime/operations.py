@@ -23,6 +23,15 @@ def run(operation: _native.Operation, *memory: Any) -> None:
         raise
 
 
+def check_prepared(fault: int, memory: Any) -> None:
+    """Raises what ``_native.run_prepared`` has returned as :func:`run` does."""
+    try:
+        _native.check(fault)
+    except BaseException as error:
+        membership.note_failure(error, memory)
+        raise
+
+
 def wait(handle: int, memory: Any = None, seconds: float = math.inf) -> bool:
     """Waits for a submitted collective, at most so long, and says whether it is done; if it failed, releases its handle and raises.
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import torch
 
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
-from collective_core.runtime import membership, operations
+from collective_core.runtime import membership, operations, prepared
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
-from collective_core.torch.compiling import not_compiled
+from collective_core.torch.compiling import is_traced, not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, Work, handle_of
 from collective_core.torch.ops import adasum
 from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.fusion import FusedGroup
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, new_like, objection_to_tensor
+from collective_core.torch.ops.tensors import (
+    EXCHANGE_API,
+    device_number,
+    dtype_name,
+    host_copy,
+    names_of_group,
+    new_like,
+    objection_to_tensor,
+)
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
@@ -141,7 +148,6 @@ def allreduce(
     return result
 
 
-@not_compiled
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -151,26 +157,46 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor:
-    """:func:`allreduce` into ``tensor`` itself, which is returned."""
-    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
-    result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
-    return result
+    """:func:`allreduce` into ``tensor`` itself, which is returned. Called again with the same arguments, it costs least."""
+    if is_traced():  # not not_compiled: a function around this one would cost a tenth of a small operation
+        uncompiled: torch.Tensor = torch.compiler.disable(allreduce_)(
+            tensor, average, name, op, prescale_factor, postscale_factor, process_set
+        )
+        return uncompiled
+    if EXCHANGE_API:
+        fault = _native.run_prepared(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    else:
+        fault = _run_prepared_of_form(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    if fault is None:
+        return _allreduce_in_place(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    if fault:
+        operations.check_prepared(fault, tensor)
+    return tensor
 
 
-def prepare_(
-    tensor: torch.Tensor,
-    name: str,
-    op: str,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> Callable[[], object]:
-    """An :func:`allreduce_` to be called again and again, with the least Python where the tensor is contiguous in host memory."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or objection_to_tensor(tensor) or op == Adasum:
-        return partial(allreduce_, tensor, None, name, op, prescale_factor, postscale_factor, process_set)
-    request = _Request(None, op, prescale_factor, postscale_factor, process_set)
-    address = tensor.data_ptr()
-    return partial(operations.run, request.operation(tensor, name, address, address, device_number(tensor)), tensor)
+def _run_prepared_of_form(tensor: torch.Tensor, *arguments: Any) -> int | None:
+    """As ``_native.run_prepared``, where the engine cannot see itself whether the tensor is what it was when the call was prepared."""
+    return _native.run_prepared(tensor, *arguments, *_form(tensor)) if prepared.is_noted(tensor) else None
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return () if EXCHANGE_API else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | None, op: str | None, *others: Any) -> torch.Tensor:
+    request = _Request(average, op, *others)
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or not tensor.is_contiguous() or objection_to_tensor(tensor) or request.op == Adasum:
+        result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
+        return result
+    who, address = members(request.process_set), tensor.data_ptr()
+    operation = request.operation(tensor, name or membership.next_name("allreduce", who.id), address, address, device_number(tensor))
+    operations.run(operation, tensor)
+    if not name:
+        operation.name = membership.name_prefix("allreduce").encode()
+    counter = None if name else membership.counter("allreduce", who.id)
+    prepared.note(tensor, (average, name, op, *others, *_form(tensor)), operation, counter, EXCHANGE_API)
+    return tensor
 
 
 @not_compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -11,6 +12,21 @@ from collective_core.runtime.process_sets import Members
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}
+
+
+def _exchange_api() -> int:
+    name, version = b"dlpack_exchange_api", 1
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if type(capsule).__name__ != "PyCapsule":
+        return 0
+    pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+    address: int = pointer_in(capsule, name)
+    return address if ctypes.c_uint32.from_address(address).value == version else 0
+
+
+#: Address of the functions by which the engine can ask a tensor for its memory and form (DLPack's C exchange API); 0 in PyTorch's before
+#: 2.10, which have none.
+EXCHANGE_API = _exchange_api()
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from functools import reduce
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -25,7 +25,6 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.errors import CollectiveError
-from collective_core.runtime.process_sets import members
 from collective_core.torch import handles
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import allreduce
@@ -79,7 +78,6 @@ class Bucket:
         self.addresses: dict[torch.nn.Parameter, int] = {}  # where the slots are
         self.contexts: dict[torch.nn.Parameter, Any] = {}
         self.handle = 0
-        self._sum: tuple[Any, torch.Tensor, Callable[[], object]] | None = None  # how, what, and the prepared call
         self.ranges: dict[torch.nn.Parameter, tuple[int, int]] = {}
         begin = 0
         for parameter in parameters:
@@ -175,11 +173,7 @@ class Bucket:
     def sum_here(self, how: dict[str, Any]) -> None:
         """In this thread."""
         self._mark()
-        # A process set that was removed and added again has another number; tensors in torch's shared memory have moved.
-        key = how, members(how["process_set"]).id, self.flat.data_ptr()
-        if self._sum is None or self._sum[0] != key or self._sum[1] is not self.flat:
-            self._sum = key, self.flat, allreduce.prepare_(self.flat, self.name, **how)
-        self._sum[2]()
+        allreduce.allreduce_(self.flat, name=self.name, **how)
 
     def _mark(self) -> None:
         self.marks.fill_(1.0)
@@ -219,7 +213,7 @@ class Bucket:
         if self.handle:
             # Nobody has waited for it: the engine may go on using that memory.
             handles.abandon(self.handle)
-            self.flat, self.marks, self.handle, self._sum = torch.empty(0), torch.empty(0), 0, None
+            self.flat, self.marks, self.handle = torch.empty(0), torch.empty(0), 0
         self.contexts.clear()
         self.arrived, self.unfilled, self.unfilled_bytes, self.missing = [], [], 0, []
 

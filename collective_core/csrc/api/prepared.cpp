@@ -1,0 +1,216 @@
+// Collectives that a program calls again and again on the same array or tensor, in place: what the first call has found
+// out is kept, and the next one is a single function of the interpreter's own kind, which compares the arguments, names
+// the operation and runs it. Small tensors spend most of their time in Python otherwise.
+//
+// The interpreter's functions come as addresses (cc_python), so that this library still is tied to no version of
+// Python. Everything here is called with the interpreter's lock held, which also guards what is kept; it is given back
+// while the operation runs.
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+#include "api/process.h"
+
+namespace {
+
+cc_python python{};
+
+// The beginning of DLPack's structures (dlpack.h, version 1), which are a stable interface: what a tensor says of
+// itself to another library, without an object of the interpreter's.
+struct DLTensor {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t type_code, type_bits;
+  uint16_t type_lanes;
+  const int64_t* shape;
+  const int64_t* strides;
+  uint64_t byte_offset;
+};
+struct DLPackExchangeAPI {
+  uint32_t major, minor;
+  const void* previous;
+  const void* owning[3];  // functions that make tensors
+  int (*view)(void* object, DLTensor* tensor);
+};
+
+// What must not have changed since the call was prepared: no more than the header says, but for the strides.
+class Form {
+ public:
+  Form() = default;
+  explicit Form(const DLTensor& tensor) : tensor_(tensor) {
+    lengths_.assign(tensor.shape, tensor.shape + tensor.ndim);
+    lengths_.insert(lengths_.end(), tensor.strides, tensor.strides + tensor.ndim);
+  }
+  bool is_of(const DLTensor& tensor) const {
+    const auto ndim = static_cast<size_t>(tensor_.ndim), bytes = ndim * sizeof(int64_t);
+    return tensor.data == tensor_.data && tensor.byte_offset == tensor_.byte_offset &&
+           tensor.device_type == tensor_.device_type && tensor.type_code == tensor_.type_code &&
+           tensor.type_bits == tensor_.type_bits && tensor.type_lanes == tensor_.type_lanes &&
+           tensor.ndim == tensor_.ndim && std::memcmp(tensor.shape, lengths_.data(), bytes) == 0 &&
+           std::memcmp(tensor.strides, lengths_.data() + ndim, bytes) == 0;
+  }
+
+ private:
+  DLTensor tensor_{};
+  std::vector<int64_t> lengths_;  // shape and strides
+};
+
+// A reference to an object of the interpreter's.
+class Reference {
+ public:
+  explicit Reference(void* object) : object_(object) {
+    if (object_) python.take(object_);
+  }
+  Reference(Reference&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+  Reference& operator=(Reference&&) = delete;
+  ~Reference() {
+    if (object_) python.drop(object_);
+  }
+  void* get() const { return object_; }
+
+ private:
+  void* object_;
+};
+
+// The names of unnamed operations end in a number. Everything before it is hashed and written once.
+class NumberedName {
+ public:
+  explicit NumberedName(const char* prefix)
+      : length_(std::min(std::strlen(prefix), cc::name_bytes - most_digits - 1)), hash_(cc::hash_of(prefix)) {}
+  void write(cc::Header* header, uint64_t number) const {
+    char digits[most_digits + 1] = {};
+    const auto end = std::to_chars(digits, digits + most_digits, number).ptr;
+    std::memcpy(header->name + length_, digits, static_cast<size_t>(end - digits) + 1);
+    header->name_hash = cc::hash_of(digits, hash_);
+  }
+
+ private:
+  static constexpr size_t most_digits = 20;
+  size_t length_;
+  uint64_t hash_;
+};
+
+struct Prepared {
+  Prepared(const cc_prepared& asked, std::shared_ptr<cc::Task> made, const std::shared_ptr<cc::Engine>& its_engine)
+      : counter(asked.counter), name(asked.operation->name), engine(its_engine), task(std::move(made)) {
+    for (int32_t i = 0; i < asked.arguments_count; ++i) arguments.emplace_back(asked.arguments[i]);
+    exchange = static_cast<const DLPackExchangeAPI*>(asked.exchange);
+    DLTensor tensor{};
+    if (exchange && exchange->view(asked.object, &tensor) == 0) form = Form(tensor);
+  }
+
+  std::vector<Reference> arguments;
+  Reference counter;
+  NumberedName name;
+  const DLPackExchangeAPI* exchange;
+  Form form;
+  std::weak_ptr<cc::Engine> engine;
+  std::shared_ptr<cc::Task> task;
+  bool is_running = false;  // also where another thread, or the handler of a signal, calls it
+
+  // Whether a call with these arguments is the one that was prepared.
+  bool fits(void* object, void* const* given, size_t count) const {
+    if (is_running || count != arguments.size() || task.use_count() > 1) return false;
+    for (size_t i = 0; i < count; ++i) {
+      if (given[i] != arguments[i].get() && !is_equal(given[i], arguments[i].get())) return false;
+    }
+    DLTensor tensor{};
+    if (!exchange) return true;
+    if (exchange->view(object, &tensor) == 0) return form.is_of(tensor);
+    python.clear_error();
+    return false;
+  }
+
+ private:
+  static bool is_equal(void* a, void* b) {
+    constexpr int equal = 2;  // Py_EQ
+    const int answer = python.compare(a, b, equal);
+    if (answer < 0) python.clear_error();
+    return answer > 0;
+  }
+};
+
+using Calls = std::unordered_map<const void*, std::shared_ptr<Prepared>>;
+Calls& calls() {
+  static auto* known = new Calls;  // NOLINT: leaked on purpose, there may be no interpreter any more
+  return *known;
+}
+
+// What it refers to may run code of the program's when it goes, after it is out of the map.
+void forget(const void* object) {
+  const auto found = calls().find(object);
+  if (found == calls().end()) return;
+  const std::shared_ptr<Prepared> gone = std::move(found->second);
+  calls().erase(found);
+}
+
+// run_prepared(object, *arguments): the number of a fault, 0 after a success, None where no such call is prepared.
+void* run_prepared(void*, void* const* given, intptr_t count) {
+  const auto nothing = [] {
+    python.take(python.none);
+    return python.none;
+  };
+  const auto found = count > 0 ? calls().find(given[0]) : calls().end();
+  if (found == calls().end()) return nothing();
+  const std::shared_ptr<Prepared> call = found->second;
+  if (!call->fits(given[0], given + 1, static_cast<size_t>(count) - 1)) return nothing();
+  std::shared_ptr<cc::Engine> engine = call->engine.lock();
+  if (!engine) return nothing();
+  cc::Task& task = *call->task;
+  if (call->counter.get()) {
+    void* const number = python.next(call->counter.get());
+    call->name.write(&task.operation.header, python.as_number(number));
+    python.drop(number);
+  }
+  call->is_running = true;
+  void* const state = python.release_lock();
+  const int32_t fault = cc::guarded([&] {
+    const std::shared_ptr<cc::Engine> until_here =
+        std::move(engine);  // its end, if it is that, is no time to be locked
+    cc::refuse_forked();
+    task.renew();
+    return cc::run_task(*until_here, call->task);
+  });
+  python.acquire_lock(state);
+  call->is_running = false;
+  if (fault) forget(given[0]);
+  return python.from_number(fault);
+}
+
+// PyMethodDef
+struct MethodDefinition {
+  const char* name;
+  void* (*function)(void* self, void* const* arguments, intptr_t count);
+  int flags;
+  const char* documentation;
+};
+constexpr int fast_call = 0x0080;  // METH_FASTCALL
+MethodDefinition definition = {"run_prepared", run_prepared, fast_call, nullptr};
+
+}  // namespace
+
+void* cc_use_python(const cc_python* interpreter) {
+  python = *interpreter;
+  return &definition;
+}
+
+int32_t cc_prepare(const cc_prepared* asked) {
+  return cc::guarded([&] {
+    const std::shared_ptr<cc::Engine> engine = cc::engine_of(asked->operation->process_set);
+    auto task = cc::make_task(*asked->operation, engine->topology().size);
+    forget(asked->object);
+    calls()[asked->object] = std::make_shared<Prepared>(*asked, std::move(task), engine);
+    return 0;
+  });
+}
+
+void cc_forget(void* object) {
+  if (object) return forget(object);
+  Calls gone;
+  gone.swap(calls());
+}
