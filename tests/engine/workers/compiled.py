@@ -14,9 +14,13 @@ rank, size = hvd.rank(), hvd.size()
 torch.set_num_threads(1)
 
 
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), hvd.SyncBatchNorm(4), nn.Tanh(), nn.Linear(4, 1))
+
+
 def make():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), hvd.SyncBatchNorm(4), nn.Tanh(), nn.Linear(4, 1))
+    model = make_model()
     return model, hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters())
 
 
@@ -42,6 +46,14 @@ def compare(what, got):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, msg=lambda text: f"{what}: {text}")
     torch._dynamo.reset()
 
+
+# As docs/engine.md has it: the compiled model beside an optimizer of the model's own parameters.
+model = make_model(seed=rank)  # the broadcast brings all ranks that of rank 0
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+assert torch.equal(train(model, optimizer, torch.compile(model, backend="eager"), optimizer.step), expected)
+torch._dynamo.reset()
 
 # The model and the step, of which one is compiled to machine code.
 for backend in ("eager", "inductor"):

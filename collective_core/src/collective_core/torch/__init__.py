@@ -11,9 +11,6 @@ docs/horovod.md lists what differs from Horovod.
 from __future__ import annotations
 
 from collective_core.errors import CollectiveError, HorovodInternalError
-from collective_core.observe.metrics import metrics
-from collective_core.observe.timeline import start_timeline, stop_timeline
-from collective_core.runtime.lifecycle import init, shutdown
 from collective_core.runtime.membership import (
     cross_rank,
     cross_size,
@@ -24,14 +21,7 @@ from collective_core.runtime.membership import (
     rank,
     size,
 )
-from collective_core.runtime.process_sets import (
-    ProcessSet,
-    add_process_set,
-    get_process_set_ids_and_ranks,
-    global_process_set,
-    process_set_by_id,
-    remove_process_set,
-)
+from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
 from collective_core.torch import elastic
 from collective_core.torch.build_info import (
     ccl_built,
@@ -56,6 +46,7 @@ from collective_core.torch.functions import (
     broadcast_parameters,
 )
 from collective_core.torch.handles import poll, synchronize
+from collective_core.torch.job import add_process_set, init, metrics, remove_process_set, shutdown, start_timeline, stop_timeline
 from collective_core.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from collective_core.torch.ops.allreduce import (
     Adasum,

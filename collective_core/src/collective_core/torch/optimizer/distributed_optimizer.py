@@ -249,6 +249,7 @@ _DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
 reduce_before_looking()
 
 
+@not_compiled
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
