@@ -256,7 +256,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int) -> list[list[torch.nn.Parameter]]:
     """The parameters that are to be summed together: as the caller lists them, or so many groups of about equal length."""
     if groups is not None and num_groups:
-        warnings.warn("groups and num_groups are two ways to say the same: num_groups is ignored", stacklevel=5)
+        warnings.warn("groups and num_groups are two ways to say the same: num_groups is ignored", stacklevel=6)
     if groups is None or isinstance(groups, int):
         number = min(groups or num_groups, len(parameters))
         if number < 0:
