@@ -68,8 +68,10 @@ class Bucket:
         self.arrived: list[torch.nn.Parameter] = []  # whose gradients have come
         self.unfilled: list[torch.nn.Parameter] = []  # those of them whose gradients are not in their slots yet
         self.unfilled_bytes = 0
+        self.early: list[torch.nn.Parameter] = []  # whose gradients were in their slots before the pass had ended
         self.missing: list[torch.nn.Parameter] = []  # for which this rank has no gradient, and others may
         self.as_views = as_views
+        self.are_views = False  # those that were filled last
         # A compressor of the user's own may choose a type that a mark does not survive.
         self.has_marks = compression in (Compression.none, Compression.fp16, Compression.bf16)
         self.flat: torch.Tensor = torch.empty(0)
@@ -86,11 +88,11 @@ class Bucket:
         self.gradients = begin
         self.elements = begin + (len(parameters) if self.has_marks else 0)
 
-    def take(self, parameter: torch.nn.Parameter) -> bool:
-        """Notes that the parameter's gradient has come; says whether to :meth:`fill` now."""
+    def take(self, parameter: torch.nn.Parameter, length: int) -> bool:
+        """Notes that the parameter's gradient, of so many bytes, has come; says whether to :meth:`fill` now."""
         self.arrived.append(parameter)
         self.unfilled.append(parameter)
-        self.unfilled_bytes += parameter.numel() * parameter.element_size()
+        self.unfilled_bytes += length
         # From a GPU at once, in the stream in which the gradient was made.
         return self.unfilled_bytes >= LARGE or parameter.is_cuda
 
@@ -98,7 +100,8 @@ class Bucket:
         return len(self.arrived) == len(self.parameters)
 
     def take_rest(self) -> None:
-        """As if all the others had come, too."""
+        """When the pass has ended: as if all the others had come, too."""
+        self.early = self.arrived[: len(self.arrived) - len(self.unfilled)]
         if not self.is_complete():
             missing = set(self.parameters) - set(self.arrived)
             self.unfilled += [p for p in self.parameters if p in missing]
@@ -113,11 +116,13 @@ class Bucket:
             self.missing += without
             zeros = {p: torch.zeros_like(p) for p in without}
             gradients = [zeros[p] if gradient is None else gradient for p, gradient in zip(parameters, gradients)]
-        if self._is_plain():
+        is_plain = self._is_plain()
+        self.are_views = is_plain and self.as_views
+        if is_plain:
             self._provide(self.dtype)
             slots = [self._view(p) for p in parameters]
             _copy_all(slots, gradients)
-            if self.as_views:
+            if self.are_views:
                 for parameter, slot in zip(parameters, slots):
                     if parameter.grad is not None:
                         parameter.grad = slot
@@ -197,7 +202,8 @@ class Bucket:
     def empty(self) -> None:
         """Brings the reduced gradients back to where they are not views."""
         unused = self._take_from_others() if self.missing else ()
-        for parameter in self.parameters:
+        # Those that became views since the pass has ended still are: nothing of the program's has run in between.
+        for parameter in self.early if self.are_views and not self.contexts else self.parameters:
             if parameter in unused:
                 continue
             slot = self.slots[parameter]
@@ -215,7 +221,7 @@ class Bucket:
             handles.abandon(self.handle)
             self.flat, self.marks, self.handle = torch.empty(0), torch.empty(0), 0
         self.contexts.clear()
-        self.arrived, self.unfilled, self.unfilled_bytes, self.missing = [], [], 0, []
+        self.arrived, self.unfilled, self.unfilled_bytes, self.early, self.missing = [], [], 0, [], []
 
 
 def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -166,7 +166,7 @@ class Reducer:
             bucket = self._bucket_of[number]
             if bucket is None:
                 return
-            if bucket.take(parameter):
+            if bucket.take(parameter, self._bytes_of[number]):
                 self._fill(bucket)
             if self._overlaps:
                 self._launch_complete()
@@ -291,6 +291,7 @@ class Reducer:
         self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, uses_nccl, self._as_views)
         self._overlaps = any(p.is_cuda for p in self._trained) or _can_overlap()
         bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._bytes_of = [p.numel() * p.element_size() for p in self._trained]
         self._bucket_of = [bucket_of.get(p) for p in self._trained]  # None: its gradient goes as sparse
         self._launched = 0
 
