@@ -221,7 +221,7 @@ std::string check_long_operation() {
   const auto other = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "other");
   cc::Event& event = recorder.begin(task->operation.header, 0, 0, 0);
   for (uint64_t i = 0; i < 2 * cc::most_events; ++i) recorder.begin(other->operation.header, 1, 0, 0).end(true);
-  event.agree(task->operation.header, 0);
+  event.agree();
   event.end(true);
   if (event.number != 1 || std::string(event.name) != "long") return "it lost its slot";
   std::vector<char> copy(sizeof(cc::Event));
