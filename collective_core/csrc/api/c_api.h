@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 15;
+constexpr int32_t cc_abi = 16;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -181,6 +181,9 @@ struct cc_use {
   uint64_t arena_all;    // that can be
 };
 CC_API int32_t cc_resources(struct cc_use* use);
+
+// For tests: cores that the control group of a process may use, infinite without a limit (cores.h).
+CC_API double cc_core_quota(int64_t process, const char* root);
 
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
 CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
