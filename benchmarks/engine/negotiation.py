@@ -1,9 +1,9 @@
 """``--negotiation``: what it costs the ranks to agree on an operation, by their number.
 
 A barrier is nothing but this agreement, so barriers are what is measured. Every rank is a forked process with a host of its own as
-far as the engine can tell (TCP over loopback), which is the dearest case. Rounds, messages and bytes are counted by the engine. The
+far as the engine can tell (TCP over loopback), which is the dearest case. Steps, messages and bytes are counted by the engine. The
 time on the wall is that of all ranks on this machine's few cores, one after the other; the processor's time per rank is what a rank
-of a real cluster spends, beside the network's latency once per round.
+of a real cluster spends, beside the network's latency once per step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from collective_core.errors import CollectiveError
+from collective_core.runtime import cores
 
 import collective_core as cc
 from collective_core import _native
@@ -36,6 +37,7 @@ def run(wanted: Options) -> dict[str, Any]:
     """The document of ``--negotiation``. Raises :class:`CollectiveError` when a rank failed."""
     return {
         "schema": report.SCHEMA,
+        "cores": cores.share(1),
         "rounds": wanted.rounds,
         "negotiation": [_of_world(size, wanted.rounds) for size in wanted.negotiation],
         "missing": {},
@@ -121,7 +123,7 @@ def _summary(size: int, results: list[dict[str, Any]]) -> dict[str, Any]:
 
     return {
         "np": size,
-        "rounds": round(each(1), 2),
+        "steps": round(each(1), 2),
         "messages": round(each(2), 2),
         "bytes": round(each(3), 1),
         "cpu_us": round(statistics.mean(r["busy"] for r in results) * 1e6, 1),
