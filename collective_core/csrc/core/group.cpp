@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/cores.h"
-#include "core/memory.h"
 
 namespace cc {
 namespace {
@@ -94,16 +93,6 @@ void Group::step_barrier(Deadline& deadline) {
     });
   }
   deadline.extend();
-}
-
-char* Group::staging(size_t bytes) {
-  if (bytes > staging_bytes_) {
-    staging_.reset();
-    staging_bytes_ = 0;
-    staging_ = memory_for(bytes);
-    staging_bytes_ = bytes;
-  }
-  return staging_.get();
 }
 
 void Group::wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline) {
