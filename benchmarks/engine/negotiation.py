@@ -14,7 +14,7 @@ import secrets
 import statistics
 import time
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Callable
 
 from collective_core.errors import CollectiveError
 from collective_core.runtime import cores
@@ -45,18 +45,26 @@ def run(wanted: Options) -> dict[str, Any]:
 
 
 def _of_world(size: int, repetitions: int) -> dict[str, Any]:
+    return _summary(size, of_forked_ranks(size, _measure, size, repetitions))
+
+
+def of_forked_ranks(size: int, measure: Callable[..., dict[str, Any]], *arguments: Any) -> list[dict[str, Any]]:
+    """What ``measure(*arguments)`` returns in each of ``size`` forked ranks, which it makes ranks with ``cc.init()``; in no order.
+
+    Raises :class:`CollectiveError` when a rank failed.
+    """
     job = f"local:negotiation-{secrets.token_hex(8)}"
     forked = multiprocessing.get_context("fork")
     readers, ranks = [], []
     for rank in range(size):
         reader, writer = forked.Pipe(duplex=False)
-        process = forked.Process(target=_be_rank, args=(rank, size, job, repetitions, writer))
+        process = forked.Process(target=_be_rank, args=(rank, size, job, writer, measure, arguments))
         process.start()
         writer.close()
         readers.append(reader)
         ranks.append(process)
     try:
-        return _summary(size, _collect(readers))
+        return _collect(readers)
     finally:
         for process in ranks:
             process.terminate()
@@ -81,7 +89,9 @@ def _collect(readers: list[Connection]) -> list[dict[str, Any]]:
     return results
 
 
-def _be_rank(rank: int, size: int, job: str, repetitions: int, writer: Connection) -> None:
+def _be_rank(
+    rank: int, size: int, job: str, writer: Connection, measure: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]
+) -> None:
     os.environ.update(
         COLLECTIVE_RANK=str(rank),
         COLLECTIVE_SIZE=str(size),
@@ -91,7 +101,7 @@ def _be_rank(rank: int, size: int, job: str, repetitions: int, writer: Connectio
         COLLECTIVE_START_TIMEOUT=str(START_SECONDS),
     )
     try:
-        writer.send(_measure(size, repetitions))
+        writer.send(measure(*arguments))
         cc.shutdown()
     except CollectiveError as error:
         writer.send({"error": str(error)})
