@@ -1,9 +1,9 @@
 """``--negotiation``: what it costs the ranks to agree on an operation, by their number.
 
 A barrier is nothing but this agreement, so barriers are what is measured. Every rank is a forked process with a host of its own as
-far as the engine can tell (TCP over loopback), which is the dearest case. Rounds, messages and bytes are counted by the engine. The
+far as the engine can tell (TCP over loopback), which is the dearest case. Steps, messages and bytes are counted by the engine. The
 time on the wall is that of all ranks on this machine's few cores, one after the other; the processor's time per rank is what a rank
-of a real cluster spends, beside the network's latency once per round.
+of a real cluster spends, beside the network's latency once per step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import secrets
 import statistics
 import time
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Callable
 
 from collective_core.errors import CollectiveError
+from collective_core.runtime import cores
 
 import collective_core as cc
 from collective_core import _native
@@ -36,6 +37,7 @@ def run(wanted: Options) -> dict[str, Any]:
     """The document of ``--negotiation``. Raises :class:`CollectiveError` when a rank failed."""
     return {
         "schema": report.SCHEMA,
+        "cores": cores.share(1),
         "rounds": wanted.rounds,
         "negotiation": [_of_world(size, wanted.rounds) for size in wanted.negotiation],
         "missing": {},
@@ -43,18 +45,26 @@ def run(wanted: Options) -> dict[str, Any]:
 
 
 def _of_world(size: int, repetitions: int) -> dict[str, Any]:
+    return _summary(size, of_forked_ranks(size, _measure, size, repetitions))
+
+
+def of_forked_ranks(size: int, measure: Callable[..., dict[str, Any]], *arguments: Any) -> list[dict[str, Any]]:
+    """What ``measure(*arguments)`` returns in each of ``size`` forked ranks, which it makes ranks with ``cc.init()``; in no order.
+
+    Raises :class:`CollectiveError` when a rank failed.
+    """
     job = f"local:negotiation-{secrets.token_hex(8)}"
     forked = multiprocessing.get_context("fork")
     readers, ranks = [], []
     for rank in range(size):
         reader, writer = forked.Pipe(duplex=False)
-        process = forked.Process(target=_be_rank, args=(rank, size, job, repetitions, writer))
+        process = forked.Process(target=_be_rank, args=(rank, size, job, writer, measure, arguments))
         process.start()
         writer.close()
         readers.append(reader)
         ranks.append(process)
     try:
-        return _summary(size, _collect(readers))
+        return _collect(readers)
     finally:
         for process in ranks:
             process.terminate()
@@ -79,7 +89,9 @@ def _collect(readers: list[Connection]) -> list[dict[str, Any]]:
     return results
 
 
-def _be_rank(rank: int, size: int, job: str, repetitions: int, writer: Connection) -> None:
+def _be_rank(
+    rank: int, size: int, job: str, writer: Connection, measure: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]
+) -> None:
     os.environ.update(
         COLLECTIVE_RANK=str(rank),
         COLLECTIVE_SIZE=str(size),
@@ -89,7 +101,7 @@ def _be_rank(rank: int, size: int, job: str, repetitions: int, writer: Connectio
         COLLECTIVE_START_TIMEOUT=str(START_SECONDS),
     )
     try:
-        writer.send(_measure(size, repetitions))
+        writer.send(measure(*arguments))
         cc.shutdown()
     except CollectiveError as error:
         writer.send({"error": str(error)})
@@ -121,7 +133,7 @@ def _summary(size: int, results: list[dict[str, Any]]) -> dict[str, Any]:
 
     return {
         "np": size,
-        "rounds": round(each(1), 2),
+        "steps": round(each(1), 2),
         "messages": round(each(2), 2),
         "bytes": round(each(3), 1),
         "cpu_us": round(statistics.mean(r["busy"] for r in results) * 1e6, 1),

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import torch
-from collective_core.runtime import membership
+from collective_core.runtime import cores, membership
 
 import collective_core as cc
 
@@ -40,7 +40,7 @@ def variables(folder: str) -> dict[str, dict[str, str]]:
 
 def run(wanted: Options) -> dict[str, Any]:
     """The document of ``--overhead``; the engine is initialised when it is called, and when it returns."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // membership.current().local_size))
+    torch.set_num_threads(cores.share(membership.current().local_size, cores.launcher()))
     steps: dict[str, list[float]] = {}
     starts: list[float] = []
     with tempfile.TemporaryDirectory() as folder:

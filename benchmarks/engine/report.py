@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from typing import Any
 
 from .options import UsageError
@@ -98,14 +97,14 @@ def training_table(document: dict[str, Any]) -> list[str]:
 
 def negotiation_table(document: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [
-        ("ranks", "log2", "rounds", "messages per rank", "bytes per rank", "processor time per rank", "time, all on this machine", "start")
+        ("ranks", "log2", "steps", "messages per rank", "bytes per rank", "processor time per rank", "time, all on this machine", "start")
     ]
     for world in document["negotiation"]:
         rows.append(
             (
                 str(world["np"]),
                 str(math.ceil(math.log2(world["np"]))),
-                f"{world['rounds']:g}",
+                f"{world['steps']:g}",
                 f"{world['messages']:g}",
                 f"{world['bytes']:g}",
                 duration(world["cpu_us"]),
@@ -113,7 +112,7 @@ def negotiation_table(document: dict[str, Any]) -> list[str]:
                 f"{world['start_s']:.2f} s",
             )
         )
-    head = f"agreeing on an operation, every rank on a host of its own (TCP over loopback, {os.cpu_count()} cores for all)"
+    head = f"agreeing on an operation, every rank on a host of its own (TCP over loopback, {document['cores']} cores for all)"
     return [f"{head}, median of {document['rounds']} rounds of measurement", "", *columns(rows)]
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Callable, NamedTuple
 
 import collective_core.torch as hvd
 import torch
 import torch.nn.functional as F
-from collective_core.runtime import membership
+from collective_core.runtime import cores, membership
 from torch import nn
 
 from . import engines, measure, report
@@ -92,7 +91,7 @@ def training_step(side: str, task: Task, batch: int) -> measure.Step:
 def run(wanted: Options) -> dict[str, Any]:
     """The document of ``--train``. A peer that cannot start is named as missing."""
     member = membership.current()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // member.local_size))
+    torch.set_num_threads(cores.share(member.local_size, cores.launcher()))
     torch.manual_seed(member.rank)
     task = TASKS[str(wanted.train)]
     batch = wanted.batch or task.batch

@@ -1,4 +1,4 @@
-"""Agreeing on an operation over many hosts: rounds, messages and bytes grow with the logarithm of the hosts, as counted by the engine."""
+"""Agreeing on an operation over many hosts: steps, messages and bytes grow with the logarithm of the hosts, as counted by the engine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def worlds():
     return json.loads(done.stdout)["negotiation"]
 
 
-def test_rounds_messages_and_bytes_grow_with_the_logarithm(worlds):
+def test_steps_messages_and_bytes_grow_with_the_logarithm(worlds):
     assert [world["np"] for world in worlds] == [2, 8, 9, 24, 40]
     for world in worlds:
-        few, rounds = world["np"] <= 8, math.ceil(math.log2(world["np"]))
-        assert world["rounds"] == (1 if few else rounds)
-        assert world["messages"] == (world["np"] - 1 if few else rounds)
+        few, steps = world["np"] <= 8, math.ceil(math.log2(world["np"]))
+        assert world["steps"] == (1 if few else steps)
+        assert world["messages"] == (world["np"] - 1 if few else steps)
         assert world["bytes"] <= MESSAGE_BYTES * world["messages"]
 
 

@@ -3,7 +3,8 @@
 //
 //   1. the ranks publish the addresses of their tensors, and try whether they can attach to all of them;
 //   2. rank i reduces slice i (1/P), block by block: it copies the block of all other ranks here, reduces it in rank
-//      order into its own result, and copies that into the results of all others;
+//      order into its own result, and copies that into the results of all others. It begins with those of rank i + 1,
+//      so that the ranks do not all use the tensor of one of them at a time;
 //   3. barrier.
 // Slices do not overlap, and what is written has been read from all ranks before, so results may be the tensors.
 //
@@ -41,18 +42,16 @@ void reduce_my_slice(const DataPhase& phase) {
   for (size_t done = 0; done < slice.length; done += most) {
     const size_t length = std::min(most, slice.length - done), at = (slice.begin + done) * element;
     group.failure_detector().throw_if_recorded();
-    char* next = blocks;
-    for (int r = 0; r < ranks; ++r) {
-      sources[r] = r == me ? static_cast<const char*>(operation.input) + at : next;
-      if (r == me) continue;
-      group.cross_memory().read_input(r, at, next, length * element);
-      next += read_bytes;
+    sources[me] = static_cast<const char*>(operation.input) + at;
+    for (int k = 1; k < ranks; ++k) {
+      const int r = (me + k) % ranks;
+      char* copied = blocks + static_cast<size_t>(k - 1) * read_bytes;
+      group.cross_memory().read_input(r, at, copied, length * element);
+      sources[r] = copied;
     }
     char* result = static_cast<char*>(operation.output) + at;
     kernels().reduce(reduction, result, sources.data(), ranks, length);
-    for (int r = 0; r < ranks; ++r) {
-      if (r != me) group.cross_memory().write_output(r, at, result, length * element);
-    }
+    for (int k = 1; k < ranks; ++k) group.cross_memory().write_output((me + k) % ranks, at, result, length * element);
   }
 }
 

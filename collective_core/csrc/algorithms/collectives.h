@@ -70,8 +70,9 @@ struct Rows {
   uint64_t begin, length;
 };
 Rows rows_of(uint64_t rows, int rank, int size);
-// A reducescatter by way of the whole sum, which `allreduce` forms in `sum`.
-void reduce_whole(const DataPhase& phase, char* sum, Algorithm allreduce);
+// A reducescatter by way of the whole sum, which `allreduce` forms part by part in `sum`, memory of sum_bytes_of bytes.
+void reduce_by_allreduce(const DataPhase& phase, char* sum, Algorithm allreduce);
+size_t sum_bytes_of(const Header& header);
 
 // Copies `bytes` bytes from the root's `source` to every other rank's `target`. `chunk` counts the chunks of a series
 // of broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.

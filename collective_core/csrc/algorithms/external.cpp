@@ -128,8 +128,8 @@ void external_allreduce(const DataPhase& phase) {
 }
 
 void external_reducescatter(const DataPhase& phase) {
-  LentBuffer sum(phase.header().bytes());
-  reduce_whole(phase, sum.data(), external_allreduce);
+  LentBuffer sum(sum_bytes_of(phase.header()));
+  reduce_by_allreduce(phase, sum.data(), external_allreduce);
 }
 
 void external_broadcast(const DataPhase& phase) {

@@ -8,17 +8,24 @@
 // in[w % 2] is filled again for window w + 2, after the barrier of w + 1, which every rank reaches when it has reduced
 // w. Bytes per rank for N bytes: read N, write N (in); read N, write N/P (reduce).
 //
-// Several hosts: an allreduce into scratch memory, of which each rank keeps its rows: the same bits as an allreduce, at
-// its price, which is up to twice what a reduce-scatter has to send.
+// Several hosts: allreduces of one part of the tensor after the other into the same memory of 16 MiB, of which
+// each rank keeps its rows: the same bits as an allreduce, at its price, which is up to twice what a reduce-scatter has
+// to send. Bytes per rank beside those of the allreduce: read and write N/P, from memory that has just been written.
+// Parts follow each other without a pause where a rank is alone on its host: the next one's first sums are on their way
+// while other hosts still have this one's results.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "algorithms/collectives.h"
 #include "algorithms/selection.h"
-#include "core/memory.h"
 
 namespace cc {
+namespace {
+
+constexpr uint64_t largest_part = uint64_t(16) << 20;  // bytes; the hosts of a ring have many segments of it in flight
+
+}  // namespace
 
 Rows rows_of(uint64_t rows, int rank, int size) {
   const uint64_t share = rows / static_cast<uint64_t>(size), more = rows % static_cast<uint64_t>(size);
@@ -26,19 +33,31 @@ Rows rows_of(uint64_t rows, int rank, int size) {
   return {index * share + std::min(index, more), share + (index < more ? 1 : 0)};
 }
 
-void reduce_whole(const DataPhase& phase, char* sum, Algorithm allreduce) {
+size_t sum_bytes_of(const Header& header) {
+  return static_cast<size_t>(std::min<uint64_t>(header.bytes(), largest_part));
+}
+
+void reduce_by_allreduce(const DataPhase& phase, char* sum, Algorithm allreduce) {
   const Operation& operation = phase.operation;
   const Header& header = operation.header;
-  Operation whole;
-  whole.header = header;
-  whole.input = operation.input;
-  whole.output = sum;
-  whole.contributors = operation.contributors;
-  allreduce(phase.with(whole));
+  const size_t element = size_of(header.dtype);
   const auto rows = static_cast<uint64_t>(header.dims[0]);
-  const uint64_t row_bytes = header.bytes() / rows;
-  const Rows mine = rows_of(rows, phase.topology().rank, phase.topology().size);
-  if (mine.length) std::memcpy(operation.output, sum + mine.begin * row_bytes, mine.length * row_bytes);
+  const uint64_t row = header.count / rows, most = largest_part / element;
+  const Rows kept = rows_of(rows, phase.topology().rank, phase.topology().size);
+  const uint64_t kept_begin = kept.begin * row, kept_end = kept_begin + kept.length * row;
+  Operation part;
+  part.header = header;
+  part.output = sum;
+  part.contributors = operation.contributors;
+  for (uint64_t begin = 0; begin < header.count; begin += most) {
+    part.header.count = std::min(most, header.count - begin);
+    part.input = static_cast<const char*>(operation.input) + begin * element;
+    allreduce(phase.with(part));
+    const uint64_t from = std::max(begin, kept_begin), to = std::min(begin + part.header.count, kept_end);
+    if (from >= to) continue;
+    std::memcpy(static_cast<char*>(operation.output) + (from - kept_begin) * element, sum + (from - begin) * element,
+                (to - from) * element);
+  }
 }
 
 void reducescatter_local(const DataPhase& phase) {
@@ -78,8 +97,8 @@ void reducescatter_local(const DataPhase& phase) {
 }
 
 void reducescatter_by_allreduce(const DataPhase& phase) {
-  const std::unique_ptr<char[]> sum = memory_for(phase.header().bytes());
-  reduce_whole(phase, sum.get(), allreduce_between_hosts(phase.topology()));
+  char* sum = phase.group.sum(sum_bytes_of(phase.header()));
+  reduce_by_allreduce(phase, sum, allreduce_between_hosts(phase.topology()));
 }
 
 }  // namespace cc

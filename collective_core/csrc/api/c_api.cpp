@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "api/process.h"
+#include "core/cores.h"
 #include "core/engine.h"
 #include "core/interruption.h"
 #include "kernels/kernels.h"
@@ -591,6 +592,10 @@ int32_t cc_resources(cc_use* use) {
     *use = {state.waited_ns + waited_now, arena.now, arena.most, arena.all};
     return 0;
   });
+}
+
+double cc_core_quota(int64_t process, const char* root) {
+  return cc::core_quota(static_cast<pid_t>(process), root);
 }
 
 int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,

@@ -213,6 +213,9 @@ struct cc_use {
 };
 CC_API int32_t cc_resources(struct cc_use* use);
 
+// For tests: cores that the control group of a process may use, infinite without a limit (cores.h).
+CC_API double cc_core_quota(int64_t process, const char* root);
+
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
 CC_API int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescale, double postscale, void* out,
                          const void* const* in, int32_t inputs, uint64_t count);

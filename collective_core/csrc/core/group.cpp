@@ -6,16 +6,18 @@
 #include <cstdio>
 #include <utility>
 
-#include "core/memory.h"
+#include "core/cores.h"
 
 namespace cc {
 namespace {
 
-// Ranks that fit on this host's cores may spin; otherwise they hand the core over early.
-WaitPolicy choose_wait_policy(const Topology& topology) {
-  // All cores of the host, not those of this process: mpirun may bind each rank to one of its own.
-  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  return topology.local_size() <= cores ? own_core : shared_core;
+// Ranks that fit on the cores they may use may spin; otherwise they hand the core over early.
+WaitPolicy choose_wait_policy(const Topology& topology, HostMemory& memory) {
+  // Of all ranks together: mpirun may bind each to one core of its own.
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (int local = 0; local < topology.local_size(); ++local) CPU_OR(&cores, &cores, &memory.cell(local).cores);
+  return topology.local_size() <= std::min<double>(CPU_COUNT(&cores), core_quota(getpid())) ? own_core : shared_core;
 }
 
 }  // namespace
@@ -24,7 +26,7 @@ Group::Group(Topology topology, std::unique_ptr<Transport> transport, double tim
              std::shared_ptr<Arena> arena, bool single_copy)
     : topology_(std::move(topology)),
       timeout_(timeout),
-      wait_policy_(choose_wait_policy(topology_)),
+      wait_policy_(shared_core),
       transport_(std::move(transport)),
       connections_(transport_->connect(topology_, sockets, start_timeout)),
       memory_(topology_, connections_.local, start_timeout),
@@ -32,7 +34,9 @@ Group::Group(Topology topology, std::unique_ptr<Transport> transport, double tim
       failure_detector_(topology_, *transport_, connections_, memory_.control()),
       cross_memory_(*this, single_copy) {
   Deadline deadline(start_timeout);
+  memory_.my_cell().cores = bound_cores();
   cross_memory_.probe(deadline);
+  wait_policy_ = choose_wait_policy(topology_, memory_);
 }
 
 int Group::next_rank() const {
@@ -89,16 +93,6 @@ void Group::step_barrier(Deadline& deadline) {
     });
   }
   deadline.extend();
-}
-
-char* Group::staging(size_t bytes) {
-  if (bytes > staging_bytes_) {
-    staging_.reset();
-    staging_bytes_ = 0;
-    staging_ = memory_for(bytes);
-    staging_bytes_ = bytes;
-  }
-  return staging_.get();
 }
 
 void Group::wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/deadline.h"
+#include "core/memory.h"
 #include "core/operation.h"
 #include "core/topology.h"
 #include "liveness/failure_detector.h"
@@ -37,10 +38,10 @@ class Group {
   double timeout() const { return timeout_; }
   const WaitPolicy& wait_policy() const { return wait_policy_; }
 
-  // Memory of this rank's own for a data phase, whatever was left in it. Kept for the next one, because the kernel
-  // would have to clear new pages every time: as large as the largest phase so far has asked for. Throws Failure where
-  // there is not so much.
-  char* staging(size_t bytes);
+  // Memory of this rank's own for a data phase (KeptMemory), and for a sum of which it needs a part. Throws Failure
+  // where there is not so much.
+  char* staging(size_t bytes) { return staging_.of(bytes); }
+  char* sum(size_t bytes) { return sum_.of(bytes); }
 
   // For the inputs of a reduction of small tensors, which then allocates nothing.
   std::vector<const void*>& sources() { return sources_; }
@@ -78,8 +79,7 @@ class Group {
   std::shared_ptr<Arena> arena_;
   FailureDetector failure_detector_;
   CrossMemory cross_memory_;
-  std::unique_ptr<char[]> staging_;
-  size_t staging_bytes_ = 0;
+  KeptMemory staging_, sum_;
   std::vector<const void*> sources_;
   uint32_t steps_ = 0;
   const Operation* current_ = nullptr;

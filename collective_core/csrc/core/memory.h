@@ -20,4 +20,24 @@ inline std::unique_ptr<char[]> memory_for(uint64_t bytes) {
   return memory;
 }
 
+// Memory that is kept for the next time, because the kernel would have to clear new pages: as much as was ever asked
+// for.
+class KeptMemory {
+ public:
+  // Whatever was left in it. Throws Failure where there is not so much memory.
+  char* of(size_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset();
+      bytes_ = 0;
+      memory_ = memory_for(bytes);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  size_t bytes_ = 0;
+};
+
 }  // namespace cc

@@ -29,7 +29,7 @@ struct Kernels {
   // Both in one pass, in blocks that stay in the first-level cache. out must not overlap any input but may equal one.
   void (*reduce)(const Reduction&, void* out, const void* const* in, int inputs, size_t n);
   // The sum or average of `ranks` inputs in one pass into as many outputs, which may be these inputs: float32 and
-  // float64 of two to four ranks, without factors. False, with nothing done, for everything else.
+  // float64 of two to eight and of 16 ranks, without factors. False, with nothing done, for everything else.
   bool (*reduce_into_all)(const Reduction&, void* const* out, const void* const* in, int ranks, size_t n);
   // Copies past the caches: for what is not read again soon. What it wrote is visible to others after stream_done().
   void (*stream)(void* out, const void* in, size_t bytes);

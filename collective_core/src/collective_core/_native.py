@@ -219,6 +219,8 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_resources.argtypes = [POINTER(Use)]
     lib.cc_allocate.argtypes = [c_uint64, c_int32, POINTER(c_void_p)]
     lib.cc_free.argtypes = [c_void_p]
+    lib.cc_core_quota.argtypes = [c_int64, c_char_p]
+    lib.cc_core_quota.restype = c_double
     lib.cc_reduce.argtypes = [c_int32, c_int32, c_int32, c_double, c_double, c_void_p, POINTER(c_void_p), c_int32, c_uint64]
     lib.cc_hmac_sha256.argtypes = [c_char_p, c_uint64, c_char_p, c_uint64, c_char_p]
     lib.cc_hmac_sha256.restype = None

@@ -76,6 +76,11 @@ if size > 2:
     rotated = common.sum_in_rank_order(whole[1:] + whole[:1])
     assert rotated.tobytes() != total.tobytes(), "the values do not tell one order from another"
 
+# In two parts on several hosts (16 MiB), the first of which ends within a row.
+rows = np.resize(whole[rank], (1_500_001, 3))
+scattered = cc.reducescatter(rows, op=cc.Sum)
+assert scattered.tobytes() == np.array_split(np.resize(total, rows.shape), size)[rank].tobytes(), "reducescatter"
+
 scaled = cc.allreduce(whole[rank], op=cc.Sum, prescale_factor=0.5, postscale_factor=3.0)
 compare("scaled", scaled, common.sum_in_rank_order([w * np.float32(0.5) for w in whole]) * np.float32(3.0))
 for _ in range(20):

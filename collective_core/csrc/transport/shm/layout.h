@@ -6,6 +6,8 @@
 //   out            2 x chunk_bytes                 results, written slice by slice by different ranks
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -54,6 +56,7 @@ struct alignas(cache_line) RankCell {
   const void* input;
   std::atomic<uint32_t> closed;  // nobody may write there any more
   std::atomic<uint32_t> writes;  // begun and ended into others' memory: odd while it writes
+  cpu_set_t cores;               // that it is bound to
 };
 
 struct ControlBlock {
