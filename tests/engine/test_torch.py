@@ -55,6 +55,7 @@ def test_every_function_runs_inside_a_compiled_one(launch):
     assert set(reports) == {0, 1}
 
 
+@pytest.mark.slow
 def test_what_compilers_of_pytorch_do_not_look_into(launch):
     reports = launch("compiled.py", 2).must_succeed().reports()
     assert set(reports) == {0, 1}
