@@ -88,7 +88,9 @@ def test_another_number_of_ranks_takes_the_samples_that_are_left(job, launch, fo
     assert found[0]["found"] == {"step": 4, "epoch": 0, "loss": 0.5}
 
 
-@pytest.mark.parametrize(("damage", "n"), slow_but_last(("its end", 1), ("its first line", 1), ("one byte", 2)))
+@pytest.mark.parametrize(
+    ("damage", "n"), slow_but_last(("its end", 1), ("its first line", 1), ("a line of another program", 1), ("one byte", 2))
+)
 def test_a_damaged_checkpoint_is_passed_over_and_named(launch, folder, damage, n):
     last = folder / "step-000000000004.checkpoint"
     content = bytearray(last.read_bytes())
@@ -96,8 +98,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(launch, folder, damage, n
         content[-100] ^= 1
     elif damage == "its end":
         del content[-100:]
-    else:
+    elif damage == "its first line":
         content[:10] = b"0123456789"
+    else:
+        content = bytearray(b"[" * (1 << 20) + b"\n")
     last.write_bytes(content)
     reports = launch("checkpoints.py", n, 1, (str(folder), "go on")).must_succeed().reports()
     assert [report["found"]["step"] for report in reports.values()] == [3] * n

@@ -101,6 +101,7 @@ def v1(quota):
         ("0::/a/b\n", V2.format("/"), {"a/cpu.max": "200000 100000\n", "a/b/cpu.max": "max 100000\n"}, 2.0),
         ("0::/a/b\n", V2.format("/"), {"a/cpu.max": "max 100000\n", "a/b/cpu.max": "300000 100000\n"}, 3.0),
         ("0::/docker/x\n", V2.format("/docker/x"), {"cpu.max": "400000 100000\n"}, 4.0),
+        ("0::/job_12/x\n", V2.format("/job_1"), {"cpu.max": "400000 100000\n"}, 4.0),
         ("0::/../other\n", V2.format("/"), {"cpu.max": "max 100000\n"}, float("inf")),
         # Version 1.
         ("4:cpuset:/\n3:cpu,cpuacct:/docker/x\n", V1.format("/docker/x"), v1(50000), 0.5),

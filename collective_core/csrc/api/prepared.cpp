@@ -115,15 +115,19 @@ struct Prepared {
 
   // Whether a call with these arguments is the one that was prepared.
   bool fits(void* object, void* const* given, size_t count) const {
-    if (is_running || count != arguments.size() || task.use_count() > 1) return false;
+    if (count != arguments.size()) return false;
     for (size_t i = 0; i < count; ++i) {
       if (given[i] != arguments[i].get() && !is_equal(given[i], arguments[i].get())) return false;
     }
-    DLTensor tensor{};
-    if (!exchange) return true;
-    if (exchange->view(object, &tensor) == 0) return form.is_of(tensor);
-    python.clear_error();
-    return false;
+    if (exchange) {
+      DLTensor tensor{};
+      if (exchange->view(object, &tensor) != 0) {
+        python.clear_error();
+        return false;
+      }
+      if (!form.is_of(tensor)) return false;
+    }
+    return !is_running && task.use_count() == 1;  // last: what compares arguments may have run this very call
   }
 
  private:

@@ -83,7 +83,8 @@ double core_quota(pid_t process, const std::string& root) {
     if (group == groups.end()) continue;
     // A container may see its own group as the root of what is mounted there, and its path as the host sees it.
     const std::string top = begins_at == "/" ? "" : begins_at, &path = group->second;
-    std::string below = path.compare(0, top.size(), top) == 0 ? path.substr(top.size()) : "";
+    const bool inside = path.compare(0, top.size(), top) == 0 && (path.size() == top.size() || path[top.size()] == '/');
+    std::string below = inside ? path.substr(top.size()) : "";
     if (below == "/") below.clear();
     least = std::min(least, quota_up_to(root + mounted_at, below));
   }

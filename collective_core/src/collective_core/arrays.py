@@ -153,7 +153,9 @@ def allreduce(
     operation.prescale, operation.postscale = prescale_factor, postscale_factor
     operations.run(operation, source, result)
     if repeats:
-        prepared.note(array, (*arguments, array.dtype), operation)  # its memory stays: NumPy resizes none that has a weak reference
+        # Of factors that are arrays the value, which the program may change. The memory stays: NumPy resizes none with a weak reference.
+        arguments = (name, op, float(prescale_factor), float(postscale_factor), process_set)
+        prepared.note(array, (*arguments, array.dtype), operation)
     return result
 
 

@@ -86,6 +86,12 @@ def everything():
     grown.resize_(100_000)
     once_more(grown, total, op=hvd.Sum)
 
+    # A factor that is a tensor, as scales of gradients are: its value counts, which the program changes in place.
+    scaled, scale = torch.empty(4), torch.tensor(0.5)
+    repeat(scaled, total / 2, op=hvd.Sum, prescale_factor=scale)
+    scale.mul_(4)
+    once_more(scaled, 2 * total, op=hvd.Sum, prescale_factor=scale)
+
     # Unnamed ones have the names that they had: here some ranks prepare them and others never do.
     kept = torch.empty(7)
     before = int(membership.next_name("allreduce").rsplit(".", 1)[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from collective_core import _native
+from collective_core.errors import NotInitialisedError
 from collective_core.observe import recorder
 from collective_core.runtime import membership
 
@@ -46,12 +47,15 @@ def metrics() -> Metrics:
 
     Times are in seconds, sizes in bytes. Raises :class:`CollectiveError` (kind ``closed``) in a process that was forked from a rank.
     """
-    is_member = membership.is_initialized()
+    try:
+        me: membership.Membership | None = membership.current()  # once: another thread may leave the job meanwhile
+    except NotInitialisedError:
+        me = None
     use = _native.resources()
     late = {row.rank: row.peers_ns / 1e9 for row in _native.late_ranks()}
     return {
-        "rank": membership.rank() if is_member else None,
-        "size": membership.size() if is_member else None,
+        "rank": me.rank if me else None,
+        "size": len(me.peers) if me else None,
         "operations": [_of_kind(row) for row in _native.counters()],
         "waited_seconds": use.waited_ns / 1e9,
         "late_seconds": late,

@@ -10,10 +10,11 @@ import http
 import http.server
 import os
 import socket
+import socketserver
 import threading
 import time
 import warnings
-from typing import Iterable, Mapping
+from typing import Any, Iterable, Mapping
 
 from collective_core.elastic import worker
 from collective_core.observe.metrics import Metrics, metrics
@@ -21,8 +22,10 @@ from collective_core.runtime import membership
 from collective_core.runtime.config import Config
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Seconds for a request to arrive: no client holds a thread for longer.
+#: Seconds without a byte after which a client is sent away.
 PATIENCE = 10.0
+#: Clients at a time; others are sent away at once. Threads and open files are the program's.
+MOST_CLIENTS = 8
 #: Seconds for a rank of an elastic job to leave its port to another one: both change at the same time.
 HANDOVER = 3.0
 
@@ -95,7 +98,31 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._places = threading.BoundedSemaphore(MOST_CLIENTS)
         super().__init__((address, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without the question for the address's name that http.server asks, which may take as long as a name server does not answer."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if there is a place."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The thread's end gives the place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, *_: object) -> None:
         """A client that has gone away is no concern of the program's."""

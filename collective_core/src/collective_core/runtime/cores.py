@@ -69,7 +69,8 @@ def _groups(process: int, root: Path) -> Iterator[tuple[Path, Path]]:
         if path is not None:
             top = root / mount_point.lstrip("/")
             # A container may see its own group as the root of what is mounted there, and its path as the host sees it.
-            below = path[len(begins_at.rstrip("/")) :] if path.startswith(begins_at) else ""
+            begin = begins_at.rstrip("/")
+            below = path[len(begin) :] if f"{path}/".startswith(f"{begin}/") else ""
             yield top / below.lstrip("/"), top
 
 

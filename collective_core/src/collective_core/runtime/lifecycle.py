@@ -179,16 +179,19 @@ def _leave(together: bool, patience: float = math.inf) -> None:
 
 def _at_exit() -> None:
     # A forked child (a data loader) inherits this handler, but it is not a rank.
-    if _launcher is None or _pid != os.getpid():
+    if _pid != os.getpid():
         return
     # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
     crashed = hasattr(sys, "last_value")
-    _leave(together=membership.is_healthy() and not crashed, patience=EXIT_PATIENCE)
+    if _launcher is not None:
+        _leave(together=membership.is_healthy() and not crashed, patience=EXIT_PATIENCE)
     for finish in membership.before_end:
         try:
             finish()
         except CollectiveError as error:  # nobody is left who could catch it
             print(f"collective_core: {error}", file=sys.stderr, flush=True)
+    if _launcher is None:  # it has left an elastic job
+        return
     may_come = membership.are_all_live() and not mpi.is_chosen()
     patience = math.inf if membership.is_healthy() else STALLED_PATIENCE if may_come else 0.0
     _launcher.finish(0.0 if crashed else patience)

@@ -35,8 +35,10 @@ def note(
             _seen.clear()
         _seen.add(key)
         return
-    _references[key] = weakref.ref(what, lambda _: _forget(key))
+    reference = _references[key] = weakref.ref(what, lambda _: _forget(key))
     _native.prepare(what, arguments, operation, counter, exchange)
+    if _references.get(key) is not reference:  # another thread has had all forgotten meanwhile
+        _native.forget_prepared(key)
 
 
 def is_noted(what: Any) -> bool:
@@ -52,6 +54,8 @@ def _forget(key: int) -> None:
 
 def forget_all() -> None:
     """Calls are prepared anew: the ranks, the process sets or the numbers of unnamed operations have changed."""
-    _native.forget_prepared()
+    kept = list(_references.values())  # whose objects may end before the engine has forgotten them
     _references.clear()
     _seen.clear()
+    _native.forget_prepared()
+    kept.clear()

@@ -298,7 +298,7 @@ class Checkpoints:
                     if self._restart:
                         print(f"collective_core: goes on from {path} (step {header['step']})", file=sys.stderr, flush=True)
                     return _Found(header, "", names), content
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - as in save
             return _Found({}, f"the checkpoints cannot be read on {socket.gethostname()}: {error}"), -1
         if self._restart is None:
             return _Found({}, "", names), -1
@@ -337,16 +337,20 @@ def _read(path: Path, opened: contextlib.ExitStack) -> tuple[dict[str, Any], int
         try:
             header = json.loads(line)
             schema, length, expected = header["schema"], header["bytes"], header["sha256"]
-        except (ValueError, KeyError, TypeError):
+            if type(length) is not int or type(header["step"]) is not int or not isinstance(header["more"], dict):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError("its first line is damaged") from None
         if schema != SCHEMA:
             raise ValueError(f"it has schema {schema}, this version reads {SCHEMA}")
         found = os.fstat(file.fileno()).st_size - len(line)
         if found != length:
             raise ValueError(f"it holds {found} of {length} bytes")
-        content = opened.enter_context(host_copy.new_file())
-        if host_copy.fill(content, file) != expected:
-            raise ValueError("its checksum is wrong")
+        with contextlib.ExitStack() as filled:
+            content = filled.enter_context(host_copy.new_file())
+            if host_copy.fill(content, file) != expected:
+                raise ValueError("its checksum is wrong")
+            opened.push(filled.pop_all())
     return header, content
 
 
@@ -362,6 +366,7 @@ def _load(content: int, trust: bool) -> dict[str, Any]:
             states: dict[str, Any] = torch.load(path, mmap=True, **options)
         else:
             with open(content, "rb", closefd=False) as file:
+                file.seek(0)  # whoever has written it has left it at its end
                 states = torch.load(file, **options)
     except pickle.UnpicklingError as error:
         text = "the checkpoint holds other things than tensors and plain values; if you trust whoever wrote it: restore(trust=True)"

@@ -84,12 +84,12 @@ def shared(source: int, length: int, digest: str) -> Iterator[int]:
             problem = _distribute(source, holder, length, digest)  # of all ranks, also of one that has failed already
             error = error or problem
         alone = ", ".join(str(rank) for rank, (_, one) in enumerate(receives) if one)
-        if alone and me.rank == 0:
-            text = f"ranks {alone} may not open the files of their host's first rank (/proc/PID/fd): each holds a copy of its own"
-            warnings.warn(text, stacklevel=3)
         for rank, problem in enumerate(allgather_object(error, "host_copy.done")):
             if problem:
                 raise CollectiveError(problem, "invalid", (rank,))
+        if alone and me.rank == 0:  # at the end: a program may have made an error of it, and the others must not wait for this rank
+            text = f"ranks {alone} may not open the files of their host's first rank (/proc/PID/fd): each holds a copy of its own"
+            warnings.warn(text, stacklevel=3)
         yield number
 
 

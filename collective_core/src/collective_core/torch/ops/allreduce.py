@@ -195,7 +195,9 @@ def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | 
     if not name:
         operation.name = membership.name_prefix("allreduce").encode()
     counter = None if name else membership.counter("allreduce", who.id)
-    prepared.note(tensor, (average, name, op, *others, *_form(tensor)), operation, counter, EXCHANGE_API)
+    prescale, postscale = float(request.prescale), float(request.postscale)  # of tensors the value, which the program may change
+    arguments = (average, name, op, prescale, postscale, request.process_set, *_form(tensor))
+    prepared.note(tensor, arguments, operation, counter, EXCHANGE_API)
     return tensor
 
 
