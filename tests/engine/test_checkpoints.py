@@ -312,3 +312,20 @@ def refused(step):
         done = subprocess.run([sys.executable, "-c", f"{script}\n{job}", str(tmp_path)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:012d}.checkpoint" for step in left], job
+
+
+LEAVING = """
+import sys
+import collective_core.torch as hvd
+import torch
+from collective_core.runtime import lifecycle
+hvd.init()
+hvd.Checkpoints(sys.argv[1], model=torch.nn.Linear(1, 1 << 25)).save(1)
+lifecycle._forget_launcher()  # as a worker does that leaves an elastic job
+"""
+
+
+def test_a_worker_that_leaves_an_elastic_job_finishes_its_checkpoint(tmp_path):
+    done = subprocess.run([sys.executable, "-c", LEAVING, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001.checkpoint"]

@@ -216,6 +216,30 @@ def test_a_metrics_port_in_use_is_a_warning_and_training_goes_on():
     assert "Address already in use" in done.stderr
 
 
+CROWDED = """
+import socket, urllib.request
+import collective_core as cc
+from collective_core.observe import prometheus
+cc.init()
+port = prometheus._server.server_address[1]
+def call():
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
+idle = [call() for _ in range(prometheus.MOST_CLIENTS)]
+print(len(call().recv(1)))  # sent away at once, where the others are waited for
+for client in idle:
+    client.close()
+while prometheus._server._places._value < prometheus.MOST_CLIENTS:
+    pass
+print(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).status)
+"""
+
+
+def test_clients_of_the_metrics_are_limited_and_make_room_when_they_go():
+    env = {**os.environ, "COLLECTIVE_METRICS_PORT": str(first_of_two_free_ports())}
+    done = subprocess.run([sys.executable, "-c", CROWDED], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "0\n200\n", done.stderr
+
+
 @pytest.mark.parametrize("port", ["http", "0.5", "70000"])
 def test_a_metrics_port_that_is_none_is_an_error(monkeypatch, port):
     monkeypatch.setenv("COLLECTIVE_METRICS_PORT", port)
