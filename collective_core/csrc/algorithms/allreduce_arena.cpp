@@ -10,6 +10,10 @@
 // 2 P N. Where outputs are not the inputs and all that is more than the caches hold, the stores go past them: a store
 // through the cache would first read the line. Lines of an input have just been read: there it would only be slower.
 //
+// Of D NUMA nodes with P/D bound ranks each, (D-1)/D of what a rank reads and writes is another node's: together 2 N P
+// (D-1)/D bytes (docs/architecture.md, Decisions: engine), where ranks have written to their outputs before. Of others
+// a page belongs to the node of the rank that is the first to store a slice there.
+//
 // Order: element by element x0 + x1 + ... + x(P-1), whatever the slice or block.
 #include <unistd.h>
 

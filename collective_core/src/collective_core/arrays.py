@@ -28,6 +28,8 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32, large_pages: bool
     Not collective: every rank allocates for itself, and the array stays valid after ``shutdown``. Its memory starts on a page
     and is given back with the last view. Like all memory of the engine it does not exist in forked children.
     ``large_pages``: for large arrays that will be filled, brings all of it into memory at once, in large pages where the system has them.
+    A page lies on the NUMA node of the rank that first writes to it: fill an array before it is ``out`` of an operation, in which the
+    other ranks would be first.
     Raises :class:`CollectiveError` before ``init``, and when the host's memory is not large enough.
     """
     membership.current()
