@@ -310,6 +310,54 @@ def test_what_a_function_raised_is_shown_when_its_worker_is_replaced(tmp_path, c
     assert "host localhost: its worker raised RuntimeError: CUDA error" in said
 
 
+@pytest.mark.slow
+def test_ctrl_c_in_a_waiting_call_is_answered_within_a_second_and_not_taken_for_a_lost_rank(tmp_path, capfd):
+    def train(mark):
+        import os
+        import signal
+        import threading
+        import time
+
+        import collective_core.torch as hvd
+        import torch
+
+        from collective_core import _native
+
+        hvd.init()
+
+        def interrupt():
+            with open(mark, "x") as file:
+                file.write(repr(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGINT)
+
+        @hvd.elastic.run
+        def go(state):
+            while state.step < 10 or hvd.size() < 2:
+                if state.step == 5 and not os.path.exists(mark):
+                    if hvd.rank() == 1:
+                        while True:  # until the other is gone
+                            _native.check_peers(0)
+                            time.sleep(0.02)
+                    else:
+                        threading.Timer(0.2, interrupt).start()
+                try:
+                    hvd.allreduce(torch.ones(5), name="waits")
+                except KeyboardInterrupt:
+                    with open(mark) as file:
+                        took = time.monotonic() - float(file.read())
+                    print(f"answered in time: {took < 1.0}", flush=True)
+                    raise
+                state.step += 1
+                state.commit()
+
+        go(hvd.elastic.ObjectState(step=0))
+
+    Runner(np=2, min_np=2).run(train, str(tmp_path / "mark"))
+    said = capfd.readouterr()
+    assert "[0] answered in time: True\n" in said.out
+    assert "collective_core.launch: host localhost: its worker raised KeyboardInterrupt; another worker is started in its place" in said.err
+
+
 def test_a_mistake_that_every_worker_makes_ends_the_job_at_once():
     def train():
         import collective_core.torch as hvd
@@ -721,7 +769,7 @@ def test_strangers_learn_nothing_and_disturb_nobody():
         assert [each.worker for each in server.settle()[0]] == [0]
         answer = mine.receive()
         assert answer is not None
-        assert (answer["kind"], answer["rank"], answer["size"]) == ("seat", 0, 1)
+        assert (answer["kind"], answer["rank"], answer["size"]) == ("rank", 0, 1)
         # The same worker a second time, and one that nobody has started: proven, and still turned away.
         for number in (0, 7):
             again = control_channel.connect(address, number, b"the job's own secret", 5.0)

@@ -321,7 +321,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
   });
 }
 
-int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test) {
+int32_t cc_use_external_transport(int32_t device, cc_start start, cc_test test) {
   return guarded([&] {
     Process& state = process();
     refuse_forked();
@@ -333,7 +333,7 @@ int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test) {
   });
 }
 
-int32_t cc_look_around(int32_t process_set) {
+int32_t cc_check_peers(int32_t process_set) {
   return guarded([&] {
     engine_of(process_set)->check_peers();
     return 0;
@@ -345,9 +345,9 @@ void cc_copy(void* target, const void* source, uint64_t bytes) {
   cc::kernels().stream_done();
 }
 
-int32_t cc_reaches(int32_t process_set, int32_t* reaches) {
+int32_t cc_has_cross_memory(int32_t process_set, int32_t* has) {
   return guarded([&] {
-    *reaches = engine_of(process_set)->has_cross_memory() ? 1 : 0;
+    *has = engine_of(process_set)->has_cross_memory() ? 1 : 0;
     return 0;
   });
 }

@@ -101,16 +101,16 @@ typedef int32_t (*cc_start)(const struct cc_transfer* transfer, char* error, uin
 typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
 // Who moves tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
 // other than an external transport, for which an operation is done when it is under way on the GPU's own stream.
-CC_API int32_t cc_use_carrier(int32_t device, cc_start start, cc_test test);
+CC_API int32_t cc_use_external_transport(int32_t device, cc_start start, cc_test test);
 
 // Between operations: learns of ranks that died and of failures that were announced, which end the engine. An operation
 // that is under way looks itself.
-CC_API int32_t cc_look_around(int32_t process_set);
+CC_API int32_t cc_check_peers(int32_t process_set);
 
 // Copies bytes that are not read again soon, past the caches. The two must not overlap.
 CC_API void cc_copy(void* target, const void* source, uint64_t bytes);
-// *reaches: 1 when the ranks of this host have cross-memory attach (cross_memory.h).
-CC_API int32_t cc_reaches(int32_t process_set, int32_t* reaches);
+// *has: 1 when the ranks of this host have cross-memory attach (cross_memory.h).
+CC_API int32_t cc_has_cross_memory(int32_t process_set, int32_t* has);
 
 // Leaves a process set; leaving set 0 leaves all.
 CC_API int32_t cc_close(int32_t process_set);

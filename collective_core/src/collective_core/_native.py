@@ -201,7 +201,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_events.argtypes = [c_uint64, c_void_p, c_int32, POINTER(c_int32), POINTER(c_uint64), POINTER(c_uint64)]
     lib.cc_await_events.argtypes = [c_uint64, c_double, POINTER(c_int32)]
     lib.cc_end_timeline.argtypes = [c_double, POINTER(c_int32), POINTER(c_int32)]
-    lib.cc_use_carrier.argtypes = [c_int32, START, TEST]
+    lib.cc_use_external_transport.argtypes = [c_int32, START, TEST]
     lib.cc_close.argtypes = [c_int32]
     lib.cc_run.argtypes = [POINTER(Operation)]
     lib.cc_submit.argtypes = [POINTER(Operation), c_int32, POINTER(c_int64)]
@@ -209,8 +209,8 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_wait.argtypes = [c_int64, c_double, POINTER(c_int32)]
     lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64), c_int32]
     lib.cc_release.argtypes = [c_int64]
-    lib.cc_look_around.argtypes = [c_int32]
-    lib.cc_reaches.argtypes = [c_int32, POINTER(c_int32)]
+    lib.cc_check_peers.argtypes = [c_int32]
+    lib.cc_has_cross_memory.argtypes = [c_int32, POINTER(c_int32)]
     lib.cc_copy.argtypes = [c_void_p, c_void_p, c_uint64]
     lib.cc_copy.restype = None
     lib.cc_traffic.argtypes = [c_int32, POINTER(c_uint64)]
@@ -320,7 +320,7 @@ def use_transport(
 ) -> None:
     """The transport of tensors of this device from now on (csrc/api/c_api.h); None: the engine itself."""
     chosen = (START(start), TEST(test)) if start is not None and test is not None else (START(), TEST())
-    check(library().cc_use_carrier(device, *chosen))
+    check(library().cc_use_external_transport(device, *chosen))
     _transports[device] = chosen
 
 
@@ -331,15 +331,15 @@ def say(failure: object, error: int, capacity: int) -> int:
     return -1
 
 
-def look_around(process_set: int) -> None:
+def check_peers(process_set: int) -> None:
     """Between operations: raises if a rank has died or told of a failure."""
-    check(library().cc_look_around(process_set))
+    check(library().cc_check_peers(process_set))
 
 
 def uses_cross_memory_attach(process_set: int = 0) -> bool:
     """Whether the ranks of this host read and write each other's memory, without a copy between."""
     given = c_int32()
-    check(library().cc_reaches(process_set, byref(given)))
+    check(library().cc_has_cross_memory(process_set, byref(given)))
     return bool(given.value)
 
 

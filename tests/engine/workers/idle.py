@@ -12,14 +12,14 @@ from collective_core import _native
 
 cc.init()
 cc.allreduce(np.ones(3))
-_native.look_around(0)  # all is well
+_native.check_peers(0)  # all is well
 if cc.rank() == 1:
     time.sleep(0.5)
     common.report(error=None)
     os.kill(os.getpid(), signal.SIGKILL)
 while True:
     try:
-        _native.look_around(0)
+        _native.check_peers(0)
         time.sleep(0.05)
     except cc.CollectiveError as error:
         common.report(kind=error.kind, ranks=list(error.ranks))

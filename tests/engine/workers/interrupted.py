@@ -58,7 +58,7 @@ if case == "init" or cc.rank() == 0:
 else:
     while True:
         try:
-            _native.look_around(0)
+            _native.check_peers(0)
             time.sleep(0.02)
         except cc.CollectiveError as error:
             common.report(kind=error.kind, ranks=list(error.ranks), error=str(error))

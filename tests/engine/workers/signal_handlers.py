@@ -32,7 +32,7 @@ def leave():
 def stays_until_rank_0_has_left():
     while True:
         try:
-            _native.look_around(0)
+            _native.check_peers(0)
             time.sleep(0.02)
         except CollectiveError as error:
             common.report(kind=error.kind, ranks=list(error.ranks))

@@ -1,4 +1,4 @@
-// A library that moves whole tensors in place of the engine, behind the two functions of cc_use_carrier (c_api.h): MPI
+// A library that moves whole tensors in place of the engine, behind the two functions of cc_use_external_transport (c_api.h): MPI
 // for tensors in host memory, NCCL for those of GPUs. What it is asked to do is in algorithms/external.cpp.
 //
 // A transfer is started and then polled until it is done, with a look at the other ranks in between: a rank that dies

@@ -1,7 +1,7 @@
 """The rendezvous server, of which the workers of an elastic job ask their ranks: it listens, keeps the membership, and answers.
 
 A worker says ``ready`` with the port at which it would meet the others as rank 0, and the ranks that it has lost. It is answered with
-``seat`` (rank, size, where the ranks meet) once there is a generation, or with ``leave``. Whoever works is told ``change`` when the
+``rank`` (and size, where the ranks meet) once there is a generation, or with ``leave``. Whoever works is told ``change`` when the
 generation should end at its next commit.
 """
 
@@ -66,7 +66,7 @@ class RendezvousServer:
             hosts = [self._membership.workers[each.worker] for each in assigned]
             for each in assigned:
                 told = {"rank": each.rank, "size": each.size, "store": store, "among": rank_variables(each.rank, hosts)}
-                self._say(each.worker, kind="seat", **told, generation=self._membership.generation)
+                self._say(each.worker, kind="rank", **told, generation=self._membership.generation)
             if self._membership.should_change(now) and self._told_to_change != self._membership.generation:
                 self._told_to_change = self._membership.generation
                 for worker in self._membership.working:

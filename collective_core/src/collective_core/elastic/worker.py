@@ -88,7 +88,7 @@ def _listen(connected: ControlChannel) -> None:
         if message is not None and message["kind"] == "change":
             _change.set()
         else:
-            if message is not None and message["kind"] == "seat":
+            if message is not None and message["kind"] == "rank":
                 _change.clear()
             _answers.put(message)
         if message is None:

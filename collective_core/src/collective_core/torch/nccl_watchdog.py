@@ -67,7 +67,7 @@ def _watch() -> None:
             if not busy:
                 return
             for number, since in busy:
-                _native.look_around(number)
+                _native.check_peers(number)
                 if time.monotonic() - since > membership.current().config.timeout:
                     raise CollectiveError("a GPU has not finished a collective within the time that COLLECTIVE_TIMEOUT sets", "timeout")
     except RuntimeError as failure:  # ours, or CUDA's at a look at the event
