@@ -85,8 +85,8 @@ def training_table(document: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [("engine", "step", "samples/s", "of not communicating")]
     for result in document["results"]:
         share = f"{result['samples_per_second'] / alone:.3f}"
-        name = "no communication" if result["engine"] == "none" else result["engine"]
-        rows.append((name, duration(result["median_us"]), f"{result['samples_per_second']:.0f}", share))
+        names = {"none": "no communication", "barrier": "none, but a barrier"}
+        rows.append((names.get(result["engine"], result["engine"]), duration(result["median_us"]), f"{result['samples_per_second']:.0f}", share))
     head = f"training steps of {document['train']}: {document['parameters']} parameters"
     return [
         f"{head}, {document['np']} ranks, batch {document['batch']} per rank, median of {document['rounds']} rounds",
