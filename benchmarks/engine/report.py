@@ -9,6 +9,8 @@ from typing import Any
 from .options import UsageError
 
 SCHEMA = 1
+#: What the sides of ``--train`` that sum nothing are called in the table.
+NOT_COMMUNICATING = {"barrier": "none, but a barrier", "none": "no communication"}
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -85,8 +87,8 @@ def training_table(document: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [("engine", "step", "samples/s", "of not communicating")]
     for result in document["results"]:
         share = f"{result['samples_per_second'] / alone:.3f}"
-        names = {"none": "no communication", "barrier": "none, but a barrier"}
-        rows.append((names.get(result["engine"], result["engine"]), duration(result["median_us"]), f"{result['samples_per_second']:.0f}", share))
+        name = NOT_COMMUNICATING.get(result["engine"], result["engine"])
+        rows.append((name, duration(result["median_us"]), f"{result['samples_per_second']:.0f}", share))
     head = f"training steps of {document['train']}: {document['parameters']} parameters"
     return [
         f"{head}, {document['np']} ranks, batch {document['batch']} per rank, median of {document['rounds']} rounds",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
 
-import collective_core as cc
 import collective_core.torch as hvd
 import torch
 import torch.nn.functional as F
 from collective_core.runtime import cores, membership
 from torch import nn
+
+import collective_core as cc
 
 from . import engines, measure, report
 from .options import Options

@@ -139,7 +139,7 @@ class Reducer:
         self._hooked += parameters
         self._number_of_hook = [self._number_of.get(p, -1) for p in self._hooked]  # -1: the user has taken it out
 
-    def _gradient_ready(self, hook: int, parameter: torch.nn.Parameter) -> None:
+    def _gradient_ready(self, hook: int, _parameter: torch.nn.Parameter) -> None:
         """Called for every gradient of every step, when the caches are full of other things: every line of it counts."""
         if is_traced():  # which knows no locks; what nobody has noted is taken when the pass has ended
             return
