@@ -8,7 +8,7 @@ from typing import NamedTuple, NoReturn, Sequence
 
 COLLECTIVE_PEERS = ("mpi", "gloo")
 TRAINING_PEERS = ("ddp",)
-TRAININGS = ("mnist", "mlp")
+TRAININGS = ("mnist", "mlp", "small")
 DEFAULT_SIZES = "4K,64K,1M,8M,64M"
 DEFAULT_RANKS = 2
 #: Rounds whose median counts: odd, so that the median is one of them.
@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
     parser.add_argument("--peers", metavar="LIST", help="mpi,gloo (all); with --train: ddp; none: only the engine itself")
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
-    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 8 for mlp)")
+    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, otherwise 8)")
     parser.add_argument(
         "--negotiation",
         nargs="?",

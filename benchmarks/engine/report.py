@@ -9,6 +9,8 @@ from typing import Any
 from .options import UsageError
 
 SCHEMA = 1
+#: What the sides of ``--train`` that sum nothing are called in the table.
+NOT_COMMUNICATING = {"barrier": "none, but a barrier", "none": "no communication"}
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -85,7 +87,7 @@ def training_table(document: dict[str, Any]) -> list[str]:
     rows: list[tuple[str, ...]] = [("engine", "step", "samples/s", "of not communicating")]
     for result in document["results"]:
         share = f"{result['samples_per_second'] / alone:.3f}"
-        name = "no communication" if result["engine"] == "none" else result["engine"]
+        name = NOT_COMMUNICATING.get(result["engine"], result["engine"])
         rows.append((name, duration(result["median_us"]), f"{result['samples_per_second']:.0f}", share))
     head = f"training steps of {document['train']}: {document['parameters']} parameters"
     return [

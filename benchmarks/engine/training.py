@@ -1,4 +1,8 @@
-"""Training steps: the engine, DDP over Gloo, and the same processes without any communication, in turn."""
+"""Training steps: the engine, DDP over Gloo, and the same processes without any communication, in turn.
+
+A fourth side does not communicate either, but its ranks meet at the end of every step: what waiting for each other costs, which no way
+of summing gradients can avoid.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from collective_core.runtime import cores, membership
 from torch import nn
+
+import collective_core as cc
 
 from . import engines, measure, report
 from .options import Options
@@ -43,6 +49,21 @@ class Mlp(nn.Sequential):
         return F.log_softmax(super().forward(rows), dim=1)
 
 
+class Small(nn.Module):
+    """100 parameters of 1 KiB: what each tensor costs, whatever its size."""
+
+    width, layers = 256, 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ParameterList(torch.randn(self.width) / self.width for _ in range(self.layers))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            rows = rows + step
+        return F.log_softmax(rows, dim=1)
+
+
 class Task(NamedTuple):
     """What is trained: the model, one row of its input, the number of classes, and the usual options."""
 
@@ -53,7 +74,11 @@ class Task(NamedTuple):
     batch: int
 
 
-TASKS = {"mnist": Task(Mnist, (1, 28, 28), 10, 0.5, 64), "mlp": Task(Mlp, (Mlp.width,), Mlp.width, 0.0, 8)}
+TASKS = {
+    "mnist": Task(Mnist, (1, 28, 28), 10, 0.5, 64),
+    "mlp": Task(Mlp, (Mlp.width,), Mlp.width, 0.0, 8),
+    "small": Task(Small, (Small.width,), Small.width, 0.0, 8),
+}
 Side = Callable[[nn.Module, torch.optim.Optimizer], "tuple[nn.Module, torch.optim.Optimizer]"]
 
 
@@ -71,7 +96,7 @@ def alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module
     return model, optimizer
 
 
-SIDES: dict[str, Side] = {"collective_core": ours, "ddp": ddp, "none": alone}
+SIDES: dict[str, Side] = {"collective_core": ours, "ddp": ddp, "barrier": alone, "none": alone}
 
 
 def training_step(side: str, task: Task, batch: int) -> measure.Step:
@@ -84,6 +109,8 @@ def training_step(side: str, task: Task, batch: int) -> measure.Step:
         optimizer.zero_grad()
         F.nll_loss(model(inputs), labels).backward()  # type: ignore[no-untyped-call,unused-ignore]
         optimizer.step()
+        if side == "barrier":
+            cc.barrier()
 
     return step
 
@@ -96,7 +123,7 @@ def run(wanted: Options) -> dict[str, Any]:
     task = TASKS[str(wanted.train)]
     batch = wanted.batch or task.batch
     names, steps, missing = [], [], {}
-    for side in ("collective_core", *wanted.peers, "none"):
+    for side in ("collective_core", *wanted.peers, "barrier", "none"):
         try:
             steps.append(training_step(side, task, batch))
             names.append(side)

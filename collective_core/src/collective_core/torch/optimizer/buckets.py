@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import warnings
 from functools import reduce
-from typing import Any, Sequence
+from itertools import accumulate
+from typing import Any, Callable, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -65,75 +66,87 @@ class Bucket:
         on_gpu = uses_nccl and len(devices) == 1 and parameters[0].is_cuda
         self.device = parameters[0].device if on_gpu else torch.device("cpu")
         self.compression = compression
-        self.arrived: list[torch.nn.Parameter] = []  # whose gradients have come
-        self.unfilled: list[torch.nn.Parameter] = []  # those of them whose gradients are not in their slots yet
-        self.unfilled_bytes = 0
-        self.early: list[torch.nn.Parameter] = []  # whose gradients were in their slots before the pass had ended
-        self.missing: list[torch.nn.Parameter] = []  # for which this rank has no gradient, and others may
         self.as_views = as_views
         self.are_views = False  # those that were filled last
+        # Of parameters, their positions in the list: a tensor's hash is a call of Python. `reset` begins them.
+        self.awaited: set[int]  # whose gradients have not come
+        self.unfilled: list[int]  # whose gradients have come and are not in their slots yet
+        self.unfilled_bytes: int
+        self.filled: list[int]  # whose gradients are in their slots
+        self.early: list[int]  # those that were there before the pass had ended
+        self.missing: set[int]  # for which this rank has no gradient, and others may
         # A compressor of the user's own may choose a type that a mark does not survive.
         self.has_marks = compression in (Compression.none, Compression.fp16, Compression.bf16)
         self.flat: torch.Tensor = torch.empty(0)
         self.marks: torch.Tensor = torch.empty(0)
-        self.slots: dict[torch.nn.Parameter, torch.Tensor] = {}  # each parameter's part of it, in the parameter's shape
-        self.addresses: dict[torch.nn.Parameter, int] = {}  # where the slots are
-        self.contexts: dict[torch.nn.Parameter, Any] = {}
+        self.slots: list[torch.Tensor] = []  # each parameter's part of it, in the parameter's shape
+        self.addresses: list[int] = []  # where the slots are
+        self.contexts: dict[int, Any] = {}
         self.handle = 0
-        self.ranges: dict[torch.nn.Parameter, tuple[int, int]] = {}
-        begin = 0
-        for parameter in parameters:
-            self.ranges[parameter] = (begin, begin + parameter.numel())
-            begin += parameter.numel()
-        self.gradients = begin
-        self.elements = begin + (len(parameters) if self.has_marks else 0)
+        ends = [*accumulate(p.numel() for p in parameters)]
+        self.ranges = [*zip([0, *ends], ends)]
+        self.lengths = [p.numel() * p.element_size() for p in parameters]
+        self.has_large = max(self.lengths) >= LARGE
+        self.gradients = ends[-1]
+        self.elements = self.gradients + (len(parameters) if self.has_marks else 0)
+        self.reset()
 
-    def take(self, parameter: torch.nn.Parameter, length: int) -> bool:
-        """Notes that the parameter's gradient, of so many bytes, has come; says whether to :meth:`fill` now."""
-        self.arrived.append(parameter)
-        self.unfilled.append(parameter)
-        self.unfilled_bytes += length
+    def take(self, position: int) -> bool:
+        """Notes that the gradient of the parameter there has come; says whether to :meth:`fill` now."""
+        self.awaited.discard(position)
+        self.unfilled.append(position)
+        self.unfilled_bytes += self.lengths[position]
         # From a GPU at once, in the stream in which the gradient was made.
-        return self.unfilled_bytes >= LARGE or parameter.is_cuda
+        return self.unfilled_bytes >= LARGE or self.parameters[position].is_cuda
 
     def is_complete(self) -> bool:
-        return len(self.arrived) == len(self.parameters)
+        return not self.awaited
 
     def take_rest(self) -> None:
         """When the pass has ended: as if all the others had come, too."""
-        self.early = self.arrived[: len(self.arrived) - len(self.unfilled)]
-        if not self.is_complete():
-            missing = set(self.parameters) - set(self.arrived)
-            self.unfilled += [p for p in self.parameters if p in missing]
-            self.arrived = list(self.parameters)
+        self.early = self.filled.copy()
+        self.unfilled += sorted(self.awaited)
+        self.awaited.clear()
 
-    def fill(self) -> None:
-        """Brings the (compressed) gradients of those that have come, and are not there, into their slots; zeros where there is none."""
-        parameters = self.unfilled
+    def fill(self, note_sparse: Callable[[torch.nn.Parameter], None]) -> None:
+        """Brings the (compressed) gradients of those that have come, and are not there, into their slots; zeros where there is none.
+
+        ``note_sparse``: told of those that are made dense.
+        """
+        if not self.unfilled:
+            return
+        positions, self.unfilled, self.unfilled_bytes = self.unfilled, [], 0
+        self.filled += positions
+        parameters = [self.parameters[position] for position in positions]
         gradients = [p.grad for p in parameters]
-        without = [p for p, gradient in zip(parameters, gradients) if gradient is None]
-        if without:
-            self.missing += without
-            zeros = {p: torch.zeros_like(p) for p in without}
-            gradients = [zeros[p] if gradient is None else gradient for p, gradient in zip(parameters, gradients)]
-        is_plain = self._is_plain()
-        self.are_views = is_plain and self.as_views
-        if is_plain:
-            self._provide(self.dtype)
-            slots = [self._view(p) for p in parameters]
-            _copy_all(slots, gradients)
-            if self.are_views:
-                for parameter, slot in zip(parameters, slots):
-                    if parameter.grad is not None:
-                        parameter.grad = slot
-        else:
-            with torch.no_grad():
-                one_type = reduce(torch.promote_types, (p.dtype for p in self.parameters))  # of a model that was converted in part
-                for parameter, gradient in zip(parameters, gradients):
-                    small, self.contexts[parameter] = self.compression.compress(gradient.detach())
-                    dtype = one_type if self.compression is Compression.none else small.dtype
-                    _copy_all([self._slot_for(parameter, small.shape, dtype)], [small])
-        self.unfilled, self.unfilled_bytes = [], 0
+        with torch.no_grad():  # of backward(create_graph=True) they have a graph, which a sum over ranks ends
+            for number in [number for number, gradient in enumerate(gradients) if gradient is None or gradient.is_sparse]:
+                gradients[number] = self._made_dense(positions[number], note_sparse)
+            is_plain = self._is_plain()
+            self.are_views = is_plain and self.as_views
+            if is_plain:
+                self._provide(self.dtype)
+                slots = [self._view(position) for position in positions]
+                _copy_all(slots, gradients, self.has_large)
+                if self.are_views:
+                    for position, parameter, slot in zip(positions, parameters, slots):
+                        if position not in self.missing:
+                            parameter.grad = slot
+                return
+            one_type = reduce(torch.promote_types, (p.dtype for p in self.parameters))  # of a model that was converted in part
+            for position, gradient in zip(positions, gradients):
+                small, self.contexts[position] = self.compression.compress(gradient.detach())
+                dtype = one_type if self.compression is Compression.none else small.dtype
+                _copy_all([self._slot_for(position, small.shape, dtype)], [small], self.has_large)
+
+    def _made_dense(self, position: int, note_sparse: Callable[[torch.nn.Parameter], None]) -> torch.Tensor:
+        parameter = self.parameters[position]
+        if parameter.grad is None:
+            self.missing.add(position)
+            return torch.zeros_like(parameter)
+        note_sparse(parameter)
+        parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
 
     def _is_plain(self) -> bool:
         """Whether gradients are views of it: not where the model was converted to another type or moved since the bucket was made."""
@@ -145,30 +158,29 @@ class Bucket:
             return
         self.flat = gradient_memory(self.elements, dtype, self.device)
         self.marks = self.flat[self.gradients :]
-        self.slots = {p: _slot(self.flat[begin:end], p) for p, (begin, end) in self.ranges.items()}
-        self.addresses = {p: slot.data_ptr() for p, slot in self.slots.items()}
+        self.slots = [_slot(self.flat[begin:end], p) for p, (begin, end) in zip(self.parameters, self.ranges)]
+        self.addresses = [slot.data_ptr() for slot in self.slots]
 
-    def _view(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def _view(self, position: int) -> torch.Tensor:
         """The parameter's slot, which ``p.grad`` has been: what a user did to that tensor must not move the slot."""
-        slot = self.slots[parameter]
-        if slot.requires_grad or slot.data_ptr() != self.addresses[parameter]:
+        slot = self.slots[position]
+        if slot.requires_grad or slot.data_ptr() != self.addresses[position]:
             # `p.grad.data = ...`, or `p.grad` calculated anew of what has a gradient itself.
-            begin, end = self.ranges[parameter]
-            slot = self.slots[parameter] = _slot(self.flat[begin:end], parameter)
+            begin, end = self.ranges[position]
+            slot = self.slots[position] = _slot(self.flat[begin:end], self.parameters[position])
         return slot
 
-    def _slot_for(self, parameter: torch.nn.Parameter, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    def _slot_for(self, position: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """For a compressed gradient; alone in its bucket it may have any length and shape, another in every step."""
-        if len(self.parameters) > 1 or shape == parameter.shape:
-            if self.slots and self.slots[parameter].shape != shape:
-                self.slots = {}
+        if len(self.parameters) > 1 or shape == self.parameters[position].shape:
+            if self.slots and self.slots[position].shape != shape:
+                self.slots = []
             self._provide(dtype)
-            return self._view(parameter)
+            return self._view(position)
         if self.flat.numel() != shape.numel() or self.flat.dtype != dtype:
             self.flat = gradient_memory(shape.numel(), dtype, self.device)
-        self.slots[parameter] = self.flat.view(shape)
-        self.addresses[parameter] = self.flat.data_ptr()
-        return self.slots[parameter]
+        self.slots, self.addresses = [self.flat.view(shape)], [self.flat.data_ptr()]
+        return self.slots[0]
 
     def start_sum(self, how: dict[str, Any]) -> None:
         """``how``: the keyword arguments of an allreduce."""
@@ -183,36 +195,34 @@ class Bucket:
     def _mark(self) -> None:
         self.marks.fill_(1.0)
         if self.missing and self.has_marks:
-            without = set(self.missing)
-            self.marks[[number for number, p in enumerate(self.parameters) if p in without]] = 0.0
+            self.marks[list(self.missing)] = 0.0
 
-    def _take_from_others(self) -> set[torch.nn.Parameter]:
+    def _take_from_others(self) -> set[int]:
         """Gives parameters that only other ranks have used a gradient, to be filled; returns those that no rank has used."""
         is_used = (self.marks != 0).tolist() if self.has_marks else [True] * len(self.parameters)
-        without, unused = set(self.missing), set()
-        for parameter, used in zip(self.parameters, is_used):
-            if parameter in without and not used:
-                unused.add(parameter)
-                self.contexts.pop(parameter, None)
-            elif parameter in without:
-                is_view = self.as_views and self._is_plain()
-                parameter.grad = self._view(parameter) if is_view else torch.empty_like(parameter, requires_grad=False)
+        unused = {position for position in self.missing if not is_used[position]}
+        is_view = self.as_views and self._is_plain()
+        for position in unused:
+            self.contexts.pop(position, None)
+        for position in self.missing - unused:
+            parameter = self.parameters[position]
+            parameter.grad = self._view(position) if is_view else torch.empty_like(parameter, requires_grad=False)
         return unused
 
     def empty(self) -> None:
         """Brings the reduced gradients back to where they are not views."""
         unused = self._take_from_others() if self.missing else ()
         # Those that became views since the pass has ended still are: nothing of the program's has run in between.
-        for parameter in self.early if self.are_views and not self.contexts else self.parameters:
-            if parameter in unused:
+        for position in self.early if self.are_views and not self.contexts else range(len(self.parameters)):
+            if position in unused:
                 continue
-            slot = self.slots[parameter]
-            if parameter in self.contexts:
+            gradient, slot = self.parameters[position].grad, self.slots[position]
+            if position in self.contexts:
                 with torch.no_grad():
-                    parameter.grad.copy_(self.compression.decompress(slot, self.contexts.pop(parameter)))
-            elif parameter.grad is not slot or self._view(parameter) is not slot:
+                    gradient.copy_(self.compression.decompress(slot, self.contexts.pop(position)))
+            elif gradient is not slot or self._view(position) is not slot:
                 with torch.no_grad():
-                    parameter.grad.copy_(self._view(parameter))
+                    gradient.copy_(self._view(position))
 
     def reset(self) -> None:
         """Prepares for the next step."""
@@ -221,18 +231,19 @@ class Bucket:
             handles.abandon(self.handle)
             self.flat, self.marks, self.handle = torch.empty(0), torch.empty(0), 0
         self.contexts.clear()
-        self.arrived, self.unfilled, self.unfilled_bytes, self.early, self.missing = [], [], 0, [], []
+        self.awaited = set(range(len(self.parameters)))
+        self.unfilled, self.unfilled_bytes, self.filled, self.early, self.missing = [], 0, [], [], set()
 
 
-def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor], has_large: bool) -> None:
     """Copies tensor by tensor: large ones past the caches, which they would only sweep, the others in one call, where PyTorch has one."""
-    pairs = [pair for pair in zip(targets, sources) if not _copied_past_caches(*pair)]
-    # Of backward(create_graph=True) they have a graph, which a sum over ranks ends. Nearly all have none: no_grad would cost more.
-    pairs = [(target, source.detach() if source.requires_grad else source) for target, source in pairs]
-    if pairs and hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(*map(list, zip(*pairs)))
+    if has_large:
+        pairs = [pair for pair in zip(targets, sources) if not _copied_past_caches(*pair)]
+        targets, sources = [target for target, _ in pairs], [source for _, source in pairs]
+    if targets and hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources)
         return
-    for target, source in pairs:
+    for target, source in zip(targets, sources):
         target.copy_(source)
 
 

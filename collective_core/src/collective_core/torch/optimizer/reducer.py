@@ -25,7 +25,7 @@ from collective_core.torch.compiling import is_traced
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import allreduce
 from collective_core.torch.ops.sparse import sparse_allreduce_async
-from collective_core.torch.optimizer.buckets import Bucket, groups_of, make_buckets
+from collective_core.torch.optimizer.buckets import groups_of, make_buckets
 from collective_core.torch.optimizer.hooks import on_gradient
 from collective_core.torch.optimizer.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.optimizer.plan import Plan, agree
@@ -139,7 +139,7 @@ class Reducer:
         self._hooked += parameters
         self._number_of_hook = [self._number_of.get(p, -1) for p in self._hooked]  # -1: the user has taken it out
 
-    def _gradient_ready(self, hook: int, parameter: torch.nn.Parameter) -> None:
+    def _gradient_ready(self, hook: int, _parameter: torch.nn.Parameter) -> None:
         """Called for every gradient of every step, when the caches are full of other things: every line of it counts."""
         if is_traced():  # which knows no locks; what nobody has noted is taken when the pass has ended
             return
@@ -163,22 +163,14 @@ class Reducer:
             if not self._agreed:
                 self._arrived.append(number)
                 return
-            bucket = self._bucket_of[number]
-            if bucket is None:
+            place = self._place_of[number]
+            if place is None:
                 return
-            if bucket.take(parameter, self._bytes_of[number]):
-                self._fill(bucket)
+            bucket, position = place
+            if bucket.take(position):
+                bucket.fill(self._note_late)
             if self._overlaps:
                 self._launch_complete()
-
-    def _fill(self, bucket: Bucket) -> None:
-        for parameter in bucket.unfilled:
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                self._note_late(parameter)
-                parameter.grad = gradient.to_dense()
-        if bucket.unfilled:
-            bucket.fill()
 
     def _note_late(self, parameter: torch.nn.Parameter) -> None:
         number = self._number_of[parameter]
@@ -194,7 +186,7 @@ class Reducer:
         """Starts the buckets that are complete, in their order; not the last one."""
         while self._launched < len(self.buckets) - 1 and self.buckets[self._launched].is_complete():
             bucket = self.buckets[self._launched]
-            self._fill(bucket)
+            bucket.fill(self._note_late)
             bucket.start_sum(self.how)
             self._launched += 1
 
@@ -213,7 +205,7 @@ class Reducer:
                 sparse += [(parameter, self._start_sparse(parameter)) for parameter in self._sparse]
             for bucket in self.buckets:
                 bucket.take_rest()
-                self._fill(bucket)
+                bucket.fill(self._note_late)
             if self._overlaps:
                 self._launch_complete()
 
@@ -290,9 +282,8 @@ class Reducer:
         prefix, groups = f"{self._prefix}.{plan.mark()}", [group for group in groups if group]
         self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, uses_nccl, self._as_views)
         self._overlaps = any(p.is_cuda for p in self._trained) or _can_overlap()
-        bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._bytes_of = [p.numel() * p.element_size() for p in self._trained]
-        self._bucket_of = [bucket_of.get(p) for p in self._trained]  # None: its gradient goes as sparse
+        places = {p: (bucket, position) for bucket in self.buckets for position, p in enumerate(bucket.parameters)}
+        self._place_of = [places.get(p) for p in self._trained]  # None: its gradient goes as sparse
         self._launched = 0
 
     # --- ranks and parameters that come and go
