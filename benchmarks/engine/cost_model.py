@@ -8,8 +8,10 @@ cores, so what a rank computes counts ranks / cores times, and what is waited fo
     time = ranks / cores * (call + message * messages + header * hosts + byte * bytes) + hop * hops
 
 messages: of the agreement, H - 1 up to eight hosts H, then one for each of log2 H steps. header: every rank reads that of every host.
-bytes: 2 N of an allreduce of N bytes on the ring. hops: steps of the agreement, and 2 (H - 1) of a ring's first segment. Coefficients are
-not negative; relative errors are what is minimised. Two ranks are left out: they have another algorithm, and here a core each.
+Up to MESH hosts an allreduce of N bytes goes straight to the owners of its slices and back (csrc/algorithms/mesh.cpp): 2 (H - 1)
+messages more, 2 (H - 1) / H N bytes, 2 hops. More hosts have the ring: 2 messages, 2 N bytes and 2 (H - 1) hops of a first segment. To them
+come the steps of the agreement. Coefficients are not negative; relative errors are what is minimised. Two ranks are left out: here they
+have a core each.
 
 A real cluster has a core or more per rank and a network of its own, whose latency and bandwidth are assumptions (``--latency-us``,
 ``--gbs``) in the extrapolation. What is fitted per call, message and header holds the switching between processes that share a core, which
@@ -43,6 +45,8 @@ TERMS = ("call", "message", "header", "byte", "hop")
 BAR = 0.25
 #: Hosts up to which all leaders tell each other at once (csrc/negotiation/dissemination.cpp).
 ALL_AT_ONCE = 8
+#: Hosts up to which all have data connections to each other (csrc/transport/transport.cpp).
+MESH = 65
 #: Seconds of one repetition, about.
 REPETITION_SECONDS, REPETITIONS = 0.1, 5
 #: Of each number of ranks: where the system puts processes stays for a launch.
@@ -59,7 +63,10 @@ def terms(hosts: int, size: int, share: float) -> tuple[float, ...]:
     """How often each of TERMS counts. ``share``: ranks per core, where they share cores."""
     steps = math.ceil(math.log2(hosts))
     messages, agreement_hops = (hosts - 1, 1) if hosts <= ALL_AT_ONCE else (steps, steps)
-    return share, share * messages, share * hosts, share * 2 * size, agreement_hops + (2 * (hosts - 1) if size else 0)
+    if not size:
+        return share, share * messages, share * hosts, 0.0, agreement_hops
+    sent, moved, hops = (2 * (hosts - 1), 2 * (hosts - 1) / hosts, 2) if hosts <= MESH else (2, 2, 2 * (hosts - 1))
+    return share, share * (messages + sent), share * hosts, share * moved * size, agreement_hops + hops
 
 
 def fit(points: Sequence[Point], share: float) -> tuple[float, ...]:
@@ -134,7 +141,7 @@ def comparison(points: Sequence[Point], coefficients: Sequence[float], share: fl
 
 
 def extrapolation(coefficients: Sequence[float], latency: float, bandwidth: float) -> list[str]:
-    """Hosts with a core or more per rank and eight GPUs each: what agreeing costs, and an allreduce of host memory by the engine's ring.
+    """Hosts with a core or more per rank and eight GPUs each: what agreeing costs, and an allreduce of host memory by the engine.
 
     ``latency``: seconds of a message on the network, in the place of the fitted hop. ``bandwidth``: bytes/s of a host's network each way,
     which bounds what is fitted per byte.

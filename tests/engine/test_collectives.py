@@ -53,6 +53,12 @@ def test_connections_instruction_sets_and_copies_do_not_change_a_bit(launch, bit
     assert checked(launch("collectives.py", 4, 3, env=settings), 4) == bits_of(4)
 
 
+@pytest.mark.parametrize(("n", "sockets"), slow_but_last((2, "1"), (2, "3"), (3, "1"), (5, "1"), (5, "3"), (3, "3")))
+def test_hosts_with_one_rank_each_add_in_rank_order(launch, n, sockets):
+    reports = launch("mesh.py", n, n, env={"COLLECTIVE_SOCKETS": sockets}).must_succeed().reports()
+    assert [reports[rank]["checked"] for rank in range(n - 1)] == [41] * (n - 1)
+
+
 #: Whether a process may read the memory of a sibling that allows it: what the engine finds out in its own way.
 READS_A_SIBLING = """
 import ctypes, os, sys

@@ -34,6 +34,8 @@ def test_disagreement_is_reported_on_every_rank_and_survived(launch, n, hosts):
         (4, 2, 1, "arena"),
         (4, 2, 3, "waiting"),
         (3, 3, 0, "waiting"),
+        (2, 2, 0, "busy"),
+        (5, 5, 2, "busy"),
         (10, 10, 4, "waiting"),
         (10, 9, 1, "busy"),
         (4, 2, 2, "busy"),
@@ -81,6 +83,21 @@ def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
             assert f"pid {reports[rank_absent]['pid']}" in entry["error"]
     for rank in absent:
         assert reports[rank]["kind"] == "timeout", "a rank that comes too late learns that it did"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "victim"), [(2, 0), (4, 2)])
+def test_a_host_that_stops_in_the_middle_of_an_allreduce_is_named_by_the_others(launch, n, victim):
+    outcome = launch("stopped.py", n, n, [str(victim)], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)
+    reports = outcome.reports()
+    pid = reports.pop(victim)["pid"]
+    assert len(reports) == n - 1
+    for entry in reports.values():
+        assert entry["kind"] == "timeout"
+        assert entry["ranks"] == [victim]
+        assert entry["waited"] < 4.8
+        assert f"allreduce 'gradient' (float32[16000000]): no word from rank {victim} (host " in entry["error"]
+        assert f"pid {pid})" in entry["error"]
 
 
 def test_a_program_that_catches_a_stall_and_shuts_down_has_succeeded(launch):

@@ -1,5 +1,5 @@
-// Allreduce of a large tensor among H hosts: reduce-scatter over slices and all-gather, on a ring of hosts, in rank
-// order.
+// Allreduce of a large tensor among H hosts with several ranks, or too many hosts for a mesh (mesh.cpp): reduce-scatter
+// over slices and all-gather, on a ring of hosts, in rank order.
 //
 // A textbook ring starts each slice at another host, so elements of different slices are summed in different orders,
 // which depend on the tensor's size. Here every partial sum starts at host 0 and travels 0 -> 1 -> ... -> H-1; each
@@ -19,8 +19,10 @@
 // Network, per tensor of N bytes, all rings of a host together:
 //   host 0 and the hosts 1..H-3 send 2N, host H-2 and host H-1 send N; nobody sends or receives more than 2N. The
 //   rotated ring sends 2(H-1)/H N: the same for H = 2, where the two N go in opposite directions at the same time, a
-//   half more for H = 3, and less and less for larger H. Half types: partial sums travel as float32, so 2N + N.
-//   Latency: 2(H-1) hops of one segment.
+//   half more for H = 3, and less and less for larger H. To add strictly in rank order takes the partial sums through
+//   the chain of hosts, so an inner host cannot do with less than N of them and N of results; to send every rank's
+//   values to the owner of a slice, as mesh.cpp does, would take p(H-1)/H N with p ranks per host, and results.
+//   Half types: partial sums travel as float32, so 2N + N. Latency: 2(H-1) hops of one segment.
 //
 // Buffers: a segment of another rank; a window of partial sums that wait to be sent on; a host takes no further partial
 // sum while its window is full. That cannot block the ring: the last host turns partial sums into results at once, and
@@ -33,7 +35,7 @@
 #include <deque>
 #include <vector>
 
-#include "algorithms/ring_streams.h"
+#include "algorithms/slice_streams.h"
 
 namespace cc {
 namespace {
@@ -41,11 +43,29 @@ namespace {
 constexpr size_t window = 4;                                    // partial sums that are ready and not sent yet
 constexpr size_t staging_bytes = (window + 1) * segment_bytes;  // of a stream: they, and a segment of another rank
 
+// Where a slice lies on this host.
+struct SliceBuffers {
+  uint64_t begin;                   // element of the tensor
+  size_t length;                    // elements
+  std::vector<const char*> inputs;  // of this host's ranks, in their order
+  std::vector<char*> outputs;       // where the result goes: may be the inputs
+  bool attaches = false;            // they are this rank's alone: those of the others take cross-memory attach
+
+  SliceBuffers part(const Slice& slice, size_t element) const {
+    SliceBuffers buffers{begin + slice.begin, slice.length, inputs, outputs, attaches};
+    for (const char*& input : buffers.inputs) input += slice.begin * element;
+    for (char*& output : buffers.outputs) output += slice.begin * element;
+    return buffers;
+  }
+};
+
 // A slice on its way around the ring.
 class RingStream : public SliceStream {
  public:
   RingStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
-      : SliceStream(phase, number, staging, slice),
+      : SliceStream(phase, phase.group.next_rank(), phase.group.previous_rank(), number),
+        slice_(slice),
+        staging_(staging),
         accumulator_(accumulator_size_of(phase.header().dtype)),
         sources_(slice.inputs.size()),
         host_(topology_.host),
@@ -172,6 +192,8 @@ class RingStream : public SliceStream {
     return true;
   }
 
+  const SliceBuffers slice_;
+  char* const staging_;
   const size_t accumulator_;  // bytes of an element of a partial sum
   std::vector<const void*> sources_;
   const int host_, last_;
@@ -185,8 +207,18 @@ class RingStream : public SliceStream {
   size_t head_got_ = 0, body_got_ = 0;
 };
 
+// Over all connections, each of which takes a part of the slice.
 void run_ring(const DataPhase& phase, const SliceBuffers& slice) {
-  run_slice(phase, make_stream<RingStream>, staging_bytes, slice);
+  const size_t element = size_of(phase.header().dtype);
+  const int most = static_cast<int>(phase.group.connections().to.at(phase.group.next_rank()).size());
+  char* staging = phase.group.staging(staging_bytes * static_cast<size_t>(most));
+  SliceStreams streams;
+  for (int number = 0; number < most; ++number) {
+    char* own = staging + static_cast<size_t>(number) * staging_bytes;
+    const Slice part = slice_of(slice.length, number, most, element);
+    streams.push_back(std::make_unique<RingStream>(phase, number, own, slice.part(part, element)));
+  }
+  run_streams(phase.group, streams, phase.deadline);
 }
 
 bool in_arena(const std::vector<int>& ranks, const std::vector<const Header*>& headers) {

@@ -41,10 +41,12 @@ void broadcast_bytes(const DataPhase& phase, int root, const void* source, void*
     char* buffer = group.memory().in(writer_local, *chunk);
     if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
     if (topology.rank == writer && !here) {
-      group.receive_all(*group.connections().from_previous[0], group.previous_rank(), buffer, length, deadline);
+      group.receive_all(*group.connections().from.at(group.previous_rank())[0], group.previous_rank(), buffer, length,
+                        deadline);
     }
     group.step_barrier(deadline);
-    if (passes_on) group.send_all(*group.connections().to_next[0], group.next_rank(), buffer, length, deadline);
+    if (passes_on)
+      group.send_all(*group.connections().to.at(group.next_rank())[0], group.next_rank(), buffer, length, deadline);
     if (topology.rank != root) std::memcpy(static_cast<char*>(target) + begin, buffer, length);
   }
 }

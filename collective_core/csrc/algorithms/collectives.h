@@ -19,14 +19,15 @@ void allreduce_local(const DataPhase& phase);
 void allreduce_direct(const DataPhase& phase);
 // For tensors that lie in the arena on every rank of this host.
 void allreduce_arena(const DataPhase& phase);
-// Between two hosts with one rank each.
-void allreduce_pair(const DataPhase& phase);
+// Among hosts with one rank each, where all have connections to each other (Group::has_mesh).
+void allreduce_mesh(const DataPhase& phase);
 void allreduce_ring(const DataPhase& phase);
 
 void broadcast(const DataPhase& phase);
 
 // Reduces all ranks' `input` and leaves this rank's rows of the result in `output`.
 void reducescatter_local(const DataPhase& phase);
+void reducescatter_mesh(const DataPhase& phase);
 void reducescatter_by_allreduce(const DataPhase& phase);
 
 // Gathers all ranks' `input` into `gathered`, which they allocate.

@@ -8,7 +8,9 @@
 // in[w % 2] is filled again for window w + 2, after the barrier of w + 1, which every rank reaches when it has reduced
 // w. Bytes per rank for N bytes: read N, write N (in); read N, write N/P (reduce).
 //
-// Several hosts: allreduces of one part of the tensor after the other into the same memory of 16 MiB, of which
+// Several hosts with one rank each: the first half of an allreduce (mesh.cpp).
+//
+// Other hosts: allreduces of one part of the tensor after the other into the same memory of 16 MiB, of which
 // each rank keeps its rows: the same bits as an allreduce, at its price, which is up to twice what a reduce-scatter has
 // to send. Bytes per rank beside those of the allreduce: read and write N/P, from memory that has just been written.
 // Parts follow each other without a pause where a rank is alone on its host: the next one's first sums are on their way
@@ -18,7 +20,6 @@
 #include <vector>
 
 #include "algorithms/collectives.h"
-#include "algorithms/selection.h"
 
 namespace cc {
 namespace {
@@ -98,7 +99,7 @@ void reducescatter_local(const DataPhase& phase) {
 
 void reducescatter_by_allreduce(const DataPhase& phase) {
   char* sum = phase.group.sum(sum_bytes_of(phase.header()));
-  reduce_by_allreduce(phase, sum, allreduce_between_hosts(phase.topology()));
+  reduce_by_allreduce(phase, sum, allreduce_ring);
 }
 
 }  // namespace cc

@@ -34,10 +34,6 @@ Algorithm allreduce_on_host(const DataPhase& phase) {
 
 }  // namespace
 
-Algorithm allreduce_between_hosts(const Topology& topology) {
-  return topology.size == 2 ? allreduce_pair : allreduce_ring;
-}
-
 Algorithm select_algorithm(const DataPhase& phase) {
   const Header& header = phase.header();
   const Topology& topology = phase.topology();
@@ -51,12 +47,14 @@ Algorithm select_algorithm(const DataPhase& phase) {
       if (header.count == 0) return nullptr;
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_allreduce;
-      return one_host ? allreduce_on_host(phase) : allreduce_between_hosts(topology);
+      if (one_host) return allreduce_on_host(phase);
+      return phase.group.has_mesh() ? allreduce_mesh : allreduce_ring;
     case Kind::reducescatter:
       if (header.count == 0) return nullptr;
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_reducescatter;
-      return one_host ? reducescatter_local : reducescatter_by_allreduce;
+      if (one_host) return reducescatter_local;
+      return phase.group.has_mesh() ? reducescatter_mesh : reducescatter_by_allreduce;
     case Kind::broadcast:
       if (header.count == 0 || alone) return nullptr;
       if (is_small) return broadcast_inline;

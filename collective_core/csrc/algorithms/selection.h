@@ -7,7 +7,5 @@ namespace cc {
 
 // Null where no data moves.
 Algorithm select_algorithm(const DataPhase& phase);
-// For a large tensor, when there are several hosts.
-Algorithm allreduce_between_hosts(const Topology& topology);
 
 }  // namespace cc

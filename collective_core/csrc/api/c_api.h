@@ -71,7 +71,7 @@ CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, ui
 // Connects to all peers of a process set. `timeout`: seconds without progress that end a collective; `start_timeout`:
 // seconds for connecting.
 // `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
-// connections to each neighbour on the ring of hosts, the same on all ranks. `single_copy`: 0 when this rank does not
+// connections from one rank to another, the same on all ranks. `single_copy`: 0 when this rank does not
 // want cross-memory attach between the ranks of its host. `semantics`: a number of types.h, the same on all ranks.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                           uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning,

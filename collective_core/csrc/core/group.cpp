@@ -95,12 +95,12 @@ void Group::step_barrier(Deadline& deadline) {
   deadline.extend();
 }
 
-void Group::wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline) {
+void Group::wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ranks, Deadline& deadline, double grace) {
   if (transport_->poll(waiting, nap_ms)) return;
   failure_detector_.check();
-  // Each rank for itself: its neighbours on the ring of hosts are its own.
-  if (is_warning_due(deadline)) warn(" for " + topology_.describe(rank), deadline);
-  if (deadline.passed()) timed_out({rank}, deadline);
+  // Each rank for itself: its connections to other hosts are its own.
+  if (is_warning_due(deadline)) warn(" for " + topology_.describe(ranks), deadline);
+  if (deadline.passed_by(grace)) timed_out(ranks, deadline);
 }
 
 void Group::send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline) {
@@ -109,7 +109,7 @@ void Group::send_all(Connection& connection, int rank, const void* bytes, size_t
   while (n > 0) {
     const ptrdiff_t sent = connection.send(at, n);
     if (sent < 0) failure_detector_.lost(rank);
-    if (sent == 0) wait_for(waiting, rank, deadline);
+    if (sent == 0) wait_for(waiting, {rank}, deadline);
     if (sent > 0) deadline.extend();
     at += sent;
     n -= static_cast<size_t>(sent);
@@ -122,7 +122,7 @@ void Group::receive_all(Connection& connection, int rank, void* bytes, size_t n,
   while (n > 0) {
     const ptrdiff_t got = connection.receive(at, n);
     if (got < 0) failure_detector_.lost(rank);
-    if (got == 0) wait_for(waiting, rank, deadline);
+    if (got == 0) wait_for(waiting, {rank}, deadline);
     if (got > 0) deadline.extend();
     at += got;
     n -= static_cast<size_t>(got);

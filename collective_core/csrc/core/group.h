@@ -22,7 +22,7 @@ class Group {
  public:
   // Connects to all peers over the transport; returns when every rank that this one talks to is there.
   // timeout: seconds without progress after which a collective fails. start_timeout: seconds for connecting.
-  // sockets: data connections to each neighbour on the ring of hosts; the same on all ranks.
+  // sockets: data connections from one rank to another; the same on all ranks.
   // arena: of the whole job's group, when this is one of a process set; null: shares a new one.
   // single_copy: whether this rank agrees to cross-memory attach.
   Group(Topology topology, std::unique_ptr<Transport> transport, double timeout, double start_timeout, int sockets = 1,
@@ -48,11 +48,14 @@ class Group {
 
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
-  // Waits until one of these connections, to `rank`, is ready. Throws like every wait.
-  void wait_for(std::vector<PollEntry>& waiting, int rank, Deadline& deadline);
+  // Waits until one of these connections is ready, where `ranks` are missing. Throws like every wait. `grace`: seconds
+  // beyond the deadline, in which other ranks may say for whom they wait.
+  void wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ranks, Deadline& deadline, double grace = 0);
   void send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline);
   void receive_all(Connection& connection, int rank, void* bytes, size_t n, Deadline& deadline);
-  int next_rank() const;  // at the other end of the data connections of this rank
+  // Whether this rank has data connections to and from all others.
+  bool has_mesh() const { return connections_.to.size() + 1 == topology_.peers.size(); }
+  int next_rank() const;  // on the ring of hosts
   int previous_rank() const;
 
   // The operation that this rank runs or waits for, for messages.

@@ -3,6 +3,13 @@
 #include <utility>
 
 namespace cc {
+namespace {
+
+// Of one rank to all others. A host receives from all of them at once, and the more there are the less their exchange
+// saves: of many hosts nearly as many bytes pass each link as on the ring.
+constexpr int most_mesh_connections = 64;
+
+}  // namespace
 
 ConnectionPlan plan_connections(const Topology& t, int sockets) {
   ConnectionPlan plan;
@@ -12,18 +19,19 @@ ConnectionPlan plan_connections(const Topology& t, int sockets) {
   };
   for (const int peer : t.local_ranks()) pair_with(peer, Purpose::local);
   const int hosts = t.host_count();
-  if (hosts < 2) return plan;
   if (t.is_leader()) {
     for (int host = 0; host < hosts; ++host) {
       if (host != t.host) pair_with(t.leader_of(host), Purpose::control);
     }
   }
-  if (t.local_rank < t.channels()) {
-    const int next = t.hosts[(t.host + 1) % hosts][t.local_rank];
-    const int previous = t.hosts[(t.host + hosts - 1) % hosts][t.local_rank];
+  const bool is_mesh = t.size == hosts && (hosts - 1) * sockets <= most_mesh_connections;
+  for (int host = 0; host < hosts && t.local_rank < t.channels(); ++host) {
+    if (host == t.host) continue;
+    const int peer = t.hosts[host][t.local_rank];
+    const bool is_next = host == (t.host + 1) % hosts, is_previous = t.host == (host + 1) % hosts;
     for (int number = 0; number < sockets; ++number) {
-      plan.outgoing.push_back({next, Purpose::data, number});
-      plan.incoming.insert({previous, Purpose::data, number});
+      if (is_next || is_mesh) plan.outgoing.push_back({peer, Purpose::data, number});
+      if (is_previous || is_mesh) plan.incoming.insert({peer, Purpose::data, number});
     }
   }
   return plan;
@@ -34,10 +42,10 @@ void Connections::add(const PlannedConnection& planned, bool outgoing, std::uniq
     control[planned.peer] = std::move(connection);
     return;
   }
-  std::vector<std::unique_ptr<Connection>>& data = outgoing ? to_next : from_previous;
+  std::vector<std::unique_ptr<Connection>>& all = (outgoing ? to : from)[planned.peer];
   const auto number = static_cast<size_t>(planned.channel);
-  if (data.size() <= number) data.resize(number + 1);
-  data[number] = std::move(connection);
+  if (all.size() <= number) all.resize(number + 1);
+  all[number] = std::move(connection);
 }
 
 }  // namespace cc

@@ -47,8 +47,9 @@ class Connection {
 //   local    between every two ranks of a host (unix socket): passes the shared memory, then stays open only so that
 //            its hang-up tells that the other process ended
 //   control  between the first ranks ("leaders") of every two hosts: headers, small payloads, announced failures
-//   data     from local rank k of each host to local rank k of the next host, for k < channels: slices of tensors, over
-//            one connection or several
+//   data     from local rank k of each host to local rank k of the next host, for k < channels, and from every host to
+//            every other one ("mesh") where each has one rank and they are not too many: tensors, over one connection
+//            or several
 enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 
 struct PlannedConnection {  // seen from this rank
@@ -64,15 +65,15 @@ struct ConnectionPlan {
   std::vector<PlannedConnection> outgoing;
   std::set<PlannedConnection> incoming;
 };
-// The higher rank calls the lower one; a data connection is called by its sender. `sockets`: data connections to the
-// next host.
+// The higher rank calls the lower one; a data connection is called by its sender. `sockets`: data connections from one
+// rank to another.
 ConnectionPlan plan_connections(const Topology& topology, int sockets);
 
 struct Connections {
   std::map<int, Fd> local;                             // by rank
   std::map<int, std::unique_ptr<Connection>> control;  // by the other leader's rank
-  std::vector<std::unique_ptr<Connection>> to_next;  // data to the next host in the ring, where this rank has a channel
-  std::vector<std::unique_ptr<Connection>> from_previous;
+  // Data to a rank, and from one.
+  std::map<int, std::vector<std::unique_ptr<Connection>>> to, from;
 
   // Not for local ones. `outgoing`: this rank has called.
   void add(const PlannedConnection& planned, bool outgoing, std::unique_ptr<Connection> connection);

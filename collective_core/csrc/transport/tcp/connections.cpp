@@ -202,7 +202,7 @@ Connections connect_all(const Topology& topology, Listeners listeners, const std
   Connections all = std::move(acceptor.accepted());
   for (auto& entry : called.local) all.local[entry.first] = std::move(entry.second);
   for (auto& entry : called.control) all.control[entry.first] = std::move(entry.second);
-  all.to_next = std::move(called.to_next);
+  all.to = std::move(called.to);
   return all;
 }
 

@@ -22,7 +22,7 @@ struct Listeners {
 Listeners open_listeners(const std::string& address);
 
 // Throws Failure(timeout) naming the ranks that did not connect within `seconds`.
-// sockets: data connections to the next host.
+// sockets: data connections from one rank to another.
 Connections connect_all(const Topology& topology, Listeners listeners, const std::string& secret, double seconds,
                         int sockets);
 

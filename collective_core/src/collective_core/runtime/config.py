@@ -5,7 +5,7 @@ COLLECTIVE_TIMEOUT             seconds without progress after which a collective
 COLLECTIVE_START_TIMEOUT       seconds for connecting all ranks (60)
 COLLECTIVE_ADDRESS             numeric address of this host that the other hosts shall use
 COLLECTIVE_NETWORK             CIDRs or interfaces, comma separated; each host uses its address in the first that fits
-COLLECTIVE_SOCKETS             TCP connections to each neighbour over which large allreduces go (1); rank 0's counts
+COLLECTIVE_SOCKETS             TCP connections to each other rank over which large reductions go (1); rank 0's counts
 COLLECTIVE_SINGLE_COPY         0: ranks of a host do not reach each other's memory, though the system allows it (1)
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             transport of tensors between ranks: engine, or mpi (engine)

@@ -1,0 +1,98 @@
+#include "algorithms/slice_streams.h"
+
+#include <algorithm>
+#include <set>
+
+namespace cc {
+namespace {
+
+// Looks at a connection before it sleeps in poll(), about 0.3 us each: a segment is often just being copied by the
+// peer.
+constexpr size_t tries_on_own_core = 50;
+
+// Of a rank that waits for what others cannot send before a third one has sent them something: they say who that is.
+constexpr double owing_grace_s = 1.0;  // beyond the deadline
+
+struct Missing {
+  std::vector<int> ranks;
+  double grace;
+};
+
+// The ranks without which nothing moves.
+Missing missing_ranks(const SliceStreams& streams) {
+  std::set<int> owing, silent, deaf;
+  for (const auto& stream : streams) {
+    if (stream->done()) continue;
+    if (stream->is_owed()) owing.insert(stream->from);
+    if (stream->wants_to_receive()) silent.insert(stream->from);
+    if (stream->wants_to_send()) deaf.insert(stream->to);
+  }
+  const std::set<int>& ranks = !owing.empty() ? owing : !silent.empty() ? silent : deaf;
+  return {{ranks.begin(), ranks.end()}, owing.empty() && ranks.size() > 1 ? owing_grace_s : 0};
+}
+
+}  // namespace
+
+void run_streams(Group& group, const SliceStreams& streams, Deadline& deadline) {
+  const size_t tries = group.wait_policy().spins >= own_core.spins ? tries_on_own_core / streams.size() : 1;
+  std::vector<PollEntry> waiting;
+  for (size_t idle = 0;;) {
+    bool moved = false, done = true;
+    for (const auto& stream : streams) {
+      if (stream->done()) continue;
+      moved = stream->step() || moved;
+      done = done && stream->done();
+    }
+    if (done) return;
+    if (moved) {
+      deadline.extend();
+      idle = 0;
+      continue;
+    }
+    if (++idle < tries) continue;
+    waiting.clear();
+    for (const auto& stream : streams) {
+      if (stream->done()) continue;
+      if (stream->wants_to_receive()) waiting.push_back({&stream->incoming, PollEvent::receive});
+      if (stream->wants_to_send()) waiting.push_back({&stream->outgoing, PollEvent::send});
+    }
+    const Missing missing = missing_ranks(streams);
+    group.wait_for(waiting, missing.ranks, deadline, missing.grace);
+  }
+}
+
+SliceStream::SliceStream(const DataPhase& phase, int to_rank, int from_rank, int number)
+    : to(to_rank),
+      from(from_rank),
+      outgoing(*phase.group.connections().to.at(to)[static_cast<size_t>(number)]),
+      incoming(*phase.group.connections().from.at(from)[static_cast<size_t>(number)]),
+      group_(phase.group),
+      topology_(phase.topology()),
+      operation_(phase.operation),
+      reduction_(reduction_of(phase.operation)),
+      element_(size_of(phase.header().dtype)) {}
+
+bool SliceStream::send(Outgoing& out) {
+  bool moved = false;
+  while (out.sent < sizeof out.head + out.size) {
+    const ptrdiff_t n = outgoing.send(&out.head, sizeof out.head, out.bytes, out.size, out.sent);
+    if (n < 0) group_.failure_detector().lost(to);
+    if (n == 0) break;
+    out.sent += static_cast<size_t>(n);
+    moved = true;
+  }
+  return moved;
+}
+
+size_t SliceStream::take(char* target, size_t size) {
+  const ptrdiff_t n = incoming.receive(target, size);
+  if (n < 0) group_.failure_detector().lost(from);
+  return static_cast<size_t>(n);
+}
+
+// The peer is authenticated, so this is not about malice: a wrong head would be a bug, and must not become wrong sums.
+void SliceStream::unexpected_segment() const {
+  throw Failure(Fault::internal, topology_.describe(from) + " sent a segment out of turn (internal error)", {from});
+}
+
+}  // namespace cc
