@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 16;
+constexpr int32_t cc_abi = 17;
 
 struct cc_peer {
   int32_t rank;         // in the process set

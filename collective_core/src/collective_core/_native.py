@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 16  # of csrc/api/c_api.h
+ABI = 17  # of csrc/api/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
