@@ -1,5 +1,6 @@
-// A library that moves whole tensors in place of the engine, behind the two functions of cc_use_external_transport (c_api.h): MPI
-// for tensors in host memory, NCCL for those of GPUs. What it is asked to do is in algorithms/external.cpp.
+// A library that moves whole tensors in place of the engine, behind the two functions of cc_use_external_transport
+// (c_api.h): MPI for tensors in host memory, NCCL for those of GPUs. What it is asked to do is in
+// algorithms/external.cpp.
 //
 // A transfer is started and then polled until it is done, with a look at the other ranks in between: a rank that dies
 // is named here as elsewhere. The library may then still hold the buffers, so it must not be called again, and they are
