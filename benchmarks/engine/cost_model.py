@@ -59,13 +59,13 @@ class Point(NamedTuple):
     seconds: float
 
 
-def terms(hosts: int, size: int, share: float) -> tuple[float, ...]:
-    """How often each of TERMS counts. ``share``: ranks per core, where they share cores."""
+def terms(hosts: int, size: int, share: float, has_mesh: bool = True) -> tuple[float, ...]:
+    """How often each of TERMS counts. ``share``: ranks per core, where they share cores. ``has_mesh``: up to MESH hosts."""
     steps = math.ceil(math.log2(hosts))
     messages, agreement_hops = (hosts - 1, 1) if hosts <= ALL_AT_ONCE else (steps, steps)
     if not size:
         return share, share * messages, share * hosts, 0.0, agreement_hops
-    sent, moved, hops = (2 * (hosts - 1), 2 * (hosts - 1) / hosts, 2) if hosts <= MESH else (2, 2, 2 * (hosts - 1))
+    sent, moved, hops = (2 * (hosts - 1), 2 * (hosts - 1) / hosts, 2) if has_mesh and hosts <= MESH else (2, 2, 2 * (hosts - 1))
     return share, share * (messages + sent), share * hosts, share * moved * size, agreement_hops + hops
 
 
@@ -84,9 +84,9 @@ def fit(points: Sequence[Point], share: float) -> tuple[float, ...]:
     return best
 
 
-def predict(coefficients: Sequence[float], hosts: int, size: int, share: float) -> float:
+def predict(coefficients: Sequence[float], hosts: int, size: int, share: float, has_mesh: bool = True) -> float:
     """Seconds. ``share``: ranks per core; 1 and less where each has its own."""
-    return sum(value * count for value, count in zip(coefficients, terms(hosts, size, share)))
+    return sum(value * count for value, count in zip(coefficients, terms(hosts, size, share, has_mesh)))
 
 
 def measured(worlds: Sequence[int]) -> list[Point]:
@@ -141,8 +141,9 @@ def comparison(points: Sequence[Point], coefficients: Sequence[float], share: fl
 
 
 def extrapolation(coefficients: Sequence[float], latency: float, bandwidth: float) -> list[str]:
-    """Hosts with a core or more per rank and eight GPUs each: what agreeing costs, and an allreduce of host memory by the engine.
+    """Hosts with a core or more per rank and eight GPUs each: what agreeing costs, and an allreduce of host memory by the engine's ring.
 
+    The ring is what several ranks per host have; all that is measured here has one, and goes to the owners of slices.
     ``latency``: seconds of a message on the network, in the place of the fitted hop. ``bandwidth``: bytes/s of a host's network each way,
     which bounds what is fitted per byte.
     """
@@ -150,7 +151,7 @@ def extrapolation(coefficients: Sequence[float], latency: float, bandwidth: floa
     assumed = call, message, header, max(byte, 1 / bandwidth), latency
     rows: list[tuple[str, ...]] = [("hosts", "GPUs", "agreement", "1 MiB", "64 MiB", "1 GiB")]
     for hosts in (4, 8, 16, 64, 250, 1000):
-        times = [duration(predict(assumed, hosts, size, 1.0) * 1e6) for size in (0, 1 << 20, 64 << 20, 1 << 30)]
+        times = [duration(predict(assumed, hosts, size, 1.0, has_mesh=False) * 1e6) for size in (0, 1 << 20, 64 << 20, 1 << 30)]
         rows.append((str(hosts), str(8 * hosts), *times))
     return columns(rows)
 

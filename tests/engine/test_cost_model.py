@@ -32,3 +32,9 @@ def test_a_model_that_is_off_says_by_how_much():
 
 def test_agreeing_takes_the_logarithm_of_many_hosts():
     assert [cost_model.terms(hosts, 0, 1.0)[1] for hosts in (2, 8, 9, 64, 1000)] == [1, 7, 4, 6, 10]
+
+
+def test_what_a_sum_moves_with_connections_between_all_hosts_and_on_the_ring():
+    assert cost_model.terms(4, 100, 1.0) == (1, 3 + 6, 4, 150, 1 + 2)
+    assert cost_model.terms(4, 100, 1.0, has_mesh=False) == (1, 3 + 2, 4, 200, 1 + 6)
+    assert [cost_model.terms(hosts, 1000, 1.0)[4] for hosts in (65, 66)] == [7 + 2, 7 + 130]

@@ -5,7 +5,7 @@
 //
 // Between hosts: one rank after the other broadcasts what it has for other hosts, and everyone keeps its own part. With
 // two hosts no byte crosses the network in vain; with H hosts a byte passes up to H - 1 links of the ring instead of
-// the one that a direct connection would take.
+// the one that a direct connection would take, also where hosts with one rank each have those for their sums.
 #include <algorithm>
 #include <cstring>
 #include <vector>

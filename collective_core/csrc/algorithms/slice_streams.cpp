@@ -10,8 +10,10 @@ namespace {
 // peer.
 constexpr size_t tries_on_own_core = 50;
 
-// Of a rank that waits for what others cannot send before a third one has sent them something: they say who that is.
-constexpr double owing_grace_s = 1.0;  // beyond the deadline
+// Of a rank that waits for what others may be unable to send before a third one has sent them something: they say who
+// that is. Less than the grace of hosts that are in the next negotiation already (host_negotiation.cpp), which wait for
+// this one.
+constexpr double owing_grace_s = 0.5;  // beyond the deadline
 
 struct Missing {
   std::vector<int> ranks;
@@ -28,7 +30,7 @@ Missing missing_ranks(const SliceStreams& streams) {
     if (stream->wants_to_send()) deaf.insert(stream->to);
   }
   const std::set<int>& ranks = !owing.empty() ? owing : !silent.empty() ? silent : deaf;
-  return {{ranks.begin(), ranks.end()}, owing.empty() && ranks.size() > 1 ? owing_grace_s : 0};
+  return {{ranks.begin(), ranks.end()}, owing.empty() ? owing_grace_s : 0};
 }
 
 }  // namespace

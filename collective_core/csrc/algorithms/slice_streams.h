@@ -17,6 +17,7 @@ namespace cc {
 // cache.
 constexpr size_t segment_bytes = size_t(256) << 10;
 
+// partial: a sum of the first ranks, or on a mesh one rank's values.
 enum class Part : uint32_t { none = 0, partial = 1, result = 2 };
 
 struct SegmentHead {

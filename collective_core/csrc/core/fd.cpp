@@ -33,6 +33,15 @@ bool change_entry(int from, int to) {
   return false;
 }
 
+size_t entries_in_use() {
+  size_t count = 0;
+  for (ForkTable* part = &fork_table; part; part = part->next) {
+    count += static_cast<size_t>(std::count_if(part->entries.begin(), part->entries.end(),
+                                               [](const std::atomic<int>& entry) { return entry.load() != 0; }));
+  }
+  return count;
+}
+
 void add_part() {
   ForkTable* const part = std::make_unique<ForkTable>().release();  // for as long as the process lives
   ForkTable* last = &fork_table;
@@ -75,7 +84,7 @@ void Fd::reset() {
 
 void allow_descriptors(size_t count) {
   rlimit limit{};
-  const rlim_t wanted = count + kept_descriptors;
+  const rlim_t wanted = count + entries_in_use() + kept_descriptors;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(limit.rlim_max, wanted);
   setrlimit(RLIMIT_NOFILE, &limit);  // if it is too few, whoever finds none left says so

@@ -25,10 +25,11 @@ ConnectionPlan plan_connections(const Topology& t, int sockets) {
     }
   }
   const bool is_mesh = t.size == hosts && (hosts - 1) * sockets <= most_mesh_connections;
-  for (int host = 0; host < hosts && t.local_rank < t.channels(); ++host) {
-    if (host == t.host) continue;
+  // Each begins with the next host, so that they do not all call the first one at the same time.
+  for (int k = 1; k < hosts && t.local_rank < t.channels(); ++k) {
+    const int host = (t.host + k) % hosts;
     const int peer = t.hosts[host][t.local_rank];
-    const bool is_next = host == (t.host + 1) % hosts, is_previous = t.host == (host + 1) % hosts;
+    const bool is_next = k == 1, is_previous = t.host == (host + 1) % hosts;
     for (int number = 0; number < sockets; ++number) {
       if (is_next || is_mesh) plan.outgoing.push_back({peer, Purpose::data, number});
       if (is_previous || is_mesh) plan.incoming.insert({peer, Purpose::data, number});

@@ -333,7 +333,7 @@ class Driver:
             return f"its worker ended with exit code {code}"
         for line in raised["traceback"].splitlines():
             self._show(self._with_rank(Frame("err", number, line.encode() + b"\n")))
-        return f"its worker raised {raised['type']}: {raised['text']}".removesuffix(": ")
+        return f"its worker raised {raised['type']}" + (f": {raised['text']}" if raised["text"] else "")
 
     def _is_hopeless(self, host: str) -> bool:
         """Whether the job cannot begin without a host that has failed more than once, and never worked."""

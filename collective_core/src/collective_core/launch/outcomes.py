@@ -96,7 +96,7 @@ class Outcomes:
         host, said, code = self._host_of[rank], self._raised.get(rank), self._codes.get(rank, 0)
         who = f"rank {rank} on {host}"
         if said:
-            text = f"{who} raised {said['type']}: {said['text']}".removesuffix(": ")
+            text = f"{who} raised {said['type']}" + (f": {said['text']}" if said["text"] else "")
             text += f"\n\nTraceback of {who}:\n{said['traceback']}" if said["traceback"] else ""
             return RankFailedError(text, rank, host, code, said["type"], said["traceback"])
         if code == LOST:

@@ -115,8 +115,12 @@ class Bucket:
         """
         if not self.unfilled:
             return
-        positions, self.unfilled, self.unfilled_bytes = self.unfilled, [], 0
-        self.filled += positions
+        self._fill(self.unfilled, note_sparse)
+        # Only now: those whose compressor has raised an exception are still to be filled.
+        self.filled += self.unfilled
+        self.unfilled, self.unfilled_bytes = [], 0
+
+    def _fill(self, positions: list[int], note_sparse: Callable[[torch.nn.Parameter], None]) -> None:
         parameters = [self.parameters[position] for position in positions]
         gradients = [p.grad for p in parameters]
         with torch.no_grad():  # of backward(create_graph=True) they have a graph, which a sum over ranks ends
