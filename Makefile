@@ -69,7 +69,7 @@ $(ENGINE_STAMP): $(ENGINE_VENV)/.torch $(ENGINE_SOURCES)
 	@touch $@
 
 $(SLOW_STAMP): $(ENGINE_STAMP)
-	@$(call install,$(ENGINE_VENV),pyspark==3.5.3 ray==2.40.0)
+	@$(call install,$(ENGINE_VENV),pyspark==3.5.3 ray==2.40.0 expecttest==0.3.0)
 	@touch $@
 
 lint: $(DEV_STAMP)

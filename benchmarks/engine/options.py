@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple, NoReturn, Sequence
 
 COLLECTIVE_PEERS = ("mpi", "gloo")
-TRAINING_PEERS = ("ddp",)
+TRAINING_PEERS = ("ddp", "collective-ddp")
 TRAININGS = ("mnist", "mlp", "small")
 DEFAULT_SIZES = "4K,64K,1M,8M,64M"
 DEFAULT_RANKS = 2
@@ -93,7 +93,8 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
-    parser.add_argument("--peers", metavar="LIST", help="mpi,gloo (all); with --train: ddp; none: only the engine itself")
+    peers = "mpi,gloo (all); with --train: ddp (over Gloo), collective-ddp (DDP over the engine); none: only the engine itself"
+    parser.add_argument("--peers", metavar="LIST", help=peers)
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
     parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, otherwise 8)")
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""Training steps: the engine, DDP over Gloo, and the same processes without any communication, in turn.
+"""Training steps: the engine, DDP over Gloo and over the engine, and the same processes without any communication.
 
-A fourth side does not communicate either, but its ranks meet at the end of every step: what waiting for each other costs, which no way
+Another side does not communicate either, but its ranks meet at the end of every step: what waiting for each other costs, which no way
 of summing gradients can avoid.
 """
 
@@ -92,11 +92,16 @@ def ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, 
     return nn.parallel.DistributedDataParallel(model), optimizer
 
 
+def collective_ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    engines.start_gloo()
+    return nn.parallel.DistributedDataParallel(model, process_group=torch.distributed.new_group(backend="collective")), optimizer
+
+
 def alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-SIDES: dict[str, Side] = {"collective_core": ours, "ddp": ddp, "barrier": alone, "none": alone}
+SIDES: dict[str, Side] = {"collective_core": ours, "ddp": ddp, "collective-ddp": collective_ddp, "barrier": alone, "none": alone}
 
 
 def training_step(side: str, task: Task, batch: int) -> measure.Step:

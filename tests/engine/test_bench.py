@@ -61,7 +61,7 @@ def test_it_runs_under_another_name_as_it_does_on_hosts(tmp_path):
 
 def test_peers_are_all_unless_told_otherwise():
     assert options.parse([]).peers == ("mpi", "gloo")
-    assert options.parse(["--train", "mlp"]).peers == ("ddp",)
+    assert options.parse(["--train", "mlp"]).peers == ("ddp", "collective-ddp")
     assert options.parse(["--peers", "none"]).peers == ()
     assert options.parse(["--peers", "gloo,gloo"]).peers == ("gloo",)
 

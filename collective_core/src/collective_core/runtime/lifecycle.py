@@ -37,8 +37,18 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     reason on every rank that can be told, and ValueError for impossible process sets; then nothing has been joined.
     """
     _refuse_forked()
+    _join_or_give_up(comm, process_sets)
+
+
+def join_launcher(launcher: Any, timeout: float) -> None:
+    """Joins the ranks of this launcher as ``init`` does those that it finds. ``timeout``: seconds, as COLLECTIVE_TIMEOUT."""
+    _refuse_forked()
+    _join_or_give_up(None, None, launcher, timeout)
+
+
+def _join_or_give_up(*how: Any) -> None:
     try:
-        _join(comm, process_sets)
+        _join(*how)
     except Exception:
         raise
     except BaseException:  # Ctrl-C: the others must not wait for this rank, neither now nor at its end
@@ -52,22 +62,26 @@ def _give_up() -> None:
     _forget_launcher()
 
 
-def _join(comm: Any | None, sets: Any | None) -> None:
+def _join(comm: Any | None, sets: Any | None, launcher: Any | None = None, timeout: float | None = None) -> None:
     global _launcher
     with membership.lock:
         if membership.is_initialized():
             return
         comm = None if isinstance(comm, (list, tuple)) and not comm else comm  # Horovod's way to say all ranks
         settings = config.from_environment()
-        if worker.is_one() and comm is None:
+        settings = settings if timeout is None else settings._replace(timeout=timeout)
+        if launcher is not None:
+            _register()
+            peers = _meet(launcher, settings)
+        elif worker.is_one() and comm is None:
             peers = _meet_elastic(settings)
         else:
             if _launcher is None or comm is not None:
                 _launcher = launchers.find_launcher(comm, settings)
                 _register()
-            peers = _meet(settings)
-        assert _launcher is not None  # noqa: S101
-        membership.begin(_launcher.rank, peers, settings, _launcher.secret)
+            peers = _meet(_launcher, settings)
+        met: Any = launcher or _launcher
+        membership.begin(met.rank, peers, settings, met.secret)
     try:
         process_sets.begin([] if sets is None or isinstance(sets, str) else sets, comm)
     except ValueError:  # on all ranks: they can call it again, with other sets
@@ -87,10 +101,9 @@ def _register() -> None:
     _pid = os.getpid()
 
 
-def _meet(settings: config.Config) -> list[_native.PeerInfo]:
-    assert _launcher is not None  # noqa: S101
-    _prepare_recorder(settings, _launcher.rank)
-    return rendezvous.meet(_launcher, settings)
+def _meet(launcher: Any, settings: config.Config) -> list[_native.PeerInfo]:
+    _prepare_recorder(settings, launcher.rank)
+    return rendezvous.meet(launcher, settings)
 
 
 def _meet_elastic(settings: config.Config) -> list[_native.PeerInfo]:
@@ -102,7 +115,7 @@ def _meet_elastic(settings: config.Config) -> list[_native.PeerInfo]:
         try:
             _launcher = launchers.find_launcher(None, settings)
             _register()
-            return _meet(settings)
+            return _meet(_launcher, settings)
         except CollectiveError as error:
             _forget_launcher()
             if attempt == MOST_MEETINGS:
@@ -183,14 +196,13 @@ def _at_exit() -> None:
         return
     # After an uncaught exception mpirun must learn of it now, and end the other ranks, not when they are done.
     crashed = hasattr(sys, "last_value")
-    if _launcher is not None:
-        _leave(together=membership.is_healthy() and not crashed, patience=EXIT_PATIENCE)
+    _leave(together=membership.is_healthy() and not crashed, patience=EXIT_PATIENCE)
     for finish in membership.before_end:
         try:
             finish()
         except CollectiveError as error:  # nobody is left who could catch it
             print(f"collective_core: {error}", file=sys.stderr, flush=True)
-    if _launcher is None:  # it has left an elastic job
+    if _launcher is None:  # it has left an elastic job, or was told who the others are (join_launcher)
         return
     may_come = membership.are_all_live() and not mpi.is_chosen()
     patience = math.inf if membership.is_healthy() else STALLED_PATIENCE if may_come else 0.0

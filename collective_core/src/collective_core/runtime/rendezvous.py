@@ -47,8 +47,13 @@ def host_identity(override: str | None = None) -> str:
     return "/".join(parts)
 
 
-def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[int] | None = None) -> list[_native.PeerInfo]:
+def meet(
+    launcher: Any, config: Config, process_set: int = 0, members: Sequence[int] | None = None, numbers: Sequence[int] | None = None
+) -> list[_native.PeerInfo]:
     """Tells the ranks about each other and connects those of the process set. Returns the table of its peers, in order.
+
+    ``members``: the launcher's ranks that are in it; all without. ``numbers``: of all the launcher's ranks in the job, where it is not
+    that of the job.
 
     Two rounds: who is on which host with which interfaces, from which each rank chooses an address and opens its listeners;
     then the addresses and a nonce, which rank 0 draws afresh for every job and process set, for their secret. Where the launcher
@@ -95,14 +100,14 @@ def meet(launcher: Any, config: Config, process_set: int = 0, members: Sequence[
         _raise_first_error(endpoints, everyone)
         peers = [
             _native.PeerInfo(
-                rank, info["pid"], info["host_id"], info["host_name"], endpoint["address"], endpoint["port"], endpoint["socket"]
+                number, info["pid"], info["host_id"], info["host_name"], endpoint["address"], endpoint["port"], endpoint["socket"]
             )
-            for rank, info, endpoint in ((rank, everyone[rank], endpoints[rank]) for rank in ranks)
+            for number, info, endpoint in ((numbers[rank] if numbers else rank, everyone[rank], endpoints[rank]) for rank in ranks)
         ]
         if included:
             for name, (_, learn) in companions.items():
                 learn(process_set, ranks.index(launcher.rank), [endpoints[rank]["told"].get(name) for rank in ranks])
-            mpi.join(process_set, ranks)
+            mpi.join(process_set, [numbers[rank] for rank in ranks] if numbers else ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(endpoints[0]["nonce"]), process_set)
             sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
             began = time.monotonic()

@@ -1,0 +1,172 @@
+"""What a collective of torch.distributed returns while it is under way."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from collective_core.errors import CollectiveError
+from collective_core.torch.distributed.point_to_point import Transfer
+
+#: Seconds between looks of one who waits whether another thread has completed it.
+LOOK_INTERVAL = 0.2
+
+
+def for_group(error: CollectiveError) -> CollectiveError:
+    """The engine's error, which knows nothing of groups, for somebody who does."""
+    if error.kind != "timeout":
+        return error
+    return CollectiveError(f"{error}, and of this group the timeout given to init_process_group or new_group does", error.kind, error.ranks)
+
+
+class Work(dist.Work):
+    """An operation that ``wait_for`` can wait for, and whose result is brought home by ``finish``, once, by whoever sees its end first.
+
+    ``wait_for(seconds)`` says whether the operation is over, and raises its error. ``tensors``: the result.
+    """
+
+    def __init__(
+        self,
+        completer: Completer,
+        name: str,
+        wait_for: Callable[[float], bool],
+        finish: Callable[[], None],
+        tensors: list[torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self._completer, self.name = completer, name
+        self._wait_for, self._finish, self._tensors = wait_for, finish, tensors
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._error: Exception | None = None
+        self._future: torch.futures.Future[Any] | None = None
+
+    def _complete(self, seconds: float) -> bool:
+        """Waits at most so long; says whether it is over."""
+        if self._is_over:
+            return True
+        if not self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            return self._is_over
+        try:
+            if not self._is_over:
+                try:
+                    if not self._wait_for(seconds):
+                        return False
+                    self._finish()
+                except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
+                    self._error = error
+                self._is_over = True
+        finally:
+            self._lock.release()
+        if self._future is not None:
+            self._resolve()
+        return True
+
+    def _resolve(self) -> None:
+        with self._lock:
+            future, self._future = self._future, None
+        if future is None:
+            return
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits, raises the operation's error. With a timeout above 0 it raises :class:`CollectiveError` (kind ``timeout``) after that."""
+        limit = timeout.total_seconds()
+        end = time.monotonic() + limit if limit > 0 else float("inf")
+        while not self._complete(min(LOOK_INTERVAL, max(0.0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                raise CollectiveError(f"{self.name} took longer than the {limit:g} s of this wait", "timeout")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._complete(0.0)
+
+    def is_success(self) -> bool:
+        return self._complete(0.0) and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """Completed by a thread of the group, in the order of its operations."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        if self._completer.is_this_thread():
+            # In the callback of another future, which may wait for this one.
+            while not self._complete(LOOK_INTERVAL):
+                pass
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = future
+        if self._is_over:
+            self._resolve()
+        else:
+            self._complete_later()
+        return future
+
+    def _complete_later(self) -> None:
+        self._completer.put(self)
+
+
+class MessageWork(Work):
+    """A message on its way (point_to_point.py)."""
+
+    def __init__(
+        self, completer: Completer, name: str, transfer: Transfer, finish: Callable[[], None], tensors: list[torch.Tensor]
+    ) -> None:
+        super().__init__(completer, name, transfer.wait, finish, tensors)
+        self._transfer = transfer
+
+    def source_rank(self) -> int:
+        """From whom it came."""
+        return self._transfer.other
+
+    _source_rank = source_rank
+
+    def _complete_later(self) -> None:
+        self._transfer.call_when_over(partial(self._completer.put, self))
+
+
+class Completer:
+    """A thread that completes futures, one operation after the other, as those of a process set end in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def is_this_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def put(self, work: Work) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="collective_core futures", daemon=True)
+            self._thread.start()
+        self._works.put(work)
+
+    def end(self) -> None:
+        """When its operations are over."""
+        if self._thread is not None:
+            self._works.put(None)
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            while not work._complete(LOOK_INTERVAL):
+                pass

@@ -1,0 +1,44 @@
+"""What PyTorch calls when it is imported (entry point ``torch.backends``): makes the backend ``collective`` known to torch.distributed.
+
+Apart from the package, because every program that imports PyTorch would else import the engine. It is imported with the first group.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Iterator
+
+NAME = "collective"
+#: Where ranks are told who they are, in the words of torch.distributed; the launchers of MPI and Slurm have other ones.
+WORDS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def register() -> None:
+    """Raises nothing where torch.distributed is missing: PyTorch would not be imported then."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or NAME in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+    # The name is also that of a function of torch.distributed.
+    handlers = getattr(importlib.import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
+    usual = handlers.get("env")
+    if usual is None:
+        return
+
+    def meet(url: str, *arguments: Any, **more: Any) -> Iterator[Any]:
+        """``env://``, also for ranks of launchers that do not set the variables of torch.distributed."""
+        if any(word in os.environ for word in WORDS) or "?" in url:
+            return usual(url, *arguments, **more)  # type: ignore[no-any-return]
+        from collective_core.torch.distributed.store import meet_with_launcher
+
+        return meet_with_launcher(*arguments, **more) or usual(url, *arguments, **more)
+
+    handlers["env"] = meet
+
+
+def _make(options: Any, _: Any) -> Any:
+    from collective_core.torch.distributed import CollectiveGroup
+
+    return CollectiveGroup(options.store, options.group_rank, options.group_size, options.timeout)

@@ -1,0 +1,212 @@
+"""The backend `collective` of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from collective_core.errors import CollectiveError
+from collective_core.runtime.handshake import HEAD
+from collective_core.torch.distributed.point_to_point import GREETING, PointToPoint
+from conftest import WORKERS
+
+from collective_core import _native
+
+SUITE = Path(__file__).with_name("torchs_own_distributed_tests.py")
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(3, 2), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(4, 4, marks=pytest.mark.slow)])
+def test_every_collective_gives_what_gloo_gives(launch, n, hosts):
+    reports = launch("torch_distributed.py", n, hosts).must_succeed().reports()
+    assert len(reports) == n
+    for report in reports.values():
+        assert report["different"] == []
+        assert report["again"] == [float(n)] * 3
+
+
+def test_what_trains_with_torch_distributed_trains(launch):
+    reports = launch("torch_distributed_training.py", 2).must_succeed().reports()
+    assert len(reports) == 2
+    for report in reports.values():
+        assert [report[what] for what in ("ddp", "fsdp", "dtensor", "dcp")] == [True] * 4
+        assert report["compiled"] == [3.0] * 3
+
+
+def test_what_it_cannot_do_is_an_error_everywhere_and_what_is_late_holds_up_nothing_else(launch):
+    reports = launch("torch_distributed_edges.py", 2).must_succeed().reports()
+    assert [report["wrong"] for report in reports.values()] == [[], []]
+
+
+ERRORS = {
+    "shapes": ("mismatch", r"all_reduce.*the ranks ask for different things: rank 0 .*float32\[3\].*rank 1 .*float32\[4\]"),
+    "kinds": ("mismatch", "the ranks ask for different things: rank 0 .* broadcast .* rank 1 .* allreduce"),
+    "type": ("invalid", "tensors of torch.float8_e5m2 .* cannot be sent"),
+}
+
+
+@pytest.mark.parametrize("case", ["shapes", *(pytest.param(case, marks=pytest.mark.slow) for case in list(ERRORS)[1:])])
+def test_what_does_not_fit_together_is_an_error_on_every_rank(launch, case):
+    reports = launch("torch_distributed_failures.py", 2, 1, [case], keep_going=True).reports()
+    kind, text = ERRORS[case]
+    for report in reports.values():
+        assert report["kind"] == kind
+        assert re.search(text, report["error"])
+    assert len(reports) == 2
+
+
+@pytest.mark.parametrize("case", ["dies-recv", *(pytest.param(case, marks=pytest.mark.slow) for case in ("dies-allreduce", "leaves-recv"))])
+def test_a_rank_that_dies_or_leaves_is_named_at_once(launch, case):
+    (report,) = launch("torch_distributed_failures.py", 2, 1, [case], keep_going=True).reports().values()
+    assert (report["kind"], report["ranks"]) == ("peer_lost", [1])
+    assert re.search(r"rank 1 \(host .*, pid \d+\)", report["error"])
+    assert report["seconds"] < 10
+
+
+@pytest.mark.slow
+def test_a_message_of_another_length_and_a_wait_that_is_too_short_are_errors(launch):
+    receiver = launch("torch_distributed_failures.py", 2, 1, ["length"], keep_going=True).reports()[1]
+    assert receiver["kind"] == "mismatch"
+    assert "sent 12 bytes with tag 0 to rank 1, which receives 16" in receiver["error"]
+    waiting = launch("torch_distributed_failures.py", 2, 1, ["wait"], keep_going=True).reports()[0]
+    assert waiting["kind"] == "timeout"
+    assert "all_reduce.2 took longer than the 0.5 s of this wait" in waiting["error"]
+
+
+class Meeting:
+    """Members of a group who tell each other about themselves, in threads of one process."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.told = threading.Barrier(size), [b""] * size
+
+    def member(self, rank: int, secret: bytes) -> SimpleNamespace:
+        def exchange(mine: bytes) -> list[bytes]:
+            self.told[rank] = mine
+            self.barrier.wait(10)
+            return list(self.told)
+
+        return SimpleNamespace(rank=rank, secret=secret, exchange=exchange)
+
+
+@pytest.fixture(params=["", "127.0.0.1"], ids=["one host", "several"])
+def two_ends(request, monkeypatch):
+    """two_ends(secrets) -> both ends of messages between two ranks."""
+    monkeypatch.setattr(_native, "check_peers", lambda _: None)  # there is no engine
+    made = []
+
+    def make(secrets=(b"of the job" * 4,) * 2, timeout=20.0):
+        meeting = Meeting(2)
+        peers = [_native.PeerInfo(rank, 4711 + rank, "id", "here", request.param, 0, "") for rank in range(2)]
+        with ThreadPoolExecutor(2) as threads:
+            ends = threads.map(lambda r: PointToPoint(meeting.member(r, secrets[r]), peers, 0, timeout), range(2))
+        made.extend(ends)
+        return made
+
+    yield make
+    for end in made:
+        end.end()
+
+
+def bytes_of(text: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def test_messages_come_by_tag_and_strangers_disturb_nobody(two_ends):
+    here, there = two_ends()
+    address = here._addresses[1]
+    strangers = []
+    for greeting in (b"", b"x" * 100, HEAD.pack(GREETING, 0) + bytes(64), HEAD.pack(GREETING, 7) + bytes(32)):
+        stranger = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        stranger.connect(address)
+        stranger.sendall(greeting)
+        strangers.append(stranger)
+    sent = [here.send(bytes_of(b"tag %d" % tag), 1, tag) for tag in range(4)]
+    for tag in (2, 0, 3, 1):
+        got = torch.zeros(5, dtype=torch.uint8)
+        assert there.receive(got, 0, tag).wait(20)
+        assert bytes(got.tolist()) == b"tag %d" % tag
+    assert all(each.wait(20) for each in sent)
+    assert there.receive(torch.zeros(0, dtype=torch.uint8), 0, 9).wait(0.01) is False
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_whoever_does_not_know_the_groups_secret_sends_nothing(two_ends):
+    here, there = two_ends((b"of the job" * 4, b"of another job" * 4))
+    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0)
+    with pytest.raises(CollectiveError, match=r"rank 1 \(host here, pid 4712\) cannot be reached: what listens there does not know"):
+        here.send(bytes_of(b"12345"), 1, 0).wait(20)
+    assert not waiting.wait(0.05)
+
+
+def test_a_message_that_nobody_sends_ends_with_the_groups_timeout(two_ends):
+    _, there = two_ends(timeout=0.1)
+    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 3)
+    with pytest.raises(CollectiveError, match=r"\(tag 3\) from or to rank 0 \(host here, pid 4711\) was not taken within 0.1 s") as caught:
+        waiting.wait(1.0)
+    assert caught.value.kind == "timeout"
+
+
+def test_who_leaves_is_named_to_those_who_wait_for_a_message(two_ends):
+    here, there = two_ends()
+    here.send(bytes_of(b"12345"), 1, 0)
+    assert there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0).wait(20)
+    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0)
+    here.end()
+    late = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 1)
+    for each in (waiting, late):
+        with pytest.raises(CollectiveError, match="sends no more: it has left the group or ended"):
+            each.wait(20)
+
+
+ONE_SUM = "import torch, torch.distributed as d; d.init_process_group({!r}); t = torch.ones(2); d.all_reduce(t); print(t.tolist())"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["collective", "gloo"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "ours"])
+def test_every_launcher_starts_it_and_no_import_is_needed(launcher, backend, tmp_path):
+    script = tmp_path / "sum.py"
+    script.write_text(ONE_SUM.format(backend))
+    beside = Path(sys.executable).parent
+    command = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
+        "mpirun": [str(beside / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, str(script)],
+        "ours": [sys.executable, "-m", "collective_core.launch", "-np", "2", sys.executable, str(script)],
+    }[launcher]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("[2.0, 2.0]") == 2
+
+
+@pytest.mark.slow
+def test_without_a_launcher_pytorchs_own_error_stays():
+    done = subprocess.run([sys.executable, "-c", ONE_SUM.format("collective")], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "environment variable RANK expected, but not set" in done.stderr
+
+
+@pytest.mark.slow
+def test_importing_pytorch_does_not_import_the_engine():
+    code = "import sys, torch; print('collective_core' in sys.modules, torch.distributed.Backend.COLLECTIVE)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split() == ["False", "collective"]
+
+
+@pytest.mark.slow
+def test_pytorchs_own_tests_pass(tmp_path):
+    """All of its distributed tests that need no GPU and that Gloo passes with two ranks, with this backend in Gloo's place."""
+    environment = {**os.environ, "WORLD_SIZE": "2", "TEMP_DIR": str(tmp_path), "PYTHONPATH": str(WORKERS)}
+    done = subprocess.run([sys.executable, str(SUITE)], env=environment, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    ran = int(re.search(r"^Ran (\d+) tests", done.stderr, re.MULTILINE).group(1))
+    skipped = int((re.search(r"skipped=(\d+)", done.stderr) or ["", "0"])[1])
+    assert ran - skipped >= 90
