@@ -25,7 +25,7 @@ tomllib = pytest.importorskip("tomllib", reason="Python before 3.11 reads no TOM
 ROOT = Path(__file__).parents[2]
 TOOLKIT, ENGINE, HOROVOD_NAMES = ROOT, ROOT / "collective_core", ROOT / "collective_core/horovod"
 #: Modules of ours.
-OWN = {"provision", "collective_core", "horovod"}
+OWN = {"provision", "collective_core", "collective_core_autoload", "horovod"}
 
 
 def pyproject(place: Path) -> dict[str, Any]:
