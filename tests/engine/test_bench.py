@@ -113,7 +113,7 @@ def test_training_steps_are_measured():
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["parameters"] == 21840
-    assert {r["engine"] for r in document["results"]} == {"collective_core", "ddp", "barrier", "none"}
+    assert {r["engine"] for r in document["results"]} == {"collective_core", "ddp", "collective-ddp", "barrier", "none"}
     assert all(r["samples_per_second"] > 0 for r in document["results"])
 
 
