@@ -16,7 +16,7 @@ import pytest
 import torch
 from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
-from collective_core.torch.distributed.point_to_point import GREETING, PointToPoint
+from collective_core.torch.distributed.point_to_point import GREETING, MOST_PENDING, PointToPoint
 from conftest import WORKERS
 
 from collective_core import _native
@@ -167,6 +167,58 @@ def test_who_leaves_is_named_to_those_who_wait_for_a_message(two_ends):
             each.wait(20)
 
 
+def test_more_strangers_than_may_wait_disturb_nobody(two_ends):
+    here, there = two_ends()
+    address = here._addresses[1]
+    assert there.receive(torch.zeros(0, dtype=torch.uint8), 0, 9).wait(0.01) is False  # its thread accepts
+    strangers = []
+    for _ in range(MOST_PENDING + 20):
+        stranger = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        stranger.connect(address)
+        strangers.append(stranger)
+    got = torch.zeros(5, dtype=torch.uint8)
+    sent, received = here.send(bytes_of(b"12345"), 1, 0), there.receive(got, 0, 0)
+    assert sent.wait(20)
+    assert received.wait(20)
+    assert bytes(got.tolist()) == b"12345"
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_messages_go_on_after_a_failure_of_the_group(two_ends, monkeypatch):
+    here, there = two_ends()
+    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0)
+
+    def check(_):
+        raise CollectiveError("rank 0 is lost", "peer_lost", (0,))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_native, "check_peers", check)
+        with pytest.raises(CollectiveError, match="rank 0 is lost"):
+            waiting.wait(20)
+    got = torch.zeros(5, dtype=torch.uint8)
+    received = there.receive(got, 0, 0)
+    assert here.send(bytes_of(b"12345"), 1, 0).wait(20)
+    assert received.wait(20)
+    assert bytes(got.tolist()) == b"12345"
+
+
+def test_a_defect_of_the_thread_that_moves_messages_is_an_error_of_all_of_them(two_ends):
+    here, _ = two_ends()
+    waiting = here.receive(torch.zeros(5, dtype=torch.uint8), 1, 0)
+
+    def fail(_):
+        raise ZeroDivisionError("made by a test")
+
+    here._on_send = fail
+    sent = here.send(bytes_of(b"12345"), 1, 0)
+    for transfer in (waiting, sent):
+        with pytest.raises(CollectiveError, match="messages of rank 0 ended: ZeroDivisionError: made by a test"):
+            transfer.wait(20)
+    with pytest.raises(CollectiveError, match="messages of rank 0 ended"):
+        here.send(bytes_of(b"12345"), 1, 0)
+
+
 ONE_SUM = "import torch, torch.distributed as d; d.init_process_group({!r}); t = torch.ones(2); d.all_reduce(t); print(t.tolist())"
 
 
@@ -185,6 +237,40 @@ def test_every_launcher_starts_it_and_no_import_is_needed(launcher, backend, tmp
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("[2.0, 2.0]") == 2
+
+
+HOROVOD_BESIDE = """
+import torch, torch.distributed as d, collective_core.torch as hvd
+hvd.init()
+for _ in range(2):
+    d.init_process_group("collective")
+    t = torch.ones(2)
+    d.all_reduce(t)
+    print(t.tolist(), hvd.allreduce(t, op=hvd.Sum).tolist())
+    d.destroy_process_group()
+hvd.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_groups_may_be_made_again_beside_horovods_interface(launcher, tmp_path):
+    script = tmp_path / "both.py"
+    script.write_text(HOROVOD_BESIDE)
+    command = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+        "mpirun": [str(Path(sys.executable).parent / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable],
+    }[launcher]
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("[2.0, 2.0] [4.0, 4.0]") == 4
+
+
+@pytest.mark.slow
+def test_over_mpi_the_program_joins_the_job_first(launch):
+    with_mpi = {"COLLECTIVE_BACKEND": "mpi"}
+    done = launch("torch_distributed_failures.py", 2, 1, ["shapes"], keep_going=True, env=with_mpi)
+    assert done.stderr.count("with COLLECTIVE_BACKEND=mpi call hvd.init() before init_process_group") >= 2
 
 
 @pytest.mark.slow

@@ -229,8 +229,9 @@ class PointToPoint:
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)
         while self._new:
-            what, about = self._new.popleft()
+            what, about = self._new[0]
             getattr(self, f"_on_{what}")(about)
+            self._new.popleft()  # not before: what failed is among those that _run tells
 
     def _sender_to(self, rank: int) -> _Sender:
         sender = self._senders.get(rank)

@@ -1,0 +1,191 @@
+"""A process group of torch.distributed over the engine."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any, Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from collective_core import _native
+from collective_core.errors import CollectiveError
+from collective_core.runtime import config, lifecycle, membership, rendezvous
+from collective_core.torch.distributed.operations import nothing
+from collective_core.torch.distributed.point_to_point import PointToPoint, Transfer
+from collective_core.torch.distributed.reductions import Reductions
+from collective_core.torch.distributed.store import StoreLauncher
+from collective_core.torch.distributed.tensors import as_bytes, bring_home, on_host
+from collective_core.torch.distributed.work import Completer, MessageWork, Work
+from collective_core.transport import mpi
+from collective_core_autoload import NAME
+
+#: Process sets of groups have numbers from here on, so that they are none of hvd.add_process_set's.
+FIRST_GROUP = 1 << 20
+_next_group = FIRST_GROUP
+_groups: set[CollectiveGroup] = set()
+_has_joined = False  # the job with a group
+
+
+class CollectiveGroup(Reductions, dist.ProcessGroup):
+    """A process group over the engine. Ranks are the group's own."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        dist.ProcessGroup.__init__(self, rank, size)
+        settings = config.from_environment()
+        seconds = timeout.total_seconds()
+        seconds = settings.timeout if timeout == dist.default_pg_timeout or seconds <= 0 else seconds
+        settings = settings._replace(timeout=seconds)
+        is_first = not membership.is_initialized()
+        # As other ranks may be long in coming to a later group, PyTorch's timeout holds for that.
+        launcher = StoreLauncher(store, rank, size, min(seconds, settings.start_timeout) if is_first else seconds)
+        process_set, peers = _join(launcher, settings)
+        Reductions.__init__(self, process_set, rank, size)
+        # Messages do not end in the order in which they began, as operations do.
+        self._completer_of_messages = Completer()
+        self._name, self._description, self._monitored_barriers = "", "", 0
+        _groups.add(self)
+        self._timeout, self._job_ranks = seconds, [peer.rank for peer in peers]
+        self._point_to_point = PointToPoint(launcher, peers, self._set, seconds, settings.stall_warning)
+
+    # --- what it is
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    # By these names PyTorch asks a group that is written in Python.
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def rank(self) -> int:
+        return self._me
+
+    def size(self) -> int:
+        return self._ranks
+
+    def shutdown(self) -> None:
+        """Leaves the group; with the last one the job, if a group has joined it."""
+        global _has_joined
+        self._point_to_point.end()
+        self._completer.end()
+        self._completer_of_messages.end()
+        if self not in _groups:
+            return
+        _groups.remove(self)
+        if self._set > 0 and membership.is_initialized():
+            _native.close(self._set)
+            mpi.leave(self._set)
+        if not _groups and _has_joined:
+            _has_joined = False
+            lifecycle.shutdown()
+
+    abort = shutdown
+
+    # --- barriers
+
+    def barrier(self, opts: Any = None) -> Work:
+        operation = _native.operation(_native.BARRIER, self._next_name("barrier"), "uint8", (), 0, process_set=self._set)
+        return self._start(operation, opts, [], nothing)
+
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier at rank 0, which names the first rank (``wait_all_ranks``: all) that has not come in time. In Gloo's words."""
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else self._timeout if timeout is None else timeout
+        end = time.monotonic() + seconds
+        token = torch.zeros(1, dtype=torch.uint8)
+        self._monitored_barriers += 1
+        tag = -self._monitored_barriers  # programs' are not negative; a late message is not taken for the next barrier's
+        if self._me > 0:
+            came = f"Rank {self._me} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+            sent, answer = self._point_to_point.send(token, 0, tag), self._point_to_point.receive(token.clone(), 0, tag)
+            try:
+                if self._wait_until(end, sent) and self._wait_until(end, answer):
+                    return
+            except CollectiveError as error:
+                raise CollectiveError(f"{came}: {error}", error.kind, error.ranks) from error
+            raise CollectiveError(f"{came}: it has not answered within {seconds:g} s", "timeout")
+        if seconds <= 0:
+            raise CollectiveError(f"Rank 0 timed out in monitoredBarrier after {seconds:g} s", "timeout")
+        arrivals = [self._point_to_point.receive(token.clone(), rank, tag) for rank in range(1, self._ranks)]
+        late: list[int] = []
+        for rank, arrival in enumerate(arrivals, 1):
+            if late and not wait_all_ranks:
+                self._point_to_point.forget(arrival)
+            elif not self._wait_until(end, arrival):
+                late.append(rank)
+        if late:
+            who = f"Rank {late[0]}" if len(late) == 1 else f"Ranks {', '.join(map(str, late))}"
+            raise CollectiveError(
+                f"{who} failed to pass monitoredBarrier in {seconds:g} s", "timeout", [self._job_ranks[rank] for rank in late]
+            )
+        for answer in [self._point_to_point.send(token, rank, tag) for rank in range(1, self._ranks)]:
+            answer.wait(max(0.0, end - time.monotonic()))
+
+    def _wait_until(self, end: float, transfer: Transfer) -> bool:
+        """Whether it is over by then; otherwise nobody waits for it any more."""
+        if transfer.wait(max(0.0, end - time.monotonic())):
+            return True
+        self._point_to_point.forget(transfer)
+        return False
+
+    # --- between two ranks
+
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Work:
+        (tensor,) = tensors
+        buffer = on_host(tensor)
+        return self._under_way(self._point_to_point.send(as_bytes(buffer), destination, tag), nothing, [tensor])
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
+        (tensor,) = tensors
+        buffer = on_host(tensor)
+        return self._under_way(self._point_to_point.receive(as_bytes(buffer), source, tag), partial(bring_home, buffer, tensor), [tensor])
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        return self.recv(tensors, -1, tag)
+
+    def _under_way(self, transfer: Transfer, finish: Callable[[], None], tensors: list[torch.Tensor]) -> Work:
+        name = f"a message (tag {transfer.tag}) from or to rank {transfer.other}"
+        return MessageWork(self._completer_of_messages, name, transfer, finish, tensors)
+
+
+def _join(launcher: StoreLauncher, settings: config.Config) -> tuple[int, Sequence[_native.PeerInfo]]:
+    """Makes the group's process set, with which a process that is in no job joins it; its number and its ranks."""
+    global _next_group, _has_joined
+    everyone = rendezvous.exchange_documents(launcher, _situation())
+    if len({(each["job"], each["backend"]) for each in everyone}) > 1:
+        raise CollectiveError("some ranks of the group have called hvd.init() and others have not, or not with the same ranks", "invalid")
+    if not membership.is_initialized():
+        world = dist.get_world_size() if dist.is_initialized() else launcher.size
+        if launcher.size < world:
+            text = f"the first group of the backend {NAME} has {launcher.size} of {world} ranks: make the default group one of it"
+            raise CollectiveError(f"{text}, or call hvd.init() before", "invalid")
+        if settings.backend == "mpi":
+            raise CollectiveError("with COLLECTIVE_BACKEND=mpi call hvd.init() before init_process_group", "invalid")
+        lifecycle.join_launcher(launcher, settings.timeout)
+        _has_joined = True
+        return 0, membership.current().peers
+    number = max(each["next"] for each in everyone)
+    _next_group = number + 1
+    return number, rendezvous.meet(launcher, settings, number, numbers=[each["rank"] for each in everyone])
+
+
+def _situation() -> dict[str, Any]:
+    """What members of a group tell each other about the job that they are in."""
+    if not membership.is_initialized():
+        return {"job": 0, "backend": "", "next": _next_group, "rank": -1}
+    member = membership.current()
+    return {"job": member.size, "backend": member.config.backend, "next": _next_group, "rank": member.rank}

@@ -1,0 +1,156 @@
+"""Operations of a group: submitted to the engine, each as work of torch.distributed that ends when the engine has ended it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable
+
+import torch
+
+from collective_core import _native
+from collective_core.errors import CollectiveError
+from collective_core.runtime import operations
+from collective_core.torch import handles
+from collective_core.torch.distributed.work import Completer, Work, for_group
+from collective_core.torch.ops.tensors import dtype_name, objection_to_tensor
+
+
+def nothing() -> None:
+    """What is left to do after an operation that has put its result where it belongs."""
+
+
+def options_of(given: Any, kind: Any, op: Any = None) -> Any:
+    """Options of this kind: as they were given, or those with this root or reduction, or the usual ones."""
+    if type(given).__name__.endswith("Options"):
+        return given
+    made = kind()
+    if isinstance(given, int):
+        made.rootRank = given
+    elif given is not None:
+        made.reduceOp = given
+    if op is not None:
+        made.reduceOp = op
+    return made
+
+
+class Gathered:
+    """What an allgather or alltoall has received, when its work is done: rows, and how many from each rank."""
+
+    work: Work
+    rows: torch.Tensor
+    lengths: list[int]
+
+
+class Operations:
+    """A group's operations. ``process_set``: the engine's; ``me``: this rank of the group's ``ranks``."""
+
+    def __init__(self, process_set: int, me: int, ranks: int) -> None:
+        self._set, self._me, self._ranks = process_set, me, ranks
+        self._completer = Completer()
+        self._numbers = itertools.count(1)
+
+    def _next_name(self, kind: str) -> str:
+        return f"{kind}.{next(self._numbers)}"
+
+    def _operation(
+        self, kind: int, name: str, source: torch.Tensor, target: torch.Tensor | None, problem: str = "", **rest: Any
+    ) -> _native.Operation:
+        """``problem``: why this rank cannot run it. Then all ranks raise that, and the group goes on."""
+        target_address = 0 if target is None else target.data_ptr()
+        return _native.operation(
+            kind,
+            self._next_name(name),
+            dtype_name(source),
+            tuple(source.shape),
+            source.numel(),
+            source.data_ptr(),
+            target_address,
+            process_set=self._set,
+            objection=objection_to_tensor(source) or problem,
+            **rest,
+        )
+
+    def _refused(self, name: str, problem: str, opts: Any) -> Work:
+        token = torch.zeros(1)
+        return self._start(self._operation(_native.ALLREDUCE, name, token, token, problem), opts, [], nothing, token)
+
+    def _start(
+        self, operation: _native.Operation, opts: Any, tensors: list[torch.Tensor], finish: Callable[[], None], *memory: Any
+    ) -> Work:
+        if not getattr(opts, "asyncOp", True):
+            try:
+                operations.run(operation, *memory)
+            except CollectiveError as error:
+                raise for_group(error) from None
+            finish()
+            return self._done(tensors)
+        return self._started(operation, _native.submit(operation), finish, tensors, memory)
+
+    def _started(
+        self,
+        operation: _native.Operation,
+        handle: int,
+        finish: Callable[[], None],
+        tensors: list[torch.Tensor],
+        memory: Any,
+        keeps_handle: bool = False,
+    ) -> Work:
+        # What it uses stays until the engine is done with it, whether or not anybody waits.
+        started = handles.Work(handle, finish, (operation, finish, memory), keeps_handle)
+
+        def wait_for(seconds: float) -> bool:
+            try:
+                return operations.wait(handle, operation, seconds)
+            except CollectiveError as error:
+                raise for_group(error) from None
+
+        return Work(self._completer, str(operation.name.decode()), wait_for, started.result, tensors)
+
+    def _done(self, tensors: list[torch.Tensor]) -> Work:
+        work = Work(self._completer, "", lambda _: True, nothing, tensors)
+        work.is_completed()
+        return work
+
+    def _gather_rows(self, source: torch.Tensor, opts: Any) -> Gathered:
+        return self._started_gather(self._operation(_native.ALLGATHER, "all_gather", source, None), opts, source)
+
+    def _started_gather(self, operation: _native.Operation, opts: Any, source: torch.Tensor) -> Gathered:
+        gathered = Gathered()
+        handle = _native.submit(operation, _native.QUEUED if getattr(opts, "asyncOp", True) else _native.BLOCKING)
+
+        def finish() -> None:
+            buffer, gathered.lengths = operations.take_received(handle, self._ranks)
+            flat = torch.from_numpy(buffer) if buffer.size else torch.empty(0, dtype=torch.uint8)
+            gathered.rows = flat.view(source.dtype).reshape(-1, *source.shape[1:])
+
+        gathered.work = self._started(operation, handle, finish, [], source, keeps_handle=True)
+        return gathered
+
+    def _then(self, work: Work, tensors: list[torch.Tensor], finish: Callable[[], None]) -> Work:
+        """Work whose result is made of another's."""
+
+        def wait_for(seconds: float) -> bool:
+            return work._complete(seconds) and work.wait()
+
+        return Work(self._completer, work.name, wait_for, finish, tensors)
+
+    def _group_of(self, works: list[Work]) -> Work:
+        if len(works) == 1:
+            return works[0]
+
+        def wait_for(seconds: float) -> bool:
+            for work in works:
+                if not work._complete(seconds):
+                    return False
+            return all(work.wait() for work in works)
+
+        tensors = [tensor for work in works for tensor in work.result()]
+        return Work(self._completer, ", ".join(work.name for work in works), wait_for, nothing, tensors)
+
+    def _check_lengths(self, expected: list[int], gathered: Gathered) -> None:
+        for rank, (length, wanted) in enumerate(zip(gathered.lengths, expected)):
+            if length != wanted:
+                raise self._wrong(f"rank {rank} sent {length} bytes, and {wanted} are expected")
+
+    def _wrong(self, what: str) -> CollectiveError:
+        return CollectiveError(f"rank {self._me} of a group of {self._ranks}: {what}", "mismatch")

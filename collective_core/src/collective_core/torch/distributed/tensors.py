@@ -1,0 +1,51 @@
+"""Tensors as the engine takes them: contiguous, in host memory, of real numbers or plain bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if torch.is_tensor(tensors) else list(tensors)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where the engine can read and write it in place, otherwise a contiguous copy in host memory."""
+    return tensor.detach().cpu().resolve_conj().contiguous()
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def from_bytes(data: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if data.numel() == 0:
+        return torch.empty(like.shape, dtype=like.dtype)
+    if data.storage_offset() % like.element_size():
+        data = data.clone()
+    return data.view(like.dtype).view(like.shape)
+
+
+def length_of(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def bring_home(buffer: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a result to where it belongs, if it is not there."""
+    if buffer.data_ptr() != target.data_ptr() or buffer.device != target.device:
+        with torch.no_grad():
+            copy_into(
+                target, torch.view_as_complex(buffer) if target.is_complex() and not buffer.is_complex() else buffer.view(target.shape)
+            )
