@@ -1,0 +1,105 @@
+"""The scripts of examples/, each on two ranks, started as its first lines say: they learn, and all ranks end with the same weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BIN = Path(sys.executable).parent
+#: Seconds; an example takes five to fifteen on a machine that does nothing else.
+LIMIT = 240
+
+#: What a launcher's command begins with.
+LAUNCHERS: dict[str, list[str]] = {
+    "python": [sys.executable],
+    "collective_core.launch": [sys.executable, "-m", "collective_core.launch", "-np", "2", sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "mpirun": [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable],
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One start of a script: the launcher, the script's arguments ({} is a folder of the test's own), and what it must have printed.
+
+    ``check`` is given all that was printed; by default :func:`ranks_agree`. ``again``: words that a second start, with the same folder,
+    must print.
+    """
+
+    script: str
+    launcher: str
+    arguments: tuple[str, ...] = ()
+    check: Callable[[str], None] | None = None
+    again: str = ""
+    marks: tuple[Any, ...] = (pytest.mark.frameworks,)
+
+    def __str__(self) -> str:
+        return f"{self.script}-{self.launcher}"
+
+
+SLOW = (pytest.mark.slow,)
+STARTED = [
+    Example("pytorch_mnist.py", "collective_core.launch", marks=()),
+    Example("pytorch_mnist.py", "mpirun", marks=SLOW),
+    Example("pytorch_ddp.py", "torchrun", marks=SLOW),
+    Example("pytorch_ddp.py", "collective_core.launch", marks=SLOW),
+    Example("pytorch_fsdp2.py", "torchrun", ("--checkpoint", "{}"), again="continued after step 60", marks=SLOW),
+    Example("pytorch_imagenet_resnet.py", "collective_core.launch", ("--checkpoints", "{}"), again="continued after epoch 2", marks=SLOW),
+    Example("lightning_ddp.py", "python"),
+    Example("lightning_ddp.py", "torchrun"),
+    Example("lightning_ddp.py", "mpirun"),
+    Example("accelerate_ddp.py", "mpirun"),
+    Example("accelerate_ddp.py", "torchrun"),
+    Example("hf_trainer.py", "torchrun", ("--output", "{}")),
+]
+NOT_STARTED = {
+    "README.md": "what the others show",
+    "mpijob.yaml": "Kubernetes starts it; tests/unit/test_mpijob_example.py holds it against the operator's schema",
+}
+
+LAST_LINE = re.compile(r"rank (\d+) of 2: accuracy ([\d.]+), sum of weights (-?\d+\.\d+)")
+
+
+def ranks_agree(printed: str, least: float = 0.9) -> None:
+    """Each of two ranks says at its end that it has learned, and they have the same weights."""
+    lines = LAST_LINE.findall(printed)
+    assert sorted(rank for rank, _, _ in lines) == ["0", "1"], printed
+    assert all(float(accuracy) >= least for _, accuracy, _ in lines), lines
+    assert len({weights for _, _, weights in lines}) == 1, lines
+
+
+@pytest.mark.parametrize("example", [pytest.param(each, marks=each.marks, id=str(each)) for each in STARTED])
+def test_an_example_trains_on_two_ranks(example, tmp_path):
+    arguments = [word.format(tmp_path / "state") for word in example.arguments]
+    command = [*LAUNCHERS[example.launcher], str(EXAMPLES / example.script), *arguments]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
+    # OPAL_PREFIX: Lightning asks MPI whether it was started by mpirun, and the package index's Open MPI must be told where it is.
+    environment.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", OPAL_PREFIX=sys.prefix)
+
+    def run() -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    check = example.check or ranks_agree
+    check(run())
+    if example.again:
+        printed = run()
+        assert example.again in printed
+        check(printed)
+
+
+def test_every_example_is_started_and_listed():
+    present = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    assert present == {each.script for each in STARTED} | set(NOT_STARTED)
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(present - {"README.md"}) if f"[{name}]({name})" not in table] == []
