@@ -181,11 +181,26 @@ def reducescatter(
     return result
 
 
-def broadcast(array: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> np.ndarray[Any, Any]:
-    """The root's array on every rank, as a new array; all ranks pass one of the same type and shape."""
+def broadcast(
+    array: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    out: np.ndarray[Any, Any] | None = None,
+) -> np.ndarray[Any, Any]:
+    """The root's array on every rank, as a new array, or in ``out``; all ranks pass one of the same type and shape.
+
+    ``out``: a contiguous array of that type and shape, which may be ``array`` itself.
+    """
     who = members(process_set)
     source, dtype, problem = _contiguous(array)
-    result = source.copy()
+    problem = problem or _objection_to_out(out, source)
+    if out is None or problem:
+        result = source.copy()
+    else:
+        result = out
+        if out is not array:
+            np.copyto(result, source)
     root, problem = who.number_of(root_rank), problem or objection_to_root(root_rank, who)
     operations.run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem), result)
     return result

@@ -2,5 +2,5 @@
 
 Who is a member is decided in one process, the rendezvous server (rendezvous_server.py), which runs where the job was started
 (launch/elastic.py) and keeps the membership (membership.py). Every worker has a control channel to it (control_channel.py) and asks it
-for its rank whenever it joins (worker.py). What a program does with that is in collective_core.torch.elastic.
+for its rank whenever it joins (worker.py). What a program does with that is in collective_core.common.elastic.
 """

@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from collective_core.common.build_info import ccl_built as ccl_built
+from collective_core.common.build_info import ddl_built as ddl_built
+from collective_core.common.build_info import gloo_built as gloo_built
+from collective_core.common.build_info import gloo_enabled as gloo_enabled
+from collective_core.common.build_info import mpi_built as mpi_built
+from collective_core.common.build_info import mpi_enabled as mpi_enabled
+from collective_core.common.build_info import mpi_threads_supported as mpi_threads_supported
+from collective_core.common.build_info import rocm_built as rocm_built
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu
-from collective_core.transport import mpi, nccl
-
-
-def mpi_enabled() -> bool:
-    """Whether MPI carries the tensors (COLLECTIVE_BACKEND=mpi). Otherwise it is used for the start only."""
-    return mpi.is_chosen()
-
-
-def mpi_built() -> bool:
-    """Whether the ranks can meet through MPI: mpi4py is installed."""
-    import importlib.util
-
-    return importlib.util.find_spec("mpi4py") is not None
-
-
-def mpi_threads_supported() -> bool:
-    """Whether collectives and the program's own mpi4py calls may run in different threads."""
-    if not mpi.is_chosen():
-        return True  # the engine makes no MPI calls
-    from mpi4py import MPI
-
-    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
-
-
-def _no() -> bool:
-    """Not part of this engine."""
-    return False
+from collective_core.transport import nccl
 
 
 def nccl_built() -> int:
@@ -49,6 +31,3 @@ def nccl_enabled(process_set: ProcessSet | None = None) -> bool:
 def cuda_built() -> bool:
     """Whether CUDA tensors can be sent: PyTorch was built for CUDA."""
     return torch.version.cuda is not None
-
-
-gloo_built = gloo_enabled = rocm_built = ddl_built = ccl_built = _no

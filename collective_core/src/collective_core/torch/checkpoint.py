@@ -32,9 +32,9 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
+from collective_core.common.elastic import restart_folder
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
-from collective_core.runtime.config import RESTART_FROM
 from collective_core.torch import host_copy
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
 
@@ -304,12 +304,6 @@ class Checkpoints:
             return _Found({}, "", names), -1
         why = "; ".join(passed_over) or ("it holds none" if self._restart.is_dir() else "there is no such folder")
         return _Found({}, f"--restart-from {self._restart}: no valid checkpoint on {socket.gethostname()}: {why}"), -1
-
-
-def restart_folder() -> Path | None:
-    """Where the job is to go on from, as whoever started it said."""
-    named = os.environ.get(RESTART_FROM, "").strip()
-    return Path(named) if named else None
 
 
 def _files(folder: Path) -> list[Path]:

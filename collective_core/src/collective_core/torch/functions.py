@@ -1,22 +1,17 @@
-"""Bringing all ranks to one state: parameters, optimizer state, any object.
-
-Objects are pickled, with cloudpickle where it is installed, which can do functions, too; they are unpickled only from ranks that
-have proven that they belong to the job.
-"""
+"""Bringing all ranks to one state: parameters, optimizer state, any object."""
 
 from __future__ import annotations
 
-import pickle
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable
 
 import torch
 
+from collective_core.common import objects
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import synchronize
-from collective_core.torch.ops.allgather import allgather
-from collective_core.torch.ops.broadcast import broadcast_, broadcast_async_
+from collective_core.torch.ops.broadcast import broadcast_async_
 
 
 def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet | None = None) -> None:
@@ -148,42 +143,6 @@ def _give_back_types(optimizer: torch.optim.Optimizer, state: Any, same_model: b
                 loaded[name] = value.to(loaded[name].device)
 
 
-@not_compiled
-def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
-    """The root's object on every rank. The root gets its own object back, others an unpickled copy."""
-    name = name or membership.next_name("broadcast_object", members(process_set).id)
-    is_root = membership.rank() == root_rank
-    payload = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = broadcast_(torch.tensor([payload.numel()], dtype=torch.int64), root_rank, name + ".length", process_set)
-    if not is_root:
-        payload = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(payload, root_rank, name + ".bytes", process_set)
-    return obj if is_root else _from_bytes(payload)
-
-
-def broadcast_object_fn(root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Callable[[Any], Any]:
-    """A function of an object that calls :func:`broadcast_object` with these arguments."""
-    return lambda obj: broadcast_object(obj, root_rank, name, process_set)
-
-
-@not_compiled
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
-    """Every rank's object, by rank."""
-    name = name or membership.next_name("allgather_object", members(process_set).id)
-    payload = _to_bytes(obj)
-    lengths = allgather(torch.tensor([payload.numel()], dtype=torch.int64), name + ".lengths", process_set).tolist()
-    everyone = allgather(payload, name + ".bytes", process_set)
-    return [_from_bytes(part) for part in everyone.split(lengths)]
-
-
-def _to_bytes(obj: Any) -> torch.Tensor:
-    try:
-        from cloudpickle import dumps
-    except ImportError:
-        from pickle import dumps
-    return torch.frombuffer(bytearray(dumps(obj)), dtype=torch.uint8)
-
-
-def _from_bytes(payload: torch.Tensor) -> Any:
-    # The sender is a rank that knows the job's secret (csrc/transport/tcp/handshake.h).
-    return pickle.loads(payload.numpy().tobytes())  # noqa: S301
+broadcast_object = not_compiled(objects.broadcast_object)
+broadcast_object_fn = objects.broadcast_object_fn
+allgather_object = not_compiled(objects.allgather_object)

@@ -1,0 +1,1 @@
+"""What the interfaces of all frameworks share. Imports none of them."""
