@@ -7,12 +7,15 @@ from pathlib import Path
 
 import collective_core.torch as hvd
 import common
+import gpus_by_gloo
 import torch
-from collective_core.runtime import membership
-from collective_core.torch import handles, nccl_watchdog
+from collective_core.runtime import membership, process_sets
+from collective_core.torch import gpu, handles, nccl
 
 from collective_core import _native
 
+nccl.platform = gpus_by_gloo.GlooOnCpu()
+nccl.platform.holds_all = False
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
 begins = Path(sys.argv[1]) / "begins"
@@ -55,7 +58,7 @@ except hvd.HorovodInternalError as error:
 assert state._commits == commits
 
 
-# What a GPU does after its operation counts as done: the event at its end comes with a failure, which is noted first.
+# What a GPU does after its operation counts as done: a failure is noted first, and the event at its end comes then.
 class End:
     def query(self):
         membership.note_failure(hvd.CollectiveError("rank 1 is gone", "peer_lost", (1,)))
@@ -63,7 +66,8 @@ class End:
 
 
 hvd.barrier()
-nccl_watchdog._last[0] = time.monotonic(), End()
+nccl.groups[0] = nccl.Group(process_sets.members(None), torch.device("cpu"))
+nccl.groups[0]._under_way.append((time.monotonic(), End()))
 try:
     state.commit()
     raise RuntimeError("what a failure has left on a GPU was committed")
@@ -81,7 +85,7 @@ hvd.init()
 assert membership.failure() is None
 
 # What was under way with the last ones can be forgotten, also by the engine.
-handles.forget_all()
+gpu.forget_all()
 assert not handles._under_way
 if rank == 0:
     try:

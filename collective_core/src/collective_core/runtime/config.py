@@ -10,7 +10,7 @@ COLLECTIVE_SINGLE_COPY         0: ranks of a host do not reach each other's memo
 COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOptimizer sums gradients (25)
 COLLECTIVE_BACKEND             transport of tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_SEMANTICS           whose rules hold where the engine's differ from Horovod's: engine, or horovod (engine)
-COLLECTIVE_NCCL                on, off (the default), or the file of the NCCL to use for CUDA tensors (transport/nccl.py)
+COLLECTIVE_NCCL                auto, on or off: whether CUDA tensors go through NCCL (auto; torch/gpu.py)
 COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (torch/optimizer/autotune.py)
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
@@ -63,6 +63,8 @@ MOST_SOCKETS = 64
 MOST_METRICS_PORT = 64000
 #: Transports of tensors in host memory.
 BACKENDS = ("engine", "mpi")
+#: Whether CUDA tensors go through NCCL. auto: where every rank has a GPU of its own.
+NCCL = ("auto", "on", "off")
 
 
 class Config(NamedTuple):
@@ -73,6 +75,7 @@ class Config(NamedTuple):
     fusion_bytes: int
     backend: str
     semantics: str
+    nccl: str
     autotune: bool
     autotune_cache: str | None
     address: str | None
@@ -135,6 +138,7 @@ def from_environment() -> Config:
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         backend=one_of("COLLECTIVE_BACKEND", BACKENDS),
         semantics=one_of(SEMANTICS, tuple(_native.SEMANTICS)),
+        nccl=one_of("COLLECTIVE_NCCL", NCCL),
         autotune=_switch(environment, "COLLECTIVE_AUTOTUNE"),
         autotune_cache=text("COLLECTIVE_AUTOTUNE_CACHE"),
         address=text("COLLECTIVE_ADDRESS"),

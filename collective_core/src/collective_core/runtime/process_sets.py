@@ -6,7 +6,7 @@ other. Making and removing one is collective over *all* ranks of the job. An ope
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -66,6 +66,9 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
+#: Called with a process set's number before this process leaves it.
+on_leaving: list[Callable[[int], None]] = []
+
 _registered: dict[int, ProcessSet] = {}
 _made = 0
 
@@ -117,10 +120,16 @@ def begin(sets: Sequence[ProcessSet], comm: Any | None) -> None:
 def end() -> None:
     """At ``shutdown``: sets that were added are gone."""
     for number, process_set in _registered.items():
+        _leave(number)
         if number:
             process_set.invalidate()
     _registered.clear()
     global_process_set.ranks, global_process_set.mpi_comm = [], None
+
+
+def _leave(number: int) -> None:
+    for told in on_leaving:
+        told(number)
 
 
 class _Engine:
@@ -190,6 +199,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     operations.run(_native.operation(_native.BARRIER, f"remove_process_set.{number}", "uint8", (), 0))
     if process_set.included():
+        _leave(number)
         _native.close(number)
         mpi.leave(number)
     _registered.pop(number).invalidate()

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
@@ -24,10 +24,6 @@ from collective_core.transport import mpi
 NONCE_BYTES = 32
 #: Ranks whose reasons for not connecting one error tells.
 MOST_REASONS = 3
-
-#: What other parts of the engine tell about this rank when a process set meets, and learn of all its members, by name. The first is
-#: told whether this rank is the set's first; the second the set, this rank's number in it, and what every member told.
-companions: dict[str, tuple[Callable[[bool], Any], Callable[[int, int, list[Any]], None]]] = {}
 
 
 def host_identity(override: str | None = None) -> str:
@@ -66,7 +62,7 @@ def meet(
         "host_name": socket.gethostname(),
         "pid": os.getpid(),
         "interfaces": _native.interfaces(),
-        "settings": {"COLLECTIVE_BACKEND": config.backend, SEMANTICS: config.semantics},
+        "settings": {"COLLECTIVE_BACKEND": config.backend, SEMANTICS: config.semantics, "COLLECTIVE_NCCL": config.nccl},
         "sockets": config.sockets,
     }
     everyone = exchange_documents(launcher, mine)
@@ -79,7 +75,6 @@ def meet(
     address = None
     error = ""
     port, socket_name = 0, ""
-    told: dict[str, Any] = {}
     try:
         if process_set == 0:
             mpi.choose(config.backend, launcher)
@@ -88,14 +83,13 @@ def meet(
             address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
         if included:
             port, socket_name = _native.open_listeners(address)
-            told = {name: offer(launcher.rank == ranks[0]) for name, (offer, _) in companions.items()}
     except CollectiveError as problem:
         error = str(problem)
 
     nonce = secrets.token_bytes(NONCE_BYTES).hex() if launcher.rank == 0 else ""
     try:
         endpoints = exchange_documents(
-            launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "told": told, "error": error}
+            launcher, {"address": address or "", "port": port, "socket": socket_name, "nonce": nonce, "error": error}
         )
         _raise_first_error(endpoints, everyone)
         peers = [
@@ -105,8 +99,6 @@ def meet(
             for number, info, endpoint in ((numbers[rank] if numbers else rank, everyone[rank], endpoints[rank]) for rank in ranks)
         ]
         if included:
-            for name, (_, learn) in companions.items():
-                learn(process_set, ranks.index(launcher.rank), [endpoints[rank]["told"].get(name) for rank in ranks])
             mpi.join(process_set, [numbers[rank] for rank in ranks] if numbers else ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(endpoints[0]["nonce"]), process_set)
             sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on

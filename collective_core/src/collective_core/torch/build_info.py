@@ -13,18 +13,19 @@ from collective_core.common.build_info import mpi_enabled as mpi_enabled
 from collective_core.common.build_info import mpi_threads_supported as mpi_threads_supported
 from collective_core.common.build_info import rocm_built as rocm_built
 from collective_core.runtime.process_sets import ProcessSet
-from collective_core.torch import gpu
-from collective_core.transport import nccl
+from collective_core.torch import gpu, nccl
 
 
 def nccl_built() -> int:
-    """The version of NCCL that can be loaded here, as 22005 for 2.20.5; 0 if there is none or COLLECTIVE_NCCL=off."""
-    library = nccl.library()
-    return library.version if library else 0
+    """The version of PyTorch's NCCL, as 22005 for 2.20.5; 0 if it has none."""
+    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return 0
+    major, minor, patch = nccl.platform.version()
+    return 10000 * major + 100 * minor + patch
 
 
 def nccl_enabled(process_set: ProcessSet | None = None) -> bool:
-    """Whether CUDA tensors of this process set (the job's) go through NCCL: every member has a GPU and the same NCCL."""
+    """Whether CUDA tensors of this process set (the job's) go through NCCL; before its first, whether this rank has what it takes."""
     return gpu.is_used(process_set)
 
 

@@ -1,18 +1,18 @@
-"""CUDA tensors through NCCL: the collectives where the tensors lie, on a stream of our own, without waiting for the GPU.
+"""Which way CUDA tensors go: through NCCL where they lie (nccl.py), or through pinned host memory, by the engine.
 
-The ranks agree on an operation on the host, as on every other; then each puts it on its stream (nccl_transport.py), which first waits
-for what the caller's stream had to do (an event). The operation counts as done when it is under way; taking its result makes the caller's
-stream wait for another event. So the host never waits for the GPU, and work on the GPU keeps the order of the program.
+NCCL is used in a process set where every rank has a GPU of its own and the same NCCL, unless COLLECTIVE_NCCL says otherwise. The ranks
+agree on that at their first CUDA tensor. The engine agrees on every operation either way. For what NCCL does not know, and for Adasum, CUDA
+tensors go through host memory also where it is used.
 
-NCCL is used when COLLECTIVE_NCCL asks for it, in a process set whose members all have a GPU and the same NCCL, which they tell each other
-when the set is made (runtime/rendezvous.py). Otherwise, and for what NCCL does not know, CUDA tensors go through host memory.
-
-Two ranks on one GPU cannot use NCCL. The ranks compare their GPUs before the first operation; then all go through host memory.
+On the way through host memory a tensor is copied on a stream beside the program's, and the engine is asked when the copy is there.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import warnings
+from collections import deque
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -21,126 +21,143 @@ import torch
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
-from collective_core.runtime import operations, rendezvous
+from collective_core.runtime import membership, operations, process_sets
 from collective_core.runtime.process_sets import Members, ProcessSet, members, process_set_by_id
-from collective_core.torch import nccl_transport, nccl_watchdog
+from collective_core.torch import handles, nccl
 from collective_core.torch.handles import Work
-from collective_core.torch.nccl_transport import Launch, Set, sets
-from collective_core.transport import nccl
+from collective_core.torch.nccl import Launch
 
-#: Bytes of a GPU's name that are compared.
-GPU_NAME = 64
-
-
-def offer(is_first: bool) -> dict[str, Any] | None:
-    """What this rank tells the others of a new process set."""
-    library = nccl.library() if nccl.is_wanted() and torch.cuda.is_available() else None
-    if library is None:
-        return None
-    try:
-        return {"version": library.version, "id": library.unique_id().hex() if is_first else ""}
-    except CollectiveError as error:
-        warnings.warn(f"CUDA tensors go through host memory: {error}", stacklevel=2)
-        return None
+#: By process set: why its CUDA tensors go through host memory, empty where they do not. Once the ranks have agreed.
+_agreed: dict[int, str] = {}
+_agreeing: dict[int, threading.Lock] = {}
 
 
-def learn(process_set: int, rank: int, offers: list[Any]) -> None:
-    """What all members of a new process set have told."""
-    old = sets.pop(process_set, None)
-    library = nccl.library()
-    nccl_watchdog.forget(process_set)
-    communicator = old.retire("its process set was made anew") if old is not None else 0
-    if communicator and library is not None:
-        library.destroy(communicator)
-    if library is None or len(offers) < 2 or any(not other or other["version"] != offers[0]["version"] for other in offers):
-        return
-    sets[process_set] = Set(process_set, bytes.fromhex(offers[0]["id"]), len(offers), rank)
-    _native.use_transport(nccl_transport.start, nccl_transport.test, device=_native.GPU_MEMORY)
+def _forget(process_set: int) -> None:
+    _agreed.pop(process_set, None)
 
 
-rendezvous.companions["nccl"] = (offer, learn)
+process_sets.on_leaving.append(_forget)
+
+
+def holds(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a GPU's."""
+    return nccl.platform.holds(tensor)
 
 
 def is_used(process_set: ProcessSet | None = None) -> bool:
-    """Whether CUDA tensors of the set go through NCCL."""
-    return members(process_set).id in sets
+    """Whether CUDA tensors of the set go through NCCL; before the first of them, whether this rank has what it takes."""
+    problem = _agreed.get(members(process_set).id)
+    return not problem if problem is not None else not _own_objection()
+
+
+def _own_objection() -> str:
+    return "COLLECTIVE_NCCL=off" if membership.current().config.nccl == "off" else nccl.platform.objection()
 
 
 def reduces_with_nccl(tensor: torch.Tensor, op: str, prescale: float, postscale: float, who: Members) -> bool:
     """Whether such a reduction goes through NCCL: the same on all ranks that ask for the same. Fractions of integers do not."""
-    if not moves_with_nccl(tensor, who):
+    if not moves_with_nccl(tensor, who) or tensor.dtype not in nccl.REDUCED:
         return False
-    known = str(tensor.dtype).replace("torch.", "") in nccl.TYPES
     plain = op in (Sum, Min, Max, Product) and prescale == 1.0 and postscale == 1.0
-    return known and (plain or (tensor.is_floating_point() and op in (Sum, Average)))
+    return plain or (tensor.is_floating_point() and op in (Sum, Average))
 
 
 def moves_with_nccl(tensor: torch.Tensor, who: Members) -> bool:
     """Whether NCCL moves this tensor in this set. Collective at the set's first tensor on a GPU."""
-    if tensor.is_cuda and who.id in sets and not sets[who.id].compared:
-        _compare_gpus(tensor.device, who)
-    return tensor.is_cuda and who.id in sets and tensor.layout is torch.strided
+    if not holds(tensor) or tensor.layout is not torch.strided:
+        return False
+    with _agreeing.setdefault(who.id, threading.Lock()):
+        if who.id not in _agreed:
+            problem = _agree(tensor.device, who)
+            if problem is None:
+                return False
+            _agreed[who.id] = problem
+    group = nccl.groups.get(who.id)
+    return group is not None and group.device == tensor.device
 
 
-def _compare_gpus(device: torch.device, who: Members) -> None:
-    mine = str(getattr(torch.cuda.get_device_properties(device), "uuid", f"unknown, of rank {who.rank}"))
-    row = np.frombuffer(mine.encode()[:GPU_NAME].ljust(GPU_NAME), dtype=np.uint8).reshape(1, GPU_NAME)
+def _agree(device: torch.device, who: Members) -> str | None:
+    """Why the ranks do not use NCCL, empty if they do; None while some have joined, which cannot connect."""
+    settings = membership.current().config
+    mine: dict[str, Any] = {"setting": settings.nccl, "objection": _own_objection(), "gpu": "", "version": []}
+    if not mine["objection"]:
+        mine.update(gpu=nccl.platform.identity(device), version=list(nccl.platform.version()))
+
+    def exchange(document: dict[str, Any]) -> list[dict[str, Any]]:
+        return _exchange(document, who)
+
+    everyone = exchange(mine)
+    if len(everyone) < who.size:
+        return None
+    problem = objection_of(everyone, who.ranks) or nccl.connect(who, device, exchange, settings.start_timeout)
+    if problem and settings.nccl == "on":
+        raise CollectiveError(f"COLLECTIVE_NCCL=on, and NCCL cannot be used: {problem}", "invalid")
+    if problem and settings.nccl != "off" and who.rank == 0:
+        warnings.warn(f"CUDA tensors go through host memory, which is slower than NCCL: {problem}", stacklevel=2)
+    return problem
+
+
+def objection_of(everyone: Sequence[dict[str, Any]], ranks: Sequence[int]) -> str:
+    """Why ranks that have told this of themselves do not use NCCL; empty if they do. Pure."""
+    for rank, each in zip(ranks, everyone):
+        if each["objection"]:
+            return f"rank {rank}: {each['objection']}"
+    different = [rank for rank, each in zip(ranks, everyone) if each["version"] != everyone[0]["version"]]
+    if different:
+        return f"ranks {ranks[0]} and {different[0]} have different versions of NCCL"
+    if everyone[0]["setting"] == "on":  # NCCL itself then says whether ranks can share a GPU
+        return ""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, each in zip(ranks, everyone):
+        ranks_of.setdefault(each["gpu"] or f"unknown, of rank {rank}", []).append(rank)
+    shared = [" and ".join(map(str, sharing)) for sharing in ranks_of.values() if len(sharing) > 1]
+    if shared:
+        return f"ranks {'; '.join(shared)} use the same GPU. Give every rank its own with torch.cuda.set_device(local_rank())"
+    return ""
+
+
+def _exchange(document: dict[str, Any], who: Members) -> list[dict[str, Any]]:
+    """All ranks' JSON documents, without those of ranks that have joined."""
+    line = np.frombuffer(json.dumps(document).encode() + b"\n", dtype=np.uint8)
     try:
-        rows = arrays.allgather_without_joined(row, f"the first CUDA tensor of process set {who.id}", process_set_by_id(who.id))
+        lines = arrays.allgather_without_joined(line, f"the first CUDA tensor of process set {who.id}", process_set_by_id(who.id))
     except CollectiveError as error:
         if error.kind != "mismatch":
             raise
         text = f"at the first CUDA tensor the ranks compare their GPUs, so all ranks begin with one; some did something else: {error}"
         raise CollectiveError(text, error.kind, error.ranks) from error
-    sets[who.id].compared = True
-    shared = ranks_that_share([bytes(row) for row in rows])
-    if shared:
-        del sets[who.id]
-        if who.rank == 0:
-            text = "; ".join(" and ".join(str(who.ranks[number]) for number in numbers) for numbers in shared)
-            warnings.warn(
-                f"ranks {text} use the same GPU, which NCCL does not allow: CUDA tensors go through host memory. "
-                "Give every rank its own with torch.cuda.set_device(local_rank())",
-                stacklevel=2,
-            )
+    return [json.loads(text) for text in lines.tobytes().decode().splitlines()]
 
 
-def ranks_that_share(gpus: Sequence[bytes]) -> list[list[int]]:
-    """The ranks of every GPU that more than one has; ``gpus`` by rank. Pure."""
-    ranks_of: dict[bytes, list[int]] = {}
-    for rank, gpu in enumerate(gpus):
-        ranks_of.setdefault(gpu, []).append(rank)
-    return [ranks for ranks in ranks_of.values() if len(ranks) > 1]
+# --- through NCCL
 
 
 def start(
-    tensor: torch.Tensor,
-    output: torch.Tensor,
+    source: torch.Tensor,
+    target: torch.Tensor,
     operation: Callable[[int, int], _native.Operation],
     who: Members,
     blocking: bool,
+    finish: Callable[[], torch.Tensor],
     prescale: float = 1.0,
     postscale: float = 1.0,
 ) -> Work:
-    """Starts a collective from ``tensor`` to ``output``, which may be the same. ``operation``: of the engine, from their addresses."""
-    source = tensor.detach().contiguous()
-    in_place = output.is_contiguous()
-    target = output.detach() if in_place else torch.empty_like(source)
+    """Starts a collective from ``source`` to ``target``, as of :class:`Launch`. ``operation``: of the engine, from their addresses.
+
+    ``finish`` is called when the caller's stream waits for the result; what it returns is that of the work.
+    """
     launch = Launch(source, target, prescale, postscale)
     asked = operation(source.data_ptr(), target.data_ptr())
     _note(launch, asked, who)
 
-    def finish() -> torch.Tensor:
+    def hand_over() -> torch.Tensor:
         launch.hand_over()
-        if not in_place:
-            with torch.no_grad():
-                output.copy_(target)
-        return output
+        return finish()
 
     if blocking:
         operations.run(asked)
-        return Work(0, finish)
-    return Work(_native.submit(asked), finish, (source, target, asked, launch))
+        return Work(0, hand_over)
+    return Work(_native.submit(asked), hand_over, (asked, launch))
 
 
 def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blocking: bool) -> Work:
@@ -152,15 +169,99 @@ def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blo
     _note(launch, asked, who)
     handle = _native.submit(asked, _native.BLOCKING if blocking else _native.QUEUED)
 
-    def finish() -> tuple[torch.Tensor, list[int]]:
+    def hand_over() -> tuple[torch.Tensor, list[int]]:
         _, rows = operations.take_received(handle, who.size)
         received = launch.hand_over()
         return source.new_empty((sum(rows), *source.shape[1:])) if received is None else received, rows
 
-    return Work(handle, finish, (source, asked, launch), keeps_handle=True)
+    return Work(handle, hand_over, (asked, launch), keeps_handle=True)
 
 
 def _note(launch: Launch, asked: _native.Operation, who: Members) -> None:
     """Where the transport finds it when all have agreed."""
     asked.tag = launch.tag
-    sets[who.id].asked[launch.tag] = launch
+    nccl.groups[who.id].asked[launch.tag] = launch
+
+
+# --- through host memory
+
+_copying: deque[Copying] = deque()  # in the order in which they were asked for
+_copying_turn = threading.RLock()
+_streams: dict[torch.device, Any] = {}
+
+
+def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """A contiguous tensor in host memory with the values, and the event behind which it has them; None: it has them now.
+
+    A CPU tensor that is contiguous is itself; what has an event is a copy of the caller's own.
+    """
+    plain = tensor.detach()
+    if not holds(tensor):
+        return plain.cpu().contiguous(), None
+    if tensor.device not in _streams:
+        _streams[tensor.device] = nccl.platform.new_stream(tensor.device)
+    memory = nccl.platform.host_memory(plain)
+    with nccl.platform.stream(_streams[tensor.device], nccl.platform.event(tensor.device)):
+        memory.copy_(plain, non_blocking=True)
+        nccl.platform.keep(plain)
+        return memory, nccl.platform.event(tensor.device)
+
+
+class Copying:
+    """A :class:`Work` that begins when a copy is there."""
+
+    def __init__(self, copied: Any, begin: Callable[[], Work]) -> None:
+        self.copied, self._begin = copied, begin
+        self._work: Work | None = None
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        try:
+            self.copied.synchronize()
+            self._work = self._begin()
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            self._error = error
+
+    def is_done(self) -> bool:
+        begin_copied()
+        return self._error is not None or (self._work is not None and self._work.is_done())
+
+    def result(self) -> Any:
+        begin_copied(self)
+        if self._work is None:
+            raise self._error or CollectiveError("the operation was forgotten", "closed")
+        return self._work.result()
+
+
+def when_copied(copied: Any, begin: Callable[[], Work], blocking: bool) -> Work | Copying:
+    """What ``begin`` returns, or something like it that calls it behind the event ``copied``, if there is one."""
+    if copied is not None and blocking:
+        copied.synchronize()
+    if copied is None or blocking:
+        return begin()
+    work = Copying(copied, begin)
+    with _copying_turn:
+        _copying.append(work)
+    begin_copied()
+    return work
+
+
+def begin_copied(until: Copying | None = None, everything: bool = False) -> None:
+    """Has the engine asked for operations whose copies are there, in order; ``until``: waits for this one's."""
+    with _copying_turn:
+        while _copying and (everything or (until is not None and until in _copying) or _copying[0].copied.query()):
+            _copying.popleft().begin()
+
+
+def finish() -> None:
+    """Waits for all that is under way, on the host and on the GPU, and raises the first failure of it."""
+    begin_copied(everything=True)
+    handles.finish()
+    nccl.finish()
+
+
+def forget_all() -> None:
+    """As ``handles.forget_all``, also of what waits for a copy."""
+    with _copying_turn:
+        _copying.clear()
+    handles.forget_all()

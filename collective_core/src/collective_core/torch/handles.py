@@ -124,7 +124,7 @@ class Group:
 class Mapped:
     """Work whose result is made of another's."""
 
-    def __init__(self, work: Work, make: Callable[[Any], Any]) -> None:
+    def __init__(self, work: Any, make: Callable[[Any], Any]) -> None:
         self.is_done = work.is_done
         self._work = work
         self._make = make

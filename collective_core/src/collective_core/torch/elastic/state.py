@@ -11,7 +11,7 @@ import torch
 from collective_core.common import elastic
 from collective_core.common.elastic import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from collective_core.common.elastic import State as State
-from collective_core.torch import handles, nccl_watchdog
+from collective_core.torch import gpu
 from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
 from collective_core.torch.elastic.handlers import get_handler_registry as get_handler_registry
@@ -26,9 +26,9 @@ def _count_optimizers() -> Callable[[], None]:
     return lambda: names.forget_made_after(made)
 
 
-elastic.before_commit += [handles.finish, nccl_watchdog.finish]
+elastic.before_commit.append(gpu.finish)
 elastic.at_begin.append(_count_optimizers)
-elastic.after_rejoin.append(handles.forget_all)
+elastic.after_rejoin.append(gpu.forget_all)
 
 
 class ObjectState(elastic.ObjectState):

@@ -12,13 +12,13 @@ from collective_core.arrays import Average
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
-from collective_core.torch.handles import Group, Mapped, Work, handle_of
+from collective_core.torch.handles import Group, Mapped, handle_of
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.rows import start_rows
 from collective_core.torch.ops.tensors import names_of_group, objection_to_tensor
 
 
-def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False, objection: str = "") -> Work:
+def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False, objection: str = "") -> Any:
     """The result of the work is the gathered tensor and the rows of each rank. ``objection``: of the caller's own."""
     who = members(process_set)
     problem = objection or objection_to_tensor(tensor) or arrays.objection_to_rows(tensor.shape, "allgather")

@@ -23,6 +23,7 @@ from collective_core.torch.ops.tensors import (
     device_number,
     dtype_name,
     host_copy,
+    is_in_host_memory,
     names_of_group,
     new_like,
     objection_to_tensor,
@@ -74,36 +75,45 @@ def _start(
     request: _Request,
     blocking: bool = False,
     fused: int = 0,
-) -> Work:
+) -> Work | gpu.Copying:
     """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
     who = members(request.process_set)
-    if gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who):
-
-        def on_gpu(source: int, target: int) -> _native.Operation:
-            chosen = name or membership.next_name("allreduce", who.id)
-            return request.operation(tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
-
-        return gpu.start(tensor, output, on_gpu, who, blocking, request.prescale, request.postscale)
+    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who)
     problem = objection_to_tensor(tensor)
-    source = host_copy(tensor)
-    in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
-    target = output.detach() if in_place else torch.empty_like(source)
     chosen = name or membership.next_name("allreduce", who.id)
+    in_place = not problem and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def finish() -> torch.Tensor:
         if not in_place:
             with torch.no_grad():
-                output.copy_(target)
+                output.copy_(target, non_blocking=copied is not None)
         return output
 
+    if on_gpu:
+        copied, target = None, output.detach() if in_place else new_like(tensor.detach())
+        if output is not tensor or not in_place:
+            target.copy_(tensor.detach())
+
+        def operation_on_gpu(source: int, target: int) -> _native.Operation:
+            return request.operation(tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
+
+        return gpu.start(target, target, operation_on_gpu, who, blocking, finish, request.prescale, request.postscale)
+    source, copied = host_copy(tensor)
+    target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
     if request.op == Adasum:
+        if copied is not None:
+            copied.synchronize()
         adasum.combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
         return Work(0, finish)
     operation = request.operation(tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
-    if blocking:
-        operations.run(operation, source, target)
-        return Work(0, finish)
-    return Work(_native.submit(operation), finish, (source, target, operation))
+
+    def begin() -> Work:
+        if blocking:
+            operations.run(operation, source, target)
+            return Work(0, finish)
+        return Work(_native.submit(operation), finish, (source, target, operation))
+
+    return gpu.when_copied(copied, begin, blocking)
 
 
 class _Allreduce(torch.autograd.Function):
@@ -185,7 +195,7 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | None, op: str | None, *others: Any) -> torch.Tensor:
     request = _Request(average, op, *others)
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and is_in_host_memory(tensor)
     if not plain or not tensor.is_contiguous() or objection_to_tensor(tensor) or request.op == Adasum:
         result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
         return result
@@ -239,10 +249,10 @@ def _start_group(
         return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names_of_group(name, len(tensors)))])
     chosen = name or membership.next_name("grouped_allreduce", who.id)
 
-    def start_head(flat: torch.Tensor, checksum: int) -> Work:
+    def start_head(flat: torch.Tensor, checksum: int) -> Work | gpu.Copying:
         return _start(flat, flat, f"{chosen}.fused", request, fused=checksum)
 
-    def start(number: int) -> Work:
+    def start(number: int) -> Work | gpu.Copying:
         return _start(tensors[number], outputs[number], f"{chosen}.{number}", request)
 
     return FusedGroup(tensors, outputs, most_bytes, start_head, start)

@@ -14,7 +14,7 @@ from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Work, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, new_like, objection_to_tensor
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, is_in_host_memory, new_like, objection_to_tensor
 
 
 def _start(
@@ -24,50 +24,13 @@ def _start(
     name: str | None,
     process_set: ProcessSet | None,
     blocking: bool = False,
-) -> Work:
+) -> Work | gpu.Copying:
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
     who = members(process_set)
     problem = objection_to_tensor(tensor) or arrays.objection_to_root(root_rank, who)
-    if gpu.moves_with_nccl(tensor, who) and not problem:
-        return _start_on_gpu(tensor, output, root_rank, name, process_set, blocking)
-    source = host_copy(tensor)
-    in_place = not problem and output.device.type == "cpu" and output.is_contiguous()
-    target = output.detach() if in_place else torch.empty_like(source)
-    operation = _native.operation(
-        _native.BROADCAST,
-        name or membership.next_name("broadcast", who.id),
-        dtype_name(tensor),
-        tuple(tensor.shape),
-        source.numel(),
-        source.data_ptr(),
-        target.data_ptr(),
-        root=who.number_of(root_rank),
-        process_set=who.id,
-        objection=problem,
-        device=device_number(tensor),
-    )
-
-    def finish() -> torch.Tensor:
-        # The engine leaves the root's output alone.
-        if who.ranks[who.rank] == root_rank:
-            if output is not tensor:
-                with torch.no_grad():
-                    output.copy_(tensor)
-        elif not in_place:
-            with torch.no_grad():
-                output.copy_(target)
-        return output
-
-    if blocking:
-        operations.run(operation, source, target)
-        return Work(0, finish)
-    return Work(_native.submit(operation), finish, (source, target, operation))
-
-
-def _start_on_gpu(
-    tensor: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet | None, blocking: bool
-) -> Work:
-    who = members(process_set)
+    on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
+    is_root = who.ranks[who.rank] == root_rank
+    in_place = not problem and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def operation(source: int, target: int) -> _native.Operation:
         return _native.operation(
@@ -75,15 +38,40 @@ def _start_on_gpu(
             name or membership.next_name("broadcast", who.id),
             dtype_name(tensor),
             tuple(tensor.shape),
-            tensor.numel(),
+            0 if problem else tensor.numel(),
             source,
             target,
             root=who.number_of(root_rank),
             process_set=who.id,
-            device=_native.GPU_MEMORY,
+            objection=problem,
+            device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
         )
 
-    return gpu.start(tensor, output, operation, who, blocking)
+    def finish() -> torch.Tensor:
+        with torch.no_grad():
+            if is_root and not on_gpu:  # the engine leaves its output alone
+                if output is not tensor:
+                    output.copy_(tensor)
+            elif not in_place:
+                output.copy_(target, non_blocking=copied is not None)
+        return output
+
+    if on_gpu:
+        copied, target = None, output.detach() if in_place else new_like(tensor.detach())
+        if is_root and (output is not tensor or not in_place):
+            target.copy_(tensor.detach())
+        return gpu.start(target, target, operation, who, blocking, finish)
+    source, copied = host_copy(tensor)
+    target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
+    asked = operation(source.data_ptr(), target.data_ptr())
+
+    def begin() -> Work:
+        if blocking:
+            operations.run(asked, source, target)
+            return Work(0, finish)
+        return Work(_native.submit(asked), finish, (source, target, asked))
+
+    return gpu.when_copied(copied, begin, blocking)
 
 
 class _Broadcast(torch.autograd.Function):

@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 
 from collective_core.errors import CollectiveError
-from collective_core.torch.handles import Work, results_of
+from collective_core.torch.handles import results_of
 from collective_core.torch.ops.tensors import objection_to_tensor
 
 #: Bytes up to which a tensor is fused: what is larger takes longer to copy together than a message of its own takes.
@@ -52,8 +52,8 @@ class FusedGroup:
         tensors: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         most_bytes: int,
-        start_head: Callable[[torch.Tensor, int], Work],
-        start: Callable[[int], Work],
+        start_head: Callable[[torch.Tensor, int], Any],
+        start: Callable[[int], Any],
     ) -> None:
         self._outputs, self._start = outputs, start
         self._fused = choose(tensors, most_bytes)

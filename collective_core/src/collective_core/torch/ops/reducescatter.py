@@ -11,7 +11,7 @@ from collective_core.arrays import Average, Sum
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
-from collective_core.torch import gpu
+from collective_core.torch import gpu, nccl
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, Work, handle_of
@@ -29,13 +29,13 @@ class _Request:
         self.process_set = process_set
 
 
-def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
+def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work | gpu.Copying:
     who = members(request.process_set)
     dtype = dtype_name(tensor)
     problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype, request.prescale, request.postscale)
     problem = problem or arrays.objection_to_rows(tensor.shape, "reducescatter")
     on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who) and not problem
-    source = tensor if on_gpu else host_copy(tensor)
+    source, copied = (tensor.detach().contiguous(), None) if on_gpu else host_copy(tensor)
     rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], who.rank, who.size)
     target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
 
@@ -57,9 +57,16 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work:
         )
 
     if on_gpu:
-        return gpu.start(tensor, target, operation, who, False, request.prescale, request.postscale)
+        is_scaled = request.prescale != 1.0 or (request.op == Average and tensor.dtype in nccl.HALF)
+        if (is_scaled or tensor.shape[0] % who.size) and source.data_ptr() == tensor.data_ptr():
+            source = source.clone()
+        return gpu.start(source, target, operation, who, False, lambda: target, request.prescale, request.postscale)
     asked = operation(source.data_ptr(), target.data_ptr())
-    return Work(_native.submit(asked), lambda: target.to(tensor.device), (source, target, asked))
+
+    def begin() -> Work:
+        return Work(_native.submit(asked), lambda: target.to(tensor.device), (source, target, asked))
+
+    return gpu.when_copied(copied, begin, blocking=False)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:

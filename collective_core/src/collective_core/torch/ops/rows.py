@@ -16,13 +16,13 @@ from collective_core.torch.ops.tensors import device_number, dtype_name, host_co
 
 def start_rows(
     kind: int, tensor: torch.Tensor, name: str, who: Members, blocking: bool, problem: str, splits: Sequence[int] | None = None
-) -> Work:
+) -> Work | gpu.Copying:
     """Starts one of the two. ``problem``: why this rank cannot; then every rank raises it. ``splits``: of an alltoall, rows for each rank.
 
     The result of the work is the tensor received and the rows from each rank.
     """
     on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
-    source = tensor.detach().contiguous() if on_gpu else host_copy(tensor)
+    source, copied = (tensor.detach().contiguous(), None) if on_gpu else host_copy(tensor)
     operation = _native.operation(
         kind,
         name,
@@ -37,10 +37,14 @@ def start_rows(
     )
     if on_gpu:
         return gpu.start_rows(source, operation, who, blocking)
-    handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
 
-    def finish() -> tuple[torch.Tensor, list[int]]:
-        buffer, rows = operations.take_received(handle, who.size)
-        return received_tensor(buffer, rows, tensor), rows
+    def begin() -> Work:
+        handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
 
-    return Work(handle, finish, (source, operation), keeps_handle=True)
+        def finish() -> tuple[torch.Tensor, list[int]]:
+            buffer, rows = operations.take_received(handle, who.size)
+            return received_tensor(buffer, rows, tensor), rows
+
+        return Work(handle, finish, (source, operation), keeps_handle=True)
+
+    return gpu.when_copied(copied, begin, blocking)

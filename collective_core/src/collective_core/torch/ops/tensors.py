@@ -9,6 +9,7 @@ import torch
 
 from collective_core import _native
 from collective_core.runtime.process_sets import Members
+from collective_core.torch import gpu
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}
@@ -43,14 +44,17 @@ def objection_to_tensor(tensor: torch.Tensor, layout: torch.layout = torch.strid
 
 def device_number(tensor: torch.Tensor) -> int:
     """The engine's number of where the tensor lies: all ranks must use the same."""
-    return 0 if tensor.device.type == "cpu" else 1
+    return _native.HOST_MEMORY if is_in_host_memory(tensor) else _native.GPU
 
 
-def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself when the engine can read it in place, otherwise a contiguous copy in host memory; with an objection nothing."""
-    if objection_to_tensor(tensor):
-        return torch.empty(0)
-    return tensor.detach().cpu().contiguous()
+def is_in_host_memory(tensor: torch.Tensor) -> bool:
+    """Whether the engine can read the tensor where it lies."""
+    return tensor.device.type == "cpu" and not gpu.holds(tensor)
+
+
+def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """As :func:`gpu.host_copy`: the tensor itself when the engine can read it in place; with an objection nothing."""
+    return (torch.empty(0), None) if objection_to_tensor(tensor) else gpu.host_copy(tensor)
 
 
 def new_like(tensor: torch.Tensor) -> torch.Tensor:

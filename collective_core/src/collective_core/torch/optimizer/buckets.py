@@ -4,8 +4,9 @@ So the first bucket is complete early and its sum overlaps with the rest of the 
 Buckets are launched strictly in order, whatever the order in which gradients arrive: that is what makes the order of operations the same
 on all ranks without asking each other.
 
-A bucket is one flat tensor in the memory that the ranks of a host share (arrays.empty), where it is reduced without a copy. The
-gradients of parameters in host memory are views of it: ``p.grad`` is moved there, unless it is there already because the last
+A bucket is one flat tensor: on its parameters' GPU, or in the memory that the ranks of a host share (arrays.empty), where it is reduced
+without a copy. The
+gradients of parameters are views of it: ``p.grad`` is moved there, unless it is there already because the last
 step's gradient was zeroed and not set to None. A large one is moved when it is ready, from a cache; small ones together.
 With ``gradient_as_bucket_view=False`` they stay the program's own tensors, and the sums are copied into them.
 
@@ -26,7 +27,7 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.errors import CollectiveError
-from collective_core.torch import handles
+from collective_core.torch import gpu, handles
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import allreduce
 
@@ -46,7 +47,7 @@ def gradient_memory(elements: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 class Bucket:
-    """Gradients that are summed as one flat tensor: on their GPU if NCCL sums it there, otherwise in host memory."""
+    """Gradients of one type and device that are summed as one flat tensor, which lies there."""
 
     def __init__(
         self,
@@ -54,7 +55,6 @@ class Bucket:
         parameters: list[torch.nn.Parameter],
         dtype: torch.dtype,
         compression: Any = Compression.none,
-        uses_nccl: bool = False,
         as_views: bool = True,
     ) -> None:
         # Sums go element by element through memory: where parameters lie in another order, the bucket has another name.
@@ -62,9 +62,7 @@ class Bucket:
         self.name = f"{name}.{crc32(repr(layouts).encode()):x}" if layouts else name
         self.parameters = parameters
         self.dtype = dtype
-        devices = {p.device for p in parameters}
-        on_gpu = uses_nccl and len(devices) == 1 and parameters[0].is_cuda
-        self.device = parameters[0].device if on_gpu else torch.device("cpu")
+        self.device = parameters[0].device
         self.compression = compression
         self.as_views = as_views
         self.are_views = False  # those that were filled last
@@ -97,7 +95,7 @@ class Bucket:
         self.unfilled.append(position)
         self.unfilled_bytes += self.lengths[position]
         # From a GPU at once, in the stream in which the gradient was made.
-        return self.unfilled_bytes >= LARGE or self.parameters[position].is_cuda
+        return self.unfilled_bytes >= LARGE or gpu.holds(self.parameters[position])
 
     def is_complete(self) -> bool:
         return not self.awaited
@@ -293,35 +291,39 @@ def groups_of(parameters: list[torch.nn.Parameter], groups: Any, num_groups: int
     return [[p for p in group if p in known] for group in groups]
 
 
+def _kind(parameter: torch.nn.Parameter) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
+
+
 def make_buckets(
     parameters: Sequence[torch.nn.Parameter],
     most_bytes: int,
     groups: Sequence[Sequence[torch.nn.Parameter]],
     prefix: str,
     compression: Any = Compression.none,
-    uses_nccl: bool = False,
     as_views: bool = True,
 ) -> list[Bucket]:
-    """Groups parameters of one type, in the order in which their gradients come, into buckets of at most ``most_bytes`` (or one parameter).
+    """Groups parameters of one type and device, in the order in which their gradients come, into buckets of at most ``most_bytes`` (or one
+    parameter).
 
-    Every one of ``groups`` is a bucket for each of its types, whatever its size. The buckets are in the order in which they will be
+    Every one of ``groups`` is a bucket for each type and device in it, whatever its size. The buckets are in the order in which they will be
     complete. ``prefix`` begins the names, which no other optimizer's buckets may have.
     """
     parts: list[list[torch.nn.Parameter]] = []
     for group in groups:
-        parts += [[p for p in group if p.dtype == dtype] for dtype in dict.fromkeys(p.dtype for p in group)]
+        parts += [[p for p in group if _kind(p) == kind] for kind in dict.fromkeys(map(_kind, group))]
     grouped = {parameter for group in groups for parameter in group}
-    open_parts: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-    open_bytes: dict[torch.dtype, int] = {}
+    open_parts: dict[Any, list[torch.nn.Parameter]] = {}
+    open_bytes: dict[Any, int] = {}
     for parameter in parameters:
         if parameter in grouped:
             continue
-        dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
-        if dtype not in open_parts or open_bytes[dtype] + size > most_bytes:
-            open_parts[dtype], open_bytes[dtype] = [], 0
-            parts.append(open_parts[dtype])
-        open_parts[dtype].append(parameter)
-        open_bytes[dtype] += size
+        kind, size = _kind(parameter), parameter.numel() * parameter.element_size()
+        if kind not in open_parts or open_bytes[kind] + size > most_bytes:
+            open_parts[kind], open_bytes[kind] = [], 0
+            parts.append(open_parts[kind])
+        open_parts[kind].append(parameter)
+        open_bytes[kind] += size
     position = {parameter: number for number, parameter in enumerate(parameters)}
     parts.sort(key=lambda part: max(position[parameter] for parameter in part))
-    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, compression, uses_nccl, as_views) for number, part in enumerate(parts)]
+    return [Bucket(f"{prefix}.{number}", part, part[0].dtype, compression, as_views) for number, part in enumerate(parts)]

@@ -278,10 +278,9 @@ class Reducer:
         if self._compression not in (Compression.none, Compression.fp16, Compression.bf16):
             # A compressor of the user's own may choose another type or shape for every tensor.
             most_bytes, groups = 0, []
-        uses_nccl = not self.is_alone and gpu.is_used(self.process_set)
         prefix, groups = f"{self._prefix}.{plan.mark()}", [group for group in groups if group]
-        self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, uses_nccl, self._as_views)
-        self._overlaps = any(p.is_cuda for p in self._trained) or _can_overlap()
+        self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, self._as_views)
+        self._overlaps = any(map(gpu.holds, self._trained)) or _can_overlap()
         places = {p: (bucket, position) for bucket in self.buckets for position, p in enumerate(bucket.parameters)}
         self._place_of = [places.get(p) for p in self._trained]  # None: its gradient goes as sparse
         self._launched = 0

@@ -28,7 +28,8 @@ class BucketTuner:
         shapes = [(str(p.dtype), p.numel()) for p in parameters]
         host_ids = [membership.current().peers[rank].host_id for rank in who.ranks]
         hosts = [host_ids.count(host) for host in dict.fromkeys(host_ids)]
-        how = [settings.backend, gpu.is_used(process_set), getattr(compression, "__name__", ""), settings.fusion_bytes]
+        on_gpu = any(map(gpu.holds, parameters))
+        how = [settings.backend, on_gpu, settings.nccl, getattr(compression, "__name__", ""), settings.fusion_bytes]
         facts = [__version__, shapes, hosts, *how, torch.get_num_threads()]
         self._key = hashlib.sha256(repr(facts).encode()).hexdigest()
         # The first rank's cache counts: the others' may lie on other disks.
@@ -38,7 +39,7 @@ class BucketTuner:
         sizes = [mb << 20 for mb in CANDIDATES_MB]
         # All sizes that hold the whole model are the same. On GPUs the host does not see what is exposed.
         whole = [] if settings.fusion_bytes >= total else [size for size in sizes if size >= total][:1]
-        candidates = [] if found or gpu.is_used(process_set) else [size for size in sizes if size < total] + whole
+        candidates = [] if found or on_gpu else [size for size in sizes if size < total] + whole
         self._found = bool(found)
         self._tuner = Tuner(found or settings.fusion_bytes, candidates, self._agree)
         self.size = self._tuner.size

@@ -1,0 +1,573 @@
+"""PyTorch's ``ProcessGroupNCCL`` as the engine's transport of CUDA tensors: one per process set.
+
+The engine agrees on an operation as on every other and then asks here for the transfer, in the same order on all ranks. Its calls are put
+on a stream beside the program's (:class:`Cuda`), and the operation counts as done when they are there: the host never waits for the GPU.
+
+NCCL would wait for a dead rank for ever. So while a GPU is at work a thread asks the engine now and then whether all ranks live. When one
+does not, or the GPU takes longer than COLLECTIVE_TIMEOUT, the failure is noted and all communicators are aborted. PyTorch's own watchdog,
+which ends the process then, is off for these groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from collective_core import _native
+from collective_core.errors import CollectiveError
+from collective_core.runtime import membership, process_sets
+from collective_core.runtime.process_sets import Members
+
+#: Seconds between looks at the other ranks, and at what a group that is being made wants to tell them.
+INTERVAL, RELAY_INTERVAL = 0.1, 0.005
+#: Seconds for which a call that has failed is not blamed: a rank's death may be the reason, and the engine, which looks then, names it.
+BLAME_AFTER = 3.0
+#: The engine, not PyTorch, sees to failures of these groups (ProcessGroupNCCL.hpp names them; the last two before PyTorch 2.2).
+SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "NCCL_ASYNC_ERROR_HANDLING": "0",
+    "NCCL_BLOCKING_WAIT": "0",
+}
+#: What PyTorch is told: a day longer than any COLLECTIVE_TIMEOUT could be waited for by it.
+NO_TIMEOUT = timedelta(days=365)
+#: Element types that NCCL reduces. What is only moved goes as bytes.
+REDUCED = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HALF = (torch.float16, torch.bfloat16)
+_DTYPES = {number: getattr(torch, name) for name, number in _native.DTYPES.items() if hasattr(torch, name)}
+_REDUCTIONS = {
+    _native.SUM: "SUM",
+    _native.AVERAGE: "SUM",  # the division is ours: ranks that have joined do not count
+    _native.PRODUCT: "PRODUCT",
+    _native.MIN: "MIN",
+    _native.MAX: "MAX",
+}
+_Store: Any = dist.Store if dist.is_available() else object
+
+
+class Cuda:
+    """What this package needs of CUDA and NCCL. A test puts another one in its place, ``nccl.platform``."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is a GPU's."""
+        return bool(tensor.is_cuda)
+
+    def objection(self) -> str:
+        """Why this process cannot use NCCL; empty if it can."""
+        if not dist.is_available() or not dist.is_nccl_available():
+            return "its PyTorch has no NCCL"
+        return "" if torch.cuda.is_available() else "it has no GPU"
+
+    def version(self) -> Sequence[int]:
+        """NCCL's, as (2, 20, 5)."""
+        found: Sequence[int] = torch.cuda.nccl.version()
+        return found
+
+    def identity(self, device: torch.device) -> str:
+        """A name that no other GPU has; empty where PyTorch does not tell."""
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+    def backend(self, store: dist.Store, rank: int, size: int) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = NO_TIMEOUT
+        before = {name: os.environ.get(name) for name in SETTINGS}
+        os.environ.update(SETTINGS)
+        try:
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+
+    def event(self, device: torch.device) -> Any:
+        """After all that was put on the current stream: ``query``, ``synchronize``, ``wait`` (for the stream that is current then)."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any, after: Any = None) -> Iterator[None]:
+        """Makes the stream current, behind an event."""
+        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+            if after is not None:
+                stream.wait_event(after)
+            yield
+
+    def new_stream(self, device: torch.device) -> Any:
+        return torch.cuda.Stream(device)
+
+    def end_of(self, works: Sequence[Any], device: torch.device) -> Any:
+        """An event after these works of a process group, which the current stream then waits for."""
+        for work in works:
+            work.wait()
+        return self.event(device)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """The current stream uses memory of a tensor that another one may have allocated."""
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        """Waits for the GPU; raises RuntimeError where it has failed."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize(device)
+
+    def host_memory(self, like: torch.Tensor) -> torch.Tensor:
+        """Pinned, contiguous, uninitialised."""
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+
+
+platform = Cuda()
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A transfer as the engine tells a rank of it (struct cc_transfer of csrc/api/c_api.h), which may be kept."""
+
+    kind: int
+    dtype: int
+    reduce: int
+    root: int
+    contributors: int
+    tag: int
+    count: int
+    row_bytes: int
+    sent: Sequence[int]  # alltoall: rows for each rank; reducescatter: rows that each rank keeps; otherwise empty
+    received: Sequence[int]  # allgather, alltoall: rows from each rank; otherwise empty
+
+    @classmethod
+    def of(cls, transfer: _native.Transfer, size: int) -> Agreed:
+        sent, received = (rows[:size] if rows else [] for rows in (transfer.sent, transfer.received))
+        names = ("kind", "dtype", "reduce", "root", "contributors", "tag", "count", "row_bytes")
+        numbers: dict[str, Any] = {name: getattr(transfer, name) for name in names}
+        return cls(**numbers, sent=sent, received=received)
+
+
+_tags = itertools.count(1)
+
+
+class Launch:
+    """An operation that was asked for: its tensors on the GPU, contiguous, and the event behind which they may be used.
+
+    ``source``: ours to change, unless nothing is scaled and it is only moved. ``target``: may be the source; None where it is made when all
+    have agreed how many rows there are.
+    """
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor | None, prescale: float = 1.0, postscale: float = 1.0) -> None:
+        self.source, self.target, self.prescale, self.postscale = source, target, prescale, postscale
+        self.ready = platform.event(source.device)
+        self.tag = next(_tags) % (1 << 31) or next(_tags) % (1 << 31)
+        self.group: Group | None = None
+        self.end: Any = None  # stays so where there is nothing to move
+        self._afterwards: list[Callable[[], Any]] = []
+
+    def afterwards(self, action: Callable[[], Any]) -> None:
+        """Has this done on the caller's stream behind the end."""
+        self._afterwards.append(action)
+
+    def hand_over(self) -> torch.Tensor | None:
+        """The target, for use on the caller's stream, which waits for it. Raises :class:`CollectiveError`."""
+        if self.end is not None and self.group is not None:
+            try:
+                self.end.wait()
+            except RuntimeError as error:
+                raise _reason(error, self.group.number) from error
+            if self.target is not None:
+                platform.keep(self.target)
+            with torch.no_grad():
+                for action in self._afterwards:
+                    action()
+        return self.target
+
+
+class Relay(_Store):  # PyTorch may have none
+    """The store in which the ranks of a process group find each other: the engine carries what they tell (:func:`connect`).
+
+    So whoever is there has proven that it belongs to the job.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, bytes] = {}
+        self._untold: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._closed = ""
+
+    def take_untold(self) -> dict[str, bytes]:
+        with self._changed:
+            untold, self._untold = self._untold, {}
+            return untold
+
+    def learn(self, told: dict[str, bytes]) -> None:
+        with self._changed:
+            self._known.update(told)
+            self._changed.notify_all()
+
+    def close(self, reason: str) -> None:
+        """Nobody waits here any more."""
+        with self._changed:
+            self._closed = reason
+            self._changed.notify_all()
+
+    # What PyTorch calls.
+
+    def set(self, key: str, value: Any) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        with self._changed:
+            self._known[key] = self._untold[key] = data
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._known[key]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._changed:
+            return all(key in self._known for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002 - the engine has its own
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or all(key in self._known for key in keys))
+            if self._closed:
+                raise RuntimeError(self._closed)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """It is the engine that ends a wait."""
+
+
+class Group:
+    """A process set whose CUDA tensors go through NCCL."""
+
+    def __init__(self, who: Members, device: torch.device) -> None:
+        self.number, self.rank, self.size, self.device = who.id, who.rank, who.size, device
+        self.stream = platform.new_stream(device)
+        self.backend: Any = None
+        # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
+        self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
+        self.broken = ""  # why it can never be used again
+        self._problem: tuple[float, str] | None = None  # since when the latest transfer has failed
+        self._calling: float | None = None  # since when a call has been under way, which may wait for other ranks
+        self._under_way: deque[tuple[float, Any]] = deque()  # what the GPU has to do: since when, and the event at its end
+
+    def make(self, store: Relay) -> None:
+        """Connects to the other ranks, and tries it: NCCL connects at the first use."""
+        self.backend = platform.backend(store, self.rank, self.size)
+        one = torch.ones(1, device=self.device)
+        with platform.stream(self.stream, platform.event(self.device)):
+            platform.end_of([self.backend.allreduce([one])], self.device).synchronize()
+        if one.item() != self.size:
+            raise RuntimeError(f"the sum of {self.size} ones is {one.item():g}")
+
+    # --- the engine's calls
+
+    def start(self, agreed: Agreed) -> None:
+        self._problem = None
+        try:
+            if self.broken:
+                raise RuntimeError(self.broken)
+            self._calling = time.monotonic()
+            _watch()
+            launch = self.asked.pop(agreed.tag) if agreed.tag else self._stand_in(agreed)
+            launch.group = self
+            with platform.stream(self.stream, launch.ready), torch.inference_mode(launch.source.is_inference()):
+                launch.end = platform.end_of(self._call(agreed, launch), self.device)
+            self._under_way.append((self._calling, launch.end))
+        except Exception as failure:  # noqa: BLE001 - the engine tells all ranks
+            self._problem = time.monotonic(), f"{failure}; with COLLECTIVE_NCCL=off CUDA tensors go through host memory"
+        finally:
+            self._calling = None
+
+    def test(self) -> str | None:
+        """Why the latest transfer has failed; empty if it is under way, None if the reason is to be waited for."""
+        if self._problem is None:
+            return ""
+        since, text = self._problem
+        if time.monotonic() - since > BLAME_AFTER and membership.failure() is None:
+            return text
+        time.sleep(0.001)
+        return None
+
+    def _call(self, agreed: Agreed, launch: Launch) -> list[Any]:
+        """Puts the operation on the current stream."""
+        before, after = _factors(agreed, launch.prescale, launch.postscale)
+        source, target = launch.source, launch.target
+        if target is None:
+            target = launch.target = source.new_empty((sum(agreed.received), *source.shape[1:]))
+        platform.keep(source)
+        platform.keep(target)
+        if before != 1.0:
+            source.mul_(before)
+        if agreed.kind == _native.ALLREDUCE:
+            works = [self._allreduce(source, agreed)]
+        elif agreed.kind == _native.BROADCAST:
+            works = [self._broadcast(_bytes(target), agreed.root)]
+        elif agreed.kind == _native.REDUCESCATTER:
+            works = [self._reducescatter(source, target, agreed, launch)]
+        elif agreed.kind == _native.ALLGATHER:
+            works = self._allgather(_bytes(source), _bytes(target), agreed)
+        else:
+            sizes = [[rows * agreed.row_bytes for rows in part] for part in (agreed.received, agreed.sent)]
+            works = [self.backend.alltoall_base(_bytes(target), _bytes(source), *sizes)]
+        if after != 1.0:
+            launch.afterwards(lambda: target.mul_(after))
+        return works
+
+    def _allreduce(self, tensor: torch.Tensor, agreed: Agreed) -> Any:
+        options = dist.AllreduceOptions()
+        options.reduceOp = getattr(dist.ReduceOp, _REDUCTIONS[agreed.reduce])
+        return self.backend.allreduce([tensor], options)
+
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        return self.backend.broadcast([tensor], options)
+
+    def _reducescatter(self, source: torch.Tensor, target: torch.Tensor, agreed: Agreed, launch: Launch) -> Any:
+        if len(set(agreed.sent)) == 1:
+            options = dist.ReduceScatterOptions()
+            options.reduceOp = getattr(dist.ReduceOp, _REDUCTIONS[agreed.reduce])
+            return self.backend._reduce_scatter_base(target.view(-1), source.view(-1), options)
+        row, begin = agreed.count // sum(agreed.sent), sum(agreed.sent[: self.rank])
+        part = source.view(-1)[begin * row :][: agreed.sent[self.rank] * row]
+        launch.afterwards(lambda: target.view(-1).copy_(part))
+        return self._allreduce(source, agreed)
+
+    def _allgather(self, source: torch.Tensor, target: torch.Tensor, agreed: Agreed) -> list[Any]:
+        if len(set(agreed.received)) == 1:
+            return [self.backend._allgather_base(target, source)]
+        parts = target.split([rows * agreed.row_bytes for rows in agreed.received])
+        parts[self.rank].copy_(source)
+        return [self._broadcast(part, root) for root, part in enumerate(parts) if part.numel()]
+
+    def _stand_in(self, agreed: Agreed) -> Launch:
+        """What a rank that has joined takes part with: nothing that counts, and memory for what it must receive."""
+        with platform.stream(self.stream):
+            if agreed.kind == _native.ALLREDUCE:
+                identity = _identity(agreed, self.device)
+                return Launch(identity, identity)
+            if agreed.kind == _native.REDUCESCATTER:
+                identity = _identity(agreed, self.device)
+                row = agreed.count // sum(agreed.sent)
+                return Launch(identity, identity.new_empty(agreed.sent[self.rank] * row))
+            length = agreed.count if agreed.kind == _native.BROADCAST else agreed.row_bytes * sum(agreed.received)
+            return Launch(torch.empty(0, dtype=torch.uint8, device=self.device), torch.empty(length, dtype=torch.uint8, device=self.device))
+
+    # --- while the GPU is at work
+
+    def busy_since(self) -> float | None:
+        """Since when the GPU, or a call of NCCL, has been at work on the oldest of what it has to do; None if on nothing.
+
+        Raises RuntimeError where the GPU or NCCL has failed.
+        """
+        calling = self._calling
+        while self._under_way and self._under_way[0][1].query():
+            self._under_way.popleft()
+        get_error = getattr(self.backend, "get_error", None)  # of ProcessGroupNCCL, from PyTorch 2.7
+        error = getattr(get_error(), "name", "SUCCESS") if get_error is not None else "SUCCESS"
+        if error != "SUCCESS":
+            raise RuntimeError(f"NCCL reports {error}")
+        return self._under_way[0][0] if self._under_way else calling
+
+    def end(self, reason: str, abort: bool) -> None:
+        """Ends the communicator; ``abort``: with what it has under way, which may wait for a rank that is gone."""
+        if self.broken:
+            return
+        self.broken = reason
+        calls = ("abort", "_abort", "_shutdown") if abort else ("shutdown", "_shutdown")
+        try:
+            next((getattr(self.backend, name) for name in calls if hasattr(self.backend, name)), lambda: None)()
+        except RuntimeError as error:
+            print(f"collective_core: what is under way on a GPU could not be ended: {error}", file=sys.stderr, flush=True)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _factors(agreed: Agreed, prescale: float, postscale: float) -> tuple[float, float]:
+    """What each input is multiplied by before the calls, and the result after them.
+
+    NCCL adds half types in their own precision, where a sum can overflow though the average does not: inputs are divided, not the sum.
+    """
+    if agreed.reduce != _native.AVERAGE:
+        return prescale, postscale
+    if _DTYPES[agreed.dtype] in HALF:
+        return prescale / agreed.contributors, postscale
+    return prescale, postscale / agreed.contributors
+
+
+def _identity(agreed: Agreed, device: torch.device) -> torch.Tensor:
+    dtype = _DTYPES[agreed.dtype]
+    if dtype.is_floating_point:
+        most, least = float("inf"), float("-inf")
+    else:
+        most, least = torch.iinfo(dtype).max, torch.iinfo(dtype).min
+    neutral = {_native.PRODUCT: 1, _native.MIN: most, _native.MAX: least}.get(agreed.reduce, 0)
+    return torch.full((agreed.count,), neutral, dtype=dtype, device=device)
+
+
+# --- the process sets' groups
+
+groups: dict[int, Group] = {}
+
+
+def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, Any]], list[dict[str, Any]]], limit: float) -> str:
+    """Makes the group of a process set. Collective. Returns why there is none, the same on all ranks; empty if there is.
+
+    ``exchange``: gives all ranks' JSON documents. ``limit``: seconds.
+    """
+    group, store = Group(who, device), Relay()
+    outcome: list[str] = []
+
+    def make() -> None:
+        try:
+            group.make(store)
+            outcome.append("")
+        except Exception as failure:  # noqa: BLE001 - told to all ranks
+            outcome.append(f"{type(failure).__name__}: {failure}")
+
+    making = threading.Thread(target=make, name="collective_core nccl", daemon=True)
+    making.start()
+    begin, problem = time.monotonic(), "a rank has failed meanwhile"
+    try:
+        while True:
+            making.join(RELAY_INTERVAL)
+            is_made = not making.is_alive()
+            late = not is_made and time.monotonic() - begin > limit
+            error = outcome[0] if is_made else f"not connected within {limit:g} s (COLLECTIVE_START_TIMEOUT)" if late else ""
+            told = {key: value.hex() for key, value in store.take_untold().items()}
+            everyone = exchange({"told": told, "is_made": is_made, "error": error})
+            for each in everyone:
+                store.learn({key: bytes.fromhex(value) for key, value in each["told"].items()})
+            errors = [f"rank {rank}: {each['error']}" for rank, each in zip(who.ranks, everyone) if each["error"]]
+            if errors or len(everyone) < who.size:
+                problem = f"NCCL could not be started ({errors[0] if errors else 'a rank has joined meanwhile'})"
+                break
+            if all(each["is_made"] for each in everyone):
+                problem = ""
+                break
+    finally:
+        if problem:
+            store.close(problem)
+            group.end(problem, abort=True)
+    if not problem:
+        groups[who.id] = group
+        _native.use_transport(_start, _test, device=_native.GPU_MEMORY)
+    return problem
+
+
+def _start(transfer: Any, error: int, capacity: int) -> int:
+    """The engine's call, when all ranks have agreed."""
+    try:
+        group = groups[transfer.contents.process_set]
+        group.start(Agreed.of(transfer.contents, group.size))
+    except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
+        return _native.say(failure, error, capacity)
+    return 0
+
+
+def _test(process_set: int, error: int, capacity: int) -> int:
+    """The engine's question whether it is under way."""
+    try:
+        problem = groups[process_set].test()
+        return 0 if problem is None else _native.say(problem, error, capacity) if problem else 1
+    except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
+        return _native.say(failure, error, capacity)
+
+
+def finish() -> None:
+    """Waits until the GPU has done all it has to, or a failure has ended it. Raises :class:`CollectiveError` where the GPU has failed."""
+    try:
+        for group in list(groups.values()):
+            while membership.failure() is None and group.busy_since() is not None:
+                time.sleep(0.001)
+            platform.synchronize(group.device)
+        platform.synchronize()
+    except RuntimeError as error:
+        _reason(error)
+
+
+def _reason(error: RuntimeError, *process_sets: int) -> BaseException:
+    """What has ended operations on this GPU, which is noted: a failure of the engine's, which may come a moment later, or ``error``."""
+    failure = error if isinstance(error, CollectiveError) else None
+    end = time.monotonic() + BLAME_AFTER
+    while failure is None and membership.failure() is None and time.monotonic() < end:
+        try:
+            for number in process_sets or list(groups):
+                _native.check_peers(number)
+            time.sleep(INTERVAL)
+        except CollectiveError as found:
+            failure = found
+    failure = failure or CollectiveError(f"a GPU failed: {error}", "internal")
+    if failure.kind != "closed" and membership.failure() is None:  # closed: the program has left the job
+        print(f"collective_core: operations on GPUs are ended: {failure}", file=sys.stderr, flush=True)
+        membership.note_failure(failure)
+    return membership.failure() or failure
+
+
+def _abort() -> None:
+    """After a failure: nothing on this GPU may wait for other ranks any more."""
+    for group in list(groups.values()):
+        group.end("its communicator was aborted after a failure", abort=True)
+
+
+def _leave(process_set: int) -> None:
+    """This process leaves the process set."""
+    group = groups.get(process_set)
+    if group is not None:
+        if membership.is_healthy():
+            finish()
+        del groups[process_set]
+        group.end("this process has left the process set", abort=not membership.is_healthy())
+
+
+membership.after_failure.append(_abort)
+process_sets.on_leaving.append(_leave)
+
+_turn = threading.Lock()  # of what follows
+_watcher: threading.Thread | None = None  # while a GPU is at work
+
+
+def _watch() -> None:
+    global _watcher
+    with _turn:
+        if _watcher is None:
+            _watcher = threading.Thread(target=_see_to, name="collective_core gpu", daemon=True)
+            _watcher.start()
+
+
+def _see_to() -> None:
+    global _watcher
+    try:
+        while True:
+            time.sleep(INTERVAL)
+            with _turn:
+                since = {group.number: group.busy_since() for group in list(groups.values()) if not group.broken}
+                if not any(when is not None for when in since.values()):
+                    _watcher = None
+                    return
+            for number, when in since.items():
+                if when is None:
+                    continue
+                _native.check_peers(number)
+                if time.monotonic() - when > membership.current().config.timeout:
+                    raise CollectiveError("a GPU has not finished a collective within the time that COLLECTIVE_TIMEOUT sets", "timeout")
+    except RuntimeError as failure:  # ours, or CUDA's at a look at an event
+        _reason(failure)
+    finally:
+        with _turn:
+            if _watcher is threading.current_thread():
+                _watcher = None

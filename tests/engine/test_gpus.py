@@ -1,0 +1,93 @@
+"""CUDA tensors without a GPU: CPU tensors in their place, Gloo in that of NCCL (workers/gpus_by_gloo.py). What needs a GPU is in tests/gpu."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from cases import slow_but_last
+
+pytest.importorskip("torch")
+from collective_core.torch import gpu, nccl
+
+
+def told(**other):
+    return {"objection": "", "setting": "auto", "gpu": "GPU-0", "version": [2, 27, 3], **other}
+
+
+def test_nccl_is_used_where_every_rank_has_a_gpu_of_its_own():
+    assert gpu.objection_of([told(gpu="a"), told(gpu="b"), told(gpu="c")], [0, 1, 2]) == ""
+    assert gpu.objection_of([told(), told(gpu="")], [0, 1]) == "", "an older PyTorch does not tell which one it is"
+    assert gpu.objection_of([told(gpu=""), told(gpu="")], [0, 1]) == ""
+    found = gpu.objection_of([told(gpu=name) for name in "abacba"], [0, 2, 3, 5, 6, 7])
+    assert found.startswith("ranks 0 and 3 and 7; 2 and 6 use the same GPU")
+    assert gpu.objection_of([told(setting="on"), told(setting="on")], [0, 1]) == "", "NCCL itself says whether it can"
+    assert gpu.objection_of([told(), told(objection="it has no GPU")], [4, 7]) == "rank 7: it has no GPU"
+    assert gpu.objection_of([told(), told(gpu="b", version=[2, 28, 0])], [0, 1]) == "ranks 0 and 1 have different versions of NCCL"
+
+
+def test_a_store_gives_what_it_has_learnt_and_lets_go_of_who_waits():
+    store, found = nccl.Relay(), []
+    waiting = threading.Thread(target=lambda: found.append(store.get("theirs")))
+    waiting.start()
+    store.set("mine", b"\0\xff")
+    assert store.take_untold() == {"mine": b"\0\xff"}
+    assert store.take_untold() == {}
+    assert (store.check(["mine"]), store.check(["mine", "theirs"])) == (True, False)
+    store.learn({"theirs": b"1"})
+    waiting.join()
+    assert found == [b"1"]
+    closing = threading.Timer(0.05, store.close, ["a rank has died"])
+    closing.start()
+    with pytest.raises(RuntimeError, match="a rank has died"):
+        store.wait(["never"])
+
+
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 3)))
+def test_a_death_between_operations_is_seen_by_who_looks(launch, n, hosts):
+    reports = launch("idle.py", n, hosts, keep_going=True).reports()
+    assert {(reports[rank]["kind"], *reports[rank]["ranks"]) for rank in set(range(n)) - {1}} == {("peer_lost", 1)}
+
+
+@pytest.mark.parametrize("n", slow_but_last(2, 3))
+def test_what_goes_through_the_process_group_is_what_the_engine_gives(launch, n):
+    reports = launch("gpu_tensors.py", n).must_succeed().reports()
+    assert set(reports) == set(range(n))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["auto", "on", "off"])
+@pytest.mark.parametrize("case", ["missing", "shared", "versions", "broken"])
+def test_where_nccl_cannot_be_used_tensors_go_through_host_memory_and_one_rank_says_why(launch, case, setting):
+    reports = launch("gpu_ways.py", 2, arguments=(case,), env={"COLLECTIVE_NCCL": setting}).must_succeed().reports()
+    reasons = {
+        "missing": "rank 1: its PyTorch has no NCCL",
+        "shared": "ranks 0 and 1 use the same GPU",
+        "versions": "different versions of NCCL",
+        "broken": "NCCL could not be started (rank 1: RuntimeError: no socket is left)",
+    }
+    assert set(reports) == {0, 1}
+    for rank, report in reports.items():
+        if setting == "on" and case == "shared":
+            assert report["enabled"], "as asked for"
+            continue
+        assert report["enabled"] is (None if setting == "on" else False)
+        assert (reasons[case] in report["error"] and "COLLECTIVE_NCCL=on" in report["error"]) == (setting == "on")
+        assert bool(report["warned"]) == (rank == 0 and setting == "auto")
+        assert all(reasons[case] in text for text in report["warned"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "kind"), [("dies", "peer_lost"), ("hangs", "timeout")])
+def test_a_gpu_never_waits_for_a_rank_that_is_gone_and_nothing_broken_is_committed(launch, case, kind):
+    env = {"COLLECTIVE_TIMEOUT": "3"}
+    reports = launch("gpu_failures.py", 2, arguments=(case,), env=env, keep_going=True).reports()
+    assert reports[0]["kinds"] == [kind] * 3, reports
+    if case == "dies":
+        assert set(reports[0]["blamed"]) == {1}
+    assert reports[0]["seconds"] < 30
+
+
+def test_a_value_that_is_none_is_refused(launch):
+    outcome = launch("idle.py", 1, env={"COLLECTIVE_NCCL": "/usr/lib/libnccl.so.2"})
+    assert "COLLECTIVE_NCCL='/usr/lib/libnccl.so.2' is not one of auto, on, off" in outcome.stderr
