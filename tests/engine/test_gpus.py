@@ -1,4 +1,4 @@
-"""CUDA tensors without a GPU: CPU tensors in their place, Gloo in that of NCCL (workers/gpus_by_gloo.py). What needs a GPU is in tests/gpu."""
+"""CUDA tensors without a GPU: CPU tensors in their place, Gloo in that of NCCL (workers/gpus_by_gloo.py). See also tests/gpu."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class GlooOnCpu(nccl.Cuda):
         self.holds_all = True  # False: CPU tensors are CPU tensors again
         self.seen = []  # names of the calls of backends
 
-    def holds(self, tensor):
+    def holds(self, _tensor):
         return self.holds_all
 
     def objection(self):
@@ -68,7 +68,7 @@ class GlooOnCpu(nccl.Cuda):
     def event(self, _device):
         return Done()
 
-    def stream(self, _stream, after=None):
+    def stream(self, _stream, _after=None):
         return contextlib.nullcontext()
 
     def new_stream(self, _device):

@@ -40,7 +40,7 @@ def train(kind, options, passes, way, op):
     nn.init.ones_(model.weight)
     own = kind(model.parameters(), lr=0.1, **options)
     optimizer = hvd.DistributedOptimizer(own, model.named_parameters(), backward_passes_per_step=passes, op=op)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=way is not None)
+    scaler = hvd.GradScaler(init_scale=1024.0, enabled=way is not None)
     found = []
     for step in range(4):
         optimizer.zero_grad()
@@ -106,4 +106,46 @@ for kind, options in KINDS:
         weights = train(kind, options, 1, way, hvd.Adasum)
         assert torch.isfinite(weights).all(), (kind, options, way)
         assert (weights[INFINITE] != weights[INFINITE - 1]).any() == (size > 1), (kind, options, way)
+
+
+# Without a reduction before it, each rank would look at its own gradients: an error on every rank, whatever the scaler and the optimizer.
+class Inattentive(hvd.GradScaler):
+    """Looks, and has a fused optimizer's step look, without asking anybody."""
+
+    def step(self, optimizer):
+        optimizer.grad_scale, optimizer.found_inf = self._scale, torch.zeros(())
+        try:
+            return optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
+
+def skipping(method):
+    def attempt(scaler, optimizer):
+        with optimizer.skip_synchronize():
+            getattr(scaler, method)(optimizer)
+
+    return attempt
+
+
+for fused in (False, True):
+    attempts = [(hvd.GradScaler, skipping("step")), (hvd.GradScaler, skipping("unscale_"))]
+    attempts += [(Inattentive, skipping("step")), (Inattentive, lambda scaler, optimizer: scaler.step(optimizer))] if fused else []
+    for kind, attempt in attempts:
+        model = nn.Linear(2, 1, bias=False)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, fused=fused), model.named_parameters())
+        scaler, before = kind(init_scale=1024.0), model.weight.detach().clone()
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        try:
+            attempt(scaler, optimizer)
+            said = "nothing"
+        except hvd.HorovodInternalError as error:
+            said = str(error)
+        assert ("before the gradients were reduced" in said) == (size > 1), said
+        assert torch.equal(model.weight.detach(), before) == (size > 1)
+        if size > 1:
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            assert not torch.equal(model.weight.detach(), before)
 common.report(done=True)

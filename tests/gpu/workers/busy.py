@@ -1,11 +1,18 @@
-"""A GPU that is kept busy while work for it is asked for: does the host go on, or does it wait?"""
+"""Which GPU is a rank's, and one that is kept busy while work for it is asked for: does the host go on, or does it wait?"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
+import collective_core.torch as hvd
 import torch
+
+
+def choose_gpu() -> None:
+    """Its own with TEST_OWN_GPUS, otherwise the first for all."""
+    torch.cuda.set_device(hvd.local_rank() if os.environ.get("TEST_OWN_GPUS") else 0)
 
 
 def asked_for(work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float, float]:

@@ -61,7 +61,7 @@ from collective_core.torch.ops.barrier import barrier, join
 from collective_core.torch.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
 from collective_core.torch.ops.reducescatter import grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async
 from collective_core.torch.ops.sparse import sparse_allreduce_async
-from collective_core.torch.optimizer import DistributedOptimizer
+from collective_core.torch.optimizer import DistributedOptimizer, GradScaler
 from collective_core.torch.sync_batch_norm import SyncBatchNorm
 from collective_core.torch.uneven import ShardSampler, UnevenDataWarning, compare_steps, sample_weight
 
@@ -73,6 +73,7 @@ __all__ = [
     "CollectiveError",
     "Compression",
     "DistributedOptimizer",
+    "GradScaler",
     "HorovodInternalError",
     "Max",
     "Min",

@@ -306,8 +306,8 @@ def make_buckets(
     """Groups parameters of one type and device, in the order in which their gradients come, into buckets of at most ``most_bytes`` (or one
     parameter).
 
-    Every one of ``groups`` is a bucket for each type and device in it, whatever its size. The buckets are in the order in which they will be
-    complete. ``prefix`` begins the names, which no other optimizer's buckets may have.
+    Every one of ``groups`` is a bucket for each type and device in it, whatever its size. The buckets are in the order in which they will
+    be complete. ``prefix`` begins the names, which no other optimizer's buckets may have.
     """
     parts: list[list[torch.nn.Parameter]] = []
     for group in groups:

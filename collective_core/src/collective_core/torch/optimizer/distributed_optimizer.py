@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
+from collective_core.errors import InvalidUseError
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
@@ -146,6 +147,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _reduce_for_scaler(self) -> None:
         """Before a GradScaler unscales gradients, and looks for infinities among them. The program may have reduced them itself."""
         # A scaler unscales once in a step: if it asks again, that step was left out. Hooks of a compiled backward pass note nothing.
+        self._refuse_scaler_before_reduction(not self._should_synchronize)
         if self._should_synchronize and (self._reduced_for_scaler or self._are_gradients_own()):
             self.synchronize()
             self._reduced_for_scaler = True
@@ -154,10 +156,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Whether some have come since they were last reduced: the program may have reduced those of a step and then left it out."""
         return self._reducer.is_under_way() or not self._reducer.is_done
 
+    def _refuse_scaler_before_reduction(self, looks: bool) -> None:
+        """A scaler that ``looks`` at a rank's own gradients would have the ranks scale and skip steps each for itself."""
+        if looks and not self._reducer.is_alone and self._are_gradients_own():
+            text = "a GradScaler has come before the gradients were reduced, so that ranks would skip different steps: call "
+            text += "optimizer.synchronize() before scaler.unscale_() and scaler.step(), or leave skip_synchronize() away"
+            raise InvalidUseError(text, "invalid")
+
     @contextmanager
     def _step_of_scaler(self) -> Iterator[None]:
         """In which gradients have been reduced, once, whether the GradScaler looks at them first or the program has had it do so."""
         should_synchronize = self._should_synchronize
+        self._refuse_scaler_before_reduction(not should_synchronize)
         if should_synchronize and self._are_gradients_own():
             self.synchronize()
         self._should_synchronize = False
@@ -188,6 +198,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         What the closure returns is reduced like the gradients, so that all ranks decide alike what depends on the loss (LBFGS).
         """
+        self._refuse_scaler_before_reduction(getattr(self, "found_inf", None) is not None)  # of a fused optimizer, by any scaler
         if self._should_synchronize:
             if self._reducer.is_done:
                 warnings.warn(
