@@ -192,6 +192,18 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     assert processes_with(str(running.folder)) == []
 
 
+@pytest.mark.slow
+def test_ranks_with_gpus_that_are_killed_lose_no_committed_step_either(job):
+    running = job("-np", "3", "--min-np", "2", "-x", "TEST_GPUS=1")
+    before = running.wait_for_size(3)
+    os.kill(before[1], signal.SIGKILL)
+    running.wait_for_size(3, without=frozenset({before[1]}))
+    out = running.finish()
+    assert "Traceback" not in out
+    assert "through host memory" not in out, "the communicators of every generation could be made"
+    running.must_have_lost_nothing()
+
+
 def list_hosts(file, text):
     """At once: what is being written is not all there for a moment."""
     file.with_suffix(".new").write_text(text + "\n")

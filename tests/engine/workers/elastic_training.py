@@ -1,5 +1,5 @@
 """Trains until the folder holds a file `stop`, or for so many steps; arguments: the folder, the steps, and the step at which rank 1 fails
-(with TEST_FAILS=again at every step from there).
+(with TEST_FAILS=again at every step from there). With TEST_GPUS its tensors count as GPUs' (gpus_by_gloo.py).
 
 Every rank notes each step after its commit. The data of a step are the same on all ranks, so that the result does not depend on who
 was there; a step that was lost or done twice shows in it. With TEST_WRAP=inside every call of the function makes an optimizer of its own.
@@ -34,6 +34,10 @@ def values(model):
 
 if __name__ == "__main__":
     folder, steps, failing = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else -1
+    if os.environ.get("TEST_GPUS"):
+        import gpus_by_gloo
+
+        gpus_by_gloo.use(gpu=f"GPU of {os.getpid()}")
     hvd.init()
     torch.set_num_threads(1)
     model, optimizer = make()
@@ -63,6 +67,7 @@ if __name__ == "__main__":
             state.commit()
             # Our launcher says it, as horovodrun does; mpirun does not.
             assert os.environ.get("HOROVOD_RANK", str(hvd.rank())) == str(hvd.rank()), "as of the rank that it has now"
+            assert hvd.nccl_enabled() == bool(os.environ.get("TEST_GPUS"))
             note(step=state.step, rank=hvd.rank(), size=hvd.size())
             count()
             time.sleep(0.02)

@@ -179,8 +179,10 @@ def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blo
 
 def _note(launch: Launch, asked: _native.Operation, who: Members) -> None:
     """Where the transport finds it when all have agreed."""
+    group = nccl.groups[who.id]
+    group.refuse_if_broken()
     asked.tag = launch.tag
-    nccl.groups[who.id].asked[launch.tag] = launch
+    group.asked[launch.tag] = launch
 
 
 # --- through host memory

@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Callable, Iterator, Sequence
 
@@ -133,27 +132,9 @@ class Cuda:
 platform = Cuda()
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """A transfer as the engine tells a rank of it (struct cc_transfer of csrc/api/c_api.h), which may be kept."""
-
-    kind: int
-    dtype: int
-    reduce: int
-    root: int
-    contributors: int
-    tag: int
-    count: int
-    row_bytes: int
-    sent: Sequence[int]  # alltoall: rows for each rank; reducescatter: rows that each rank keeps; otherwise empty
-    received: Sequence[int]  # allgather, alltoall: rows from each rank; otherwise empty
-
-    @classmethod
-    def of(cls, transfer: _native.Transfer, size: int) -> Agreed:
-        sent, received = (rows[:size] if rows else [] for rows in (transfer.sent, transfer.received))
-        names = ("kind", "dtype", "reduce", "root", "contributors", "tag", "count", "row_bytes")
-        numbers: dict[str, Any] = {name: getattr(transfer, name) for name in names}
-        return cls(**numbers, sent=sent, received=received)
+def _rows(counts: Any, size: int) -> list[int]:
+    """Of a transfer: rows for each rank or from each; empty where they mean nothing."""
+    return list(counts[:size]) if counts else []
 
 
 _tags = itertools.count(1)
@@ -182,9 +163,10 @@ class Launch:
         """The target, for use on the caller's stream, which waits for it. Raises :class:`CollectiveError`."""
         if self.end is not None and self.group is not None:
             try:
+                self.group.refuse_if_broken()
                 self.end.wait()
             except RuntimeError as error:
-                raise _reason(error, self.group.number) from error
+                raise _reason(error, self.group.number) from None
             if self.target is not None:
                 platform.keep(self.target)
             with torch.no_grad():
@@ -258,6 +240,7 @@ class Group:
         # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
         self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
         self.broken = ""  # why it can never be used again
+        self._turn = threading.Lock()  # of `broken` and of what is under way
         self._problem: tuple[float, str] | None = None  # since when the latest transfer has failed
         self._calling: float | None = None  # since when a call has been under way, which may wait for other ranks
         self._under_way: deque[tuple[float, Any]] = deque()  # what the GPU has to do: since when, and the event at its end
@@ -271,19 +254,23 @@ class Group:
         if one.item() != self.size:
             raise RuntimeError(f"the sum of {self.size} ones is {one.item():g}")
 
+    def refuse_if_broken(self) -> None:
+        """Raises what has broken it: what an aborted operation leaves is nobody's result."""
+        if self.broken:
+            raise membership.failure() or CollectiveError(self.broken, "closed")
+
     # --- the engine's calls
 
-    def start(self, agreed: Agreed) -> None:
+    def start(self, transfer: _native.Transfer) -> None:
         self._problem = None
         try:
-            if self.broken:
-                raise RuntimeError(self.broken)
+            self.refuse_if_broken()
             self._calling = time.monotonic()
             _watch()
-            launch = self.asked.pop(agreed.tag) if agreed.tag else self._stand_in(agreed)
+            launch = self.asked.pop(transfer.tag) if transfer.tag else self._stand_in(transfer)
             launch.group = self
             with platform.stream(self.stream, launch.ready), torch.inference_mode(launch.source.is_inference()):
-                launch.end = platform.end_of(self._call(agreed, launch), self.device)
+                launch.end = platform.end_of(self._call(transfer, launch), self.device)
             self._under_way.append((self._calling, launch.end))
         except Exception as failure:  # noqa: BLE001 - the engine tells all ranks
             self._problem = time.monotonic(), f"{failure}; with COLLECTIVE_NCCL=off CUDA tensors go through host memory"
@@ -295,39 +282,40 @@ class Group:
         if self._problem is None:
             return ""
         since, text = self._problem
-        if time.monotonic() - since > BLAME_AFTER and membership.failure() is None:
+        if time.monotonic() - since > BLAME_AFTER:
             return text
         time.sleep(0.001)
         return None
 
-    def _call(self, agreed: Agreed, launch: Launch) -> list[Any]:
+    def _call(self, transfer: _native.Transfer, launch: Launch) -> list[Any]:
         """Puts the operation on the current stream."""
-        before, after = _factors(agreed, launch.prescale, launch.postscale)
+        before, after = _factors(transfer, launch.prescale, launch.postscale)
         source, target = launch.source, launch.target
+        sent, received = _rows(transfer.sent, self.size), _rows(transfer.received, self.size)
         if target is None:
-            target = launch.target = source.new_empty((sum(agreed.received), *source.shape[1:]))
+            target = launch.target = source.new_empty((sum(received), *source.shape[1:]))
         platform.keep(source)
         platform.keep(target)
         if before != 1.0:
             source.mul_(before)
-        if agreed.kind == _native.ALLREDUCE:
-            works = [self._allreduce(source, agreed)]
-        elif agreed.kind == _native.BROADCAST:
-            works = [self._broadcast(_bytes(target), agreed.root)]
-        elif agreed.kind == _native.REDUCESCATTER:
-            works = [self._reducescatter(source, target, agreed, launch)]
-        elif agreed.kind == _native.ALLGATHER:
-            works = self._allgather(_bytes(source), _bytes(target), agreed)
+        if transfer.kind == _native.ALLREDUCE:
+            works = [self._allreduce(source, transfer)]
+        elif transfer.kind == _native.BROADCAST:
+            works = [self._broadcast(_bytes(target), transfer.root)]
+        elif transfer.kind == _native.REDUCESCATTER:
+            works = [self._reducescatter(source.view(-1), target.view(-1), transfer, sent, launch)]
+        elif transfer.kind == _native.ALLGATHER:
+            works = self._allgather(_bytes(source), _bytes(target), [rows * transfer.row_bytes for rows in received])
         else:
-            sizes = [[rows * agreed.row_bytes for rows in part] for part in (agreed.received, agreed.sent)]
+            sizes = [[rows * transfer.row_bytes for rows in part] for part in (received, sent)]
             works = [self.backend.alltoall_base(_bytes(target), _bytes(source), *sizes)]
         if after != 1.0:
             launch.afterwards(lambda: target.mul_(after))
         return works
 
-    def _allreduce(self, tensor: torch.Tensor, agreed: Agreed) -> Any:
+    def _allreduce(self, tensor: torch.Tensor, transfer: _native.Transfer) -> Any:
         options = dist.AllreduceOptions()
-        options.reduceOp = getattr(dist.ReduceOp, _REDUCTIONS[agreed.reduce])
+        options.reduceOp = getattr(dist.ReduceOp, _REDUCTIONS[transfer.reduce])
         return self.backend.allreduce([tensor], options)
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> Any:
@@ -335,35 +323,36 @@ class Group:
         options.rootRank, options.rootTensor = root, 0
         return self.backend.broadcast([tensor], options)
 
-    def _reducescatter(self, source: torch.Tensor, target: torch.Tensor, agreed: Agreed, launch: Launch) -> Any:
-        if len(set(agreed.sent)) == 1:
+    def _reducescatter(
+        self, source: torch.Tensor, target: torch.Tensor, transfer: _native.Transfer, rows: list[int], launch: Launch
+    ) -> Any:
+        if len(set(rows)) == 1:
             options = dist.ReduceScatterOptions()
-            options.reduceOp = getattr(dist.ReduceOp, _REDUCTIONS[agreed.reduce])
-            return self.backend._reduce_scatter_base(target.view(-1), source.view(-1), options)
-        row, begin = agreed.count // sum(agreed.sent), sum(agreed.sent[: self.rank])
-        part = source.view(-1)[begin * row :][: agreed.sent[self.rank] * row]
-        launch.afterwards(lambda: target.view(-1).copy_(part))
-        return self._allreduce(source, agreed)
+            options.reduceOp = getattr(dist.ReduceOp, _REDUCTIONS[transfer.reduce])
+            return self.backend._reduce_scatter_base(target, source, options)
+        row = transfer.count // sum(rows)
+        part = source.split([count * row for count in rows])[self.rank]
+        launch.afterwards(lambda: target.copy_(part))
+        return self._allreduce(source, transfer)
 
-    def _allgather(self, source: torch.Tensor, target: torch.Tensor, agreed: Agreed) -> list[Any]:
-        if len(set(agreed.received)) == 1:
+    def _allgather(self, source: torch.Tensor, target: torch.Tensor, lengths: list[int]) -> list[Any]:
+        if len(set(lengths)) == 1:
             return [self.backend._allgather_base(target, source)]
-        parts = target.split([rows * agreed.row_bytes for rows in agreed.received])
+        parts = target.split(lengths)
         parts[self.rank].copy_(source)
         return [self._broadcast(part, root) for root, part in enumerate(parts) if part.numel()]
 
-    def _stand_in(self, agreed: Agreed) -> Launch:
+    def _stand_in(self, transfer: _native.Transfer) -> Launch:
         """What a rank that has joined takes part with: nothing that counts, and memory for what it must receive."""
         with platform.stream(self.stream):
-            if agreed.kind == _native.ALLREDUCE:
-                identity = _identity(agreed, self.device)
-                return Launch(identity, identity)
-            if agreed.kind == _native.REDUCESCATTER:
-                identity = _identity(agreed, self.device)
-                row = agreed.count // sum(agreed.sent)
-                return Launch(identity, identity.new_empty(agreed.sent[self.rank] * row))
-            length = agreed.count if agreed.kind == _native.BROADCAST else agreed.row_bytes * sum(agreed.received)
-            return Launch(torch.empty(0, dtype=torch.uint8, device=self.device), torch.empty(length, dtype=torch.uint8, device=self.device))
+            if transfer.kind in (_native.ALLREDUCE, _native.REDUCESCATTER):
+                identity = _identity(transfer, self.device)
+                rows = _rows(transfer.sent, self.size)
+                target = identity.new_empty(transfer.count // sum(rows) * rows[self.rank]) if rows else identity
+                return Launch(identity, target)
+            length = transfer.count if transfer.kind == _native.BROADCAST else transfer.row_bytes * sum(_rows(transfer.received, self.size))
+            nothing, target = (torch.empty(count, dtype=torch.uint8, device=self.device) for count in (0, length))
+            return Launch(nothing, target)
 
     # --- while the GPU is at work
 
@@ -372,20 +361,24 @@ class Group:
 
         Raises RuntimeError where the GPU or NCCL has failed.
         """
-        calling = self._calling
-        while self._under_way and self._under_way[0][1].query():
-            self._under_way.popleft()
+        with self._turn:
+            busy = self._calling
+            while self._under_way and self._under_way[0][1].query():
+                self._under_way.popleft()
+            if self._under_way:
+                busy = self._under_way[0][0]
         get_error = getattr(self.backend, "get_error", None)  # of ProcessGroupNCCL, from PyTorch 2.7
         error = getattr(get_error(), "name", "SUCCESS") if get_error is not None else "SUCCESS"
         if error != "SUCCESS":
             raise RuntimeError(f"NCCL reports {error}")
-        return self._under_way[0][0] if self._under_way else calling
+        return busy
 
     def end(self, reason: str, abort: bool) -> None:
         """Ends the communicator; ``abort``: with what it has under way, which may wait for a rank that is gone."""
-        if self.broken:
-            return
-        self.broken = reason
+        with self._turn:
+            if self.broken:
+                return
+            self.broken = reason
         calls = ("abort", "_abort", "_shutdown") if abort else ("shutdown", "_shutdown")
         try:
             next((getattr(self.backend, name) for name in calls if hasattr(self.backend, name)), lambda: None)()
@@ -397,26 +390,26 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _factors(agreed: Agreed, prescale: float, postscale: float) -> tuple[float, float]:
+def _factors(transfer: _native.Transfer, prescale: float, postscale: float) -> tuple[float, float]:
     """What each input is multiplied by before the calls, and the result after them.
 
     NCCL adds half types in their own precision, where a sum can overflow though the average does not: inputs are divided, not the sum.
     """
-    if agreed.reduce != _native.AVERAGE:
+    if transfer.reduce != _native.AVERAGE:
         return prescale, postscale
-    if _DTYPES[agreed.dtype] in HALF:
-        return prescale / agreed.contributors, postscale
-    return prescale, postscale / agreed.contributors
+    if _DTYPES[transfer.dtype] in HALF:
+        return prescale / transfer.contributors, postscale
+    return prescale, postscale / transfer.contributors
 
 
-def _identity(agreed: Agreed, device: torch.device) -> torch.Tensor:
-    dtype = _DTYPES[agreed.dtype]
+def _identity(transfer: _native.Transfer, device: torch.device) -> torch.Tensor:
+    dtype = _DTYPES[transfer.dtype]
     if dtype.is_floating_point:
         most, least = float("inf"), float("-inf")
     else:
         most, least = torch.iinfo(dtype).max, torch.iinfo(dtype).min
-    neutral = {_native.PRODUCT: 1, _native.MIN: most, _native.MAX: least}.get(agreed.reduce, 0)
-    return torch.full((agreed.count,), neutral, dtype=dtype, device=device)
+    neutral = {_native.PRODUCT: 1, _native.MIN: most, _native.MAX: least}.get(transfer.reduce, 0)
+    return torch.full((transfer.count,), neutral, dtype=dtype, device=device)
 
 
 # --- the process sets' groups
@@ -470,10 +463,10 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
 
 
 def _start(transfer: Any, error: int, capacity: int) -> int:
-    """The engine's call, when all ranks have agreed."""
+    """The engine's call, when all have agreed."""
     try:
         group = groups[transfer.contents.process_set]
-        group.start(Agreed.of(transfer.contents, group.size))
+        group.start(transfer.contents)
     except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
         return _native.say(failure, error, capacity)
     return 0
