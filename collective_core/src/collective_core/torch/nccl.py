@@ -33,15 +33,10 @@ from collective_core.runtime.process_sets import Members
 INTERVAL, RELAY_INTERVAL = 0.1, 0.005
 #: Seconds for which a call that has failed is not blamed: a rank's death may be the reason, and the engine, which looks then, names it.
 BLAME_AFTER = 3.0
-#: The engine, not PyTorch, sees to failures of these groups (ProcessGroupNCCL.hpp names them; the last two before PyTorch 2.2).
-SETTINGS = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "NCCL_ASYNC_ERROR_HANDLING": "0",
-    "NCCL_BLOCKING_WAIT": "0",
-}
-#: What PyTorch is told: a day longer than any COLLECTIVE_TIMEOUT could be waited for by it.
+#: Variables of ProcessGroupNCCL.hpp that are 0 for these groups: the engine, not PyTorch, sees to their failures. PyTorch 2.2 renamed them.
+SETTINGS = [("TORCH_NCCL_" if torch.__version__ >= (2, 2) else "NCCL_") + name for name in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT")]
+SETTINGS += ["TORCH_NCCL_ENABLE_MONITORING"]
+#: The engine's deadline is the one that counts.
 NO_TIMEOUT = timedelta(days=365)
 #: Element types that NCCL reduces. What is only moved goes as bytes.
 REDUCED = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -83,7 +78,7 @@ class Cuda:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = NO_TIMEOUT
         before = {name: os.environ.get(name) for name in SETTINGS}
-        os.environ.update(SETTINGS)
+        os.environ.update(dict.fromkeys(SETTINGS, "0"))
         try:
             return dist.ProcessGroupNCCL(store, rank, size, options)
         finally:
