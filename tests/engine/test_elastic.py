@@ -21,7 +21,7 @@ from collective_core.elastic.cooldown import FORGIVEN, Cooldown, Exceptions
 from collective_core.elastic.membership import ElasticMembership, RankAssignment
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
-from collective_core.launch import timeouts
+from collective_core.launch import timeouts, tracebacks
 from collective_core.launch.elastic import UNLIMITED, cooldown_of, limits_of
 from collective_core.launch.hosts import Host, ask
 from collective_core.observe import recorder
@@ -715,6 +715,30 @@ def test_exceptions_of_a_host_are_tolerated_and_those_of_a_program_are_not():
     assert not found.is_set_aside("a", 51.0 + FORGIVEN)
     found.note("a", 5, now=61.0 + FORGIVEN)
     assert not found.are_too_many("a", 61.0 + FORGIVEN), "all before is forgiven"
+
+
+def test_the_same_traceback_on_two_hosts_is_the_programs():
+    raised = """Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    loss.backward()
+RuntimeError: CUDA error: an illegal memory access, on rank {}
+"""
+    elsewhere = raised.replace("line 7", "line 9")
+    place, other = (tracebacks.place_of(text.format(1).encode().splitlines()) for text in (raised, elsewhere))
+    assert place == tracebacks.place_of(b"a line before\n".splitlines() + raised.format(2).encode().splitlines() + [b"one after"])
+    assert place.endswith("loss.backward()\nRuntimeError")
+    assert place != other
+    consequence = raised.replace("RuntimeError", "collective_core.errors.CollectiveError").replace("CUDA error", "rank 1 (host a) died")
+    assert tracebacks.place_of(consequence.encode().splitlines()) == tracebacks.place_of([b"no traceback"]) == ""
+    found = Exceptions()
+    found.note("a", 1, 1.0, place)
+    found.note("a", 1, 1.0, place)
+    found.note("b", 2, 2.0, other)
+    found.note("c", 2, 2.0)
+    found.note("d", 2, 2.0)
+    assert not found.are_too_many("abcd", 2.0)
+    found.note("c", 3, 3.0, place)
+    assert found.are_too_many("abcd", 3.0)
 
 
 @pytest.mark.parametrize(("np", "least", "most"), [(2, 3, None), (5, None, 4), (None, 0, None), (None, 4, 3)])

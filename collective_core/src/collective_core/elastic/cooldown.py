@@ -43,18 +43,22 @@ class Exceptions:
     """Workers that ended by themselves. A fault of a GPU is an exception as a mistake of the program is: only where it happens again tells.
 
     A host with a second one gets no new workers, those that it has go on; of the program, not of a host, are exceptions in four
-    generations, or on all hosts. Workers of one host that end in the same generation count once, and nothing counts any more after
-    ``FORGIVEN`` seconds without another.
+    generations, or on all hosts, or with the same traceback on two of them. Workers of one host that end in the same generation count
+    once, and nothing counts any more after ``FORGIVEN`` seconds without another.
     """
 
     def __init__(self) -> None:
         self._when: dict[tuple[str, int], float] = {}  # host, generation
+        self._hosts_of: dict[str, set[str]] = {}  # by traceback
 
-    def note(self, host: str, generation: int, now: float) -> None:
-        """A worker of this host ended by itself in this generation."""
+    def note(self, host: str, generation: int, now: float, traceback: str = "") -> None:
+        """A worker of this host ended by itself in this generation. ``traceback``: where, and with what exception, if that is known."""
         if self._when and now > max(self._when.values()) + FORGIVEN:
             self._when.clear()
+            self._hosts_of.clear()
         self._when[host, generation] = now
+        if traceback:
+            self._hosts_of.setdefault(traceback, set()).add(host)
 
     def is_set_aside(self, host: str, now: float) -> bool:
         """Whether the host gets no new workers."""
@@ -63,4 +67,6 @@ class Exceptions:
 
     def are_too_many(self, hosts: Iterable[str], now: float) -> bool:
         """Whether the program, or all the job's hosts, are to blame."""
+        if any(len(known) > 1 for known in self._hosts_of.values()):
+            return True
         return len({generation for _, generation in self._when}) >= MOST_OF_JOB or all(self.is_set_aside(host, now) for host in hosts)

@@ -3,7 +3,7 @@
 Every worker is a process of its own, here (launch/processes.py) or behind an agent over ssh (launch/remote.py), and is known by a number;
 which rank it is, the rendezvous server says. A worker that was killed, or whose host is gone, is replaced. So is one that ends by itself,
 with an exception or an exit code, while the others go on: it may be a fault of its GPU. Where that happens again it is the host, and where
-it happens again and again the program, which ends the job (elastic/cooldown.py).
+it happens again and again, or with the same traceback on two hosts, the program, which ends the job (elastic/cooldown.py).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import LOST
 from collective_core.launch.processes import Processes, rank_settings
 from collective_core.launch.remote import SSH, Remote
+from collective_core.launch.tracebacks import Tracebacks, place_of
 
 #: Seconds between looks at the hosts, and at what it is time for.
 DISCOVERY, TICK = 1.0, 0.25
@@ -138,6 +139,7 @@ class Driver:
         self._server = RendezvousServer(self._membership, self._secret, self._wake, only_here)
         self._cooldown = cooldown or Cooldown()
         self._exceptions = Exceptions()
+        self._tracebacks = Tracebacks(lambda _: None)  # by worker
         self._ended_by_itself: dict[int, int] = {}  # generation → the first worker that did
         self._formed = 0  # generations so far
         self._groups: dict[int, Group] = {}
@@ -270,6 +272,7 @@ class Driver:
     def _note(self, frame: Frame) -> bool:
         """Takes in what happened to a worker; whether it has to be replaced."""
         if frame.kind in ("out", "err"):
+            self._tracebacks(frame)
             self._show(self._with_rank(frame))
         elif frame.rank in self._host_of:
             self._last.setdefault(frame.rank, []).append(self._with_rank(frame))
@@ -317,7 +320,7 @@ class Driver:
         if not self._by_rank or self._finished or code == 0:
             return False
         now, host = time.monotonic(), self._host_of[number]
-        self._exceptions.note(host, self._formed, now)
+        self._exceptions.note(host, self._formed, now, self._place_of_failure(number))
         self._ended_by_itself.setdefault(self._formed, number)
         with self._server.holding():
             working, there = self._membership.working, list(self._membership.workers.values())
@@ -325,6 +328,11 @@ class Driver:
             return False
         possible = sum(there.count(each.name) if self._exceptions.is_set_aside(each.name, now) else each.slots for each in self._hosts)
         return self._discover is not None or possible >= self._limits.least
+
+    def _place_of_failure(self, number: int) -> str:
+        """As of tracebacks.py, of a worker that has ended by itself."""
+        raised = next((json.loads(frame.body) for frame in self._last[number] if frame.kind == "raised"), None)
+        return self._tracebacks.place_of(number) if raised is None else place_of(raised["traceback"].encode().splitlines())
 
     def _last_words(self, number: int, code: int) -> str:
         """How a worker ended by itself, in short; what a function's traceback says is shown as if it had printed it."""

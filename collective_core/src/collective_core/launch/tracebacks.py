@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable
+from typing import Callable, Sequence
 
 from collective_core.launch.frames import Frame
 
@@ -43,6 +43,10 @@ class Tracebacks:
         elif lines:
             lines.append(frame)
 
+    def place_of(self, rank: int) -> str:
+        """As of the function of this name, of the rank's last traceback."""
+        return place_of([line.body for line in self._kept.get(rank, [])])
+
     def cause_of(self, rank: int) -> int:
         """The rank whose traceback explains the failure of ``rank``: the first that does not tell of another's end, if its own does."""
         if not _is_consequence(self._kept.get(rank, [])):
@@ -53,6 +57,20 @@ class Tracebacks:
         """The traceback that explains the failure of ``rank``. Nothing if that is what was shown last anyway."""
         found = self._kept.get(self.cause_of(rank), [])
         return [] if found and found[-1] is self._latest else found
+
+
+def place_of(lines: Sequence[bytes]) -> str:
+    """Where a traceback's exception came from and its type, the same wherever a program makes the same mistake.
+
+    Without the exception's text, which may name a rank or an address. Empty for no traceback, and for one that tells of another rank's
+    failure.
+    """
+    begins = [number for number, line in enumerate(lines) if line.startswith(BEGIN)]
+    last = lines[begins[-1] + 1 :] if begins else []
+    end = next((number for number, line in enumerate(last) if not line.startswith(b" ")), None)
+    if end is None or CONSEQUENCE.search(last[end]):
+        return ""
+    return b"\n".join([*(line.rstrip() for line in last[:end]), last[end].split(b":")[0].rstrip()]).decode(errors="replace")
 
 
 def _is_consequence(lines: list[Frame]) -> bool:
