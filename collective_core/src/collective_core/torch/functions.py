@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 import torch
 
@@ -144,5 +144,9 @@ def _give_back_types(optimizer: torch.optim.Optimizer, state: Any, same_model: b
 
 
 broadcast_object = not_compiled(objects.broadcast_object)
-broadcast_object_fn = objects.broadcast_object_fn
 allgather_object = not_compiled(objects.allgather_object)
+
+
+def broadcast_object_fn(root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Callable[[Any], Any]:
+    """A function of an object that calls :func:`broadcast_object` with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, name, process_set)

@@ -256,7 +256,7 @@ def begin_copied(until: Copying | None = None, everything: bool = False) -> None
 
 
 def finish() -> None:
-    """Waits for all that is under way, on the host and on the GPU, and raises the first failure of it."""
+    """Waits for all that is under way, on the host and on the GPU. Raises the first failure of the host's; the GPU's is noted."""
     begin_copied(everything=True)
     handles.finish()
     nccl.finish()

@@ -29,7 +29,7 @@ from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, process_sets
 from collective_core.runtime.process_sets import Members
 
-#: Seconds between looks at the other ranks, and at what a group that is being made wants to tell them.
+#: Seconds between looks at the other ranks, and at what there is to relay between them while a group is being made.
 INTERVAL, RELAY_INTERVAL = 0.1, 0.005
 #: Seconds for which a call that has failed is not blamed: a rank's death may be the reason, and the engine, which looks then, names it.
 BLAME_AFTER = 3.0
@@ -477,7 +477,7 @@ def _test(process_set: int, error: int, capacity: int) -> int:
 
 
 def finish() -> None:
-    """Waits until the GPU has done all it has to, or a failure has ended it. Raises :class:`CollectiveError` where the GPU has failed."""
+    """Waits until the GPU has done all it has to, or a failure has ended it, which is noted."""
     try:
         for group in list(groups.values()):
             while membership.failure() is None and group.busy_since() is not None:
