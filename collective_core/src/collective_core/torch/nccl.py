@@ -356,17 +356,21 @@ class Group:
 
         Raises RuntimeError where the GPU or NCCL has failed.
         """
-        with self._turn:
-            busy = self._calling
-            while self._under_way and self._under_way[0][1].query():
-                self._under_way.popleft()
-            if self._under_way:
-                busy = self._under_way[0][0]
+        busy, first = self._calling, self._first_under_way()
+        while first is not None and first[1].query():
+            first = self._first_under_way(behind=first)
         get_error = getattr(self.backend, "get_error", None)  # of ProcessGroupNCCL, from PyTorch 2.7
         error = getattr(get_error(), "name", "SUCCESS") if get_error is not None else "SUCCESS"
         if error != "SUCCESS":
             raise RuntimeError(f"NCCL reports {error}")
-        return busy
+        return busy if first is None else first[0]
+
+    def _first_under_way(self, behind: tuple[float, Any] | None = None) -> tuple[float, Any] | None:
+        """``behind``: what was the first, and is done."""
+        with self._turn:
+            if behind is not None and self._under_way and self._under_way[0] is behind:
+                self._under_way.popleft()
+            return self._under_way[0] if self._under_way else None
 
     def end(self, reason: str, abort: bool) -> None:
         """Ends the communicator; ``abort``: with what it has under way, which may wait for a rank that is gone."""
