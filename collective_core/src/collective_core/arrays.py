@@ -100,14 +100,19 @@ def scattered_rows(rows: int, number: int, size: int) -> int:
     return rows // size + (1 if number < rows % size else 0)
 
 
+def objection_to_array(array: np.ndarray[Any, Any]) -> str:
+    """Why an array of this type cannot be sent; empty if it can."""
+    if array.dtype.name in _native.DTYPES and array.dtype.isnative:
+        return ""
+    return f"arrays of {array.dtype} cannot be sent; types: {', '.join(_native.DTYPES)}"
+
+
 def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str, str]:
     """The array, the engine's name of its type, and why it cannot be sent (empty: it can)."""
     # ascontiguousarray would turn a scalar into a vector.
     contiguous = np.asarray(array, order="C")
-    dtype = contiguous.dtype.name
-    if dtype not in _native.DTYPES or not contiguous.dtype.isnative:
-        return contiguous, _native.STAND_IN, f"arrays of {contiguous.dtype} cannot be sent; types: {', '.join(_native.DTYPES)}"
-    return contiguous, dtype, ""
+    problem = objection_to_array(contiguous)
+    return contiguous, _native.STAND_IN if problem else contiguous.dtype.name, problem
 
 
 def _operation(kind: str, source: np.ndarray[Any, Any], dtype: str, who: Members, name: str | None, **rest: Any) -> _native.Operation:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import threading
 import weakref
-from typing import Any
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
@@ -13,9 +15,39 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
 
+#: Of a thread in which no handler of a signal can run: what is asked whether its wait is to end.
+_watched = threading.local()
+#: Memory of operations that nobody waits for any more, and that the engine may still use.
+_given_up: list[Any] = []
+
+
+@contextlib.contextmanager
+def watched(is_interrupted: Callable[[], bool]) -> Iterator[None]:
+    """Lets this thread's waits for operations end with KeyboardInterrupt when ``is_interrupted``, which is asked several times a second."""
+    before = getattr(_watched, "is_interrupted", None)
+    _watched.is_interrupted = is_interrupted
+    try:
+        yield
+    finally:
+        _watched.is_interrupted = before
+
+
+def _wait_watched(handle: int, memory: Any, is_interrupted: Callable[[], bool]) -> None:
+    while not wait(handle, memory, _native.SIGNAL_INTERVAL):
+        if is_interrupted():
+            _given_up.append(memory)
+            membership.give_up()
+            raise KeyboardInterrupt
+
 
 def run(operation: _native.Operation, *memory: Any) -> None:
     """Runs a collective, which reads and writes ``memory``; remembers a failure that ended the engine."""
+    is_interrupted = getattr(_watched, "is_interrupted", None)
+    if is_interrupted is not None:
+        handle = _native.submit(operation)
+        _wait_watched(handle, (operation, memory), is_interrupted)
+        _native.release(handle)
+        return
     try:
         _native.run(operation)
     except BaseException as error:
@@ -62,6 +94,11 @@ def take_received(handle: int, size: int) -> tuple[np.ndarray[Any, Any], list[in
 
 def gather(operation: _native.Operation, source: Any, size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Runs an allgather or alltoall of ``source`` in a set of ``size`` ranks; what :func:`take_received` gives."""
-    handle = _native.submit(operation, _native.BLOCKING)
-    wait(handle, (operation, source))
+    is_interrupted = getattr(_watched, "is_interrupted", None)
+    if is_interrupted is not None:
+        handle = _native.submit(operation)
+        _wait_watched(handle, (operation, source), is_interrupted)
+    else:
+        handle = _native.submit(operation, _native.BLOCKING)
+        wait(handle, (operation, source))
     return take_received(handle, size)
