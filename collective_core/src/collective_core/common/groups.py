@@ -105,10 +105,16 @@ def grouped_allreduce(
     except CollectiveError as error:
         if not error.has_one_name:  # fatal, or others did something else altogether
             raise
+        _compare_numbers(len(sources), f"{chosen}.number", who)
         apart = list(range(len(sources)))
     for number in apart:
         results[number] = arrays.allreduce(sources[number], f"{chosen}.{number}", op, prescale_factor, postscale_factor, process_set)
     return results
+
+
+def _compare_numbers(count: int, name: str, who: Members) -> None:
+    """Raises where the ranks have different numbers of arrays: the first that one rank does not have would be waited for."""
+    operations.run(_native.operation(_native.ALLREDUCE, name, _native.STAND_IN, (0, count), 0, process_set=who.id))
 
 
 def _place(sources: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,6 @@ orders what is stateful.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Callable, Sequence, TypeVar
 
 import numpy as np
@@ -86,18 +85,15 @@ def error_of_engine(error: BaseException) -> CollectiveError | None:
 elastic.translations.append(error_of_engine)
 
 
-def name_of(kind: str, tensors: Sequence[Any], name: str | None, ignore_name_scope: bool = False) -> str | None:
-    """The name of an operation on all ranks: in a graph of the first and the last tensor's, so that the order in which they run is free.
+def name_of(kind: str, name: str | None, ignore_name_scope: bool = False) -> str | None:
+    """The name of an operation on all ranks: in a graph the ``name`` or the kind, with the name scope and a number that the graph gives.
 
+    So it matters where the operation is in the program, not when it runs. The names of tensors would not do: those of captured ones differ.
     None in eager mode without a ``name``: then operations are numbered.
     """
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or (name is not None and ignore_name_scope):
         return name
-    graph = tf.compat.v1.get_default_graph()
-    if name is None:
-        ends = dict.fromkeys(tensor.name for tensor in (*tensors[:1], *tensors[-1:]))
-        name = "_".join([kind, *(re.sub("[^a-zA-Z0-9_]", "_", each) for each in ends)])
-    unique: str = name if ignore_name_scope else graph.unique_name(name)
+    unique: str = tf.compat.v1.get_default_graph().unique_name(name or kind)
     return unique
 
 

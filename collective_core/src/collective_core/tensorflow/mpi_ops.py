@@ -108,7 +108,7 @@ def grouped_allreduce(
 def _allreduce(tensors: Sequence[Any], name: str | None, request: _Request) -> list[Any]:
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def reduce(*inputs: Any) -> Any:
-        chosen = name_of("allreduce" if len(inputs) == 1 else "grouped_allreduce", inputs, name, request.ignore_name_scope)
+        chosen = name_of("allreduce" if len(inputs) == 1 else "grouped_allreduce", name, request.ignore_name_scope)
 
         def on_host(*values: Any) -> list[Any]:
             return grouped_allreduce_of_arrays(values, chosen, request.op, *request.factors, request.process_set)
@@ -127,8 +127,9 @@ def _allreduce_slices(slices: Any, name: str | None, request: _Request) -> Any:
     if request.factors != (1.0, 1.0):
         raise NotImplementedError("prescale_factor and postscale_factor are not possible with tf.IndexedSlices")
     values, indices = as_tensor(slices.values), as_tensor(slices.indices)
-    inputs = [values, indices, *([] if slices.dense_shape is None else [slices.dense_shape])]
-    chosen = name_of("sparse_allreduce", [values], name, request.ignore_name_scope)
+    dense_shape = None if slices.dense_shape is None else tf.convert_to_tensor(slices.dense_shape)
+    inputs = [values, indices, *([] if dense_shape is None else [dense_shape])]
+    chosen = name_of("sparse_allreduce", name, request.ignore_name_scope)
 
     def on_host(values: Any, indices: Any, *shape: Any) -> list[Any]:
         known = [int(length) for length in shape[0]] if shape else []
@@ -136,7 +137,7 @@ def _allreduce_slices(slices: Any, name: str | None, request: _Request) -> Any:
         return [total, merged]
 
     total, merged = call(on_host, inputs, [values.dtype, indices.dtype], [_unknown_rows(values), [None]])
-    return tf.IndexedSlices(total, merged, slices.dense_shape)
+    return tf.IndexedSlices(total, merged, dense_shape)
 
 
 @not_converted
@@ -158,7 +159,7 @@ def grouped_allgather(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def gather(*inputs: Any) -> Any:
-        chosen = name_of("allgather", inputs, name, ignore_name_scope)
+        chosen = name_of("allgather", name, ignore_name_scope)
 
         def on_host(*values: Any) -> list[Any]:
             return [arrays.allgather(each, member, process_set) for each, member in zip(values, _names(chosen, len(values)))]
@@ -186,7 +187,7 @@ def _own_part(gathered: Any, rows: Any, process_set: ProcessSet) -> Any:
         everyone = arrays.allgather(mine, chosen, process_set)
         return [np.asarray(everyone[: members(process_set).rank].sum(), np.int64)]
 
-    chosen = name_of("allgather_rows", [gathered], None)
+    chosen = name_of("allgather_rows", None)
     (begin,) = call(begin_on_host, [rows], [tf.int64], [[]])
     return gathered[begin : begin + rows[0]]
 
@@ -206,7 +207,7 @@ def broadcast(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def send(given: Any) -> Any:
-        chosen = name_of("broadcast", [given], name, ignore_name_scope)
+        chosen = name_of("broadcast", name, ignore_name_scope)
 
         def gradient(upstream: Any) -> Any:
             (average,) = _allreduce([upstream], None, _Request(Average, 1.0, 1.0, process_set, False))
@@ -228,7 +229,7 @@ def broadcast_(
     if not variables:
         return []
     values = [as_tensor(variable) for variable in variables]
-    chosen = name_of("broadcast_variables", values, name)
+    chosen = name_of("broadcast_variables", name)
 
     def on_host(*given: Any) -> list[Any]:
         return [arrays.broadcast(each, root_rank, member, process_set) for each, member in zip(given, _names(chosen, len(given)))]
@@ -259,7 +260,7 @@ def alltoall(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def exchange(given: Any, *rows: Any) -> Any:
-        chosen = name_of("alltoall", [given], name, ignore_name_scope)
+        chosen = name_of("alltoall", name, ignore_name_scope)
 
         def on_host(value: Any, *wanted: Any) -> list[Any]:
             received, counts = arrays.alltoall(value, wanted[0].tolist() if wanted else None, chosen, process_set)
@@ -317,7 +318,7 @@ def _grouped_reducescatter(tensors: Sequence[Any], compression: Any, name: str |
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def scatter(*inputs: Any) -> Any:
-        chosen = name_of("reducescatter", inputs, name, request.ignore_name_scope)
+        chosen = name_of("reducescatter", name, request.ignore_name_scope)
 
         def on_host(*values: Any) -> list[Any]:
             named = zip(values, _names(chosen, len(values)))

@@ -33,17 +33,8 @@ class _DistributedTape:
     ) -> Any:
         """As ``tf.GradientTape.gradient``, then combined over all ranks. ``use_generic_names``: under names that no name scope changes."""
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
-        variables = tf.nest.flatten(sources)
-        flat = tf.nest.flatten(gradients) if len(variables) == 1 and not isinstance(gradients, (list, tuple, dict)) else None
-        flat = flat if flat is not None else _flatten_like(sources, gradients)
-        reduced = self._reducer.reduce(flat, variables, use_generic_names)
+        reduced = self._reducer.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources), use_generic_names)
         return tf.nest.pack_sequence_as(sources, reduced) if tf.nest.is_nested(sources) else reduced[0]
-
-
-def _flatten_like(sources: Any, gradients: Any) -> list[Any]:
-    """The gradients in the order of ``tf.nest.flatten(sources)``; IndexedSlices are one."""
-    flat: list[Any] = tf.nest.flatten_up_to(sources, gradients) if hasattr(tf.nest, "flatten_up_to") else list(gradients)
-    return flat
 
 
 def DistributedGradientTape(

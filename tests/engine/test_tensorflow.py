@@ -1,0 +1,69 @@
+"""collective_core.tensorflow on real ranks, as a program calls it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.frameworks
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_every_collective_eagerly_and_in_functions(launch, threads):
+    outcome = launch("tensorflow_operations", 2, arguments=[str(threads)], own_interpreter=True, limit=300).must_succeed()
+    reports = outcome.reports()
+    assert set(reports) == {0, 1}
+    for rank, facts in reports.items():
+        assert facts["torch"] is False
+        assert f"rank {rank} is not in process set" in facts["outside"]
+        for case in ("shape", "shape in a function"):
+            _, text, engines = facts[case]
+            assert engines == "mismatch"
+            assert "float32[1]" in text
+            assert "float32[2]" in text
+        assert facts["shape"][0] == "CollectiveError"
+        assert facts["shape in a function"][0] == "UnknownError"
+        assert "'pair.1'" in facts["group"][1]
+        assert facts["number"][2] == "mismatch"
+        for case in ("type", "type on one rank", "type in a function"):
+            assert "cannot be sent" in facts[case][1], case
+        assert "complex128" in facts["type"][1]
+        assert facts["sparse"][2] == "mismatch"
+        assert "root rank 77 is not in this job" in facts["root"][1]
+        assert "Median" in facts["operation"][1]
+        assert "jit_compile" in facts["xla"][1]
+        assert "no gradient" in facts["gradient"][1]
+        assert facts["average and op"][0] == "ValueError"
+
+
+def test_three_ranks_on_two_hosts(launch):
+    parts = ["0", "reductions", "groups", "gathers", "sparse", "gradients"]
+    outcome = launch("tensorflow_operations", 3, hosts=2, arguments=parts, own_interpreter=True, limit=300).must_succeed()
+    assert set(outcome.reports()) == {0, 1, 2}
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_torch_imports_neither_tensorflow_nor_keras_nor_jax():
+    done = run("import sys, collective_core.torch; print([m for m in ('tensorflow', 'keras', 'jax') if m in sys.modules])")
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_tensorflow_that_is_missing_or_too_old_is_named():
+    missing = run("import sys; sys.modules['tensorflow'] = None; import collective_core.tensorflow")
+    assert "ImportError: collective_core.tensorflow needs TensorFlow 2.16 or newer: pip install" in missing.stderr
+    old = "import sys, types; sys.modules['tensorflow'] = types.SimpleNamespace(__version__='2.15.1'); import collective_core.tensorflow"
+    assert "installed is 2.15.1" in run(old).stderr
+
+
+def test_tapes_optimizers_sessions_and_states(launch, tmp_path):
+    outcome = launch("tensorflow_training", 2, env={"TEST_FOLDER": str(tmp_path)}, own_interpreter=True, limit=300).must_succeed()
+    reports = outcome.reports()
+    assert set(reports) == {0, 1}
+    for facts in reports.values():
+        assert "doesn't inherit" in facts["unknown optimizer"]
+        assert "broadcast_variables" in facts["eager"]
