@@ -60,6 +60,8 @@ STARTED = [
     Example("accelerate_ddp.py", "mpirun"),
     Example("accelerate_ddp.py", "torchrun"),
     Example("hf_trainer.py", "torchrun", ("--output", "{}")),
+    Example("tensorflow2_mnist.py", "collective_core.launch"),
+    Example("tensorflow1_session.py", "collective_core.launch"),
 ]
 NOT_STARTED = {
     "README.md": "what the others show",
