@@ -239,7 +239,7 @@ def run(
     """Run a program, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
     if where.version:
         _root(version=True)
-    inventory = target_hosts.select(where, options.np, options.elastic, os.environ, terminal.say)
+    inventory = target_hosts.select(where, options.np or options.per_node, options.elastic, os.environ, terminal.say)
     if where.check_build:
         with progress.make() as shown:
             lines = build_check.check(inventory, options.python, shown, passwords)

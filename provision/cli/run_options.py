@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import shlex
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -30,6 +31,13 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
             one_of(option.names[0], word, option.kind)
     if values.jsrun:
         raise UsageError("--jsrun: LSF's launcher is not supported", hint="leave it out: ranks are started by mpirun or over ssh")
+    if values.node_rank:
+        what = f"--node-rank {values.node_rank}: a job is started once, on one machine, with the ranks of all hosts"
+        raise UsageError(what, hint="leave it out, and name the hosts: --hosts hosts.ini, or -H a,b")
+    for option in JOB_OPTIONS:
+        if option.unused and getattr(values, option.parameter):
+            terminal.say(f"{option.names[0]} has no effect: {option.unused}")
+    nodes, per_node = _size(values)
     config = horovod_config.read(values.config_file) if values.config_file is not None else horovod_config.Config()
     for sentence in config.unknown:
         terminal.say(f"warning: {sentence}")
@@ -40,7 +48,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
     if files and values.workdir is not None:
         raise UsageError("--copy and --workdir: with a folder of yours nothing is copied", hint="leave one of them out")
     return RunOptions(
-        tuple(values.command or ()),
+        _command(values),
         values.np,
         _environment(values, config),
         values.workdir,
@@ -58,6 +66,9 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         mpi_args=_words("--mpi-args", values.mpi_args),
         binding=_words("--binding-args", values.binding_args),
         oversubscribe=values.oversubscribe,
+        nodes=nodes,
+        per_node=per_node,
+        restarts=values.max_restarts if elastic is not None else values.max_restarts or None,
     )
 
 
@@ -71,11 +82,61 @@ run_options.__signature__ = signature(  # type: ignore[attr-defined]
 )
 
 
+def _command(values: SimpleNamespace) -> tuple[str, ...]:
+    """The program as it is started: as under torchrun, Python runs modules, and a script that cannot be executed itself."""
+    command = tuple(values.command or ())
+    if values.module and command:
+        return ("python", "-m", *command)
+    if command and not values.no_python and command[0].endswith(".py") and not os.access(command[0], os.X_OK):
+        return ("python", *command)
+    return command
+
+
+def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:
+    """How many hosts, and ranks on each, as torchrun's options say it; sets ``np``, and the limits of an elastic job, to what follows.
+
+    Raises UsageError for numbers that contradict each other.
+    """
+    per_node = _per_node(values.nproc_per_node)
+    if values.nnodes is None:
+        if per_node and values.np and values.np % per_node and values.min_np is None and values.max_np is None:
+            raise UsageError(f"-np {values.np} and --nproc-per-node {per_node} contradict each other", hint="leave one of them out")
+        return None, per_node
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", values.nnodes)
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < fewest <= most:
+        raise UsageError(f"--nnodes {values.nnodes}: write N, or MIN:MAX for an elastic job", hint="1 <= MIN <= MAX")
+    if values.min_np is not None or values.max_np is not None:
+        raise UsageError(f"--nnodes {values.nnodes} and --min-np or --max-np say the same thing", hint="leave one of them out")
+    if fewest < most:
+        if per_node is None:
+            raise UsageError(f"--nnodes {values.nnodes}: how many ranks has a host?", hint="say it: --nproc-per-node N")
+        values.min_np, values.max_np = fewest * per_node, most * per_node
+        return None, per_node
+    if values.host_discovery_script is not None:
+        raise UsageError(f"--nnodes {fewest}: with a discovery script the number of hosts changes", hint="write --nnodes MIN:MAX")
+    if values.np is not None:
+        if values.np % fewest or (per_node is not None and values.np != fewest * per_node):
+            asked = f"--nnodes {fewest}" + (f" and --nproc-per-node {per_node}" if per_node else "")
+            raise UsageError(f"-np {values.np} and {asked} contradict each other", hint="leave one of them out")
+        per_node = values.np // fewest
+    values.np = fewest * per_node if per_node else None
+    return fewest, per_node
+
+
+def _per_node(text: str | None) -> int | None:
+    if text is None or text in ("auto", "gpu"):
+        return None  # one per slot: that is one per GPU, where the inventory does not say otherwise
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--nproc-per-node {text}: write a number, or leave it out for one rank per slot of the hosts")
+    return int(text)
+
+
 def _launcher(values: SimpleNamespace, configured: str | None, elastic: Elastic | None) -> str | None:
     named = {name for name in ("own" if values.gloo else "", "mpi" if values.mpi else "", values.launcher) if name}
     if len(named) > 1:
         raise UsageError("--gloo, --mpi and --launcher name different launchers", hint="leave all but one of them out")
-    default = None if values.python is None and elastic is None else "own"
+    default = None if values.python is None and elastic is None and not values.max_restarts else "own"
     chosen = named.pop() if named else configured or default
     if values.python is not None and not values.python.startswith("/"):
         what = f"--python {values.python}: not an absolute path"
@@ -86,6 +147,8 @@ def _launcher(values: SimpleNamespace, configured: str | None, elastic: Elastic 
         elastic_options = {"--min-np": values.min_np, "--max-np": values.max_np, "--host-discovery-script": values.host_discovery_script}
         names = " and ".join(name for name, value in elastic_options.items() if value is not None)
         raise UsageError(f"{names}: mpirun ends a job when a rank dies", hint="use the engine's launcher: --launcher own")
+    if values.max_restarts and chosen == "mpi":
+        raise UsageError("--max-restarts: mpirun starts no rank again", hint="use the engine's launcher: --launcher own")
     if chosen == "own" and (values.mpi_args or values.binding_args):
         raise UsageError("--mpi-args and --binding-args are mpirun's", hint="use it: --mpi")
     return chosen

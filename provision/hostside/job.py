@@ -1,7 +1,7 @@
 """Runs one job on the first host for a controller that has the other end of standard input. Python 3.6+, standard library only.
 
 The first line of standard input is JSON (`launch.jobs.Job`), so nothing of it shows in a process list; then comes a line every few seconds.
-``:{inherited}`` at the end of a variable stands for the value that it has already. The job has a private folder on every host, which is
+``:{inherited}`` at the end of a variable stands for the value that it has already, and ``{port}`` for a free port. The job has a private folder on every host, which is
 removed when the job ends; on the first host, a file of it that begins with ``#!`` can be executed. A guard (guard.py) on every host, this
 one too, makes and removes the folder, reports stopped processes, and ends the job there when it does not hear from us.
 
@@ -16,6 +16,7 @@ import secrets
 import selectors
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -227,15 +228,26 @@ def end(job):
 def start_guards(order, folder, fill, watch):
     """Start a guard on every host and wait for them."""
     program = {"program.json": json.dumps(fill(order["program"])), "rank.py": order["scripts"]["rank"]}
-    lines = [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": program})]
+    names = ["", *order["hosts"]]
+
+    def lines(host):
+        files = dict(program, **{"place.json": json.dumps({"host": names.index(host), "hosts": len(names)})})
+        return [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": files})]
+
     mark = "PROVISION_RUN_ID=" + os.environ.get("PROVISION_RUN_ID", "")
     there = " ".join(map(shlex.quote, ["env", mark, order["python"], "-c", GUARD]))  # our interpreter need not be theirs
     others = [(host, [*fill(order["ssh"]), "--", host, there]) for host in order["hosts"]]
     # Ours first: another host that is this machine, too, is refused then, and not the one that would end us with the job.
     for some in ([("", [sys.executable, "-c", GUARD])], others):
         for host, command in some if watch.continues() else ():
-            watch.add(Guard(host, command, lines))
+            watch.add(Guard(host, command, lines(host)))
         watch.wait_for(lambda: all(guard.is_ready for guard in watch.guards))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return str(probe.getsockname()[1])
 
 
 def start_job(order, folder, fill):
@@ -248,6 +260,8 @@ def start_job(order, folder, fill):
     for name, value in order["environment"].items():
         if value.endswith(":{inherited}"):
             environment[name] = value.replace("{inherited}", os.environ.get(name, "")).rstrip(":")
+        elif value == "{port}":
+            environment[name] = free_port()
     shared, run_id = "/dev/shm/" + os.path.basename(folder), os.environ.get("PROVISION_RUN_ID", "")
     argv = [word.replace("{shm}", shared).replace("{run}", run_id) for word in fill(order["argv"])]
     return subprocess.Popen(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)

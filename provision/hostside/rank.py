@@ -2,17 +2,31 @@
 
 mpirun reports the end of a job in sentences; the record says it in numbers. It is in the job's folder, where this file is, and so is the
 program (``program.json``): its words stand on no command line but its own. The rank's number is the launcher's.
+
+mpirun's ranks also get the variables of torch.distributed here, as the engine's launcher sets them: ``place.json`` says which of how many
+hosts this is, MASTER_ADDR and MASTER_PORT are there already, and the interface is the first in COLLECTIVE_NETWORK.
 """
 
 import ctypes
+import fcntl
+import ipaddress
 import json
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import time
 
 NUMBERS = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK")
+OF_MPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
 NOT_FOUND = 127  # as a shell has it
 #: A launcher sends them to the process group: the program takes them, and its end is ours.
 OF_GROUP = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP}
@@ -51,12 +65,55 @@ def become(program, mask, parent):
     os._exit(NOT_FOUND)
 
 
+def interfaces():
+    """(name, address) of this host's interfaces, each with one address of IPv4."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked, GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+            found.append((name, ipaddress.ip_address(answer[20:24])))
+    return found
+
+
+def interface_in(networks):
+    """The name of the interface in the first of the networks (CIDR, or names) that this host has; None where it has none."""
+    own = interfaces()
+    for text in networks.split(","):
+        try:
+            network = ipaddress.ip_network(text.strip(), strict=False)
+            names = [name for name, address in own if address in network]
+        except ValueError:
+            names = [name for name, _ in own if name == text.strip()]
+        if names:
+            return names[0]
+    return None
+
+
+def set_variables_of_torch(folder, environment):
+    if any(name not in environment for name in OF_MPI.values()):
+        return  # the engine's launcher has set them
+    environment.update({name: environment[of_mpi] for name, of_mpi in OF_MPI.items()})
+    with open(os.path.join(folder, "place.json")) as file:
+        place = json.load(file)
+    environment.update({"GROUP_RANK": str(place["host"]), "GROUP_WORLD_SIZE": str(place["hosts"])})
+    interface = interface_in(environment.get("COLLECTIVE_NETWORK") or environment.get("HOROVOD_GLOO_IFACE") or "")
+    if interface is not None:
+        # NCCL takes a name without `=` for the beginning of one.
+        named = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": "=" + interface}
+        for name, value in named.items():
+            environment.setdefault(name, value)
+
+
 def main():
     folder = os.path.dirname(os.path.abspath(__file__))
     with open(os.path.join(folder, "program.json")) as file:
         program = json.load(file)
     rank = next(os.environ[name] for name in NUMBERS if name in os.environ)
     os.environ["PROVISION_RANK"] = rank
+    set_variables_of_torch(folder, os.environ)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, OF_GROUP)
     parent, starter = os.getpid(), os.getppid()
     pid = os.fork()

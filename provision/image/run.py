@@ -267,8 +267,8 @@ class _Hosts:
         slots = [(name, self.slots(name)) for name in self.engines]
         if job.program is None:
             placement.spread(slots, job.smoke.np or sum(count for _, count in slots), oversubscribe=job.smoke.oversubscribe)
-        elif not job.program.elastic:
-            placement.fill(slots, job.program.np, oversubscribe=job.program.oversubscribe)
+        else:
+            placement.of_program(slots, job.program)
 
     def check_image(self, image: str, attributes: Mapping[str, Any]) -> ImageInfo:
         """What the image says of itself. Raises where these hosts cannot run it."""
@@ -448,7 +448,7 @@ def _launch(hosts: _Hosts, plan: Plan, job: ContainerJob) -> Result:
         return Result(1 if result.faults else 0, result.summary, result.faults)
     options, members = job.program, list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in members]
-    placed = placement.fill(slots, None if options.elastic else options.np, oversubscribe=options.oversubscribe)
+    placed = placement.of_program(slots, options)
     used = {host.name: host for host in members[: len(placed)]}
     where = launchers.Environment.of(replace(plan, hosts=used))
     where = replace(where, networks=options.networks) if options.networks else where

@@ -28,6 +28,8 @@ _END_S = 30.0  # for an interrupted job to end itself on all hosts
 _HEARTBEAT_S = 5.0
 #: Runs ``Job.program`` on a host, with Python before it, and notes how it ended.
 RANK = "{job}/rank.py"
+#: As a variable's value: a TCP port that is free on the first host.
+FREE_PORT = "{port}"
 
 Kind = Literal["ended", "launcher", "orphaned", "stopped", "silent", "lost", "unreachable", "refused", "controller", "gone"]
 _Whole = Annotated[int, Field(gt=-1_000_000_000, lt=1_000_000_000)]
@@ -89,7 +91,7 @@ class Job:
         argv: the launcher's command line, run on the first host.
         host: name of the first host in the inventory.
         python: interpreter for our scripts on all hosts.
-        environment: ``:{inherited}`` at the end of a value stands for the variable's value there.
+        environment: ``:{inherited}`` at the end of a value stands for the variable's value there; a value may be `FREE_PORT`.
         files: written into the job's folder first; one that begins with ``#!`` can be executed.
         report: name of the file in the job's folder that is read at the end.
         program: what `RANK` runs, which the launcher starts.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision.base.errors import UsageError
-from provision.launch.jobs import RANK, Job
+from provision.launch.jobs import FREE_PORT, RANK, Job
 from provision.plan.model import Plan
 
 LAUNCHERS = ("mpi", "own")
@@ -157,6 +157,8 @@ class RunOptions:
         timestamps: begin each line of the ranks with the time.
         mpi_args, binding: further arguments of mpirun, and those that place and bind ranks (empty: slot by slot, not bound).
         oversubscribe: allow more ranks than slots.
+        nodes, per_node: torchrun's way to say how many ranks: the first so many hosts, and so many ranks on each.
+        restarts: failures after which all ranks are started again; in an elastic job, failures that it survives. By the launcher ``own``.
     """
 
     command: tuple[str, ...]
@@ -178,11 +180,16 @@ class RunOptions:
     mpi_args: tuple[str, ...] = ()
     binding: tuple[str, ...] = ()
     oversubscribe: bool = False
+    nodes: int | None = None
+    per_node: int | None = None
+    restarts: int | None = None
 
 
 def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
     """A program under mpirun, on the hosts ``placed``: (address, ranks)."""
-    variables = where.variables(options)
+    # For torch.distributed; the engine's launcher sets them itself. Its other variables rank.py makes from mpirun's.
+    master = {"MASTER_ADDR": placed[0][0] if len(placed) > 1 else "127.0.0.1", "MASTER_PORT": FREE_PORT}
+    variables = {**master, **where.variables(options)}
     parameters = list(_MPI_PARAMETERS)
     if where.ssh_config and len(placed) > 1:
         parameters.append(("plm_rsh_args", f"-F {where.ssh_config}"))
@@ -206,7 +213,7 @@ def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunO
     command = _command(where, options)
     if THREADS not in variables:  # each rank takes its part of its host's cores; the engine's launcher sees to that itself
         command = [where.interpreter, "-I", "-c", _LIMIT, *command]
-    return _job(where, placed, options, [*argv, *options.mpi_args], command, {"hostfile": hostfile(placed)})
+    return _job(where, placed, options, [*argv, *options.mpi_args], command, {"hostfile": hostfile(placed)}, variables)
 
 
 def own_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -218,14 +225,17 @@ def own_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunO
         argv += options.elastic.arguments()
     if options.start_timeout is not None:
         argv += ["--start-timeout", f"{options.start_timeout:g}"]
-    for name in sorted({*where.variables(options), "PROVISION_RUN_ID"}):
+    if options.restarts is not None:
+        argv += ["--max-restarts", str(options.restarts)]
+    variables = where.variables(options)
+    for name in sorted({*variables, "PROVISION_RUN_ID"}):
         argv += ["-x", name]
     if options.workdir:
         argv += ["--wdir", options.workdir]
     files = {"hostfile": hostfile([("localhost", placed[0][1]), *placed[1:]])}
     if options.elastic is not None and options.elastic.script is not None:
         files[_SCRIPT] = options.elastic.script.read_text(encoding="utf-8")
-    return _job(where, placed, options, [*argv, "--"], _command(where, options), files)
+    return _job(where, placed, options, [*argv, "--"], _command(where, options), files, variables)
 
 
 def _command(where: Environment, options: RunOptions) -> list[str]:
@@ -234,7 +244,13 @@ def _command(where: Environment, options: RunOptions) -> list[str]:
 
 
 def _job(
-    where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions, argv: list[str], command: list[str], files: dict[str, str]
+    where: Environment,
+    placed: Sequence[tuple[str, int]],
+    options: RunOptions,
+    argv: list[str],
+    command: list[str],
+    files: dict[str, str],
+    variables: dict[str, str],
 ) -> Job:
     """The job of a launcher's command line, to which the ranks' is still to be added."""
     guarded = options.elastic is None  # an elastic job continues without a host, and its launcher watches those that come
@@ -242,7 +258,7 @@ def _job(
         [*argv, *([where.interpreter, "-I", "-S", RANK] if guarded else command)],
         host=where.names.get(placed[0][0], placed[0][0]),
         python=where.interpreter,
-        environment=where.variables(options),
+        environment=variables,
         files=files,
         report=options.report,
         program=command if guarded else (),

@@ -33,6 +33,7 @@ class Option(NamedTuple):
         key: ``section.key`` of the file.
         on: what ``horovod`` is when this switch is on.
         scale: by which the file's number is multiplied in ``horovod``.
+        unused: why it has no effect, which is said.
         checks: what typer.Option takes besides: bounds, whether a file must exist, the variable of this shell that it is read from.
     """
 
@@ -46,6 +47,7 @@ class Option(NamedTuple):
     on: bool = True
     scale: int = 1
     default: Any = None
+    unused: str = ""
     checks: Mapping[str, Any] = {}
 
     @property
@@ -64,9 +66,21 @@ def _ours(panel: str | None, spelled: str, kind: Any, help: str = "", **more: An
     return Option(panel, spelled, kind, help, **known, checks=more)
 
 
+def _torchruns(name: str, kind: Any, unused: str) -> Option:
+    return _ours(None, _both(name), kind, unused=unused)
+
+
+def _both(name: str) -> str:
+    """As torchrun takes it: with underscores, too."""
+    return f"{name} --{name[2:].replace('-', '_')}"
+
+
 def _theirs(spelled: str, kind: type, horovod: str, key: str, engine: str = "", *, on: bool = True) -> Option:
     return Option(HOROVOD, spelled, kind, horovod, engine, horovod, key, on)
 
+
+_TOLD = "the launcher starts all ranks and tells them where to meet"
+_NO_AGENT = "it is for an agent of torchrun's, and there is none"
 
 # fmt: off
 #: Of `provision run` alone.
@@ -83,6 +97,8 @@ HOST_OPTIONS = (
 #: Of `provision image run`, too.
 JOB_OPTIONS = (
     _ours(HOSTS, "-np --num-proc N", int, "Ranks; all slots by default.", min=1),
+    _ours(HOSTS, "--nnodes N|MIN:MAX", str, "Hosts: the first so many. MIN:MAX: an elastic job, with --nproc-per-node."),
+    _ours(HOSTS, f"{_both('--nproc-per-node')} N", str, "Ranks on each host; auto, gpu: one per slot (default)."),
     _ours(HOSTS, "--oversubscribe", bool, "Allow more ranks than slots."),
     _ours(HOSTS, "--network-interfaces --network-interface eth0,…", list[str], "What hosts use between them: interfaces, networks (CIDR)."),
     _ours(PROGRAM, "-x NAME[=VALUE]", list[str], "A variable for every rank; without a value, this shell's."),
@@ -94,12 +110,17 @@ JOB_OPTIONS = (
     _ours(PROGRAM, "--workdir DIR", str, "Run in this folder, which exists on every host; nothing is copied."),
     _ours(PROGRAM, "--restart-from DIR", str, "Continue from the last valid checkpoint in this folder of rank 0's host (hvd.Checkpoints).",
           engine="COLLECTIVE_RESTART_FROM"),
+    _ours(PROGRAM, "--module -m", bool, "The program is a Python module: -m package.train."),
     _ours(PROGRAM, "--python PATH", str, "A Python with the engine, on every host; nothing need be installed by provision."),
     _ours(LAUNCHING, "--launcher", tuple(LAUNCHERS), "`mpi`: under mpirun; `own`: over ssh, without MPI."),
     _ours(LAUNCHING, "--gloo", bool, "The same as --launcher own."),
     _ours(LAUNCHING, "--mpi", bool, "The same as --launcher mpi (default, where it is installed)."),
     _ours(LAUNCHING, "--mpi-args WORDS", str, 'More words for mpirun: --mpi-args="--report-bindings".'),
     _ours(LAUNCHING, "--binding-args WORDS", str, "Words for mpirun instead of `--map-by slot --bind-to none`."),
+    _ours(LAUNCHING, f"{_both('--max-restarts')} N", int, "Failures after which all ranks are started again (0), by --launcher own; "
+          "in an elastic job, failures of ranks that it survives (3).", min=0),
+    _ours(LAUNCHING, f"{_both('--master-port')} N", int, "MASTER_PORT for torch.distributed; a free port by default.",
+          engine="MASTER_PORT", min=1, max=65535),
     _ours(LAUNCHING, "--start-timeout SECONDS", float, "Time for all hosts to answer and all ranks to meet.",
           engine="COLLECTIVE_START_TIMEOUT", min=1, envvar="HOROVOD_START_TIMEOUT"),
     _ours(ELASTIC, "--min-np --min-num-proc N", int, "Continue while there are so many ranks; -np by default.", min=1),
@@ -151,6 +172,19 @@ JOB_OPTIONS = (
     _theirs("--log-level LEVEL", str, "HOROVOD_LOG_LEVEL", "logging.level"),
     _theirs("--log-with-timestamp/--log-without-timestamp --no-log-hide-timestamp/--log-hide-timestamp", bool,
             "HOROVOD_LOG_HIDE_TIME", "logging.with_timestamp", on=False),
+    # torchrun's; source: torch/distributed/run.py of PyTorch 2.13.
+    _ours(None, _both("--node-rank"), int),
+    _ours(None, _both("--no-python"), bool),
+    _torchruns("--rdzv-backend", str, _TOLD),
+    _torchruns("--rdzv-endpoint", str, _TOLD),
+    _torchruns("--rdzv-id", str, _TOLD),
+    _torchruns("--rdzv-conf", str, _TOLD),
+    _ours(None, "--standalone", bool, unused=_TOLD),
+    _torchruns("--master-addr", str, "MASTER_ADDR is where the others reach rank 0's host; -x MASTER_ADDR=… sets another"),
+    _torchruns("--local-addr", str, "each host is known by its address in the plan or the inventory"),
+    _torchruns("--monitor-interval", str, _NO_AGENT),
+    _torchruns("--start-method", str, _NO_AGENT),
+    _ours(None, "--role", str, unused=_NO_AGENT),
     _ours(None, "--bring PATH", list[Path], exists=True),  # the earlier name of --copy
     _ours(None, "--tcp", bool),  # always so
     _ours(None, "--disable-cache", bool),  # nothing is cached

@@ -5,20 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from provision.base.errors import UsageError
+from provision.launch.launchers import RunOptions
 
 Placement = list[tuple[str, int]]  # (address, ranks) of each host that takes part
 
 
-def fill(hosts: Sequence[tuple[str, int]], np: int | None, *, oversubscribe: bool = False) -> Placement:
+def of_program(hosts: Sequence[tuple[str, int]], options: RunOptions) -> Placement:
+    """Where a user's program runs; see `fill`. An elastic job may use every host that is there: its launcher starts what it needs."""
+    np = None if options.elastic else options.np
+    return fill(hosts, np, oversubscribe=options.oversubscribe, nodes=options.nodes, per_node=options.per_node)
+
+
+def fill(
+    hosts: Sequence[tuple[str, int]],
+    np: int | None,
+    *,
+    oversubscribe: bool = False,
+    nodes: int | None = None,
+    per_node: int | None = None,
+) -> Placement:
     """Place ``np`` ranks (None: one per slot) so that each host's slots are filled before the next host's.
 
     Args:
         hosts: (address, slots).
         oversubscribe: allow more ranks than slots; all hosts take part then.
+        nodes: only the first so many hosts.
+        per_node: on each host so many ranks.
 
     Raises:
-        UsageError: there are fewer slots, and not ``oversubscribe``.
+        UsageError: there are fewer slots, and not ``oversubscribe``; or fewer hosts.
     """
+    if nodes is not None and nodes > len(hosts):
+        raise UsageError(f"--nnodes {nodes}, and there are {len(hosts)} host(s)", hint="name more of them: --hosts hosts.ini, or -H a,b")
+    hosts = hosts[:nodes]
+    if per_node is not None:
+        for address, count in hosts:
+            if count < per_node and not oversubscribe:
+                hint = "start fewer, give it more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe"
+                raise UsageError(f"{per_node} ranks do not fit into the {count} slots of {address}", hint=hint)
+        hosts = [(address, per_node) for address, _ in hosts]
     slots = sum(count for _, count in hosts)
     left = slots if np is None else np
     if left > slots and oversubscribe:

@@ -111,13 +111,11 @@ def _place(session: Session, options: RunOptions) -> tuple[Environment, list[_Se
             raise UsageError(f"--mpi: no mpirun is known that belongs to {found}", hint=hint)
         if options.python is None:
             session.progress.line(f"nothing is installed here by `provision up`: the ranks run with {found}")
-        slots = options.np if options.np and len(hosts) == 1 else 1
+        slots = options.per_node or (options.np if options.np and len(hosts) == 1 else 1)
         seats = [_Seat(host, host.address, host.slots or slots, host.user or "") for host in hosts]
     else:
         seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in found.hosts.items()]
-    # An elastic job may use every host that is there; its launcher starts as many ranks as are needed.
-    np = None if options.elastic else options.np
-    placed = placement.fill([(seat.address, seat.slots) for seat in seats], np, oversubscribe=options.oversubscribe)
+    placed = placement.of_program([(seat.address, seat.slots) for seat in seats], options)
     seats = seats[: len(placed)]
     if isinstance(found, str):
         where = Environment(found, names={seat.address: seat.host.name for seat in seats})

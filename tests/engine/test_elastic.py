@@ -756,7 +756,7 @@ def test_how_many_ranks_a_job_needs_to_begin_and_how_many_it_may_have():
     assert limits_of(2, None, 4, 60.0)[:3] == (2, 4, 2)
     assert limits_of(2, None, None, 60.0, unlimited=True)[:3] == (2, UNLIMITED, 2)
     assert limits_of(None, None, None, 60.0, unlimited=True)[:3] == (1, UNLIMITED, 1)
-    assert limits_of(2, 1, 4, 60.0, waiting=5.0, resets=3)[4:] == (5.0, 3)
+    assert limits_of(2, 1, 4, 60.0, waiting=5.0, resets=3, restarts=1)[4:] == (5.0, 3, 1)
 
 
 def test_horovods_timeouts_are_the_launchers(monkeypatch):
@@ -799,7 +799,7 @@ def test_strangers_learn_nothing_and_disturb_nobody():
         with pytest.raises((OSError, EOFError, CollectiveError)):
             control_channel.connect(address, 0, b"another secret, as long", 5.0)
         mine = control_channel.connect(address, 0, b"the job's own secret", 5.0)
-        mine.send(kind="ready", port=1234, lost=[])
+        mine.send(kind="ready", port=1234, master_port=1235, lost=[])
         wait_until(lambda: settled)
         membership._opened -= 20.0  # nobody is waited for any more
         assert [each.worker for each in server.settle()[0]] == [0]
@@ -815,7 +815,7 @@ def test_strangers_learn_nothing_and_disturb_nobody():
         # What a worker said before, word for word, when it is not there any more.
         middle = Eavesdropper(server.port)
         other = control_channel.connect(("127.0.0.1", middle.port), 1, b"the job's own secret", 5.0)
-        other.send(kind="ready", port=1234, lost=[])
+        other.send(kind="ready", port=1234, master_port=1235, lost=[])
         wait_until(lambda: 1 in membership._ready)
         other.close()
         wait_until(lambda: 1 not in membership._ready)

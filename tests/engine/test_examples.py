@@ -22,6 +22,7 @@ LIMIT = 240
 LAUNCHERS: dict[str, list[str]] = {
     "python": [sys.executable],
     "collective_core.launch": [sys.executable, "-m", "collective_core.launch", "-np", "2", sys.executable],
+    "elastic": [sys.executable, "-m", "collective_core.launch", "--min-np", "1", "-np", "2", sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
     "mpirun": [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", sys.executable],
 }
@@ -62,9 +63,13 @@ STARTED = [
     Example("hf_trainer.py", "torchrun", ("--output", "{}")),
     Example("tensorflow2_mnist.py", "collective_core.launch"),
     Example("tensorflow1_session.py", "collective_core.launch"),
+    Example("elastic_pytorch.py", "elastic", marks=SLOW),
+    Example("spark_pytorch.py", "python", check=lambda printed: found_the_line(printed), marks=SLOW),
+    Example("ray_pytorch.py", "python", check=lambda printed: loss_fell(printed), marks=SLOW),
 ]
 NOT_STARTED = {
     "README.md": "what the others show",
+    "slurm.sbatch": "Slurm starts it, in test_slurm.py",
     "mpijob.yaml": "Kubernetes starts it; tests/unit/test_mpijob_example.py holds it against the operator's schema",
 }
 
@@ -79,13 +84,25 @@ def ranks_agree(printed: str, least: float = 0.9) -> None:
     assert len({weights for _, _, weights in lines}) == 1, lines
 
 
+def loss_fell(printed: str) -> None:
+    """The driver, which has seen that all ranks have the same weights, says how the loss fell."""
+    first, last = map(float, re.search(r"loss ([\d.]+) at first, ([\d.]+) at last", printed).groups())
+    assert last < 0.02 < 0.1 < first, printed
+
+
+def found_the_line(printed: str) -> None:
+    loss_fell(printed)
+    weights = [float(number) for number in re.search(r"y = ([-\d.]+) x0 \+ ([-\d.]+) x1 \+ ([-\d.]+)", printed).groups()]
+    assert weights == pytest.approx([3, -2, 1], abs=0.1)
+
+
 @pytest.mark.parametrize("example", [pytest.param(each, marks=each.marks, id=str(each)) for each in STARTED])
 def test_an_example_trains_on_two_ranks(example, tmp_path):
     arguments = [word.format(tmp_path / "state") for word in example.arguments]
     command = [*LAUNCHERS[example.launcher], str(EXAMPLES / example.script), *arguments]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
     # OPAL_PREFIX: Lightning asks MPI whether it was started by mpirun, and the package index's Open MPI must be told where it is.
-    environment.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", OPAL_PREFIX=sys.prefix)
+    environment.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", OPAL_PREFIX=sys.prefix, RAY_worker_niceness="0")
 
     def run() -> str:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)

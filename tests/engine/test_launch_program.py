@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import pytest
 from cases import slow_but_last
+from collective_core.errors import CollectiveError
 from collective_core.launch.frames import Frame
+from collective_core.launch.hosts import Host
+from collective_core.launch.nodes import Size, size_of
 from collective_core.launch.tracebacks import Tracebacks
+from collective_core.runtime import cores
 from collective_core.runtime.horovod_variables import rank_variables, translate
 from processes import wait_for, wait_until_gone
 
@@ -24,6 +29,11 @@ import collective_core as cc
 cc.init()
 secret = [name for name in os.environ if name == "COLLECTIVE_SECRET"]
 place = " ".join(os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK"))
+place += "/" + " ".join(os.environ.get(name, "-") for name in (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME"
+))
+assert os.environ["MASTER_PORT"].isdigit() and os.environ["MASTER_PORT"] not in os.environ["COLLECTIVE_STORE"]
 total = cc.allreduce(numpy.ones(1), op=cc.Sum)[0]
 print(f"{place} {total:g} {os.environ['FRUIT']} {os.getcwd()} {sys.stdin.read()!r} {secret}", flush=True)
 print("a complaint", file=sys.stderr, flush=True)
@@ -73,12 +83,21 @@ def test_where_a_rank_sits_in_horovods_variables():
 @pytest.mark.parametrize(
     ("hosts", "places"),
     [
-        ("localhost:3", ["localhost 0 0 0", "localhost 1 1 0", "localhost 2 2 0"]),
-        ("localhost:1,other:2", ["localhost 0 0 0", "other 1 0 1", "other 2 1 0"]),
+        ("localhost:3", [f"localhost {rank} {rank} 0/{rank} 3 {rank} 3 0 1 127.0.0.1 - -" for rank in range(3)]),
+        (
+            "localhost:1,other:2",
+            [
+                "localhost 0 0 0/0 3 0 1 0 2 127.0.0.1 lo -",
+                "other 1 0 1/1 3 0 2 1 2 127.0.0.1 lo -",
+                "other 2 1 0/2 3 1 2 1 2 127.0.0.1 lo -",
+            ],
+        ),
     ],
 )
 def test_all_ranks_get_what_they_need_and_their_output_is_tagged(ssh, hosts, places, mark, tmp_path):
-    done = launch("--tag-output", "-H", hosts, "-x", "FRUIT", "--wdir", str(tmp_path), *python(mark), ssh=ssh, FRUIT="a pear")
+    outer = {"RANK": "7", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "9", "ROLE_RANK": "7"}  # of a job in which this one is started
+    words = ("--tag-output", "-H", hosts, "-x", "FRUIT", "--wdir", str(tmp_path), *python(mark))
+    done = launch(*words, ssh=ssh, FRUIT="a pear", **outer)
     assert done.returncode == 0, done.stdout + done.stderr
     said = f"3 a pear {tmp_path} '' []"
     expected = [f"[1,{rank}]<stdout>:{places[rank]} {said}" for rank in range(3)] + [f"[1,{rank}]<stderr>:a complaint" for rank in range(3)]
@@ -218,6 +237,123 @@ def test_what_cannot_be_started_is_one_clear_error(ssh, words, code, complaint):
     assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert wait_until_gone("600.125") == []
+
+
+SAYS = """
+import os, sys
+print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], os.environ.get("NCCL_SOCKET_IFNAME"), *sys.argv[1:])
+"""
+
+
+def test_a_command_line_of_torchrun(tmp_path):
+    (tmp_path / "says.py").write_text(SAYS)
+    words = ["--standalone", "--nnodes=1", "--nproc_per_node=2", "--rdzv-backend", "c10d", "--master_port", "4711", "--max_restarts=0"]
+    for program in (["says.py", "--lr", "1"], ["-m", "says", "--lr", "1"]):
+        done = launch("--wdir", str(tmp_path), *words, *program)
+        assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} 127.0.0.1 4711 None --lr 1" for rank in range(2)], done.stderr
+        assert done.stderr.splitlines() == [
+            f"collective_core.launch: {name} has no effect: the launcher starts all ranks and tells them where to meet"
+            for name in ("--rdzv-backend", "--standalone")
+        ]
+    done = launch("--nnodes", "2", "--node-rank", "1", "says.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "started once, on one machine" in done.stderr
+
+
+def test_what_the_user_says_of_torchs_variables_stays(tmp_path):
+    (tmp_path / "says.py").write_text(SAYS)
+    given = ("-x", "MASTER_ADDR=here", "-x", "MASTER_PORT=12", "-x", "NCCL_SOCKET_IFNAME=ib0", "-x", "COLLECTIVE_NETWORK=lo")
+    done = launch("-np", "1", "--wdir", str(tmp_path), *given, "says.py")
+    assert done.stdout == "[0] 0 here 12 ib0\n", done.stderr
+    done = launch("-np", "1", "--wdir", str(tmp_path), *given[:4], *given[6:], "says.py")
+    assert done.stdout == "[0] 0 here 12 =lo\n", done.stderr
+
+
+FAILS = """
+import os, sys, time
+count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if count < int(sys.argv[1]) and os.environ["RANK"] == "1":
+    raise ValueError(f"attempt {count}")
+time.sleep(0 if count == int(sys.argv[1]) else 600)
+print("done after", count)
+"""
+
+
+@pytest.mark.parametrize(("failures", "code"), [(2, 0), (3, 1)])
+def test_all_ranks_are_started_again_after_a_failure(failures, code):
+    done = launch("-np", "2", "--max-restarts", "2", "python", "-c", FAILS, str(failures))
+    assert done.returncode == code, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("collective_core.launch")]
+    again = "collective_core.launch: rank 1 on localhost ended with exit code 1; all ranks are started again ({} of 2)"
+    assert said[:2] == [again.format(1), again.format(2)]
+    if code == 0:
+        assert sorted(done.stdout.splitlines()) == ["[0] done after 2", "[1] done after 2"]
+        return
+    assert done.stderr.splitlines()[-2:] == [
+        "[1] ValueError: attempt 2",
+        "collective_core.launch: rank 1 on localhost ended with exit code 1",
+    ]
+
+
+HOSTS = [Host("a", 4), Host("b", 4), Host("c", 1)]
+
+
+@pytest.mark.parametrize(
+    ("np", "nodes", "per_node", "hosts", "expected"),
+    [
+        (None, None, None, HOSTS, (None, None, None, [4, 4, 1])),
+        (None, None, "2", [], (2, None, None, [2])),
+        (None, "1", "2", [], (2, None, None, [2])),
+        (None, "2", "4", HOSTS, (8, None, None, [4, 4])),
+        (8, "2", "4", HOSTS, (8, None, None, [4, 4])),
+        (4, "2", None, HOSTS, (4, None, None, [2, 2])),
+        (None, "2", None, HOSTS, (None, None, None, [4, 4])),
+        (None, "3", "3", HOSTS, (9, None, None, [3, 3, 3])),
+        (None, "2", "auto", HOSTS, (None, None, None, [4, 4])),
+        (4, None, "2", HOSTS, (4, None, None, [2, 2, 2])),
+        (None, "2:3", "2", HOSTS, (None, 4, 6, [2, 2, 2])),
+        (None, "1:4", "2", [], (None, 2, 8, [])),
+    ],
+)
+def test_how_many_ranks_torchruns_options_mean(np, nodes, per_node, hosts, expected):
+    size = size_of(Size(np, None, None, hosts), nodes, per_node)
+    assert (*size[:3], [host.slots for host in size.hosts]) == expected
+
+
+@pytest.mark.parametrize(
+    ("np", "least", "nodes", "per_node", "complaint"),
+    [
+        (3, None, "2", "2", "-np 3 contradicts --nnodes 2 and --nproc-per-node 2: these are 4 ranks"),
+        (3, None, "2", None, "-np 3 contradicts --nnodes 2: they cannot be divided equally"),
+        (3, None, None, "2", "-np 3 contradicts --nproc-per-node 2"),
+        (None, None, "4", "1", "--nnodes 4, and there is 3"),
+        (None, None, "0", None, "--nnodes 0: write N, or MIN:MAX"),
+        (None, None, "2:1", "1", "--nnodes 2:1: write"),
+        (None, None, "two", None, "--nnodes two: write"),
+        (None, None, "1:2", None, "needs a number of ranks for each host"),
+        (None, 2, "1:2", "2", "say the same thing"),
+        (None, 2, "2", "2", "a fixed number of hosts"),
+        (None, None, None, "0", "--nproc-per-node 0: write a positive number"),
+        (None, None, None, "gpu", "say the number, or leave it out"),
+        (None, None, None, "5", "5 ranks do not fit into the 4 slots of host a"),
+    ],
+)
+def test_sizes_that_contradict_each_other(np, least, nodes, per_node, complaint):
+    with pytest.raises(CollectiveError, match=re.escape(complaint)) as caught:
+        size_of(Size(np, least, None, HOSTS), nodes, per_node)
+    assert caught.value.kind == "invalid"
+
+
+def test_ranks_for_the_gpus_and_the_cores_of_this_machine(monkeypatch):
+    def ranks(word):
+        return size_of(Size(None, None, None, []), None, word).np
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3,5")
+    assert [ranks(word) for word in ("auto", "gpu", "cpu")] == [3, 3, cores.share(1)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ranks("auto") == cores.share(1)
+    with pytest.raises(CollectiveError, match="no NVIDIA GPU"):
+        ranks("gpu")
 
 
 def test_a_program_that_is_not_there_is_said_by_its_rank():

@@ -86,6 +86,23 @@ def test_torchrun_inside_mpi_and_slurm():
     all_well(reports([done.stdout]), [done.returncode] * 2, done.stderr, 2)
 
 
+def test_torchrun_inside_a_job_of_ours():
+    """Its ranks are another job: each of two hosts' agents has two of four, say, and knows which better than we do."""
+    outer = {"COLLECTIVE_RANK": "1", "COLLECTIVE_SIZE": "2", "COLLECTIVE_STORE": "10.0.0.1:4711"}
+    inner = {"TORCHELASTIC_RUN_ID": "a", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "b", "MASTER_PORT": "9"}
+    assert read({**outer, **inner})[:4] == ("torchrun", 3, 4, False)
+    assert read({**outer, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "b", "MASTER_PORT": "9"})[:3] == ("COLLECTIVE_RANK", 1, 2)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(WORKER)]
+    done = subprocess.run(
+        [sys.executable, "-m", "collective_core.launch", "-np", "1", *command],
+        env=clean(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    all_well(reports([done.stdout]), [done.returncode] * 2, done.stderr, 2)
+
+
 def test_slurm_with_variables_of_mpi_but_without_mpi4py(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not installed')")
     shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "here"}

@@ -41,6 +41,10 @@ def test_every_actor_is_a_rank_and_ranks_of_one_node_stand_together(cluster, cap
         print("hello from rank", cc.rank())
         assert [os.environ[f"HOROVOD_{name}"] for name in ("RANK", "LOCAL_SIZE")] == [str(cc.rank()), "2"]
         assert os.environ["HOROVOD_HOSTNAME"]
+        place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        expected = [cc.rank(), 4, cc.rank() % 2, 2, cc.rank() // 2, 2]
+        assert [int(os.environ[name]) for name in place] == expected
+        assert os.environ["MASTER_ADDR"] == os.environ["COLLECTIVE_STORE"].rpartition(":")[0]
         return cc.rank(), os.environ["RAY_RAYLET_PID"], (cc.allreduce(numpy.ones(2), op=cc.Sum) * scale).tolist()
 
     found = Runner(np=4, ray=True).run(train, scale=2)

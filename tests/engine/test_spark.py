@@ -41,6 +41,8 @@ def test_every_task_is_a_rank(spark, capfd):
 
         cc.init()
         print("hello from rank", cc.rank())
+        assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == [str(cc.rank()), "4", str(cc.local_rank())]
+        assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] in os.environ["COLLECTIVE_STORE"]) == ("127.0.0.1", False)
         return cc.rank(), os.getppid(), (cc.allreduce(numpy.ones(2), op=cc.Sum) * scale).tolist()
 
     found = Runner(np=4, spark=spark).run(train, scale=2)

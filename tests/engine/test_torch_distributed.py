@@ -224,13 +224,15 @@ ONE_SUM = "import torch, torch.distributed as d; d.init_process_group({!r}); t =
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["collective", "gloo"])
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "ours"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "ours", "torchrun in ours"])
 def test_every_launcher_starts_it_and_no_import_is_needed(launcher, backend, tmp_path):
     script = tmp_path / "sum.py"
     script.write_text(ONE_SUM.format(backend))
     beside = Path(sys.executable).parent
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     command = {
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
+        "torchrun": torchrun,
+        "torchrun in ours": [sys.executable, "-m", "collective_core.launch", "-np", "1", *torchrun],
         "mpirun": [str(beside / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, str(script)],
         "ours": [sys.executable, "-m", "collective_core.launch", "-np", "2", sys.executable, str(script)],
     }[launcher]
@@ -271,6 +273,81 @@ def test_over_mpi_the_program_joins_the_job_first(launch):
     with_mpi = {"COLLECTIVE_BACKEND": "mpi"}
     done = launch("torch_distributed_failures.py", 2, 1, ["shapes"], keep_going=True, env=with_mpi)
     assert done.stderr.count("with COLLECTIVE_BACKEND=mpi call hvd.init() before init_process_group") >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["collective", "gloo"])
+def test_srun_starts_it(backend):
+    """By the variables that it sets; the examples run under a real one."""
+    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "here"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_SUM.format(backend)],
+            env={**os.environ, **shared, "SLURM_PROCID": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=100)[0] for rank in ranks] == ["[2.0, 2.0]\n"] * 2
+
+
+@pytest.mark.slow
+def test_ranks_on_several_hosts_meet_over_the_interface_between_them(ssh, tmp_path):
+    script = tmp_path / "sum.py"
+    script.write_text(ONE_SUM.format("gloo"))
+    words = ["--ssh-config", ssh[2], "-H", "localhost:1,other:1", sys.executable, str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "collective_core.launch", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.count("[2.0, 2.0]") == 2, done.stderr
+
+
+IN_EACH_GENERATION = """
+import os, torch, torch.distributed as dist
+import collective_core.torch as hvd
+
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    dist.init_process_group("gloo")
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()} sums to {total.tolist()}", flush=True)
+    dist.destroy_process_group()
+    if state.step == 0 and hvd.rank() == 1:
+        os.kill(os.getpid(), 9)
+    while state.step < 1:  # the others learn of its end here
+        hvd.barrier()
+        state.step += 1
+        state.commit()
+
+train(hvd.elastic.ObjectState(step=0))
+"""
+
+
+@pytest.mark.slow
+def test_the_ranks_of_an_elastic_job_meet_in_each_generation(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(IN_EACH_GENERATION.replace("state.step == 0 and", f"not os.path.exists('{tmp_path}/died') and"))
+    script.write_text(script.read_text().replace("        os.kill", f"        open('{tmp_path}/died', 'w').close()\n        os.kill"))
+    words = ["--min-np", "2", "-np", "2", "-H", "localhost:2", sys.executable, str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "collective_core.launch", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(f"rank {rank} of 2 sums to [2.0, 2.0]") for rank in range(2)] == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_worker_of_an_elastic_job_that_has_no_rank_yet_says_so():
+    words = ["--min-np", "1", "-np", "1", "--max-restarts", "0", sys.executable, "-c", ONE_SUM.format("gloo")]
+    done = subprocess.run(
+        [sys.executable, "-m", "collective_core.launch", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert "call it where this one has its rank, in the function of hvd.elastic.run" in done.stderr
 
 
 @pytest.mark.slow

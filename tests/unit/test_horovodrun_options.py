@@ -1,4 +1,4 @@
-"""Every option of horovodrun 0.28, as it is typed, on the command line of `provision run`: what becomes of it."""
+"""Options of horovodrun 0.28 and of torchrun, as they are typed, on the command line of `provision run`: what becomes of them."""
 
 from __future__ import annotations
 
@@ -81,6 +81,14 @@ FIELDS = {
     "--binding-args='--rankfile mine'": {"binding": ("--rankfile", "mine")},
     "-np 2 --min-num-proc 2 --max-num-proc 4": {"elastic": Elastic(2, 2, 4)},
     "-np 2 --max-np 4": {"elastic": Elastic(2, 2, 4)},
+    "--nnodes 2": {"nodes": 2, "per_node": None, "np": None},
+    "--nnodes=2 --nproc-per-node=2": {"nodes": 2, "per_node": 2, "np": 4},
+    "--nnodes 2 --nproc_per_node auto --max_restarts 3": {"nodes": 2, "per_node": None, "launcher": "own", "restarts": 3},
+    "-np 4 --nnodes 2": {"nodes": 2, "per_node": 2, "np": 4},
+    "-np 4 --nproc-per-node gpu": {"nodes": None, "per_node": None, "np": 4},
+    "--nnodes 1:2 --nproc_per_node 2": {"elastic": Elastic(None, 2, 4), "launcher": "own", "per_node": 2},
+    "--master_port 4711 --max-restarts 0": {"environment": {"MASTER_PORT": "4711"}, "launcher": None},
+    "--no_python --node-rank 0": {"launcher": None},
     "--min-np 1 --slots-per-host 2 --elastic-timeout 50 --reset-limit 3 --blacklist-cooldown-range 5 60": {
         "elastic": Elastic(None, 1, None, None, 2, 50.0, 3, (5, 60))
     },
@@ -107,7 +115,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("typed", [*VARIABLES, *FIELDS])
-def test_an_option_of_horovodrun(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_of_horovodrun_or_torchrun(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, options, _ = launched(["-H", "a:2,b:2", "--env", "none", *shlex.split(typed)], monkeypatch)
     assert options is not None
     expected = FIELDS.get(typed, {})
@@ -138,6 +146,35 @@ def test_each_entry_of_the_table_is_the_only_one_of_its_kind() -> None:
     assert all(option.help for option in table if option.panel)
 
 
+def test_options_of_torchrun_without_a_meaning_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    unused = [option for option in JOB_OPTIONS if option.unused]
+    words = " ".join(f"{option.names[-1]}{'' if option.kind is bool else ' x'}" for option in unused)
+    _, _, said = launched(["-H", "a:2", *shlex.split(words)], monkeypatch)
+    assert len(unused) == 10
+    for option in unused:
+        assert f"{option.names[0]} has no effect: " in said
+
+
+def test_scripts_and_modules_run_as_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "run.py").write_text("#!/bin/sh\n")
+    (tmp_path / "run.py").chmod(0o755)
+    for typed, expected in {
+        ("train.py", "1"): ("python", "train.py", "1"),
+        ("--no-python", "train.py"): ("train.py",),
+        ("./run.py",): ("./run.py",),
+        ("-m", "train", "1"): ("python", "-m", "train", "1"),
+        ("--module", "train"): ("python", "-m", "train"),
+        ("python", "-m", "train"): ("python", "-m", "train"),
+    }.items():
+        seen: list[RunOptions] = []
+        monkeypatch.setattr(program, "run", lambda _, options, *__, seen=seen: seen.append(options) or 0)
+        done = CliRunner().invoke(main.app, ["run", "-H", "a:2", *typed])
+        assert done.exit_code == 0, done.output
+        assert seen[0].command == expected
+
+
 def test_hosts_port_key_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").touch()
     (tmp_path / "hosts").write_text("a slots=2\n")
@@ -165,6 +202,17 @@ def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f"--host-discovery-script {tmp_path}/program": "must be a script that begins with #!",
         f"--host-discovery-script {tmp_path}/no_interpreter": "must be a script that begins with #!",
         "--mpi --max-np 2": "--max-np: mpirun ends a job",
+        "-np 3 --nnodes 2 --nproc-per-node 2": "-np 3 and --nnodes 2 and --nproc-per-node 2 contradict each other",
+        "-np 3 --nnodes 2": "-np 3 and --nnodes 2 contradict each other",
+        "-np 3 --nproc-per-node 2": "-np 3 and --nproc-per-node 2 contradict each other",
+        "--nnodes 2:1": "--nnodes 2:1: write N, or MIN:MAX",
+        "--nnodes two": "--nnodes two: write N, or MIN:MAX",
+        "--nnodes 1:2": "how many ranks has a host?",
+        "--nnodes 1:2 --nproc-per-node 2 --min-np 2": "say the same thing",
+        "--nnodes 2 --min-np 2": "say the same thing",
+        "--nproc-per-node cpu": "write a number, or leave it out",
+        "--nproc-per-node 0": "write a number, or leave it out",
+        "--node-rank 1": "a job is started once, on one machine",
     }.items():
         seen: list[Any] = []
         monkeypatch.setattr(program, "run", lambda *given, seen=seen: seen.append(given))

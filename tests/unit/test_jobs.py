@@ -21,7 +21,7 @@ from loading import load
 from provision.base import resources
 from provision.inventory import Host
 from provision.launch import jobs
-from provision.launch.jobs import Job, JobResult, Verdict
+from provision.launch.jobs import FREE_PORT, Job, JobResult, Verdict
 
 HERE = Host(name="localhost", address="localhost", connection="local")
 
@@ -421,6 +421,43 @@ def test_parent_that_is_dying_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert not script.is_dead(os.getppid())
     assert script.is_dead(starter.pid)
+
+
+def test_a_free_port_of_the_first_host() -> None:
+    _, lines = run(Job(["sh", "-c", "echo $MASTER_PORT"], environment={"MASTER_PORT": FREE_PORT}))
+    assert 0 < int(lines[0]) < 1 << 16
+
+
+SAYS = """
+import json, os, sys
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
+json.dump([os.environ.get(name) for name in names], open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("networks", "given", "interfaces"),
+    [
+        ("127.0.0.0/8", {}, ["lo", "=lo"]),
+        ("no0,lo", {"NCCL_SOCKET_IFNAME": "ib0"}, ["lo", "ib0"]),
+        ("198.51.100.0/24", {"GLOO_SOCKET_IFNAME": "eth7"}, ["eth7", None]),
+        ("", {}, [None, None]),
+    ],
+)
+def test_ranks_of_mpirun_get_the_variables_of_torch(tmp_path: Path, networks: str, given: dict[str, str], interfaces: list[str]) -> None:
+    """On the second of two hosts, as Open MPI 4.1 tells its ranks."""
+    (tmp_path / "rank.py").write_text(resources.script("rank.py"))
+    (tmp_path / "program.json").write_text(json.dumps([sys.executable, "-c", SAYS, str(tmp_path / "said")]))
+    (tmp_path / "place.json").write_text(json.dumps({"host": 1, "hosts": 2}))
+    of_mpi = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpi.items()} | {"COLLECTIVE_NETWORK": networks, **given}
+    subprocess.run([sys.executable, "-I", "-S", str(tmp_path / "rank.py")], env=environment, check=True)
+    assert json.loads((tmp_path / "said").read_text()) == ["3", "4", "1", "2", "1", "2", *interfaces]
+
+
+def test_each_host_is_told_which_of_the_jobs_it_is() -> None:
+    _, lines = run(beside(["sh", "-c", "cat {job}/place.json; echo; cat {job}-of-another/place.json"]))
+    assert [json.loads(line) for line in lines if line] == [{"host": 0, "hosts": 2}, {"host": 1, "hosts": 2}]
 
 
 @pytest.mark.parametrize("code", [0, 3])

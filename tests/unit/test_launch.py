@@ -38,7 +38,8 @@ def test_mpirun_word_for_word() -> None:
         "--mca orte_tmpdir_base '{job}' --mca btl_vader_backing_directory '{shm}' "
         "--mca orte_launch_agent 'env PROVISION_RUN_ID={run} orted' --mca plm_rsh_args '-F {home}/.ssh/provision_config' "
         "--mca btl_tcp_if_include 10.0.0.0/24 --mca oob_tcp_if_include 10.0.0.0/24 "
-        "-x COLLECTIVE_NETWORK -x PATH -x PROVISION_RUN_ID -x PYTHONUNBUFFERED -x WORD --wdir '{home}/x' --report-bindings "
+        "-x COLLECTIVE_NETWORK -x MASTER_ADDR -x MASTER_PORT -x PATH -x PROVISION_RUN_ID -x PYTHONUNBUFFERED -x WORD --wdir '{home}/x' "
+        "--report-bindings "
         "/opt/p/venv/bin/python -I -S '{job}/rank.py'"
     )
     assert job.files == {"hostfile": "10.0.0.1 slots=2\n10.0.0.2 slots=1\n"}
@@ -67,7 +68,10 @@ def test_the_engines_launcher_word_for_word() -> None:
 @pytest.mark.parametrize("launcher", [mpi_job, own_job])
 def test_both_launchers_give_ranks_the_same_and_show_no_value(launcher: Callable[..., Job]) -> None:
     job = launcher(replace(WHERE, libraries=("/opt/p/lib",)), PLACED, PROGRAM)
+    # The engine's launcher tells its ranks itself where torch.distributed meets.
+    master = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "{port}"} if launcher is mpi_job else {}
     assert job.environment == {
+        **master,
         "COLLECTIVE_NETWORK": "10.0.0.0/24",
         "LD_LIBRARY_PATH": "/opt/p/lib:{inherited}",
         "PATH": "/opt/p/venv/bin:{inherited}",
@@ -81,6 +85,21 @@ def test_both_launchers_give_ranks_the_same_and_show_no_value(launcher: Callable
     assert (len(job.program) > 4) == (launcher is mpi_job)
     with pytest.raises(UsageError, match="'A=1' is not the name of an environment variable"):
         launcher(WHERE, PLACED, replace(PROGRAM, environment={"A=1": "x"}))
+
+
+def test_where_torch_distributed_meets_under_mpirun() -> None:
+    assert mpi_job(WHERE, PLACED[:1], PROGRAM).environment["MASTER_ADDR"] == "127.0.0.1"
+    own = {"MASTER_ADDR": "10.1.0.1", "MASTER_PORT": "4711"}
+    assert own.items() <= mpi_job(WHERE, PLACED, replace(PROGRAM, environment=own)).environment.items()
+
+
+def test_restarts_are_the_engines_launchers() -> None:
+    assert "--max-restarts 2 -x" in shlex.join(own_job(WHERE, PLACED, replace(PROGRAM, restarts=2)).argv)
+    assert run_options(["train"], max_restarts=2).launcher == "own"
+    assert run_options(["train"], max_restarts=0).restarts is None
+    assert run_options(["train"], max_restarts=0, min_np=1).restarts == 0
+    with pytest.raises(UsageError, match="mpirun starts no rank again"):
+        run_options(["train"], max_restarts=2, mpi=True)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +160,20 @@ def test_ranks_fill_one_host_after_the_other() -> None:
     assert placement.fill(hosts, 3) == [("a", 2), ("b", 1)]
     with pytest.raises(UsageError, match="6 ranks, but the 3 host"):
         placement.fill(hosts, 6)
+
+
+def test_ranks_by_hosts_and_ranks_on_each() -> None:
+    hosts = [("a", 4), ("b", 4), ("c", 2)]
+    assert placement.fill(hosts, None, nodes=2) == hosts[:2]
+    assert placement.fill(hosts, None, nodes=2, per_node=3) == [("a", 3), ("b", 3)]
+    assert placement.fill(hosts, 4, per_node=2) == [("a", 2), ("b", 2)]
+    assert placement.fill(hosts, None, per_node=3, oversubscribe=True) == [("a", 3), ("b", 3), ("c", 3)]
+    with pytest.raises(UsageError, match="3 ranks do not fit into the 2 slots of c"):
+        placement.fill(hosts, None, per_node=3)
+    with pytest.raises(UsageError, match="--nnodes 4, and there are 3 host"):
+        placement.fill(hosts, None, nodes=4)
+    elastic = run_options(["train"], nnodes="1:3", nproc_per_node="2")
+    assert placement.of_program(hosts, elastic) == [("a", 2), ("b", 2), ("c", 2)]
 
 
 @pytest.mark.parametrize(

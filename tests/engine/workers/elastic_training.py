@@ -32,6 +32,16 @@ def values(model):
     return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
 
 
+def check_variables():
+    """Our launcher says which rank this is now, as horovodrun and torchrun do; mpirun does not."""
+    if "COLLECTIVE_ELASTIC" in os.environ:
+        place = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()]
+        for names in ("HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"):
+            assert [int(os.environ[name]) for name in names.split()] == place
+        assert os.environ["MASTER_ADDR"]
+        assert int(os.environ["MASTER_PORT"]) > 0
+
+
 if __name__ == "__main__":
     folder, steps, failing = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else -1
     if os.environ.get("TEST_GPUS"):
@@ -65,8 +75,7 @@ if __name__ == "__main__":
             if hvd.rank() == 1 and (state.step == failing or (0 < failing < state.step and os.environ.get("TEST_FAILS") == "again")):
                 raise ValueError("the data of this step are broken")
             state.commit()
-            # Our launcher says it, as horovodrun does; mpirun does not.
-            assert os.environ.get("HOROVOD_RANK", str(hvd.rank())) == str(hvd.rank()), "as of the rank that it has now"
+            check_variables()
             assert hvd.nccl_enabled() == bool(os.environ.get("TEST_GPUS"))
             note(step=state.step, rank=hvd.rank(), size=hvd.size())
             count()

@@ -35,19 +35,20 @@ class Cooldown:
         return last + min(self._first * 2.0 ** (count - 2), self._longest) if count > 1 else 0.0
 
 
-#: Generations in which workers of one host may end with an exception, and in which those of all hosts may, before it is too much.
-MOST_OF_HOST, MOST_OF_JOB = 2, 4
+#: Generations in which workers of one host end with an exception that are too many, and those in which workers of any host may.
+MOST_OF_HOST, MOST_RESTARTS = 2, 3
 
 
 class Exceptions:
     """Workers that ended by themselves. A fault of a GPU is an exception as a mistake of the program is: only where it happens again tells.
 
-    A host with a second one gets no new workers, those that it has go on; of the program, not of a host, are exceptions in four
-    generations, or on all hosts, or with the same traceback on two of them. Workers of one host that end in the same generation count
-    once, and nothing counts any more after ``FORGIVEN`` seconds without another.
+    A host with a second one gets no new workers, those that it has go on; of the program, not of a host, are exceptions in more than
+    ``restarts`` generations, or on all hosts, or with the same traceback on two of them. Workers of one host that end in the same
+    generation count once, and nothing counts any more after ``FORGIVEN`` seconds without another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, restarts: int = MOST_RESTARTS) -> None:
+        self._restarts = restarts
         self._when: dict[tuple[str, int], float] = {}  # host, generation
         self._hosts_of: dict[str, set[str]] = {}  # by traceback
 
@@ -69,4 +70,4 @@ class Exceptions:
         """Whether the program, or all the job's hosts, are to blame."""
         if any(len(known) > 1 for known in self._hosts_of.values()):
             return True
-        return len({generation for _, generation in self._when}) >= MOST_OF_JOB or all(self.is_set_aside(host, now) for host in hosts)
+        return len({generation for _, generation in self._when}) > self._restarts or all(self.is_set_aside(host, now) for host in hosts)

@@ -1,8 +1,8 @@
 """The rendezvous server, of which the workers of an elastic job ask their ranks: it listens, keeps the membership, and answers.
 
-A worker says ``ready`` with the port at which it would meet the others as rank 0, and the ranks that it has lost. It is answered with
-``rank`` (and size, where the ranks meet) once there is a generation, or with ``leave``. Whoever works is told ``change`` when the
-generation should end at its next commit.
+A worker says ``ready`` with the ports at which it would meet the others as rank 0, the engine's and torch.distributed's, and the ranks
+that it has lost. It is answered with ``rank`` (and size, where the ranks meet) once there is a generation, or with ``leave``. Whoever
+works is told ``change`` when the generation should end at its next commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Callable
 from collective_core.elastic import control_channel
 from collective_core.elastic.control_channel import ControlChannel
 from collective_core.elastic.membership import ElasticMembership, RankAssignment
-from collective_core.runtime.horovod_variables import rank_variables
+from collective_core.runtime import horovod_variables, torch_variables
 
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
 MOST_PENDING = 256
@@ -35,7 +35,7 @@ class RendezvousServer:
         self._membership, self._secret, self._wake = membership, secret, wake
         self._lock = threading.Lock()
         self._channels: dict[int, ControlChannel] = {}
-        self._ports: dict[int, int] = {}
+        self._ports: dict[int, tuple[int, int]] = {}
         self._told_to_change = 0  # the generation
         self._token = secrets.token_hex(8)
         self._pending: list[socket.socket] = []
@@ -62,10 +62,14 @@ class RendezvousServer:
             for worker in self._membership.dismissed():
                 self._say(worker, kind="leave")
             assigned = self._membership.form(now)
-            store = self._store_of([each.worker for each in assigned])
+            store, master = self._meeting_of([each.worker for each in assigned])
             hosts = [self._membership.workers[each.worker] for each in assigned]
             for each in assigned:
-                told = {"rank": each.rank, "size": each.size, "store": store, "among": rank_variables(each.rank, hosts)}
+                among = {
+                    **horovod_variables.rank_variables(each.rank, hosts),
+                    **torch_variables.rank_variables(each.rank, hosts, master),
+                }
+                told = {"rank": each.rank, "size": each.size, "store": store, "among": among}
                 self._say(each.worker, kind="rank", **told, generation=self._membership.generation)
             if self._membership.should_change(now) and self._told_to_change != self._membership.generation:
                 self._told_to_change = self._membership.generation
@@ -90,20 +94,23 @@ class RendezvousServer:
         with contextlib.suppress(OSError, KeyError):
             self._channels[worker].send(**message)
 
-    def _store_of(self, workers: list[int]) -> str:
-        """Where the ranks of a generation meet: at rank 0, at the address at which this server sees it."""
+    def _meeting_of(self, workers: list[int]) -> tuple[str, tuple[str, int]]:
+        """Where the ranks of a generation meet, for the engine and for torch.distributed.
+
+        At rank 0, at the address at which this server sees it; in one host by name, and on loopback.
+        """
         if not workers:
-            return ""
-        hosts = self._membership.workers
+            return "", ("", 0)
+        hosts, first = self._membership.workers, workers[0]
+        port, master_port = self._ports.get(first, (0, 0))
         if len({hosts.get(worker) for worker in workers}) == 1:
-            return f"local:{self._token}.{self._membership.generation}"
-        first = workers[0]
+            return f"local:{self._token}.{self._membership.generation}", ("127.0.0.1", master_port)
         address = _plain(self._channels[first].addresses[1])
         if address in ("127.0.0.1", "::1"):
             # It is on this machine: the others reach it at the address at which they reach us.
             own = [_plain(self._channels[worker].addresses[0]) for worker in workers if worker in self._channels]
             address = next((each for each in own if each not in ("127.0.0.1", "::1")), address)
-        return f"[{address}]:{self._ports[first]}" if ":" in address else f"{address}:{self._ports[first]}"
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}", (address, master_port)
 
     def _welcome(self) -> None:
         while True:
@@ -134,7 +141,7 @@ class RendezvousServer:
             if said is None:
                 break
             with self._lock:
-                self._ports[proven.worker] = int(said["port"])
+                self._ports[proven.worker] = int(said["port"]), int(said["master_port"])
                 self._membership.come(proven.worker, time.monotonic(), tuple(said["lost"]))
             self._wake()
         with self._lock:

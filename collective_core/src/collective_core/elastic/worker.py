@@ -12,6 +12,7 @@ from collective_core.elastic import control_channel
 from collective_core.elastic.control_channel import ControlChannel
 from collective_core.errors import CollectiveError
 from collective_core.runtime import launchers, network
+from collective_core.runtime.torch_variables import MASTER_VARIABLES
 
 #: host:port of the rendezvous server, and this worker's number; set by the driver.
 SERVER, NUMBER = "COLLECTIVE_ELASTIC", "COLLECTIVE_WORKER"
@@ -23,6 +24,7 @@ _channel: ControlChannel | None = None
 _answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 _change = threading.Event()
 _generation = 0
+_masters_of_user: set[str] = set()  # variables of torch.distributed that stay as the user has set them
 
 
 def is_one() -> bool:
@@ -50,7 +52,8 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
     global _generation
     connected = _connect(timeout)
     try:
-        connected.send(kind="ready", port=network.free_port(), lost=list(lost))
+        port, master_port = network.free_ports(2)
+        connected.send(kind="ready", port=port, master_port=master_port, lost=list(lost))
         answer = _answers.get()
     except OSError:
         answer = None
@@ -59,8 +62,11 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
         raise CollectiveError("the job is over: whoever started it does not answer any more", "closed")
     if answer["kind"] == "leave":
         raise SystemExit(0)
+    if _generation == 0:
+        _masters_of_user.update(name for name in MASTER_VARIABLES if name in os.environ)
     assigned = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
-    os.environ.update({name: str(value) for name, value in {**assigned, **answer["among"]}.items()})
+    found = {name: str(value) for name, value in {**assigned, **answer["among"]}.items() if name not in _masters_of_user}
+    os.environ.update(found)
     _generation = int(answer["generation"])
 
 

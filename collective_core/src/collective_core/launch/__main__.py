@@ -15,7 +15,7 @@ import sys
 from typing import Any, Callable, Sequence
 
 from collective_core.errors import CollectiveError
-from collective_core.launch import cluster, program, timeouts
+from collective_core.launch import cluster, nodes, program, timeouts
 from collective_core.launch.elastic import NAME, Driver, cooldown_of, limits_of
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, ask, place_ranks, read, ways
@@ -24,11 +24,16 @@ from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
 from collective_core.launch.tracebacks import Tracebacks
 from collective_core.runtime.config import RESTART_FROM
+from collective_core.runtime.torch_variables import RESTART_COUNT
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
     parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
+    hosts = "hosts, the first so many; MIN:MAX: an elastic job on at least and at most so many, with --nproc-per-node"
+    parser.add_argument(*_spelled("--nnodes"), dest="nodes", metavar="N|MIN:MAX", help=hosts)
+    per_node = "ranks on each host; auto: one per slot, on this machine alone one per GPU, or per core without any; cpu, gpu"
+    parser.add_argument(*_spelled("--nproc-per-node"), dest="per_node", metavar="N", help=per_node)
     parser.add_argument("-H", "--hosts", help="a:2,b:2, a file of lines `host slots=N`, or an inventory; this machine by default")
     parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks (-np, which it needs to begin)")
     parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks (-np, with a script all slots)")
@@ -36,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots-per-host", type=int, help="slots of hosts for which the script names none (1)")
     parser.add_argument("--elastic-timeout", type=float, help="seconds that an elastic job waits with too few ranks (600)")
     parser.add_argument("--reset-limit", type=int, help="changes of an elastic job's ranks after which it ends")
+    restarts = "failures after which all ranks are started again (0); in an elastic job, failures of ranks that it survives (3)"
+    parser.add_argument(*_spelled("--max-restarts"), dest="restarts", type=int, help=restarts)
     set_aside = "seconds for which a host that fails again is set aside, at first and at most"
     parser.add_argument("--blacklist-cooldown-range", dest="cooldown", type=float, nargs=2, metavar=("MIN", "MAX"), help=set_aside)
     parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
@@ -44,8 +51,51 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ssh-config", help="a configuration file for ssh, instead of what `provision up` has left on its hosts")
     parser.add_argument("--start-timeout", type=float, help="seconds for hosts to answer and ranks to meet (60)")
     parser.add_argument("--tag-output", action="store_true", help="begin lines with [1,RANK]<stdout>: as mpirun does")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments; `python` is this interpreter")
+    parser.add_argument(*_spelled("--master-port"), type=int, help="MASTER_PORT for torch.distributed; a free one by default")
+    parser.add_argument("-m", "--module", action="store_true", help="the program is a module: -m package.train")
+    parser.add_argument(*_spelled("--no-python"), action="store_true", help=argparse.SUPPRESS)  # of torchrun: so it is here anyway
+    parser.add_argument(*_spelled("--node-rank"), type=int, help=argparse.SUPPRESS)
+    for name, (values, _) in nodes.WITHOUT_EFFECT.items():
+        how = {"action": "store_true"} if values == 0 else {}
+        parser.add_argument(*_spelled(name), dest=f"unused{name}", help=argparse.SUPPRESS, **how)  # type: ignore[arg-type]
+    program = "the program and its arguments; `python` is this interpreter, which also runs a file NAME.py that cannot be executed"
+    parser.add_argument("program", nargs=argparse.REMAINDER, help=program)
     return parser
+
+
+def _spelled(name: str) -> list[str]:
+    """As torchrun takes it."""
+    return list(dict.fromkeys([name, "--" + name[2:].replace("-", "_")]))
+
+
+def _command(arguments: argparse.Namespace) -> list[str]:
+    """The program as it is started. Raises :class:`CollectiveError` where there is none."""
+    command: list[str] = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not command or (arguments.np is not None and arguments.np < 1):
+        raise CollectiveError("say how many ranks (-np, at least 1) run which program", "invalid")
+    if arguments.module:
+        return [sys.executable, "-m", *command]
+    if command[0] in ("python", "python3"):
+        return [sys.executable, *command[1:]]
+    is_script = command[0].endswith(".py") and not arguments.no_python and not os.access(command[0], os.X_OK)
+    return [sys.executable, *command] if is_script else command
+
+
+def _say(text: str) -> None:
+    print(f"{NAME}: {text}", file=sys.stderr, flush=True)
+
+
+def _note_options_of_torchrun(arguments: argparse.Namespace) -> None:
+    """Says which have no effect. Raises :class:`CollectiveError` for one that asks for the wrong thing."""
+    if arguments.node_rank:
+        text = (
+            f"--node-rank {arguments.node_rank}: this launcher is started once, on one machine, and starts the ranks of all hosts (-H a,b)"
+        )
+        raise CollectiveError(text, "invalid")
+    given = vars(arguments)
+    for name, (_, why) in nodes.WITHOUT_EFFECT.items():
+        if given[f"unused{name}"]:
+            _say(f"{name} has no effect: {why}")
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
@@ -53,33 +103,44 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     missing = [name for name, is_given, _ in given if not is_given and name not in os.environ]
     if missing:
         raise CollectiveError(f"-x {missing[0]}: there is no such variable here", "invalid")
-    found = {name: value if is_given else os.environ[name] for name, is_given, value in given}
+    found = {"MASTER_PORT": str(arguments.master_port)} if arguments.master_port else {}
+    found.update({name: value if is_given else os.environ[name] for name, is_given, value in given})
     return {**found, RESTART_FROM: arguments.restart_from} if arguments.restart_from else found
 
 
-def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[Frame], None]) -> program.Verdict:
+def _run(arguments: argparse.Namespace, command: Sequence[str], tracebacks: Tracebacks) -> program.Verdict:
     environment = _environment(arguments)
     ssh = [*SSH, "-F", arguments.ssh_config] if arguments.ssh_config else SSH
-    hosts = cluster.reached(read(arguments.hosts), ssh) or [Host("localhost", arguments.most or arguments.np or 1)]
     script, timeout = arguments.script, timeouts.start() if arguments.start_timeout is None else arguments.start_timeout
+    asked = nodes.Size(arguments.np, arguments.least, arguments.most, cluster.reached(read(arguments.hosts), ssh))
+    size = nodes.size_of(asked, arguments.nodes, arguments.per_node, discovered=script is not None)
+    hosts = size.hosts or [Host("localhost", size.most or size.np or 1)]
+    if arguments.restarts is not None and arguments.restarts < 0:
+        raise CollectiveError(f"--max-restarts {arguments.restarts}: write how often, 0 or more", "invalid")
     limits = limits_of(
-        arguments.np,
-        arguments.least,
-        arguments.most,
+        size.np,
+        size.least,
+        size.most,
         timeout,
         unlimited=script is not None,
         waiting=arguments.elastic_timeout,
         resets=arguments.reset_limit,
+        restarts=arguments.restarts,
     )
     if limits is None:
-        ranks_of = place_ranks(hosts, arguments.np)
-        job = Job(ranks_of, ways(hosts), environment, directory=arguments.wdir, ssh=ssh, start_timeout=timeout)
-        return program.run(job, command, show)
+        ranks_of = place_ranks(hosts, size.np)
+
+        def job(restarts: int) -> Job:
+            variables = {RESTART_COUNT: str(restarts), **environment} if arguments.restarts else environment
+            return Job(ranks_of, ways(hosts), variables, directory=arguments.wdir, ssh=ssh, start_timeout=timeout)
+
+        return _run_again(job, command, tracebacks, arguments.restarts or 0)
+    slots = int(arguments.per_node) if (arguments.per_node or "").isdigit() else arguments.slots_per_host
     return program.run_elastic(
         Driver(
-            (lambda: cluster.reached(ask(script, arguments.slots_per_host), ssh)) if script else None,
+            (lambda: cluster.reached(ask(script, slots), ssh)) if script else None,
             limits,
-            show,
+            tracebacks,
             program=command,
             environment=environment,
             directory=arguments.wdir,
@@ -88,6 +149,17 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], show: Callable[[
             cooldown=cooldown_of(arguments.cooldown),
         )
     )
+
+
+def _run_again(job: Callable[[int], Job], command: Sequence[str], tracebacks: Tracebacks, restarts: int) -> program.Verdict:
+    """Runs all ranks, and again after a failure, at most so many times. ``job``: one that has been started again so many times."""
+    for attempt in range(restarts):
+        verdict = program.run(job(attempt), command, tracebacks)
+        if verdict.code == 0:
+            return verdict
+        _say(f"{verdict.text}; all ranks are started again ({attempt + 1} of {restarts})")
+        tracebacks.forget()
+    return program.run(job(restarts), command, tracebacks)
 
 
 def _show_tagged(frame: Frame) -> None:
@@ -104,15 +176,12 @@ def _stop(*_: Any) -> None:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     tracebacks = Tracebacks(_show_tagged if arguments.tag_output else lambda frame: show(frame, True))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        if not command or (arguments.np is not None and arguments.np < 1):
-            raise CollectiveError("say how many ranks (-np, at least 1) run which program", "invalid")
-        if command[0] in ("python", "python3"):
-            command = [sys.executable, *command[1:]]
+        command = _command(arguments)
+        _note_options_of_torchrun(arguments)
         verdict = _run(arguments, command, tracebacks)
     except CollectiveError as error:
         verdict = program.Verdict(2 if error.kind == "invalid" else 1, str(error))
@@ -128,7 +197,7 @@ def main() -> int:
             if verdict.rank is not None and not arguments.tag_output:
                 for frame in tracebacks.to_read_last(verdict.rank):
                     show(frame, True)
-            print(f"{NAME}: {verdict.text}", file=sys.stderr, flush=True)
+            _say(verdict.text)
     return verdict.code
 
 

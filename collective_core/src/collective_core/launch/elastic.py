@@ -16,7 +16,7 @@ import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.elastic import worker
-from collective_core.elastic.cooldown import Cooldown, Exceptions
+from collective_core.elastic.cooldown import MOST_RESTARTS, Cooldown, Exceptions
 from collective_core.elastic.membership import ElasticMembership
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
@@ -53,7 +53,7 @@ class Limits(NamedTuple):
     """``least`` and ``most`` ranks, and how many it needs to ``begin``, for which it waits for ``start_timeout`` seconds.
 
     ``waiting``: seconds for which fewer than ``least`` wait for more.
-    ``resets``: how often the ranks may change; None: as often as they do.
+    ``resets``: how often the ranks may change; None: as often as they do. ``restarts``: generations in which workers may end by themselves.
     """
 
     least: int
@@ -62,6 +62,7 @@ class Limits(NamedTuple):
     start_timeout: float = timeouts.START
     waiting: float = timeouts.ELASTIC
     resets: int | None = None
+    restarts: int = MOST_RESTARTS
 
 
 def limits_of(
@@ -73,17 +74,19 @@ def limits_of(
     unlimited: bool = False,
     waiting: float | None = None,
     resets: int | None = None,
+    restarts: int | None = None,
 ) -> Limits | None:
     """Of an elastic job that needs ``np`` ranks to begin; None if it is none. As Horovod has it, ``least`` is ``np`` where it is not given.
 
     ``unlimited``: without ``most`` it has as many as the hosts have slots, and not only ``np``: their number may change.
-    ``waiting``, ``resets``: as of :class:`Limits`. Raises :class:`CollectiveError` for numbers that make no sense.
+    ``waiting``, ``resets``, ``restarts``: as of :class:`Limits`. Raises :class:`CollectiveError` for numbers that make no sense.
     """
     if least is None and most is None and not unlimited:
         return None
     utmost = most or (None if unlimited else np) or UNLIMITED
     fewest = (np or 1) if least is None else least
-    limits = Limits(fewest, utmost, np or fewest, start_timeout, timeouts.elastic() if waiting is None else waiting, resets)
+    survives = MOST_RESTARTS if restarts is None else restarts
+    limits = Limits(fewest, utmost, np or fewest, start_timeout, timeouts.elastic() if waiting is None else waiting, resets, survives)
     if not 0 < limits.least <= limits.begin <= limits.most:
         text = f"an elastic job needs 1 <= min-np <= np <= max-np, not {limits.least}, {limits.begin}, {limits.most}"
         raise CollectiveError(text, "invalid")
@@ -138,7 +141,7 @@ class Driver:
         only_here = discover is None and all(host.is_here for host in hosts)
         self._server = RendezvousServer(self._membership, self._secret, self._wake, only_here)
         self._cooldown = cooldown or Cooldown()
-        self._exceptions = Exceptions()
+        self._exceptions = Exceptions(limits.restarts)
         self._tracebacks = Tracebacks(lambda _: None)  # by worker
         self._ended_by_itself: dict[int, int] = {}  # generation → the first worker that did
         self._formed = 0  # generations so far
@@ -413,20 +416,21 @@ class Driver:
                 raise CollectiveError(f"it has Python {met['python']}, this one is {this_host.python()}: pass python=…", "mismatch")
             if not met["controller"]:
                 raise CollectiveError("it does not know the address of this machine, where its workers must ask for their ranks", "invalid")
-            settings = {number: self._settings(host, number, met["controller"], None)}
+            settings = {number: self._settings(host, number, met["controller"], None, met["address"])}
             remote.start(settings, self._call, self._mailbox, self._environment, self._directory, self._program)
         except (CollectiveError, ValueError) as error:  # ValueError: the job has ended meanwhile
             self._could_not_start(number, error)
 
-    def _settings(self, host: Host, number: int, address: str, path: Sequence[str] | None) -> bytes:
-        name = f"[{address}]" if ":" in address else address
+    def _settings(self, host: Host, number: int, server: str, path: Sequence[str] | None, address: str = "") -> bytes:
+        """``server``: this machine's address for the host, ``address``: the host's own, where it is known."""
+        name = f"[{server}]" if ":" in server else server
         variables = {
             worker.SERVER: f"{name}:{self._server.port}",
             worker.NUMBER: str(number),
             "COLLECTIVE_SECRET": self._secret,
             "COLLECTIVE_START_TIMEOUT": self._environment.get("COLLECTIVE_START_TIMEOUT", str(MEETING)),
         }
-        return rank_settings(variables, path, min(host.slots, self._limits.most))
+        return rank_settings(variables, path, min(host.slots, self._limits.most), address)
 
     def _could_not_start(self, number: int, error: Exception) -> None:
         self._mailbox.put(Frame("lost", number, str(error).encode()))

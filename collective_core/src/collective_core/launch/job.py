@@ -10,20 +10,33 @@ import secrets
 import sys
 import threading
 import time
-from typing import Mapping, Sequence, Union
+from typing import Mapping, NamedTuple, Sequence, Union
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import this_host
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.processes import Processes, rank_settings
 from collective_core.launch.remote import SSH, Remote
-from collective_core.runtime import horovod_variables, network
+from collective_core.runtime import horovod_variables, network, torch_variables
 
 #: Seconds that the other ranks get to say what they know when one has failed, before they are ended.
 GRACE = 1.5
 #: Seconds from asking ranks to end to ending them.
 PATIENCE = 2.5
+#: Of a host itself.
+LOOPBACK = "127.0.0.1"
 Group = Union[Processes, Remote]
+
+
+class _Meeting(NamedTuple):
+    """Where ranks meet. ``variables``: for the engine (launchers.py). ``master``: address and port for torch.distributed.
+
+    ``addresses``: of the hosts of a job that has several, as far as they are known.
+    """
+
+    variables: Mapping[str, str]
+    master: tuple[str, int]
+    addresses: Mapping[str, str]
 
 
 class Job:
@@ -58,17 +71,17 @@ class Job:
                 self._groups.append(remotes[host])
         meeting = self._meeting_point(remotes, equal_pythons=not program)
         for host, ranks in self._ranks_of.items():
-            path = None if host in self._ways else sys.path
-            settings = {rank: rank_settings(self._variables(rank, meeting), path, len(ranks)) for rank in ranks}
+            path, address = None if host in self._ways else sys.path, meeting.addresses.get(host, "")
+            settings = {rank: rank_settings(self._variables(rank, meeting), path, len(ranks), address) for rank in ranks}
             if host in remotes:
                 remotes[host].start(settings, call, mailbox, self._environment, self._directory, program)
             else:
                 self._groups.append(Processes(settings, call, mailbox, self._environment, self._directory, self._python, program))
 
-    def _meeting_point(self, remotes: Mapping[str, Remote], equal_pythons: bool) -> dict[str, str]:
-        """Variables that tell the ranks where to meet (launchers.py). Waits for the agents."""
+    def _meeting_point(self, remotes: Mapping[str, Remote], equal_pythons: bool) -> _Meeting:
+        """Where the ranks meet. Waits for the agents."""
         if not remotes:
-            return {"COLLECTIVE_STORE": f"local:{secrets.token_hex(8)}"}
+            return _Meeting({"COLLECTIVE_STORE": f"local:{secrets.token_hex(8)}"}, (LOOPBACK, network.free_port()), {})
         deadline = time.monotonic() + self._start_timeout
         met = {host: remote.meet(deadline) for host, remote in remotes.items()}
         mine = this_host.python()
@@ -77,22 +90,30 @@ class Job:
             text = f"functions travel between equal Pythons only: this one is {mine}, {', '.join(other)}. Pass python=… for all hosts"
             raise CollectiveError(text, "mismatch")
         first = next(iter(self._ranks_of))
+        # This machine is reached by the others at the address at which they see it.
+        here = next(iter(met.values()))["controller"]
         if first in met:
-            address, port = met[first]["address"] or first, met[first]["port"]
+            address, port, master_port = met[first]["address"] or first, met[first]["port"], met[first]["master_port"]
         else:
-            # Rank 0 is here: the others reach us at the address at which they see us.
-            address, port = next(iter(met.values()))["controller"], network.free_port()
+            address, (port, master_port) = here, network.free_ports(2)
             if not address:
                 text = f"{next(iter(met))} does not know the address of this machine, where rank 0 is: name another host first"
                 raise CollectiveError(text, "invalid")
-        return {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)}
+        one_host = len(self._ranks_of) == 1
+        return _Meeting(
+            {"COLLECTIVE_STORE": f"{address}:{port}", "COLLECTIVE_SECRET": secrets.token_hex(32)},
+            (LOOPBACK if one_host else address, master_port),
+            {} if one_host else {host: met[host]["address"] if host in met else here for host in self._ranks_of},
+        )
 
-    def _variables(self, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
-        own = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(self.host_of))}
-        own.update(horovod_variables.rank_variables(rank, [self.host_of[each] for each in sorted(self.host_of)]))
+    def _variables(self, rank: int, meeting: _Meeting) -> dict[str, str]:
+        hosts = [self.host_of[each] for each in sorted(self.host_of)]
+        own = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": str(len(hosts))}
+        own.update(horovod_variables.rank_variables(rank, hosts))
         # What the user has said for all ranks counts more.
+        own.update(torch_variables.rank_variables(rank, hosts, meeting.master, self._environment))
         chosen = {"COLLECTIVE_START_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"}.intersection(self._environment)
-        return {**meeting, **own, **({} if chosen else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}
+        return {**meeting.variables, **own, **({} if chosen else {"COLLECTIVE_START_TIMEOUT": str(self._start_timeout)})}
 
     def end(self) -> None:
         """Ends all ranks; see :func:`end_all`."""

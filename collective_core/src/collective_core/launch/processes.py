@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import IO, Any, Callable, Mapping, Sequence
 
 from collective_core.errors import CollectiveError
-from collective_core.launch import frames
+from collective_core.launch import frames, this_host
 from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
-from collective_core.runtime import cores, horovod_variables
+from collective_core.runtime import cores, horovod_variables, torch_variables
 
 #: Variables of launchers in which this process may itself run, and of the jobs that they started: its ranks are another job.
 FOREIGN = (
@@ -40,7 +40,7 @@ FOREIGN = (
         "COLLECTIVE_WORKER",
     ),
 )
-FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *horovod_variables.RANK_VARIABLES)
+FOREIGN_NAMES = (*torch_variables.RANK_VARIABLES, *torch_variables.OF_TORCHRUN, *horovod_variables.RANK_VARIABLES)
 #: What Python runs as a rank or an agent: without the working directory on the search path, where a file may have the name of a module of
 #: Python's own. {path} is where this package lies, for interpreters that do not find it by themselves.
 START = "import sys; sys.path[:] = [p for p in sys.path if p] + {path}; from collective_core.launch.{module} import main; main()"
@@ -185,6 +185,7 @@ class Processes:
             for rank, wanted in settings.items():
                 variables, told = {**mine, **(environment or {})}, json.loads(wanted)
                 cores.limit(variables, told["local_size"])
+                _name_interface(variables, told["address"])
                 if program:
                     variables.update(self._hide_secret(told["environment"]))
                 child = self._start(rank, python, program, variables, directory)
@@ -257,11 +258,25 @@ class Processes:
                     end.close()
 
 
-def rank_settings(environment: Mapping[str, str], path: Any, local_size: int) -> bytes:
+def _name_interface(variables: dict[str, str], address: str) -> None:
+    """Tells the libraries under torch.distributed which interface leads to the other hosts; what somebody has told them stays.
+
+    By themselves they take that of the host's name, which on Debian is 127.0.1.1, or all there are.
+    """
+    networks = [name for name in (variables.get("COLLECTIVE_NETWORK") or variables.get("HOROVOD_GLOO_IFACE") or "").split(",") if name]
+    interface = this_host.interface(address, networks) if networks or address else None
+    if interface is not None:
+        for name, value in torch_variables.interface_variables(interface, chosen=bool(networks)).items():
+            variables.setdefault(name, value)
+
+
+def rank_settings(environment: Mapping[str, str], path: Any, local_size: int, address: str = "") -> bytes:
     """What a rank gets besides the call.
 
-    ``path``: a search path for modules, None for the rank's own. ``local_size``: ranks of its host, which share its cores.
+    ``path``: a search path for modules, None for the rank's own. ``local_size``: ranks of its host, which share its cores. ``address``:
+    at which other hosts of the job reach its host; empty where there is none, or it is not known.
     """
     own = [entry for entry in path if isinstance(entry, str)] if path is not None else None
     argv = [str(word) for word in sys.argv] or [""]
-    return json.dumps({"environment": dict(environment), "path": own, "argv": argv, "local_size": local_size}).encode()
+    settings = {"environment": dict(environment), "path": own, "argv": argv, "local_size": local_size, "address": address}
+    return json.dumps(settings).encode()

@@ -19,7 +19,7 @@ from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import LOST, Outcomes, show
 from collective_core.launch.processes import Processes, rank_settings
-from collective_core.runtime import horovod_variables, network
+from collective_core.runtime import horovod_variables, network, torch_variables
 
 #: What a rank gets if nobody says more.
 ONE_PROCESSOR = {"CPU": 1.0}
@@ -42,11 +42,12 @@ class RankActor:
         """What the controller must know of this actor's node."""
         import ray
 
-        return {"address": ray.util.get_node_ip_address(), "port": network.free_port(), "node": ray.get_runtime_context().get_node_id()}
+        address, node, ports = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), network.free_ports(2)
+        return {"address": address, "port": ports[0], "master_port": ports[1], "node": node}
 
-    def start(self, rank: int, variables: Mapping[str, str], call: bytes, environment: Mapping[str, str]) -> None:
+    def start(self, rank: int, variables: Mapping[str, str], call: bytes, environment: Mapping[str, str], address: str) -> None:
         """Starts the rank; its search path for modules is the worker's, which has what the user gave to Ray."""
-        settings = rank_settings(variables, sys.path, int(variables[horovod_variables.LOCAL_SIZE]))
+        settings = rank_settings(variables, sys.path, int(variables[horovod_variables.LOCAL_SIZE]), address)
         self._processes = Processes({rank: settings}, call, self._mailbox, environment)
 
     def follow(self) -> list[Any]:
@@ -139,9 +140,11 @@ def _follow(ray: Any, actors: list[Any], call: bytes, environment: Mapping[str, 
     shared = ray.put(call)
     asked: dict[Any, int] = {}
     for rank, number in enumerate(by_rank):
-        ours = {horovod_variables.HOSTNAME: str(met[number]["address"]), "COLLECTIVE_RANK": str(rank)}
-        variables = {**meeting, **horovod_variables.rank_variables(rank, hosts), **ours}
-        started = actors[number].start.remote(rank, variables, shared, dict(environment))
+        address = str(met[number]["address"])
+        ours = {horovod_variables.HOSTNAME: address, "COLLECTIVE_RANK": str(rank)}
+        of_torch = torch_variables.rank_variables(rank, hosts, (str(first["address"]), int(first["master_port"])), environment)
+        variables = {**meeting, **horovod_variables.rank_variables(rank, hosts), **of_torch, **ours}
+        started = actors[number].start.remote(rank, variables, shared, dict(environment), address if len(nodes) > 1 else "")
         asked[started] = rank
     end: float | None = None
     while not outcomes.complete and (end is None or time.monotonic() < end):

@@ -19,7 +19,7 @@ from collective_core.launch.frames import Frame
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
 from collective_core.launch.processes import Processes, rank_settings
-from collective_core.runtime import horovod_variables, network
+from collective_core.runtime import horovod_variables, network, torch_variables
 
 #: Bytes of output of one rank that come back, the last ones.
 MOST_OUTPUT = 4 << 20
@@ -34,19 +34,21 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
     rank = context.partitionId()
     infos = context.getTaskInfos()
     # Spark itself refuses executors with another Python.
-    ports = context.allGather(str(network.free_port()))
+    ports = context.allGather(" ".join(map(str, network.free_ports(2))))
+    port, master_port = ports[0].split()
     hosts = [info.address.rpartition(":")[0] or info.address for info in infos]
     variables = {
         **horovod_variables.rank_variables(rank, hosts),
+        **torch_variables.rank_variables(rank, hosts, (hosts[0], int(master_port)), environment),
         "COLLECTIVE_RANK": str(rank),
         "COLLECTIVE_SIZE": str(len(infos)),
-        "COLLECTIVE_STORE": f"{hosts[0]}:{ports[0]}",
+        "COLLECTIVE_STORE": f"{hosts[0]}:{port}",
         "COLLECTIVE_SECRET": secret,
         "COLLECTIVE_START_TIMEOUT": str(start_timeout),
     }
     mailbox = Mailbox()
     # The worker's search path has the files that the user gave to Spark.
-    settings = rank_settings(variables, sys.path, hosts.count(hosts[rank]))
+    settings = rank_settings(variables, sys.path, hosts.count(hosts[rank]), hosts[rank] if len(set(hosts)) > 1 else "")
     processes = Processes({rank: settings}, call, mailbox, environment)
     output: list[Frame] = []
     kept = 0

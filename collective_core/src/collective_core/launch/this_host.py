@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
-from typing import Any
+from typing import Any, Sequence
 
+from collective_core import _native
+from collective_core.errors import CollectiveError
 from collective_core.runtime import network
 from collective_core.version import __version__
 
@@ -17,13 +20,36 @@ def python() -> str:
 
 
 def facts() -> dict[str, Any]:
-    """``address``: at which ssh reached this host, ``controller``: from where; both empty without ssh. ``port``: a free one."""
+    """``address``: at which ssh reached this host, ``controller``: from where; both empty without ssh.
+
+    ``port``, ``master_port``: free ones, for the engine's own meeting and for torch.distributed's.
+    """
     reached = os.environ.get("SSH_CONNECTION", "").split()
     address = reached[2] if len(reached) > 2 else ""
+    port, master_port = network.free_ports(2, socket.AF_INET6 if ":" in address else socket.AF_INET)
     return {
         "version": __version__,
         "python": python(),
         "address": address,
         "controller": reached[0] if reached else "",
-        "port": network.free_port(socket.AF_INET6 if ":" in address else socket.AF_INET),
+        "port": port,
+        "master_port": master_port,
     }
+
+
+def gpus() -> int:
+    """NVIDIA GPUs of this host that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    return 0
+
+
+def interface(address: str, networks: Sequence[str]) -> str | None:
+    """The name of the interface with this host's address in ``networks``, where there are any, else with ``address``; None: none has."""
+    # Where the engine's library cannot be opened, or a network cannot be read, the ranks say so themselves.
+    with contextlib.suppress(CollectiveError, OSError):
+        return network.interface_of(network.interfaces_of(_native.interfaces()), address, networks)
+    return None

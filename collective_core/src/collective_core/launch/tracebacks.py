@@ -47,6 +47,11 @@ class Tracebacks:
         """As of the function of this name, of the rank's last traceback."""
         return place_of([line.body for line in self._kept.get(rank, [])])
 
+    def forget(self) -> None:
+        """What follows is of other ranks, which have the same numbers."""
+        self._kept.clear()
+        self._latest = None
+
     def cause_of(self, rank: int) -> int:
         """The rank whose traceback explains the failure of ``rank``: the first that does not tell of another's end, if its own does."""
         if not _is_consequence(self._kept.get(rank, [])):

@@ -4,8 +4,8 @@ A launcher has ``rank``, ``size``, the job's ``secret`` (which may be empty), on
 is told for how many seconds it may wait for the other ranks. In this order:
 
 1. ``init(comm=…)``: mpi4py;
-2. COLLECTIVE_RANK, COLLECTIVE_SIZE, COLLECTIVE_STORE (host:port of rank 0, or local:NAME in one host): any launcher;
-3. TORCHELASTIC_RUN_ID: ``torchrun``, which may itself have been started by ``mpirun`` or ``srun``, so it comes first;
+2. TORCHELASTIC_RUN_ID: ``torchrun``, which may itself have been started by any other, so it comes first;
+3. COLLECTIVE_RANK, COLLECTIVE_SIZE, COLLECTIVE_STORE (host:port of rank 0, or local:NAME in one host): any launcher;
 4. the variables of ``mpirun`` (Open MPI, MPICH, Intel MPI, MVAPICH, or ``srun --mpi``): mpi4py, if it can be imported;
 5. RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: as set by hand or by ``torchrun``;
 6. SLURM_PROCID, SLURM_STEP_NUM_TASKS: ``srun``;
@@ -31,6 +31,8 @@ from collective_core.runtime.config import DEFAULT_START_TIMEOUT, Config
 
 #: Set by the launchers of Open MPI, MPICH, Intel MPI and MVAPICH for every rank.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")
+#: Set by torchrun for its ranks, and by nothing else.
+RUN_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
 #: Shorter ones can be guessed.
 LEAST_SECRET = 16
 #: Ports for jobs of Slurm, by their number: below those that systems give to outgoing connections.
@@ -168,7 +170,7 @@ def first_host(node_list: str) -> str:
 def read(environment: Mapping[str, str]) -> LauncherInfo | None:
     """What the variables of launchers other than MPI's say; None if there is none. Pure."""
     port = _number(environment, "COLLECTIVE_PORT") if environment.get("COLLECTIVE_PORT") else 0
-    if "COLLECTIVE_RANK" in environment:
+    if "COLLECTIVE_RANK" in environment and RUN_OF_TORCHRUN not in environment:
         needed = ("COLLECTIVE_SIZE", "COLLECTIVE_STORE")
         missing = [name for name in needed if name not in environment]
         if missing:
@@ -183,7 +185,7 @@ def read(environment: Mapping[str, str]) -> LauncherInfo | None:
     if all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         size, master = _number(environment, "WORLD_SIZE"), _number(environment, "MASTER_PORT")
         one_host = environment.get("LOCAL_WORLD_SIZE") == str(size)
-        job = f"torchrun-{environment.get('TORCHELASTIC_RUN_ID', '')}-{master}-{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        job = f"torchrun-{environment.get(RUN_OF_TORCHRUN, '')}-{master}-{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         # The port itself is torchrun's own.
         return LauncherInfo("torchrun", _number(environment, "RANK"), size, one_host, job, (environment["MASTER_ADDR"], port or master + 1))
     if all(name in environment for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID")):
@@ -238,7 +240,7 @@ def meet_at_store(told: LauncherInfo, environment: Mapping[str, str], timeout: f
 def find_launcher(communicator: Any | None = None, config: Config | None = None) -> Any:
     """The launcher that started this process. ``communicator``: of mpi4py, or a list of ranks of its COMM_WORLD."""
     told = read(os.environ) if communicator is None else None
-    is_innermost = told is not None and (told.launcher == "COLLECTIVE_RANK" or "TORCHELASTIC_RUN_ID" in os.environ)
+    is_innermost = told is not None and (told.launcher == "COLLECTIVE_RANK" or RUN_OF_TORCHRUN in os.environ)
     if communicator is not None or (any(name in os.environ for name in MPI_VARIABLES) and not is_innermost):
         try:
             return Mpi(communicator)

@@ -13,6 +13,7 @@ well: 172.17.0.1 is ``docker0`` everywhere and leads nowhere.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -114,8 +115,23 @@ def interfaces_of(rows: Sequence[tuple[str, str, int]]) -> list[Interface]:
     return [Interface(*row) for row in rows]
 
 
+def interface_of(own: Sequence[Interface], address: str, networks: Sequence[str] = ()) -> str | None:
+    """The name of the interface with this host's address in ``networks``, where they are given, else with ``address``."""
+    wanted = in_networks(own, networks) if networks else address
+    return next((interface.name for interface in own if interface.address == wanted), None)
+
+
 def free_port(family: int = socket.AF_INET) -> int:
     """A TCP port that nobody uses now."""
-    with socket.socket(family) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1, family)[0]
+
+
+def free_ports(count: int, family: int = socket.AF_INET) -> list[int]:
+    """TCP ports that nobody uses now, all different."""
+    with contextlib.ExitStack() as probes:
+        found = []
+        for _ in range(count):
+            probe = probes.enter_context(socket.socket(family))
+            probe.bind(("", 0))
+            found.append(int(probe.getsockname()[1]))
+        return found

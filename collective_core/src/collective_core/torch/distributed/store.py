@@ -11,6 +11,7 @@ from typing import Any, Iterator
 import torch.distributed as dist
 
 from collective_core import _native
+from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
 from collective_core.runtime import config, launchers, lifecycle, membership, network, rendezvous
 
@@ -61,6 +62,9 @@ def meet_with_launcher(timeout: timedelta = dist.default_pg_timeout, **_: Any) -
     Rank 0 holds it, at the address at which the other hosts reach it. Raises ValueError, as PyTorch does where it is told of no ranks.
     """
     try:
+        if worker.is_one() and worker.generation() == 0:
+            text = "the ranks of an elastic job come and go: call it where this one has its rank, in the function of hvd.elastic.run"
+            raise CollectiveError(text, "invalid")
         told = launchers.read(os.environ)
         if not any(name in os.environ for name in launchers.MPI_VARIABLES) and (told is None or told.size == 1):
             return None
