@@ -16,6 +16,7 @@ import pytest
 import torch
 from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
+from collective_core.torch.distributed import cuda
 from collective_core.torch.distributed.point_to_point import GREETING, MOST_PENDING, PointToPoint
 from conftest import WORKERS
 
@@ -44,6 +45,43 @@ def test_what_trains_with_torch_distributed_trains(launch):
 def test_what_it_cannot_do_is_an_error_everywhere_and_what_is_late_holds_up_nothing_else(launch):
     reports = launch("torch_distributed_edges.py", 2).must_succeed().reports()
     assert [report["wrong"] for report in reports.values()] == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [2, 1])
+def test_tensors_on_gpus_go_through_pytorchs_own_backend_or_host_memory(launch, gpus):
+    reports = launch("torch_distributed_gpus.py", 2, 1, [str(gpus)]).must_succeed().reports()
+    for report in reports.values():
+        assert report["wrong"] == []
+        if gpus == 2:
+            assert report["by_engine"] == 0
+            assert report["told"] == []
+        else:
+            assert report["by_engine"] > 10
+            assert len(report["told"]) == 1
+            assert "2 ranks of host" in report["told"][0]
+            assert "share 1 GPUs" in report["told"][0]
+
+
+def seen(gpus=1, visible="", setting="auto"):
+    return {"gpus": gpus, "visible": visible, "setting": setting}
+
+
+@pytest.mark.parametrize(
+    ("everyone", "hosts", "problem"),
+    [
+        ([seen(2), seen(2)], "aa", ""),
+        ([seen(1), seen(1)], "ab", ""),
+        ([seen(1, "0"), seen(1, "1")], "aa", ""),
+        ([seen(1), seen(1)], "aa", "2 ranks of host a share 1 GPUs"),
+        ([seen(2, "0,1"), seen(2, "0,1"), seen(2, "0,1")], "aaa", "3 ranks of host a share 2 GPUs"),
+        ([seen(1, setting="on"), seen(1, setting="on")], "aa", ""),
+        ([seen(2), seen(0)], "aa", "rank 1 of the group has no GPU, or its PyTorch no NCCL"),
+        ([seen(2), seen(2, setting="off")], "aa", "COLLECTIVE_NCCL=off"),
+    ],
+)
+def test_nccl_is_used_where_each_rank_may_have_a_gpu_of_its_own(everyone, hosts, problem):
+    assert cuda.objection(everyone, hosts) == problem
 
 
 ERRORS = {

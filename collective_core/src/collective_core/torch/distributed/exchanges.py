@@ -9,6 +9,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from collective_core import _native
+from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.operations import Operations, options_of
 from collective_core.torch.distributed.tensors import as_bytes, bring_home, copy_into, from_bytes, length_of, listed, on_host
 from collective_core.torch.distributed.work import Work
@@ -17,6 +18,7 @@ from collective_core.torch.distributed.work import Work
 class Exchanges(Operations):
     """Bytes travel: types and shapes are the program's."""
 
+    @on_its_device
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         opts = options_of(opts, c10d.BroadcastOptions)
         return self._group_of([self._broadcast(tensor, opts.rootRank, opts) for tensor in listed(tensors)])
@@ -27,6 +29,7 @@ class Exchanges(Operations):
         operation = self._operation(_native.BROADCAST, "broadcast", seen, seen, root=root)
         return self._start(operation, opts, [tensor], partial(bring_home, buffer, tensor), buffer)
 
+    @on_its_device
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         pairs = [(outputs, inputs)] if torch.is_tensor(inputs) else zip(outputs, inputs)
         return self._group_of([self._allgather(of_all, tensor, opts) for of_all, tensor in pairs])
@@ -43,15 +46,18 @@ class Exchanges(Operations):
 
         return self._then(gathered.work, list(outputs), finish)
 
+    @on_its_device
     def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         by_input = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
         return self._group_of([self._allgather(of_all, tensor, opts) for of_all, tensor in zip(by_input, inputs)])
 
+    @on_its_device
     def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         return self._gather_equal(output, source, opts)
 
     all_gather_single = _allgather_base
 
+    @on_its_device
     def allgather_into_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         return self._group_of([self._gather_equal(output, source, opts) for output, source in zip(outputs, inputs)])
 
@@ -68,12 +74,14 @@ class Exchanges(Operations):
 
         return self._then(gathered.work, [output], finish)
 
+    @on_its_device
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         opts = options_of(opts, c10d.GatherOptions)
         mine, received = (inputs, outputs) if torch.is_tensor(inputs) else (inputs[0], outputs[0] if outputs else None)
         is_root = self._me == opts.rootRank
         return self._exchange([mine if rank == opts.rootRank else None for rank in range(self._ranks)], received if is_root else None, opts)
 
+    @on_its_device
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         opts = options_of(opts, c10d.ScatterOptions)
         mine, parts = (outputs, inputs) if torch.is_tensor(outputs) else (outputs[0], inputs[0] if inputs else None)
@@ -81,9 +89,11 @@ class Exchanges(Operations):
         received = [mine if rank == opts.rootRank else None for rank in range(self._ranks)]
         return self._exchange(sent, received, opts)
 
+    @on_its_device
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         return self._exchange(inputs, outputs, opts)
 
+    @on_its_device
     def alltoall_base(
         self, output: torch.Tensor, source: torch.Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:

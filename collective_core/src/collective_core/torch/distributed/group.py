@@ -13,6 +13,8 @@ import torch.distributed as dist
 from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import config, lifecycle, membership, rendezvous
+from collective_core.torch.distributed import cuda
+from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.operations import nothing
 from collective_core.torch.distributed.point_to_point import PointToPoint, Transfer
 from collective_core.torch.distributed.reductions import Reductions
@@ -41,13 +43,14 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         is_first = not membership.is_initialized()
         # As other ranks may be long in coming to a later group, PyTorch's timeout holds for that.
         launcher = StoreLauncher(store, rank, size, min(seconds, settings.start_timeout) if is_first else seconds)
-        process_set, peers = _join(launcher, settings)
+        process_set, peers, self.why_no_nccl = _join(launcher, settings)
         Reductions.__init__(self, process_set, rank, size)
         # Messages do not end in the order in which they began, as operations do.
         self._completer_of_messages = Completer()
         self._name, self._description, self._monitored_barriers = "", "", 0
         _groups.add(self)
         self._timeout, self._job_ranks = seconds, [peer.rank for peer in peers]
+        self.of_gpus = None if self.why_no_nccl else cuda.make_group(store, rank, size, timedelta(seconds=seconds))
         self._point_to_point = PointToPoint(launcher, peers, self._set, seconds, settings.stall_warning)
 
     # --- what it is
@@ -65,12 +68,16 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
 
     def setGroupName(self, name: str) -> None:
         self._name = name
+        if self.of_gpus is not None:
+            self.of_gpus._set_group_name(name)
 
     def getGroupDesc(self) -> str:
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
         self._description = description
+        if self.of_gpus is not None:
+            self.of_gpus._set_group_desc(description)
 
     def rank(self) -> int:
         return self._me
@@ -87,6 +94,8 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         if self not in _groups:
             return
         _groups.remove(self)
+        if self.of_gpus is not None:
+            cuda.end_group(self.of_gpus)
         if self._set > 0 and membership.is_initialized():
             _native.close(self._set)
             mpi.leave(self._set)
@@ -95,6 +104,19 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
             lifecycle.shutdown()
 
     abort = shutdown
+
+    # PyTorch calls these around operations that NCCL is to start together.
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._on_gpu(device)._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return self._on_gpu(device)._end_coalescing(device)
+
+    def _on_gpu(self, device: torch.device) -> Any:
+        if self.of_gpus is None or device.type != cuda.platform.device:
+            raise RuntimeError(f"the backend {NAME} starts no operations on {device.type} together")
+        return self.of_gpus
 
     # --- barriers
 
@@ -144,16 +166,19 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
 
     # --- between two ranks
 
+    @on_its_device
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Work:
         (tensor,) = tensors
         buffer = on_host(tensor)
         return self._under_way(self._point_to_point.send(as_bytes(buffer), destination, tag), nothing, [tensor])
 
+    @on_its_device
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         (tensor,) = tensors
         buffer = on_host(tensor)
         return self._under_way(self._point_to_point.receive(as_bytes(buffer), source, tag), partial(bring_home, buffer, tensor), [tensor])
 
+    @on_its_device
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
         return self.recv(tensors, -1, tag)
 
@@ -162,10 +187,13 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         return MessageWork(self._completer_of_messages, name, transfer, finish, tensors)
 
 
-def _join(launcher: StoreLauncher, settings: config.Config) -> tuple[int, Sequence[_native.PeerInfo]]:
-    """Makes the group's process set, with which a process that is in no job joins it; its number and its ranks."""
+def _join(launcher: StoreLauncher, settings: config.Config) -> tuple[int, Sequence[_native.PeerInfo], str]:
+    """Makes the group's process set, with which a process that is in no job joins it.
+
+    Its number, its ranks, and why NCCL does not carry their CUDA tensors; empty if it does.
+    """
     global _next_group, _has_joined
-    everyone = rendezvous.exchange_documents(launcher, _situation())
+    everyone = rendezvous.exchange_documents(launcher, {**_situation(), "cuda": cuda.situation(settings.nccl)})
     if len({(each["job"], each["backend"]) for each in everyone}) > 1:
         raise CollectiveError("some ranks of the group have called hvd.init() and others have not, or not with the same ranks", "invalid")
     if not membership.is_initialized():
@@ -177,10 +205,15 @@ def _join(launcher: StoreLauncher, settings: config.Config) -> tuple[int, Sequen
             raise CollectiveError("with COLLECTIVE_BACKEND=mpi call hvd.init() before init_process_group", "invalid")
         lifecycle.join_launcher(launcher, settings.timeout)
         _has_joined = True
-        return 0, membership.current().peers
-    number = max(each["next"] for each in everyone)
-    _next_group = number + 1
-    return number, rendezvous.meet(launcher, settings, number, numbers=[each["rank"] for each in everyone])
+        number, peers = 0, membership.current().peers
+    else:
+        number = max(each["next"] for each in everyone)
+        _next_group = number + 1
+        peers = rendezvous.meet(launcher, settings, number, numbers=[each["rank"] for each in everyone])
+    problem = cuda.objection([each["cuda"] for each in everyone], [peer.host_name for peer in peers])
+    if problem and settings.nccl == "on":
+        raise CollectiveError(f"COLLECTIVE_NCCL=on, and NCCL cannot be used: {problem}", "invalid")
+    return number, peers, problem
 
 
 def _situation() -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from collective_core import _native
+from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.exchanges import Exchanges
 from collective_core.torch.distributed.operations import options_of
 from collective_core.torch.distributed.tensors import as_real, bring_home, copy_into, listed, on_host
@@ -35,11 +36,14 @@ _BY_PARTS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 class Reductions(Exchanges):
     """Options are those of torch.distributed; ``asyncOp`` false: the operation has ended when the call returns."""
 
+    @on_its_device
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         opts = options_of(opts, c10d.AllreduceOptions)
         return self._group_of([self._allreduce(tensor, opts) for tensor in listed(tensors)])
 
-    allreduce_coalesced = allreduce
+    @on_its_device
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+        return self.allreduce(tensors, opts)
 
     def _allreduce(self, tensor: torch.Tensor, opts: Any, target: torch.Tensor | None = None) -> Work:
         target = tensor if target is None else target
@@ -54,6 +58,7 @@ class Reductions(Exchanges):
         operation = self._operation(_native.ALLREDUCE, "all_reduce", source, result, problem, reduce=reduce, prescale=scale)
         return self._start(operation, opts, [target], partial(bring_home, result, target), source)
 
+    @on_its_device
     def reduce(self, tensors: Any, opts: Any = None, op: Any = dist.ReduceOp.SUM) -> Work:
         opts = options_of(opts, c10d.ReduceOptions, op)
         is_root = self._me == opts.rootRank
@@ -61,6 +66,7 @@ class Reductions(Exchanges):
             [self._allreduce(tensor, opts, tensor if is_root else torch.empty_like(tensor)) for tensor in listed(tensors)]
         )
 
+    @on_its_device
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         opts, of_one = options_of(opts, c10d.ReduceScatterOptions), torch.is_tensor(outputs)
         pairs = [(outputs, inputs)] if of_one else zip(outputs, inputs)
@@ -78,11 +84,13 @@ class Reductions(Exchanges):
         work = self._allreduce(flat, opts)
         return self._then(work, [output], lambda: copy_into(output, flat[begin : begin + output.numel()].view(output.shape)))
 
+    @on_its_device
     def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         return self._reduce_scatter(output, source, options_of(opts, c10d.ReduceScatterOptions))
 
     reduce_scatter_single = _reduce_scatter_base
 
+    @on_its_device
     def reduce_scatter_tensor_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         opts = options_of(opts, c10d.ReduceScatterOptions)
         return self._group_of([self._reduce_scatter(output, source, opts) for output, source in zip(outputs, inputs)])
