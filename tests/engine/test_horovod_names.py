@@ -74,7 +74,7 @@ assert horovod.torch.elastic.TorchState is horovod.torch.elastic.state.TorchStat
 assert exceptions.HorovodInternalError is hvd.HorovodInternalError
 assert process_sets.global_process_set is hvd.global_process_set
 assert basics.HorovodBasics("horovod", "mpi_lib_v2").size is hvd.size
-assert util.extension_available("torch") and not util.extension_available("tensorflow")
+assert util.extension_available("torch") and not util.extension_available("mxnet")
 for arguments in ({"min_workers": 1}, {"num_workers": 1, "gpus_per_worker": 1}):
     try:
         RayExecutor(RayExecutor.create_settings(), **arguments)
@@ -85,6 +85,35 @@ for arguments in ({"min_workers": 1}, {"num_workers": 1, "gpus_per_worker": 1}):
 print(os.environ["COLLECTIVE_SEMANTICS"])
 """
     assert run(names, [sys.executable, "-c", program]).splitlines()[-1] == "horovod"
+
+
+@pytest.mark.frameworks
+def test_a_script_for_tensorflow_runs_as_it_is(names):
+    command = [find_mpirun(), "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-np", 2, sys.executable]
+    said = run(names, [*command, SCRIPTS / "tensorflow2.py"])
+    lines = re.findall(r"(rank \d of 2): loss (\d+\.\d+) weight (-?\d+\.\d+)", said)
+    assert sorted(rank for rank, _, _ in lines) == ["rank 0 of 2", "rank 1 of 2"]
+    assert all(float(loss) < 0.1 for _, loss, _ in lines), lines
+    assert len({weight for _, _, weight in lines}) == 1
+
+
+@pytest.mark.frameworks
+def test_every_module_for_tensorflow_has_the_engines_own_objects(names):
+    program = """
+import horovod.tensorflow as names, collective_core.tensorflow as hvd, sys
+import horovod.tensorflow.compression, horovod.tensorflow.elastic, horovod.tensorflow.functions, horovod.tensorflow.mpi_ops
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.util import check_extension, extension_available
+assert "torch" not in sys.modules
+missing = [name for name in hvd.__all__ if name != "elastic" and getattr(names, name) is not getattr(hvd, name)]
+assert not missing, missing
+assert names.elastic.TensorFlowState is hvd.elastic.TensorFlowState
+assert HorovodInternalError is hvd.HorovodInternalError
+assert names.mpi_ops.size_op is hvd.size_op
+check_extension("horovod.tensorflow")
+print(extension_available("tensorflow"))
+"""
+    assert run(names, [sys.executable, "-c", program]).splitlines()[-1] == "True"
 
 
 def test_the_engines_own_semantics_can_be_kept(names):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import collective_core.torch as hvd
-
 
 class HorovodBasics:
     """Every name of ``collective_core.torch``. Its arguments, a library that was built for a framework, mean nothing here."""
@@ -14,4 +12,6 @@ class HorovodBasics:
         pass
 
     def __getattr__(self, name: str) -> Any:
+        import collective_core.torch as hvd
+
         return getattr(hvd, name)

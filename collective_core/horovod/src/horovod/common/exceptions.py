@@ -1,7 +1,7 @@
 """What programs catch."""
 
+from collective_core.common.elastic import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from collective_core.errors import HorovodInternalError as HorovodInternalError
-from collective_core.torch.elastic.state import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 
 
 class HorovodVersionMismatchError(ImportError):

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from contextlib import contextmanager
 from typing import Any, Iterator, Sequence, TypeVar
 
-import collective_core.torch as hvd
+from collective_core.common import build_info
 
 _Item = TypeVar("_Item")
 
 #: The frameworks that Horovod has extensions for and there are names of here.
-EXTENSIONS = ["torch"]
+EXTENSIONS = ["tensorflow", "torch"]
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameter
-    """Whether there is a ``horovod.NAME`` of a framework."""
-    return ext_base_name in EXTENSIONS
+    """Whether there is a ``horovod.NAME``, and the framework is installed."""
+    return ext_base_name in EXTENSIONS and importlib.util.find_spec(ext_base_name) is not None
 
 
 def check_extension(ext_name: str, *_: Any) -> None:
     """Raises ImportError where there is no ``horovod.NAME``."""
     if ext_name.rpartition(".")[2] not in EXTENSIONS:
-        raise ImportError(f"{ext_name} is not part of collective_core, which is for PyTorch")
+        raise ImportError(f"{ext_name} is not part of collective_core")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameters
@@ -34,27 +35,29 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: A
 
 def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001
     """As ``hvd.mpi_built``."""
-    return hvd.mpi_built()
+    return build_info.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:  # noqa: ARG001
     """As ``hvd.gloo_built``."""
-    return hvd.gloo_built()
+    return build_info.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:  # noqa: ARG001
-    """As ``hvd.nccl_built``."""
+    """As ``hvd.nccl_built`` of PyTorch."""
+    import collective_core.torch as hvd
+
     return hvd.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:  # noqa: ARG001
     """As ``hvd.ddl_built``."""
-    return hvd.ddl_built()
+    return build_info.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
     """As ``hvd.ccl_built``."""
-    return hvd.ccl_built()
+    return build_info.ccl_built()
 
 
 @contextmanager

@@ -1,0 +1,5 @@
+"""``import horovod.tensorflow as hvd``."""
+
+from collective_core.tensorflow import *  # noqa: F403
+from horovod.tensorflow import elastic as elastic  # type: ignore[no-redef]
+from horovod.tensorflow import mpi_ops as mpi_ops
