@@ -389,6 +389,42 @@ def test_a_worker_of_an_elastic_job_that_has_no_rank_yet_says_so():
 
 
 @pytest.mark.slow
+def test_more_ranks_than_the_launcher_has_started_are_an_error_on_every_rank_and_not_a_wait():
+    program = "import os, torch.distributed as d; d.init_process_group('gloo', rank=int(os.environ['RANK']), world_size=3)"
+    words = ["-np", "2", sys.executable, "-c", program]
+    done = subprocess.run(
+        [sys.executable, "-m", "collective_core.launch", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    for rank in range(2):
+        assert f"[{rank}] ValueError: Error initializing torch.distributed using env:// rendezvous: world_size is 3, and the" in done.stderr
+
+
+SPAWNS = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def work(local, size):
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]) * size + local, world_size=int(os.environ["WORLD_SIZE"]) * size)
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    print(total.tolist())
+
+if __name__ == "__main__":
+    mp.spawn(work, (2,), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_may_start_processes_that_are_ranks(tmp_path):
+    (tmp_path / "train.py").write_text(SPAWNS)
+    words = ["-np", "1", sys.executable, str(tmp_path / "train.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "collective_core.launch", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.count("[2.0, 2.0]") == 2, done.stderr
+
+
+@pytest.mark.slow
 def test_without_a_launcher_pytorchs_own_error_stays():
     done = subprocess.run([sys.executable, "-c", ONE_SUM.format("collective")], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1

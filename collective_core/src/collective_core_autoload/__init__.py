@@ -6,8 +6,10 @@ Apart from the package, because every program that imports PyTorch would else im
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 from typing import Any, Iterator
+from urllib.parse import parse_qs, urlsplit
 
 NAME = "collective"
 #: Where ranks are told who they are, in the words of torch.distributed; the launchers of MPI and Slurm have other ones.
@@ -29,6 +31,9 @@ def register() -> None:
 
     def meet(url: str, *arguments: Any, **more: Any) -> Iterator[Any]:
         """``env://``, also for ranks of launchers that do not set the variables of torch.distributed."""
+        objection = _objection(url)
+        if objection:
+            raise ValueError(f"Error initializing torch.distributed using env:// rendezvous: {objection}")
         if any(word in os.environ for word in WORDS) or "?" in url:
             return usual(url, *arguments, **more)  # type: ignore[no-any-return]
         from collective_core.torch.distributed.store import meet_with_launcher
@@ -36,6 +41,21 @@ def register() -> None:
         return meet_with_launcher(*arguments, **more) or usual(url, *arguments, **more)
 
     handlers["env"] = meet
+
+
+def _objection(url: str) -> str:
+    """What is wrong with a rank of ours that waits for more ranks than its launcher has started; it would wait for half an hour.
+
+    Processes that a rank starts itself, one for each GPU of its host, say, are more than the launcher knows of.
+    """
+    ours = [os.environ.get(name) for name in ("COLLECTIVE_RANK", "COLLECTIVE_SIZE")]
+    if None in ours or "TORCHELASTIC_RUN_ID" in os.environ or multiprocessing.parent_process() is not None:
+        return ""
+    asked = parse_qs(urlsplit(url).query)
+    rank, size = (asked.get(name, [os.environ.get(name.upper())])[0] for name in ("rank", "world_size"))
+    if rank != ours[0] or not size or not size.isdigit() or int(size) <= int(str(ours[1])):
+        return ""
+    return f"world_size is {size}, and the launcher has started {ours[1]} ranks"
 
 
 def _make(options: Any, _: Any) -> Any:
