@@ -66,6 +66,7 @@ STARTED = [
     Example("elastic_pytorch.py", "elastic", marks=SLOW),
     Example("spark_pytorch.py", "python", check=lambda printed: found_the_line(printed), marks=SLOW),
     Example("ray_pytorch.py", "python", check=lambda printed: loss_fell(printed), marks=SLOW),
+    Example("jax_optax.py", "collective_core.launch"),
 ]
 NOT_STARTED = {
     "README.md": "what the others show",

@@ -213,10 +213,17 @@ def broadcast(
 
 def allgather(array: Any, name: str | None = None, process_set: ProcessSet | None = None) -> np.ndarray[Any, Any]:
     """All ranks' arrays one after the other along the first dimension, which may differ between ranks."""
+    return allgather_with_rows(array, name, process_set)[0]
+
+
+def allgather_with_rows(
+    array: Any, name: str | None = None, process_set: ProcessSet | None = None
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """What :func:`allgather` returns, and the rows of each rank in it."""
     who = members(process_set)
     source, dtype, problem = _contiguous(array)
     problem = problem or objection_to_rows(source.shape, "allgather")
-    return _received(_operation("allgather", source, dtype, who, name, objection=problem), source, who)[0]
+    return _received(_operation("allgather", source, dtype, who, name, objection=problem), source, who)
 
 
 def alltoall(

@@ -1,0 +1,69 @@
+"""Training with JAX. Workers import it, in interpreters of their own: its threads survive no fork."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.frameworks
+
+
+REFUSED = {
+    "shapes": ("CollectiveError", r"rank 0 .*float64\[2\].*rank 1 .*float64\[3\]"),
+    "compiled shapes": ("JaxRuntimeError", r"CollectiveError: .*rank 0 .*float64\[2\].*rank 1 .*float64\[3\]"),
+    "fused shapes": ("CollectiveError", "the ranks ask for different things"),
+    "complex": ("InvalidUseError", "arrays of complex.* cannot be sent"),
+    "op": ("JaxRuntimeError", "op='Median' is not possible here; choose from Sum, Average"),
+    "text": ("InvalidUseError", "str cannot be sent: pass arrays or numbers, or broadcast_object"),
+    "key": ("InvalidUseError", "of random keys pass jax.random.key_data"),
+    "rows": ("JaxRuntimeError", "inside jit all ranks must give as many rows"),
+    "scalar": ("InvalidUseError", "needs at least one dimension"),
+    "splits": ("InvalidUseError", "alltoall with splits cannot be compiled"),
+    "vmap": ("InvalidUseError", "only allreduce and broadcast can be under vmap"),
+    "maximum": ("CollectiveError", "a reduction with op=Max has no gradient"),
+    "trees": ("CollectiveError", "trees differ"),
+}
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(2, 1), (3, 2)])
+def test_collectives_give_what_numpy_gives_at_once_and_compiled(launch, n, hosts):
+    reports = launch("jax_collectives.py", n, hosts, own_interpreter=True, limit=300).must_succeed().reports()
+    assert len(reports) == n
+    for report in reports.values():
+        assert report["checked"] > 300
+        for label, (kind, text) in REFUSED.items():
+            assert report["errors"][label][0] == kind, report["errors"][label]
+            if n == 2 or label not in ("shapes", "compiled shapes"):
+                assert re.search(text, report["errors"][label][1], re.DOTALL), report["errors"][label]
+    assert "is not in process set" in reports[1]["errors"]["not in the set"][1]
+
+
+def test_training_on_two_ranks_is_training_with_the_whole_batch(launch):
+    reports = launch("jax_training.py", 2, own_interpreter=True, limit=300).must_succeed().reports()
+    assert len(reports) == 2
+    for report in reports.values():
+        assert len(report["found"]) >= 19
+        assert [name for name, is_so in report["found"].items() if not is_so] == []
+
+
+@pytest.mark.parametrize(("version", "text"), [(None, "needs JAX 0.6.2 or newer: pip install"), ("0.4.30", "JAX 0.4.30 is installed")])
+def test_what_is_missing_or_too_old_is_said(tmp_path, version, text):
+    """In place of JAX a package that is not there, or that has no more than an old one's version."""
+    stub = tmp_path / "jax"
+    stub.mkdir()
+    (stub / "__init__.py").write_text(
+        f"__version__ = {version!r}\n" if version else "raise ModuleNotFoundError(\"No module named 'jax'\")\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import collective_core.jax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert text in done.stderr.splitlines()[-1]
+
+
+def test_other_parts_import_no_jax():
+    code = "import sys, collective_core, collective_core.torch; print('jax' in sys.modules, 'keras' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split() == ["False", "False"]
