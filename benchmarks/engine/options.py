@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple, NoReturn, Sequence
 
 COLLECTIVE_PEERS = ("mpi", "gloo")
-TRAINING_PEERS = ("ddp", "collective-ddp")
+TRAINING_PEERS = ("ddp", "collective-ddp", "fsdp", "collective-fsdp")
 TRAININGS = ("mnist", "mlp", "small")
 DEFAULT_SIZES = "4K,64K,1M,8M,64M"
 DEFAULT_RANKS = 2
@@ -93,7 +93,7 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
-    peers = "mpi,gloo (all); with --train: ddp (over Gloo), collective-ddp (DDP over the engine); none: only the engine itself"
+    peers = "mpi,gloo (all); with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; none: only the engine"
     parser.add_argument("--peers", metavar="LIST", help=peers)
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
     parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, otherwise 8)")

@@ -1,4 +1,4 @@
-"""Training steps: the engine, DDP over Gloo and over the engine, and the same processes without any communication.
+"""Training steps: the engine, DDP and FSDP2 over Gloo and over the engine, and the same processes without any communication.
 
 Another side does not communicate either, but its ranks meet at the end of every step: what waiting for each other costs, which no way
 of summing gradients can avoid.
@@ -6,7 +6,8 @@ of summing gradients can avoid.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from functools import partial
+from typing import Any, Callable, Iterable, NamedTuple
 
 import collective_core.torch as hvd
 import torch
@@ -79,35 +80,55 @@ TASKS = {
     "mlp": Task(Mlp, (Mlp.width,), Mlp.width, 0.0, 8),
     "small": Task(Small, (Small.width,), Small.width, 0.0, 8),
 }
-Side = Callable[[nn.Module, torch.optim.Optimizer], "tuple[nn.Module, torch.optim.Optimizer]"]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Side = Callable[[nn.Module, MakeOptimizer], "tuple[nn.Module, torch.optim.Optimizer]"]
 
 
-def ours(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+def ours(model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    return model, hvd.DistributedOptimizer(make_optimizer(model.parameters()), named_parameters=model.named_parameters())
 
 
-def ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+def ddp(backend: str, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return nn.parallel.DistributedDataParallel(model, process_group=_group(backend)), make_optimizer(model.parameters())
+
+
+def fsdp(backend: str, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """FSDP2, a unit per layer. Raises ImportError before PyTorch 2.6."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(_group(backend), "cpu")
+    for layer in (part for part in model.modules() if isinstance(part, (nn.Linear, nn.Conv2d))):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, make_optimizer(model.parameters())
+
+
+def alone(model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, make_optimizer(model.parameters())
+
+
+def _group(backend: str) -> Any:
+    """A group of all ranks over this backend of torch.distributed, beside the default one."""
     engines.start_gloo()
-    return nn.parallel.DistributedDataParallel(model), optimizer
+    return torch.distributed.new_group(backend=backend)
 
 
-def collective_ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-    engines.start_gloo()
-    return nn.parallel.DistributedDataParallel(model, process_group=torch.distributed.new_group(backend="collective")), optimizer
-
-
-def alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-    return model, optimizer
-
-
-SIDES: dict[str, Side] = {"collective_core": ours, "ddp": ddp, "collective-ddp": collective_ddp, "barrier": alone, "none": alone}
+SIDES: dict[str, Side] = {
+    "collective_core": ours,
+    "ddp": partial(ddp, "gloo"),
+    "collective-ddp": partial(ddp, "collective"),
+    "fsdp": partial(fsdp, "gloo"),
+    "collective-fsdp": partial(fsdp, "collective"),
+    "barrier": alone,
+    "none": alone,
+}
 
 
 def training_step(side: str, task: Task, batch: int) -> measure.Step:
     """One whole step, as a script would write it: gradients to None, forward, backward, optimizer. The input is invented."""
-    model = task.model()
-    model, optimizer = SIDES[side](model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=task.momentum))
+    model, optimizer = SIDES[side](task.model(), partial(torch.optim.SGD, lr=0.01, momentum=task.momentum))
     inputs, labels = torch.randn(batch, *task.shape), torch.randint(0, task.classes, (batch,))
 
     def step() -> None:

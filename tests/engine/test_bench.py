@@ -61,7 +61,7 @@ def test_it_runs_under_another_name_as_it_does_on_hosts(tmp_path):
 
 def test_peers_are_all_unless_told_otherwise():
     assert options.parse([]).peers == ("mpi", "gloo")
-    assert options.parse(["--train", "mlp"]).peers == ("ddp", "collective-ddp")
+    assert options.parse(["--train", "mlp"]).peers == ("ddp", "collective-ddp", "fsdp", "collective-fsdp")
     assert options.parse(["--peers", "none"]).peers == ()
     assert options.parse(["--peers", "gloo,gloo"]).peers == ("gloo",)
 
@@ -113,7 +113,7 @@ def test_training_steps_are_measured():
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["parameters"] == 21840
-    assert {r["engine"] for r in document["results"]} == {"collective_core", "ddp", "collective-ddp", "barrier", "none"}
+    assert {r["engine"] for r in document["results"]} == {"collective_core", *options.TRAINING_PEERS, "barrier", "none"}
     assert all(r["samples_per_second"] > 0 for r in document["results"])
 
 

@@ -3,6 +3,9 @@
 // One host: per chunk, every rank copies its part into in[c % 2], barrier, every rank copies out all others' parts. One
 // barrier per chunk; buffers as in broadcast.cpp. Each rank reads and writes B bytes.
 //
+// One host, by cross-memory attach, blocks of one length: every rank reads the others' blocks where they lie into its
+// result, beginning with that of the next rank, then barrier. Each rank reads and writes B bytes once.
+//
 // Several hosts: one broadcast per block, one after the other. Every block crosses every link but one, and while a long
 // block is on its way all links are busy, so the time approaches (H - 1) / H * B / bandwidth ... B / bandwidth, as on a
 // ring.
@@ -24,8 +27,14 @@ std::vector<uint64_t> begin_allgather(const DataPhase& phase) {
     operation.received[r] = phase.headers[r]->dims[0];
   }
   operation.gathered_bytes = offsets[size];
-  operation.gathered = memory_for(operation.gathered_bytes);
+  if (!operation.output || !all_send_as_much(phase)) operation.gathered = memory_for(operation.gathered_bytes);
   return offsets;
+}
+
+bool all_send_as_much(const DataPhase& phase) {
+  const uint64_t mine = phase.operation.header.bytes();
+  return std::all_of(phase.headers.begin(), phase.headers.end(),
+                     [&](const Header* header) { return header->bytes() == mine; });
 }
 
 void allgather_local(const DataPhase& phase) {
@@ -34,7 +43,7 @@ void allgather_local(const DataPhase& phase) {
   const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
   const std::vector<uint64_t> offsets = begin_allgather(phase);
   const char* input = static_cast<const char*>(phase.operation.input);
-  char* output = phase.operation.gathered.get();
+  char* output = phase.operation.received_bytes();
   uint64_t longest = 0;
   for (int r = 0; r < topology.size; ++r) longest = std::max(longest, offsets[r + 1] - offsets[r]);
 
@@ -55,6 +64,38 @@ void allgather_local(const DataPhase& phase) {
   }
 }
 
+void allgather_direct(const DataPhase& phase) {
+  constexpr uint64_t piece_bytes = uint64_t(4) << 20;  // between which a rank looks whether another has failed
+  Group& group = phase.group;
+  const Topology& topology = phase.topology();
+  const Operation& operation = phase.operation;
+  const uint64_t block = operation.header.bytes();
+  bool attached = false;
+  try {
+    // The others only read. What they would write to is asked for as well, and what is read can stand for it.
+    attached = group.cross_memory().attach(operation.input, const_cast<void*>(operation.input), block, phase.deadline);
+    if (attached) {
+      const std::vector<uint64_t> offsets = begin_allgather(phase);
+      char* output = operation.received_bytes();
+      char* mine = output + offsets[topology.rank];
+      if (mine != operation.input) std::memcpy(mine, operation.input, block);
+      for (int k = 1; k < topology.local_size(); ++k) {
+        const int local = (topology.local_rank + k) % topology.local_size();
+        char* target = output + offsets[topology.local_ranks()[local]];
+        for (uint64_t begin = 0; begin < block; begin += piece_bytes) {
+          group.failure_detector().throw_if_recorded();
+          group.cross_memory().read_input(local, begin, target + begin, std::min(piece_bytes, block - begin));
+        }
+      }
+      group.step_barrier(phase.deadline);
+    }
+  } catch (...) {
+    group.cross_memory().close();
+    throw;
+  }
+  if (!attached) allgather_local(phase);
+}
+
 void allgather_by_broadcasts(const DataPhase& phase) {
   const Topology& topology = phase.topology();
   const std::vector<uint64_t> offsets = begin_allgather(phase);
@@ -62,9 +103,9 @@ void allgather_by_broadcasts(const DataPhase& phase) {
   uint64_t chunk = 0;
   for (int root = 0; root < topology.size; ++root) {
     const uint64_t bytes = offsets[root + 1] - offsets[root];
-    char* block = phase.operation.gathered.get() + offsets[root];
+    char* block = phase.operation.received_bytes() + offsets[root];
     broadcast_bytes(phase, root, mine, block, bytes, &chunk);
-    if (root == topology.rank && bytes) std::memcpy(block, mine, bytes);
+    if (root == topology.rank && bytes && block != mine) std::memcpy(block, mine, bytes);
   }
 }
 

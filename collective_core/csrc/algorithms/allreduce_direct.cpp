@@ -26,7 +26,9 @@ size_t read_bytes_of(int ranks) {
   return std::max(least, all_together / static_cast<size_t>(ranks) / cache_line * cache_line);
 }
 
-void reduce_my_slice(const DataPhase& phase) {
+}  // namespace
+
+void reduce_attached(const DataPhase& phase, const Slice& slice, char* result, bool spread) {
   Group& group = phase.group;
   const Operation& operation = phase.operation;
   const Header& header = operation.header;
@@ -34,7 +36,6 @@ void reduce_my_slice(const DataPhase& phase) {
   const Reduction reduction = reduction_of(operation);
   const size_t element = size_of(header.dtype);
   const int ranks = topology.local_size(), me = topology.local_rank;
-  const Slice slice = slice_of(header.count, me, ranks, element);
   const size_t read_bytes = read_bytes_of(ranks), most = read_bytes / element;
   char* blocks = group.staging(static_cast<size_t>(ranks - 1) * read_bytes);
   std::vector<const void*> sources(static_cast<size_t>(ranks));
@@ -49,13 +50,12 @@ void reduce_my_slice(const DataPhase& phase) {
       group.cross_memory().read_input(r, at, copied, length * element);
       sources[r] = copied;
     }
-    char* result = static_cast<char*>(operation.output) + at;
-    kernels().reduce(reduction, result, sources.data(), ranks, length);
-    for (int k = 1; k < ranks; ++k) group.cross_memory().write_output((me + k) % ranks, at, result, length * element);
+    char* reduced = result + done * element;
+    kernels().reduce(reduction, reduced, sources.data(), ranks, length);
+    for (int k = 1; spread && k < ranks; ++k)
+      group.cross_memory().write_output((me + k) % ranks, at, reduced, length * element);
   }
 }
-
-}  // namespace
 
 void allreduce_direct(const DataPhase& phase) {
   Group& group = phase.group;
@@ -64,7 +64,10 @@ void allreduce_direct(const DataPhase& phase) {
   try {
     attached = group.cross_memory().attach(operation.input, operation.output, operation.header.bytes(), phase.deadline);
     if (attached) {
-      reduce_my_slice(phase);
+      const Topology& topology = group.topology();
+      const size_t element = size_of(operation.header.dtype);
+      const Slice mine = slice_of(operation.header.count, topology.local_rank, topology.local_size(), element);
+      reduce_attached(phase, mine, static_cast<char*>(operation.output) + mine.begin * element, true);
       group.step_barrier(phase.deadline);
     }
   } catch (...) {

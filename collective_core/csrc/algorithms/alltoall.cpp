@@ -86,7 +86,7 @@ void alltoall(const DataPhase& phase) {
   const Splits splits = splits_of_all(topology, phase.headers);
   const std::vector<uint64_t> offsets = begin_alltoall(phase, splits);  // in what this rank receives
   const char* input = static_cast<const char*>(phase.operation.input);
-  char* output = phase.operation.gathered.get();
+  char* output = phase.operation.received_bytes();
 
   // Copies what window [begin, begin + length) of rank's stream, which lies in `window`, holds for this rank.
   const auto keep_mine = [&](const Stream& stream, int rank, const char* window, uint64_t begin, uint64_t length) {

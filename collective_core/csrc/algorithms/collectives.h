@@ -27,11 +27,16 @@ void broadcast(const DataPhase& phase);
 
 // Reduces all ranks' `input` and leaves this rank's rows of the result in `output`.
 void reducescatter_local(const DataPhase& phase);
+// By cross-memory attach; where not all of these tensors can be attached to, as reducescatter_local.
+void reducescatter_direct(const DataPhase& phase);
 void reducescatter_mesh(const DataPhase& phase);
 void reducescatter_by_allreduce(const DataPhase& phase);
 
-// Gathers all ranks' `input` into `gathered`, which they allocate.
+// Gathers all ranks' `input` into `received_bytes`, for which they allocate memory where `output` is none.
 void allgather_local(const DataPhase& phase);
+// By cross-memory attach, where all send as much; where not all of these tensors can be attached to, as
+// allgather_local.
+void allgather_direct(const DataPhase& phase);
 void allgather_by_broadcasts(const DataPhase& phase);
 
 // Sends rows of `input` to every rank. Allocates `gathered`.
@@ -66,6 +71,10 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
   return {begin, n - begin < share ? n - begin : share};
 }
 
+// Reduces a slice of the tensors to which the ranks of this host have attached, in rank order, into `result`, block by
+// block (allreduce_direct.cpp). `spread`: into the same place of the others' results, too.
+void reduce_attached(const DataPhase& phase, const Slice& slice, char* result, bool spread);
+
 // Rows are dealt out as evenly as can be, the first ranks get one more.
 struct Rows {
   uint64_t begin, length;
@@ -80,9 +89,11 @@ size_t sum_bytes_of(const Header& header);
 void broadcast_bytes(const DataPhase& phase, int root, const void* source, void* target, uint64_t bytes,
                      uint64_t* chunk);
 
-// Finds `received` in the headers and allocates `gathered`. Returns where in it each rank's bytes start; they end where
-// the next rank's start.
+// Finds `received` in the headers and the memory for `received_bytes`. Returns where in it each rank's bytes start;
+// they end where the next rank's start.
 std::vector<uint64_t> begin_allgather(const DataPhase& phase);
+// Whether every rank's tensor has as many bytes as this one's.
+bool all_send_as_much(const DataPhase& phase);
 
 // splits[r][d] rows go from rank r to rank d.
 using Splits = std::vector<std::vector<int64_t>>;

@@ -155,7 +155,7 @@ void external_allgather(const DataPhase& phase) {
   cc_transfer transfer{};
   transfer.kind = static_cast<int32_t>(Kind::allgather);
   transfer.input = operation.input;
-  transfer.output = operation.gathered.get();
+  transfer.output = operation.received_bytes();
   transfer.received = operation.received.data();
   transfer.row_bytes = operation.header.row_bytes();
   run_into_gathered(phase, transfer);
@@ -180,7 +180,7 @@ void external_alltoall(const DataPhase& phase) {
   cc_transfer transfer{};
   transfer.kind = static_cast<int32_t>(Kind::alltoall);
   transfer.input = operation.input;
-  transfer.output = operation.gathered.get();
+  transfer.output = operation.received_bytes();
   transfer.sent = splits[rank].data();
   transfer.received = operation.received.data();
   transfer.row_bytes = operation.header.row_bytes();

@@ -42,7 +42,7 @@ void allgather_inline(const DataPhase& phase) {
   const std::vector<uint64_t> offsets = begin_allgather(phase);
   for (size_t r = 0; r < phase.headers.size(); ++r) {
     const Header* theirs = phase.headers[r];
-    std::memcpy(phase.operation.gathered.get() + offsets[r], HostMemory::payload(theirs), theirs->bytes());
+    std::memcpy(phase.operation.received_bytes() + offsets[r], HostMemory::payload(theirs), theirs->bytes());
   }
 }
 

@@ -8,6 +8,10 @@
 // in[w % 2] is filled again for window w + 2, after the barrier of w + 1, which every rank reaches when it has reduced
 // w. Bytes per rank for N bytes: read N, write N (in); read N, write N/P (reduce).
 //
+// One host, by cross-memory attach: every rank reads its rows of the others' tensors where they lie, block by block,
+// and reduces them, in rank order, into its result; then barrier. Bytes per rank: read N, of which N/P are its own;
+// write N/P.
+//
 // Several hosts with one rank each: the first half of an allreduce (mesh.cpp).
 //
 // Other hosts: allreduces of one part of the tensor after the other into the same memory of 16 MiB, of which
@@ -95,6 +99,29 @@ void reducescatter_local(const DataPhase& phase) {
     kernels().reduce(reduction, static_cast<char*>(operation.output) + begin * element, sources.data(), topology.size,
                      mine);
   }
+}
+
+void reducescatter_direct(const DataPhase& phase) {
+  Group& group = phase.group;
+  const Operation& operation = phase.operation;
+  const Header& header = operation.header;
+  bool attached = false;
+  try {
+    // The others only read. What they would write to is asked for as well, and what is read can stand for it.
+    void* input = const_cast<void*>(operation.input);
+    attached = group.cross_memory().attach(operation.input, input, header.bytes(), phase.deadline);
+    if (attached) {
+      const auto rows = static_cast<uint64_t>(header.dims[0]);
+      const uint64_t row = header.count / rows;
+      const Rows mine = rows_of(rows, phase.topology().rank, phase.topology().size);
+      reduce_attached(phase, {mine.begin * row, mine.length * row}, static_cast<char*>(operation.output), false);
+      group.step_barrier(phase.deadline);
+    }
+  } catch (...) {
+    group.cross_memory().close();
+    throw;
+  }
+  if (!attached) reducescatter_local(phase);
 }
 
 void reducescatter_by_allreduce(const DataPhase& phase) {

@@ -26,10 +26,14 @@ bool all_inline(const DataPhase& phase) {
                      [](const Header* header) { return header->inline_bytes == header->bytes(); });
 }
 
+// Whether the ranks of this host may read these tensors of so many bytes where they lie, and it pays.
+bool pays_to_attach(const DataPhase& phase, uint64_t bytes) {
+  return bytes >= min_direct_bytes(phase.topology().local_size()) && phase.group.cross_memory().is_available();
+}
+
 Algorithm allreduce_on_host(const DataPhase& phase) {
   if (all_in_arena(phase)) return allreduce_arena;
-  const bool is_large = phase.header().bytes() >= min_direct_bytes(phase.topology().local_size());
-  return is_large && phase.group.cross_memory().is_available() ? allreduce_direct : allreduce_local;
+  return pays_to_attach(phase, phase.header().bytes()) ? allreduce_direct : allreduce_local;
 }
 
 }  // namespace
@@ -53,7 +57,7 @@ Algorithm select_algorithm(const DataPhase& phase) {
       if (header.count == 0) return nullptr;
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_reducescatter;
-      if (one_host) return reducescatter_local;
+      if (one_host) return pays_to_attach(phase, header.bytes()) ? reducescatter_direct : reducescatter_local;
       return phase.group.has_mesh() ? reducescatter_mesh : reducescatter_by_allreduce;
     case Kind::broadcast:
       if (header.count == 0 || alone) return nullptr;
@@ -62,7 +66,8 @@ Algorithm select_algorithm(const DataPhase& phase) {
     case Kind::allgather:
       if (all_inline(phase)) return allgather_inline;
       if (phase.external) return external_allgather;
-      return one_host ? allgather_local : allgather_by_broadcasts;
+      if (!one_host) return allgather_by_broadcasts;
+      return all_send_as_much(phase) && pays_to_attach(phase, header.bytes()) ? allgather_direct : allgather_local;
     case Kind::alltoall:
       return phase.external ? external_alltoall : alltoall;
     case Kind::barrier:

@@ -424,7 +424,7 @@ int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* recei
     const Submitted found = submitted(handle);
     require(found.is_done(), "the operation is not finished");
     const cc::Operation& operation = found.task->operation;
-    *data = operation.gathered.get();
+    *data = operation.received_bytes();
     *bytes = operation.gathered_bytes;
     require(operation.received.size() <= static_cast<size_t>(capacity), "the buffer for the rows is too small");
     std::copy(operation.received.begin(), operation.received.end(), received);

@@ -35,7 +35,9 @@ struct cc_operation {
   const int64_t* dims;
   uint64_t count;     // elements on this rank
   const void* input;  // must stay alive and unchanged until the operation is done
-  void* output;       // may be input (not for reducescatter); null for allgather and alltoall
+  // May be input (not for reducescatter); null for alltoall. Of an allgather null, or memory for what all ranks send,
+  // which is used if all send as much as this one; then input may be this rank's part of it.
+  void* output;
   double prescale;
   double postscale;
   const char* name;       // the same on all ranks

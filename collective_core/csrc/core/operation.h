@@ -106,15 +106,18 @@ inline uint64_t hash_of(const char* text, uint64_t hash = 1469598103934665603ULL
 struct Operation {
   Header header{};
   const void* input = nullptr;
-  void* output = nullptr;            // allgather, alltoall: null, the engine allocates `gathered`
+  void* output = nullptr;            // alltoall: null. allgather: null, or room for what all send if all send as much
   std::vector<int64_t> splits;       // alltoall: rows for each rank
   std::string objection;             // why this rank cannot run it, or empty
-  std::unique_ptr<char[]> gathered;  // allgather, alltoall: the bytes received, in rank order
+  std::unique_ptr<char[]> gathered;  // allgather, alltoall: memory for the bytes received, unless `output` is
   uint64_t gathered_bytes = 0;
   std::vector<int64_t> received;  // allgather, alltoall: rows from each rank; join: the rank that joined last
   int32_t tag = 0;                // of the caller's own
   bool inner = false;             // an agreement of the caller's, no operation of the program's
   int contributors = 0;           // ranks that have not joined: by so many an average divides
+
+  // Of an allgather or alltoall that has begun: the bytes received, in rank order.
+  char* received_bytes() const { return gathered ? gathered.get() : static_cast<char*>(output); }
   std::string describe() const {
     std::string text = name_of(header.kind);
     if (header.name[0]) text += std::string(" '") + header.name + "'";

@@ -94,7 +94,7 @@ std::string run_rank(cc::Engine& engine, uint64_t count) {
   task = make_task(Kind::allgather, DType::f32, rows, block.data(), nullptr, "blocks");
   engine.run(task);
   if (!task->error.empty()) return task->error;
-  const auto* gathered = reinterpret_cast<const float*>(task->operation.gathered.get());
+  const auto* gathered = reinterpret_cast<const float*>(task->operation.received_bytes());
   for (int r = 0; r < size; ++r) {
     for (uint64_t i = 0; i < count / 2 + static_cast<uint64_t>(r); ++i) {
       if (*gathered++ != static_cast<float>(r)) return "wrong block of rank " + std::to_string(r);

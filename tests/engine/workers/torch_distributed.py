@@ -97,6 +97,17 @@ def gathers(group):
     return [*equal, flat, *(on_one or [])]
 
 
+def large_gathers(group):
+    """Into the output where it lies: from elsewhere, and where the input is this rank's part of it."""
+    length, mine = 50_001, dist.get_rank(group)
+    flat, in_place = torch.zeros(size * length), torch.zeros(size * length)
+    dist.all_gather_into_tensor(flat, values(length), group=group)
+    own_part = in_place[mine * length : (mine + 1) * length]
+    own_part.copy_(values(length, seed=1))
+    dist.all_gather_into_tensor(in_place, own_part, group=group)
+    return [flat, in_place]
+
+
 def scatters(group):
     part = torch.zeros(3)
     dist.scatter(part, [values(3, seed=each) for each in everyone] if rank == 1 else None, src=1, group=group)
@@ -107,7 +118,10 @@ def reduce_scatters(group):
     one, whole = torch.zeros(3), torch.zeros(2)
     dist.reduce_scatter(one, [values(3, seed=each) for each in everyone], group=group)
     dist.reduce_scatter_tensor(whole, values(2 * size), group=group)
-    return [one, whole]
+    large = [torch.zeros(40_003, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.int64)]
+    for part in large:
+        dist.reduce_scatter_tensor(part, values(len(part) * size, dtype=part.dtype), group=group)
+    return [one, whole, *large]
 
 
 def exchanges(group):
@@ -148,7 +162,7 @@ def from_anyone(group):
 
 
 CALLS = (
-    *(complex_sum, transposed_sum, sparse_sum, several_sums, sum_on_one, broadcasts, gathers, scatters, reduce_scatters),
+    *(complex_sum, transposed_sum, sparse_sum, several_sums, sum_on_one, broadcasts, gathers, large_gathers, scatters, reduce_scatters),
     *(messages, from_anyone),
 )
 for call in CALLS:

@@ -64,10 +64,17 @@ class Exchanges(Operations):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def _gather_equal(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
-        gathered = self._gather_rows(as_bytes(on_host(tensor)), opts)
+        source = as_bytes(on_host(tensor))
+        # FSDP gathers in place: its input is this rank's part of the output.
+        is_own_part = output.data_ptr() + self._me * source.numel() == source.data_ptr()
+        takes_it = output.device.type == "cpu" and output.is_contiguous() and length_of(output) == self._ranks * source.numel()
+        in_place = takes_it and (is_own_part or not _overlap(as_bytes(output), source))
+        gathered = self._gather_rows(source, opts, as_bytes(output) if in_place else None)
 
         def finish() -> None:
             self._check_lengths([length_of(tensor)] * self._ranks, gathered)
+            if gathered.rows.data_ptr() == output.data_ptr():
+                return
             if gathered.rows.numel() != length_of(output):
                 raise self._wrong(f"{gathered.rows.numel()} bytes of all ranks do not fit into a tensor of {length_of(output)}")
             copy_into(output, from_bytes(gathered.rows, output))
@@ -128,3 +135,8 @@ class Exchanges(Operations):
                     copy_into(target, from_bytes(part, target))
 
         return self._then(gathered.work, results or [each for each in wanted if each is not None], finish)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of bytes share memory."""
+    return bool(one.data_ptr() < other.data_ptr() + other.numel() and other.data_ptr() < one.data_ptr() + one.numel())

@@ -111,10 +111,13 @@ class Operations:
         work.is_completed()
         return work
 
-    def _gather_rows(self, source: torch.Tensor, opts: Any) -> Gathered:
-        return self._started_gather(self._operation(_native.ALLGATHER, "all_gather", source, None), opts, source)
+    def _gather_rows(self, source: torch.Tensor, opts: Any, target: torch.Tensor | None = None) -> Gathered:
+        """``target``: memory for what all ranks send, if all send as much as this one. Where the rows then lie, the caller sees."""
+        return self._started_gather(self._operation(_native.ALLGATHER, "all_gather", source, target), opts, source, target)
 
-    def _started_gather(self, operation: _native.Operation, opts: Any, source: torch.Tensor) -> Gathered:
+    def _started_gather(
+        self, operation: _native.Operation, opts: Any, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Gathered:
         gathered = Gathered()
         handle = _native.submit(operation, _native.QUEUED if getattr(opts, "asyncOp", True) else _native.BLOCKING)
 
@@ -123,7 +126,7 @@ class Operations:
             flat = torch.from_numpy(buffer) if buffer.size else torch.empty(0, dtype=torch.uint8)
             gathered.rows = flat.view(source.dtype).reshape(-1, *source.shape[1:])
 
-        gathered.work = self._started(operation, handle, finish, [], source, keeps_handle=True)
+        gathered.work = self._started(operation, handle, finish, [], (source, target), keeps_handle=True)
         return gathered
 
     def _then(self, work: Work, tensors: list[torch.Tensor], finish: Callable[[], None]) -> Work:
