@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Example:
     """One start of a script: the launcher, the script's arguments ({} is a folder of the test's own), and what it must have printed.
 
     ``check`` is given all that was printed; by default :func:`ranks_agree`. ``again``: words that a second start, with the same folder,
-    must print.
+    must print. ``environment``: variables beside the test's.
     """
 
     script: str
@@ -42,9 +42,10 @@ class Example:
     check: Callable[[str], None] | None = None
     again: str = ""
     marks: tuple[Any, ...] = (pytest.mark.frameworks,)
+    environment: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.script}-{self.launcher}"
+        return "-".join((self.script, self.launcher, *self.environment.values()))
 
 
 SLOW = (pytest.mark.slow,)
@@ -69,6 +70,7 @@ STARTED = [
     Example("spark_pytorch.py", "python", check=lambda printed: found_the_line(printed), marks=SLOW),
     Example("ray_pytorch.py", "python", check=lambda printed: loss_fell(printed), marks=SLOW),
     Example("jax_optax.py", "collective_core.launch"),
+    *(Example("keras_mnist.py", "collective_core.launch", environment={"KERAS_BACKEND": each}) for each in ("tensorflow", "jax", "torch")),
 ]
 NOT_STARTED = {
     "README.md": "what the others show",

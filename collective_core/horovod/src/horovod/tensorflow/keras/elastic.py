@@ -1,0 +1,3 @@
+"""Ranks that come and go."""
+
+from collective_core.keras.elastic import *  # noqa: F403

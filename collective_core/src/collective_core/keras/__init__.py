@@ -1,0 +1,99 @@
+"""The engine for Keras 3, with Horovod's interface, on its TensorFlow, JAX and PyTorch backends: ``import collective_core.keras as hvd``.
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
+    model.compile(optimizer=optimizer, loss=..., metrics=[...])
+    model.fit(data, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+
+docs/keras.md lists what differs from Horovod.
+"""
+
+from __future__ import annotations
+
+from collective_core.keras import requirements as requirements  # isort: skip - says what is missing
+
+from collective_core.common.build_info import (
+    ccl_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    rocm_built,
+)
+from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.keras import callbacks, elastic
+from collective_core.keras.functions import allgather, allreduce, broadcast, reducescatter
+from collective_core.keras.optimizer import Compression, DistributedOptimizer, load_model
+from collective_core.keras.variables import broadcast_global_variables, broadcast_variables
+from collective_core.observe.metrics import metrics
+from collective_core.observe.timeline import start_timeline, stop_timeline
+from collective_core.runtime.membership import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
+from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
+
+Average, Max, Min, Product, Sum = (getattr(requirements.framework, op) for op in ("Average", "Max", "Min", "Product", "Sum"))
+allgather_object, broadcast_object = requirements.framework.allgather_object, requirements.framework.broadcast_object
+init, shutdown, join, barrier = (getattr(requirements.framework, name) for name in ("init", "shutdown", "join", "barrier"))
+add_process_set, remove_process_set = requirements.framework.add_process_set, requirements.framework.remove_process_set
+
+__all__ = [
+    "Average",
+    "CollectiveError",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "ddl_built",
+    "elastic",
+    "get_process_set_ids_and_ranks",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "process_set_by_id",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]

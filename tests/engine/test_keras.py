@@ -1,0 +1,62 @@
+"""Training with Keras on each of its backends. Workers import it, in interpreters of their own: the frameworks' threads survive no fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.frameworks
+
+NAMES = Path(__file__).parents[2] / "collective_core" / "horovod" / "src"
+BACKENDS = ("tensorflow", "jax", "torch")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_on_two_ranks_is_training_with_the_whole_batch(launch, backend, tmp_path):
+    environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    outcome = launch("keras_training.py", 2, arguments=[str(tmp_path)], env=environment, own_interpreter=True, limit=600).must_succeed()
+    reports = outcome.reports()
+    assert len(reports) == 2
+    for report in reports.values():
+        assert report["backend"] == backend
+        assert len(report["found"]) >= 45
+        assert [name for name, is_so in report["found"].items() if not is_so] == []
+    assert outcome.stdout.count("finished gradual learning rate warmup to 0.4") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "text"),
+    [
+        (None, "", "collective_core.keras needs Keras 3: pip install"),
+        ("2.15.0", "", "needs Keras 3, and Keras 2.15.0 is installed: pip install -U keras"),
+        ("3.15.1", "openvino", "Keras's backend is openvino: set KERAS_BACKEND to tensorflow, jax or torch"),
+    ],
+)
+def test_what_is_missing_or_too_old_is_said(tmp_path, version, backend, text):
+    """In place of Keras a package that is not there, or that has no more than a version and a backend."""
+    stub = tmp_path / "keras"
+    stub.mkdir()
+    there = f"__version__ = {version!r}\nclass backend:\n    backend = staticmethod(lambda: {backend!r})\n"
+    (stub / "__init__.py").write_text(there if version else "raise ModuleNotFoundError(\"No module named 'keras'\")\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import collective_core.keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert text in done.stderr.splitlines()[-1]
+
+
+def test_it_has_horovods_names():
+    code = """
+import collective_core.keras as hvd, collective_core.tensorflow.keras, horovod.keras, horovod.tensorflow.keras
+from horovod.keras.callbacks import MetricAverageCallback
+for module in (collective_core.tensorflow.keras, horovod.keras, horovod.tensorflow.keras):
+    assert all(getattr(module, name) is getattr(hvd, name) for name in hvd.__all__ if name not in ("callbacks", "elastic"))
+    assert module.callbacks.MetricAverageCallback is MetricAverageCallback is hvd.callbacks.MetricAverageCallback
+    assert module.elastic.KerasState is hvd.elastic.KerasState
+"""
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(NAMES)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
