@@ -67,3 +67,18 @@ def test_tapes_optimizers_sessions_and_states(launch, tmp_path):
     for facts in reports.values():
         assert "doesn't inherit" in facts["unknown optimizer"]
         assert "broadcast_variables" in facts["eager"]
+
+
+def test_ctrl_c_ends_a_rank_that_waits_in_a_function(launch):
+    outcome = launch("tensorflow_failures", 2, arguments=["interrupted"], own_interpreter=True, keep_going=True, limit=200)
+    # The signal comes after two seconds; in the engine's eyes the other rank could still come.
+    facts = outcome.reports()[0]
+    assert 2.0 <= facts["seconds"] < 8.0
+    assert "KeyboardInterrupt" in facts["error"]
+
+
+def test_a_rank_that_dies_is_named_to_one_that_waits_in_a_function(launch):
+    outcome = launch("tensorflow_failures", 2, arguments=["killed"], own_interpreter=True, keep_going=True, limit=200)
+    facts = outcome.reports()[0]
+    assert (facts["type"], facts["kind"], facts["ranks"]) == ("UnknownError", "peer_lost", [1])
+    assert "rank 1" in facts["text"]
