@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import WORKERS
 
 pytestmark = pytest.mark.frameworks
 
@@ -67,3 +68,13 @@ def test_other_parts_import_no_jax():
     code = "import sys, collective_core, collective_core.torch; print('jax' in sys.modules, 'keras' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_an_elastic_job_goes_on_without_a_rank_that_was_killed(tmp_path):
+    """The others' compiled functions fail with JAX's error, which elastic.run knows to be the engine's."""
+    launch = [sys.executable, "-m", "collective_core.launch", "-np", "2", "--min-np", "1"]
+    command = [*launch, sys.executable, str(WORKERS / "jax_elastic.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "killed").exists()
+    assert "step 12 params [12.0, 12.0, 12.0]" in done.stdout
