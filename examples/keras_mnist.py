@@ -21,7 +21,7 @@ def make_images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     patterns = np.random.default_rng(0).normal(size=(10, 28, 28, 1))
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 10, count)
-    return (patterns[labels] + generator.normal(size=(count, 28, 28, 1))).astype(np.float32), labels
+    return (patterns[labels] + generator.normal(scale=0.7, size=(count, 28, 28, 1))).astype(np.float32), labels
 
 
 def make_model() -> keras.Model:
