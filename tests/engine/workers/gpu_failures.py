@@ -56,4 +56,6 @@ for attempt in (lambda: hvd.synchronize(handle), state.commit, lambda: hvd.allre
 assert state._commits == 1, "what a failure has left was committed"
 assert group.broken
 common.report(kinds=kinds, blamed=blamed, seconds=time.monotonic() - begin)
+if case == "hangs":
+    time.sleep(10)  # the other rank is to see that its own GPU does not go on, and not that this one is gone
 os._exit(0)
