@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 from cases import slow_but_last
-
-pytest.importorskip("torch")
 from collective_core.torch import gpu, nccl
 
 
@@ -91,3 +92,40 @@ def test_a_gpu_never_waits_for_a_rank_that_is_gone_and_nothing_broken_is_committ
 def test_a_value_that_is_none_is_refused(launch):
     outcome = launch("idle.py", 1, env={"COLLECTIVE_NCCL": "/usr/lib/libnccl.so.2"})
     assert "COLLECTIVE_NCCL='/usr/lib/libnccl.so.2' is not one of auto, on, off" in outcome.stderr
+
+
+def test_a_wait_is_on_the_stream_of_the_tensors_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    waited = []
+    nccl.Cuda().wait(SimpleNamespace(wait=waited.append), torch.device("cuda:1"))
+    assert waited == ["the stream of cuda:1"]
+
+
+def test_pytorch_leaves_the_failures_of_these_groups_to_the_engine(monkeypatch):
+    seen = {}
+
+    class Made:
+        def __init__(self, *arguments):
+            seen.update({name: os.environ.get(name) for name in nccl.SETTINGS}, timeout=arguments[3]._timeout)
+
+        Options = SimpleNamespace
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Made, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    monkeypatch.delenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", raising=False)
+    nccl.Cuda().backend(None, 0, 2)
+    assert seen.pop("timeout") == nccl.NO_TIMEOUT
+    assert set(seen.values()) == {"0"}
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+    assert "TORCH_NCCL_RETHROW_CUDA_ERRORS" not in os.environ
+
+
+def test_an_abort_that_hangs_ends_nothing_else(monkeypatch, capsys):
+    monkeypatch.setattr(nccl, "ABORT_TIME", 0.05)
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None))
+    group = nccl.Group(SimpleNamespace(id=0, rank=0, size=2), torch.device("cpu"))
+    release = threading.Event()
+    group.backend = SimpleNamespace(abort=release.wait)
+    group.end("a test")
+    assert "NCCL has not ended what is under way within 0.05 s" in capsys.readouterr().err
+    release.set()

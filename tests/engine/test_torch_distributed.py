@@ -60,24 +60,24 @@ def test_tensors_on_gpus_go_through_pytorchs_own_backend_or_host_memory(launch, 
             assert report["by_engine"] > 10
             assert len(report["told"]) == 1
             assert "2 ranks of host" in report["told"][0]
-            assert "share 1 GPUs" in report["told"][0]
+            assert "share 1 of its GPUs" in report["told"][0]
 
 
-def seen(gpus=1, visible="", setting="auto"):
-    return {"gpus": gpus, "visible": visible, "setting": setting}
+def seen(*gpus, setting="auto"):
+    return {"gpus": list(gpus), "setting": setting}
 
 
 @pytest.mark.parametrize(
     ("everyone", "hosts", "problem"),
     [
-        ([seen(2), seen(2)], "aa", ""),
-        ([seen(1), seen(1)], "ab", ""),
-        ([seen(1, "0"), seen(1, "1")], "aa", ""),
-        ([seen(1), seen(1)], "aa", "2 ranks of host a share 1 GPUs"),
-        ([seen(2, "0,1"), seen(2, "0,1"), seen(2, "0,1")], "aaa", "3 ranks of host a share 2 GPUs"),
-        ([seen(1, setting="on"), seen(1, setting="on")], "aa", ""),
-        ([seen(2), seen(0)], "aa", "rank 1 of the group has no GPU, or its PyTorch no NCCL"),
-        ([seen(2), seen(2, setting="off")], "aa", "COLLECTIVE_NCCL=off"),
+        ([seen("x", "y"), seen("x", "y")], "aa", ""),
+        ([seen("x"), seen("y")], "ab", ""),
+        ([seen("x"), seen("y")], "aa", ""),
+        ([seen("x"), seen("x")], "aa", "2 ranks of host a share 1 of its GPUs"),
+        ([seen("x", "y")] * 3, "aaa", "3 ranks of host a share 2 of its GPUs"),
+        ([seen("x", setting="on")] * 2, "aa", ""),
+        ([seen("x", "y"), seen()], "aa", "rank 1 of the group has no GPU, or its PyTorch no NCCL"),
+        ([seen("x", "y"), seen("x", "y", setting="off")], "aa", "COLLECTIVE_NCCL=off"),
     ],
 )
 def test_nccl_is_used_where_each_rank_may_have_a_gpu_of_its_own(everyone, hosts, problem):

@@ -68,6 +68,10 @@ class GlooOnCpu(nccl.Cuda):
     def event(self, _device):
         return Done()
 
+    def wait(self, event, device):
+        assert device.type == "cpu"
+        event.wait()
+
     def stream(self, _stream, _after=None):
         return contextlib.nullcontext()
 

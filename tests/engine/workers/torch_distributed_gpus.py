@@ -17,8 +17,8 @@ from collective_core.torch.distributed import cuda
 class Pretended(cuda.Cuda):
     device = "cpu"
 
-    def count(self):
-        return int(sys.argv[1])
+    def gpus(self):
+        return [f"GPU {number}" for number in range(int(sys.argv[1]))]
 
     def holds(self, tensor):
         return tensor.dtype is torch.float64

@@ -238,6 +238,7 @@ class Copying:
 def when_copied(copied: Any, begin: Callable[[], Work], blocking: bool) -> Work | Copying:
     """What ``begin`` returns, or something like it that calls it behind the event ``copied``, if there is one."""
     if copied is not None and blocking:
+        begin_copied(everything=True)
         copied.synchronize()
     if copied is None or blocking:
         return begin()

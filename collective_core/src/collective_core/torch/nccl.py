@@ -11,6 +11,7 @@ which ends the process then, is off for these groups.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -33,9 +34,17 @@ from collective_core.runtime.process_sets import Members
 INTERVAL, RELAY_INTERVAL = 0.1, 0.005
 #: Seconds for which a call that has failed is not blamed: a rank's death may be the reason, and the engine, which looks then, names it.
 BLAME_AFTER = 3.0
-#: Variables of ProcessGroupNCCL.hpp that are 0 for these groups: the engine, not PyTorch, sees to their failures. PyTorch 2.2 renamed them.
+#: Variables of ProcessGroupNCCL.hpp that are 0 for these groups: the engine, not PyTorch, sees to their failures. PyTorch's watchdog
+#: neither ends the process, nor writes dumps, nor waits for those of others. PyTorch 2.2 renamed the first two.
 SETTINGS = [("TORCH_NCCL_" if torch.__version__ >= (2, 2) else "NCCL_") + name for name in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT")]
-SETTINGS += ["TORCH_NCCL_ENABLE_MONITORING"]
+SETTINGS += [
+    "TORCH_NCCL_ENABLE_MONITORING",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+]
+#: Seconds for a communicator to end what it has under way.
+ABORT_TIME = 30.0
 #: The engine's deadline is the one that counts.
 NO_TIMEOUT = timedelta(days=365)
 #: Element types that NCCL reduces. What is only moved goes as bytes.
@@ -92,6 +101,10 @@ class Cuda:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
         return event
+
+    def wait(self, event: Any, device: torch.device) -> None:
+        """Has the device's current stream, which need not be that of the current device, wait for the event."""
+        event.wait(torch.cuda.current_stream(device))
 
     @contextlib.contextmanager
     def stream(self, stream: Any, after: Any = None) -> Iterator[None]:
@@ -159,11 +172,13 @@ class Launch:
         if self.end is not None and self.group is not None:
             try:
                 self.group.refuse_if_broken()
-                self.end.wait()
+                platform.wait(self.end, self.source.device)
             except RuntimeError as error:
                 raise _reason(error, self.group.number) from None
             if self.target is not None:
                 platform.keep(self.target)
+            if self._afterwards:
+                platform.keep(self.source)  # they may read it
             with torch.no_grad():
                 for action in self._afterwards:
                     action()
@@ -232,6 +247,7 @@ class Group:
         self.number, self.rank, self.size, self.device = who.id, who.rank, who.size, device
         self.stream = platform.new_stream(device)
         self.backend: Any = None
+        self._store: Relay | None = None  # PyTorch uses it as long as the backend, and keeps only a part of it
         # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
         self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
         self.broken = ""  # why it can never be used again
@@ -242,6 +258,7 @@ class Group:
 
     def make(self, store: Relay) -> None:
         """Connects to the other ranks, and tries it: NCCL connects at the first use."""
+        self._store = store
         self.backend = platform.backend(store, self.rank, self.size)
         one = torch.ones(1, device=self.device)
         with platform.stream(self.stream, platform.event(self.device)):
@@ -372,13 +389,23 @@ class Group:
                 self._under_way.popleft()
             return self._under_way[0] if self._under_way else None
 
-    def end(self, reason: str, abort: bool) -> None:
-        """Ends the communicator; ``abort``: with what it has under way, which may wait for a rank that is gone."""
+    def end(self, reason: str) -> None:
+        """Ends the communicator with what it has under way, which may wait for a rank that is gone.
+
+        Not by NCCL's orderly way, which waits for the other ranks to do the same.
+        """
         with self._turn:
             if self.broken:
                 return
             self.broken = reason
-        calls = ("abort", "_abort", "_shutdown") if abort else ("shutdown", "_shutdown")
+        aborting = threading.Thread(target=self._abort, name="collective_core nccl", daemon=True)
+        aborting.start()
+        aborting.join(ABORT_TIME)
+        if aborting.is_alive():
+            print(f"collective_core: NCCL has not ended what is under way within {ABORT_TIME:g} s", file=sys.stderr, flush=True)
+
+    def _abort(self) -> None:
+        calls = ("abort", "_abort", "shutdown", "_shutdown")
         try:
             next((getattr(self.backend, name) for name in calls if hasattr(self.backend, name)), lambda: None)()
         except RuntimeError as error:
@@ -454,11 +481,17 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
     finally:
         if problem:
             store.close(problem)
-            group.end(problem, abort=True)
+            group.end(problem)
     if not problem:
         groups[who.id] = group
-        _native.use_transport(_start, _test, device=_native.GPU_MEMORY)
+        _use_transport()
     return problem
+
+
+@functools.lru_cache(maxsize=None)
+def _use_transport() -> None:
+    """Once: the engine may be in a call while another process set gets its group."""
+    _native.use_transport(_start, _test, device=_native.GPU_MEMORY)
 
 
 def _start(transfer: Any, error: int, capacity: int) -> int:
@@ -513,7 +546,7 @@ def _reason(error: RuntimeError, *process_sets: int) -> BaseException:
 def _abort() -> None:
     """After a failure: nothing on this GPU may wait for other ranks any more."""
     for group in list(groups.values()):
-        group.end("its communicator was aborted after a failure", abort=True)
+        group.end("its communicator was aborted after a failure")
 
 
 def _leave(process_set: int) -> None:
@@ -523,7 +556,7 @@ def _leave(process_set: int) -> None:
         if membership.is_healthy():
             finish()
         del groups[process_set]
-        group.end("this process has left the process set", abort=not membership.is_healthy())
+        group.end("this process has left the process set")
 
 
 membership.after_failure.append(_abort)

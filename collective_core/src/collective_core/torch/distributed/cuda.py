@@ -19,7 +19,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def situation(setting: str) -> dict[str, Any]:
     """What members of a group tell each other about the GPUs that they see. ``setting``: COLLECTIVE_NCCL."""
-    return {"setting": setting, "gpus": platform.count(), "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    return {"setting": setting, "gpus": sorted(platform.gpus())}
 
 
 def objection(everyone: Sequence[dict[str, Any]], hosts: Sequence[str]) -> str:
@@ -31,11 +31,11 @@ def objection(everyone: Sequence[dict[str, Any]], hosts: Sequence[str]) -> str:
             return f"rank {rank} of the group has no GPU, or its PyTorch no NCCL"
     for host in dict.fromkeys(hosts):
         there = [each for each, place in zip(everyone, hosts) if place == host]
-        for visible in {each["visible"] for each in there}:
+        for gpus in [each["gpus"] for each in there]:
             # Which of them each rank takes shows with its first tensor. NCCL itself refuses two ranks on one.
-            sharing = [each for each in there if each["visible"] == visible]
-            if len(sharing) > sharing[0]["gpus"] and sharing[0]["setting"] != "on":
-                return f"{len(sharing)} ranks of host {host} share {sharing[0]['gpus']} GPUs"
+            sharing = [each for each in there if each["gpus"] == gpus]
+            if len(sharing) > len(gpus) and sharing[0]["setting"] != "on":
+                return f"{len(sharing)} ranks of host {host} share {len(gpus)} of its GPUs"
     return ""
 
 
@@ -44,9 +44,13 @@ class Cuda:
 
     device = "cuda"
 
-    def count(self) -> int:
-        """GPUs that this process sees; 0 if its PyTorch has no NCCL."""
-        return torch.cuda.device_count() if dist.is_nccl_available() else 0
+    def gpus(self) -> list[str]:
+        """Names, which no others of the host have, of the GPUs that this process sees; none if its PyTorch has no NCCL."""
+        if not dist.is_nccl_available() or not torch.cuda.is_available():
+            return []
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # for PyTorch before 2.4, which does not tell more
+        properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        return [str(getattr(each, "uuid", f"{visible} {number}")) for number, each in enumerate(properties)]
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is a GPU's."""
@@ -72,9 +76,11 @@ def make_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return group
 
 
-def end_group(group: Any) -> None:
+def end_group(group: Any, abort: bool) -> None:
+    """``abort``: with what it has under way. Otherwise it waits for that."""
     backend = group._get_backend(torch.device(platform.device))
-    (backend.shutdown if hasattr(backend, "shutdown") else backend._shutdown)()
+    calls = ("abort", "_abort", "shutdown", "_shutdown") if abort else ("shutdown", "_shutdown")
+    next((getattr(backend, name) for name in calls if hasattr(backend, name)), lambda: None)()
 
 
 def on_its_device(method: Method) -> Method:

@@ -87,6 +87,13 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the group; with the last one the job, if a group has joined it."""
+        self._leave(abort=not membership.is_healthy())
+
+    def abort(self) -> None:
+        """As :meth:`shutdown`, without waiting for what a GPU has under way."""
+        self._leave(abort=True)
+
+    def _leave(self, abort: bool) -> None:
         global _has_joined
         self._point_to_point.end()
         self._completer.end()
@@ -95,15 +102,13 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
             return
         _groups.remove(self)
         if self.of_gpus is not None:
-            cuda.end_group(self.of_gpus)
+            cuda.end_group(self.of_gpus, abort)
         if self._set > 0 and membership.is_initialized():
             _native.close(self._set)
             mpi.leave(self._set)
         if not _groups and _has_joined:
             _has_joined = False
             lifecycle.shutdown()
-
-    abort = shutdown
 
     # PyTorch calls these around operations that NCCL is to start together.
 

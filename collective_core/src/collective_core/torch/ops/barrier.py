@@ -6,12 +6,14 @@ from typing import Any
 
 from collective_core import arrays
 from collective_core.runtime.process_sets import ProcessSet
+from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 
 
 @not_compiled
 def barrier(process_set: ProcessSet | None = None) -> None:
     """Returns when every rank of the process set has called it."""
+    gpu.begin_copied(everything=True)
     arrays.barrier(process_set=process_set)
 
 
@@ -22,4 +24,5 @@ def join(device: Any = -1) -> int:  # noqa: ARG001 - Horovod's parameter: the GP
     Works with every collective; averages are over the ranks that have not joined. Returns the rank that joined last, whose
     model has seen all data.
     """
+    gpu.begin_copied(everything=True)  # what was asked for before counts
     return arrays.join()
