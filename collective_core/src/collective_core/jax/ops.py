@@ -107,9 +107,7 @@ def _allreduce_rules(how: _Reduction) -> tuple[Callable[[Leaves], Leaves], Calla
     members(how.process_set)
 
     def on_host(sources: Any, targets: Any) -> None:
-        if len(sources) == 1:
-            arrays.allreduce(sources[0], *how, targets[0])
-            return
+        # In memory of the engine, also one array alone: other ranks would write to new pages of the target, which takes longest.
         for target, reduced in zip(targets, groups.grouped_allreduce(sources, *how)):
             target[...] = reduced
 
