@@ -46,10 +46,12 @@ class Outcome:
     returncode: int
     stdout: str
     stderr: str
+    folder: Path  # of reports that are longer than a line
 
     def reports(self) -> dict[int, dict[str, Any]]:
         """What each rank reported with common.report, by rank."""
         found = [json.loads(line.split("REPORT ", 1)[1]) for line in self.stdout.splitlines() if "REPORT " in line]
+        found += [json.loads(file.read_text()) for file in self.folder.iterdir()]
         return {entry["rank"]: entry for entry in found}
 
     def must_succeed(self) -> Outcome:
@@ -70,7 +72,7 @@ def prefork(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def launch(prefork):
+def launch(prefork, tmp_path_factory):
     """launch(worker, n, hosts=1, arguments=(), env={}, keep_going=False) -> Outcome.
 
     `hosts` > 1 divides the ranks over so many pretended hosts, which talk TCP over loopback. `keep_going`: mpirun does not end
@@ -82,7 +84,8 @@ def launch(prefork):
 
     def run(worker, n, hosts=1, arguments=(), env=None, keep_going=False, own_interpreter=False, limit=LAUNCH_LIMIT):
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
-        environment.update({"TEST_HOSTS": str(hosts), "OMP_NUM_THREADS": "1", **(env or {})})
+        folder = tmp_path_factory.mktemp("reports")
+        environment.update({"TEST_HOSTS": str(hosts), "TEST_REPORTS": str(folder), "OMP_NUM_THREADS": "1", **(env or {})})
         environment["PYTHONPATH"] = os.pathsep.join([str(WORKERS), *filter(None, [os.environ.get("PYTHONPATH")])])
         if hosts > 1:
             environment.setdefault("COLLECTIVE_ADDRESS", "127.0.0.1")
@@ -92,7 +95,7 @@ def launch(prefork):
         command = [mpirun, *options, "-np", str(n), *([sys.executable] if own_interpreter else prefork.command())]
         command += ["-m", worker] if not worker.endswith(".py") else [str(WORKERS / worker)]
         done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=limit)
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
     return run
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 
+#: Characters that mpirun passes on as one.
+LONGEST_LINE = 1500
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 HOSTS = int(os.environ.get("TEST_HOSTS", "1"))
@@ -16,8 +19,12 @@ if HOSTS > 1:
 
 
 def report(**facts):
-    """One line for the test; written at once, so that lines of several ranks do not mix."""
-    sys.stdout.write("REPORT " + json.dumps({"rank": RANK, **facts}) + "\n")
+    """For the test: one line, written at once, or a file where it is so long that mpirun would mix the lines of several ranks."""
+    text = json.dumps({"rank": RANK, **facts})
+    if len(text) > LONGEST_LINE and "TEST_REPORTS" in os.environ:
+        Path(os.environ["TEST_REPORTS"], f"{RANK}.json").write_text(text)
+        return
+    sys.stdout.write(f"REPORT {text}\n")
     sys.stdout.flush()
 
 
