@@ -48,11 +48,56 @@ def test_what_is_missing_or_too_old_is_said(tmp_path, version, backend, text):
     assert text in done.stderr.splitlines()[-1]
 
 
+#: What Horovod 0.28 has in horovod.keras or horovod.tensorflow.keras.
+OF_HOROVOD = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
 def test_it_has_horovods_names():
-    code = """
+    code = f"""
 import collective_core.keras as hvd, collective_core.tensorflow.keras, horovod.keras, horovod.tensorflow.keras
 from horovod.keras.callbacks import MetricAverageCallback
 for module in (collective_core.tensorflow.keras, horovod.keras, horovod.tensorflow.keras):
+    assert all(hasattr(module, name) for name in {OF_HOROVOD})
     assert all(getattr(module, name) is getattr(hvd, name) for name in hvd.__all__ if name not in ("callbacks", "elastic"))
     assert module.callbacks.MetricAverageCallback is MetricAverageCallback is hvd.callbacks.MetricAverageCallback
     assert module.elastic.KerasState is hvd.elastic.KerasState

@@ -78,6 +78,15 @@ fit(adam, mine)
 found["adam"] = same(weights(adam), of_whole(keras.optimizers.Adam, learning_rate=0.01), 2e-4)
 found["compiled"] = adam.run_eagerly is False
 
+# A model that only rank 0 has built: then the broadcast comes after the first step, on all ranks.
+keras.utils.set_random_seed(rank)
+late = keras.Sequential([keras.layers.Dense(3)])
+if rank == 0:
+    late.build((None, 6))
+late.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+fit(late, mine, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+found["built on one rank"] = everywhere(late)
+
 # Options.
 for name, options, learning_rate in (
     ("predivided", {"gradient_predivide_factor": 2.0}, 0.2),
@@ -108,6 +117,19 @@ for name, options in {"op": {"op": hvd.Max}, "factor": {"op": hvd.Sum, "gradient
         found[name] = True
 wrapped = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5))
 config = wrapped.get_config()
+layered = make(1)
+if backend == "tensorflow":
+    layered.compile(optimizer=hvd.PartialDistributedOptimizer(sgd(), local_layers=layered.layers[0]), loss="mse")
+    fit(layered, mine)
+    first, second = (hvd.allgather_object([value.tobytes() for value in layer.get_weights()]) for layer in layered.layers)
+    found["local layer"] = first[0] != first[1] and second[0] != second[1]
+    found["no CUDA"] = hvd.cuda_built() is False
+else:
+    try:
+        hvd.PartialDistributedOptimizer(sgd(), local_layers=layered.layers[0])
+    except ValueError as error:
+        found["local layer"] = "needs KERAS_BACKEND=tensorflow" in str(error)
+found["no NCCL"] = hvd.nccl_built() in (0, False) or backend == "torch"
 found["config"] = (
     config == type(wrapped).from_config(config).get_config() and config.keys() == keras.optimizers.Adam(0.5).get_config().keys()
 )

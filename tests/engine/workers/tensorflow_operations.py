@@ -129,6 +129,13 @@ def sparse():
     got = hvd.grouped_allreduce([tf.ones([2]), slices(2.0)], op=hvd.Sum)
     assert np.allclose(tf.convert_to_tensor(got[1]), 2 * dense.sum(0))
     assert np.array_equal(got[0], [SIZE, SIZE])
+    # Half types are summed and divided in float32, and rounded once: index 0 twice on each rank.
+    for dtype in (tf.float16, tf.bfloat16):
+        got = hvd.allreduce(tf.IndexedSlices(tf.fill([3, 2], tf.cast([20000.0, 40000.0][RANK % 2], dtype)), tf.constant([0, 1, 0]), [2, 2]))
+        wanted = np.mean([2 * float(tf.cast([20000.0, 40000.0][rank % 2], dtype)) for rank in range(SIZE)])
+        same(got.values[0], np.asarray(tf.fill([2], tf.cast(wanted, dtype))))
+    got = hvd.allreduce(tf.IndexedSlices(tf.constant([[40000.0]], tf.float16), tf.constant([0]), [1, 1]))
+    same(got.values, np.array([[40000]], "float16"))
     table = tf.Variable(tf.ones([5, 2]))
     for as_dense in (False, True):
         with tf.GradientTape() as tape:

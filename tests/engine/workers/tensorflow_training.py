@@ -146,6 +146,28 @@ def keras_optimizers():
     facts["unknown optimizer"] = refused(lambda: hvd.DistributedOptimizer(object()), ValueError)
 
 
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1 * 0.5 ** tf.cast(step, tf.float32)
+
+
+def own_schedules_and_patterns():
+    # a schedule of the program's own, which has no configuration
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(Halving()), name="own")
+    variable = keras.Variable(1.0)
+    for _ in range(2):
+        wrapped.apply([tf.constant(RANK + 1.0)], [variable])
+    close([variable], [1 - (0.1 + 0.05) * (SIZE + 1) / 2])
+    assert wrapped.name == "own"
+    # several passes have sums of the first one's gradients
+    several = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    pair = [keras.Variable(1.0, name="first"), keras.Variable(1.0, name="second")]
+    several.apply([tf.constant(1.0), None], pair)
+    text = refused(lambda: several.apply([tf.constant(1.0), tf.constant(1.0)], pair), ValueError)
+    assert "'second' has a gradient, and had none" in text, text
+    assert "'first' has no gradient" in refused(lambda: several.apply([None, None], pair), ValueError)
+
+
 def sessions():
     v1 = tf.compat.v1
     for passes in (1, 2):
@@ -183,6 +205,30 @@ def sessions():
         variable.load(5.0 + RANK, session)
         state.sync()
         assert [session.run(variable), state.epoch] == [5.0, 0]
+
+
+def one_after_the_other():
+    """Gradients that are ready in another order on each rank, in a session of one thread: an optimizer's callbacks keep their order."""
+    v1 = tf.compat.v1
+    for groups in (None, 2):
+        with tf.Graph().as_default():
+            late = tf.constant([2.0])
+            for _ in range(200):
+                late = tf.numpy_function(lambda x: x, [late], tf.float32)
+            late.set_shape([1])
+            parts = [tf.constant([2.0]), late] if RANK % 2 else [late, tf.constant([2.0])]
+            slices = [tf.IndexedSlices(part[:, None], tf.constant([0]), [1, 1]) for part in parts]
+            variables = [v1.get_variable(name, initializer=tf.zeros([1, 1] if groups is None else [1])) for name in ("a", "b")]
+            optimizer = v1.train.GradientDescentOptimizer(1.0)
+            pairs = list(zip(parts if groups else slices, variables, strict=True))
+            optimizer.compute_gradients = lambda pairs=pairs: pairs
+            wrapped = hvd.DistributedOptimizer(optimizer, groups=groups)
+            train = wrapped.apply_gradients(wrapped.compute_gradients())
+            config = v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+            with v1.Session(config=config) as session:
+                session.run(v1.global_variables_initializer())
+                session.run(train)
+                assert [float(each.item()) for each in session.run(variables)] == [-2.0, -2.0]
 
 
 def batch_normalisation():
@@ -235,7 +281,7 @@ def states():
     assert values.batch == 0
 
 
-for part in (tapes, keras_optimizers, sessions, batch_normalisation, states):
+for part in (tapes, keras_optimizers, own_schedules_and_patterns, sessions, one_after_the_other, batch_normalisation, states):
     if part.__name__ in sys.argv[1:] or not sys.argv[1:]:
         part()
 report(**facts)

@@ -39,7 +39,7 @@ def sparse_allreduce(
     agreement = _native.operation(_native.ALLREDUCE, chosen, dtype, (0, *shape), 0, reduce=arrays.reduction_number(op), process_set=who.id)
     agreement.objection = problem.encode() or None
     operations.run(agreement)
-    rows, sums = _merge(indices, values)
+    rows, sums = _merge(indices, values)  # half types as float32: their sums are rounded once, at the end
     # One more index: a rank that has no rows differs from one that has joined, and sends nothing.
     marked = np.append(rows, np.array([-1], dtype=rows.dtype))
     everyone = arrays.allgather(marked, f"{chosen}.indices", process_set)
@@ -47,13 +47,13 @@ def sparse_allreduce(
     is_marker = everyone < 0
     merged, total = _merge(everyone[~is_marker], gathered)
     if op == Average:
-        total = (total / np.asarray(np.count_nonzero(is_marker), total.dtype)).astype(values.dtype)
-    return merged, total
+        total = total / np.asarray(np.count_nonzero(is_marker), total.dtype)
+    return merged, total.astype(values.dtype, copy=False)
 
 
 def _merge(indices: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Every index once; its values are added in the order in which they come."""
+    """Every index once; its values are added in the order in which they come. The sums of half types are float32."""
     unique, place = np.unique(indices, return_inverse=True)
     wide = np.zeros((len(unique), *values.shape[1:]), np.float32 if values.dtype.name in _HALF_TYPES else values.dtype)
     np.add.at(wide, place.reshape(-1), values.astype(wide.dtype, copy=False))
-    return unique, wide.astype(values.dtype, copy=False)
+    return unique, wide

@@ -43,11 +43,12 @@ def wait() -> None:
 
 
 def take_failure(error: Exception) -> CollectiveError | None:
-    """The engine's error that JAX has raised as one of its own."""
+    """The engine's error that JAX has raised as one of its own; None if the error is of something else."""
     global _failure
-    if not isinstance(error, jax.errors.JaxRuntimeError):
+    failure = _failure
+    if failure is None or not isinstance(error, jax.errors.JaxRuntimeError) or str(failure) not in str(error):
         return None
-    failure, _failure = _failure, None
+    _failure = None
     return failure
 
 

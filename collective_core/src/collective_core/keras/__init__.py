@@ -25,7 +25,7 @@ from collective_core.common.build_info import (
 from collective_core.errors import CollectiveError, HorovodInternalError
 from collective_core.keras import callbacks, elastic
 from collective_core.keras.functions import allgather, allreduce, broadcast, reducescatter
-from collective_core.keras.optimizer import Compression, DistributedOptimizer, load_model
+from collective_core.keras.optimizer import Compression, DistributedOptimizer, PartialDistributedOptimizer, load_model
 from collective_core.keras.variables import broadcast_global_variables, broadcast_variables
 from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
@@ -46,6 +46,17 @@ allgather_object, broadcast_object = requirements.framework.allgather_object, re
 init, shutdown, join, barrier = (getattr(requirements.framework, name) for name in ("init", "shutdown", "join", "barrier"))
 add_process_set, remove_process_set = requirements.framework.add_process_set, requirements.framework.remove_process_set
 
+
+def nccl_built() -> int:
+    """Whether tensors on GPUs can go through NCCL: as the module of Keras's backend says, 0 where it says nothing."""
+    return int(getattr(requirements.framework, "nccl_built", int)())
+
+
+def cuda_built() -> bool:
+    """Whether the framework was built for CUDA: as the module of Keras's backend says, False where it says nothing."""
+    return bool(getattr(requirements.framework, "cuda_built", bool)())
+
+
 __all__ = [
     "Average",
     "CollectiveError",
@@ -54,6 +65,7 @@ __all__ = [
     "HorovodInternalError",
     "Max",
     "Min",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",
     "Sum",
@@ -70,6 +82,7 @@ __all__ = [
     "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
     "ddl_built",
     "elastic",
     "get_process_set_ids_and_ranks",
@@ -87,6 +100,7 @@ __all__ = [
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
+    "nccl_built",
     "process_set_by_id",
     "rank",
     "reducescatter",

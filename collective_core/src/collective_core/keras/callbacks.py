@@ -14,7 +14,7 @@ from collective_core.runtime import membership
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all ranks the root's weights and optimizer state before the first step, or after it where the model is built by it.
+    """Gives all ranks the root's weights and optimizer state before the first step, or after it where a rank's model is built by it.
 
     ``local_variables``: that stay the rank's own. ``device`` has no effect.
     """
@@ -34,7 +34,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 "this model scales its loss around a DistributedOptimizer, so that each rank would decide by itself which steps are left "
                 "out: pass hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)) to compile"
             )
-        if self.model.built:
+        # Together: one rank may have loaded a model that the others build in their first step.
+        if not self.broadcast_done and all(allgather_object(bool(self.model.built))):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002

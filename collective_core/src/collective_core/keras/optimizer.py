@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Mapping, Sequence
 
 import keras
@@ -139,6 +140,19 @@ def DistributedOptimizer(
         if optimizer.built:
             raise ValueError("backward_passes_per_step: the optimizer has been used already; wrap it before")
         wrapped.gradient_accumulation_steps = backward_passes_per_step
+    return wrapped
+
+
+def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> Any:
+    """:func:`DistributedOptimizer`, but the gradients of ``local_layers``, a layer or several, stay this rank's own. With TensorFlow only.
+
+    Raises ValueError with another backend, and for what is no layer.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(f"PartialDistributedOptimizer needs KERAS_BACKEND=tensorflow; Keras's backend is {keras.backend.backend()}")
+    wrapped = DistributedOptimizer(optimizer, *args, **kwargs)
+    for variable in import_module("collective_core.tensorflow.tape").variables_of_layers(local_layers):
+        wrapped.register_local_var(variable)
     return wrapped
 
 

@@ -69,17 +69,20 @@ class GradientReducer:
             for number in [n for n, (g, v) in enumerate(zip(results, variables)) if g is not None and identity_of(v) in self._local]:
                 results[number] = _scaled(results[number], 1.0 / size)
         with tf.name_scope(f"{self._name}_Allreduce"):
+            reduced: list[Any] = []
             for place, numbers in enumerate(self._grouped(shared, variables)):
-                reduced = grouped_allreduce(
-                    [results[number] for number in numbers],
-                    compression=self._compression,
-                    op=self._op,
-                    prescale_factor=self._factors[0],
-                    postscale_factor=self._factors[1],
-                    process_set=self._process_set,
-                    name=f"{self._name}.gradients.{place}" if use_generic_names else None,
-                    ignore_name_scope=use_generic_names,
-                )
+                # One after the other in graphs of TensorFlow 1, too: they would take its threads in another order on each rank.
+                with tf.control_dependencies(reduced):
+                    reduced = grouped_allreduce(
+                        [results[number] for number in numbers],
+                        compression=self._compression,
+                        op=self._op,
+                        prescale_factor=self._factors[0],
+                        postscale_factor=self._factors[1],
+                        process_set=self._process_set,
+                        name=f"{self._name}.gradients.{place}" if use_generic_names else None,
+                        ignore_name_scope=use_generic_names,
+                    )
                 for number, gradient in zip(numbers, reduced):
                     results[number] = gradient
         return results
@@ -121,8 +124,23 @@ class LocalAggregation:
         self._sums: list[Any] = []  # None where there is no gradient
         self.steps: Any = None
 
-    def _make_variables(self, gradients: Sequence[Any]) -> None:
+    def _require_same_pattern(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Raises ValueError where other variables have a gradient than in the first pass, which has no sum for them."""
+        if len(gradients) != len(self._sums):
+            raise ValueError(f"backward_passes_per_step > 1: {len(gradients)} gradients, and in the first pass {len(self._sums)}")
+        for gradient, total, variable in zip(gradients, self._sums, variables):
+            if (gradient is None) != (total is None):
+                text = (
+                    "has no gradient, and had one in the first pass"
+                    if gradient is None
+                    else "has a gradient, and had none in the first pass"
+                )
+                name = getattr(variable, "path", None) or getattr(variable, "name", None)
+                raise ValueError(f"backward_passes_per_step > 1: variable {name!r} {text}; every pass must have the same gradients")
+
+    def _make_variables(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         if self.steps is not None:
+            self._require_same_pattern(gradients, variables)
             return
         with tf.init_scope():
             local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
@@ -134,11 +152,14 @@ class LocalAggregation:
                 self._sums.append(None if zeros is None else make(zeros, trainable=False, **graph_options))
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Adds these; returns the reduced gradients in the last pass, otherwise the sums so far, which are not to be applied."""
+        """Adds these; returns the reduced gradients in the last pass, otherwise the sums so far, which are not to be applied.
+
+        Raises ValueError where other variables have a gradient than in the first pass.
+        """
         if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients) and not self._reducer._sparse_as_dense:
             raise ValueError("IndexedSlices are not supported when backward_passes_per_step > 1 and sparse_as_dense is False")
         gradients = [self._reducer._dense(gradient) for gradient in gradients]
-        self._make_variables(gradients)
+        self._make_variables(gradients, variables)
         there = [number for number, total in enumerate(self._sums) if total is not None]
         added = [self._sums[number].assign_add(gradients[number]) for number in there]
         with tf.control_dependencies(added):

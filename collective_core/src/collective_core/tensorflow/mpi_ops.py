@@ -91,15 +91,22 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """:func:`allreduce` of several tensors: those of one type travel as one, in one callback."""
+    """:func:`allreduce` of several tensors: those of one type travel as one, in one callback.
+
+    ``tf.IndexedSlices`` go before them, each in a callback of its own, in the order of ``tensors``.
+    """
     request = _Request(reduction(op, average), prescale_factor, postscale_factor, process_set, ignore_name_scope)
     results = list(tensors)
     dense = [number for number, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
+    before: list[Any] = []  # nothing else orders callbacks in graphs of TensorFlow 1
     for number in [number for number in range(len(results)) if number not in set(dense)]:
-        results[number] = _allreduce_slices(results[number], f"{name}.{number}" if name else None, request)
+        with tf.control_dependencies(before):
+            results[number] = _allreduce_slices(results[number], f"{name}.{number}" if name else None, request)
+        before = [results[number].values]
     if dense:
         pairs = [compression.compress(as_tensor(results[number])) for number in dense]
-        reduced = _allreduce([small for small, _ in pairs], name, request)
+        with tf.control_dependencies(before):
+            reduced = _allreduce([small for small, _ in pairs], name, request)
         for number, output, (_, context) in zip(dense, reduced, pairs):
             results[number] = compression.decompress(output, context)
     return results

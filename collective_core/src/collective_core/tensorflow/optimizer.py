@@ -95,16 +95,18 @@ class _DistributedKerasOptimizer:
 
 
 def _around_keras(optimizer: Any, name: str | None, reducer: GradientReducer, aggregation: LocalAggregation | None) -> Any:
-    """An optimizer of the same class, options and state. Its class has the same name, so that a saved model loads without this package."""
+    """An optimizer of the same class with the same options and state, which it shares with the given one.
+
+    Its class has the same name, so that a saved model loads without this package.
+    """
     # Keras registers what is not its own under another name.
     made: Any = type(type(optimizer).__name__, (_DistributedKerasOptimizer, type(optimizer)), {"__module__": type(optimizer).__module__})
-    config = optimizer.get_config()
-    wrapped = made.from_config({**config, **({"name": name} if name else {})})
+    # Not from its configuration, which the program's own classes, of a schedule of the learning rate for example, need not have.
+    wrapped = made.__new__(made)
+    wrapped.__dict__.update(optimizer.__dict__)
     wrapped._reducer, wrapped._aggregation = reducer, aggregation
-    if optimizer.built:
-        wrapped.build(optimizer._trainable_variables)
-        for variable, value in zip(wrapped.variables, optimizer.variables):
-            variable.assign(value)
+    if name:
+        wrapped.name = name
     return wrapped
 
 
