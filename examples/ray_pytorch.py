@@ -3,7 +3,6 @@
     pip install ray cloudpickle
     python examples/ray_pytorch.py                       # a Ray of its own on this machine
     python examples/ray_pytorch.py --address auto        # the cluster of this machine
-    python examples/ray_pytorch.py --address auto --gpus 1
 
 Each rank trains a small network on its part of data that it makes, and the driver gets what every rank returned.
 """
@@ -49,14 +48,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--address", help="of a Ray cluster, or auto; without it a Ray of its own is started")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--gpus", type=float, default=0.0, help="GPUs for each rank")
     parser.add_argument("--epochs", type=int, default=30)
     options = parser.parse_args()
 
     own = {} if options.address else {"num_cpus": options.ranks, "include_dashboard": False}
     ray.init(address=options.address, log_to_driver=False, **own)
-    each = {"CPU": 1.0, **({"GPU": options.gpus} if options.gpus else {})}
-    results = Runner(np=options.ranks, ray=each).run(train, epochs=options.epochs)
+    results = Runner(np=options.ranks, ray={"CPU": 1.0}).run(train, epochs=options.epochs)
     ray.shutdown()
     losses, parameters = results[0]
     if any(result != (losses, parameters) for result in results):

@@ -83,21 +83,23 @@ run_options.__signature__ = signature(  # type: ignore[attr-defined]
 
 
 def _command(values: SimpleNamespace) -> tuple[str, ...]:
-    """The program as it is started: as under torchrun, Python runs modules, and a script that cannot be executed itself."""
+    """The program as it is started: as under torchrun, Python runs modules and scripts."""
     command = tuple(values.command or ())
     if values.module and command:
         return ("python", "-m", *command)
-    if command and not values.no_python and command[0].endswith(".py") and not os.access(command[0], os.X_OK):
+    if command and not values.no_python and command[0].endswith(".py"):
         return ("python", *command)
     return command
 
 
 def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:
-    """How many hosts, and ranks on each, as torchrun's options say it; sets ``np``, and the limits of an elastic job, to what follows.
+    """How many hosts, and ranks on each, as torchrun's options say it; sets ``np``, and an elastic job's limits and slots, to what follows.
 
     Raises UsageError for numbers that contradict each other.
     """
     per_node = _per_node(values.nproc_per_node)
+    if per_node and values.host_discovery_script is not None:
+        values.slots_per_host = per_node
     if values.nnodes is None:
         if per_node and values.np and values.np % per_node and values.min_np is None and values.max_np is None:
             raise UsageError(f"-np {values.np} and --nproc-per-node {per_node} contradict each other", hint="leave one of them out")
@@ -127,7 +129,7 @@ def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:
 def _per_node(text: str | None) -> int | None:
     if text is None or text in ("auto", "gpu"):
         return None  # one per slot: that is one per GPU, where the inventory does not say otherwise
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--nproc-per-node {text}: write a number, or leave it out for one rank per slot of the hosts")
     return int(text)
 

@@ -1,9 +1,9 @@
 """Runs one job on the first host for a controller that has the other end of standard input. Python 3.6+, standard library only.
 
 The first line of standard input is JSON (`launch.jobs.Job`), so nothing of it shows in a process list; then comes a line every few seconds.
-``:{inherited}`` at the end of a variable stands for the value that it has already, and ``{port}`` for a free port. The job has a private folder on every host, which is
-removed when the job ends; on the first host, a file of it that begins with ``#!`` can be executed. A guard (guard.py) on every host, this
-one too, makes and removes the folder, reports stopped processes, and ends the job there when it does not hear from us.
+``:{inherited}`` at the end of a variable stands for the value that it has already; the variables ``free_ports`` get free ports. The job has
+a private folder on every host, which is removed when the job ends; on the first host, a file of it that begins with ``#!`` can be executed.
+A guard (guard.py) on every host, this one too, makes and removes the folder, reports stopped processes, and ends the job there when it does not hear from us.
 
 The job is ended (TERM, a grace, KILL) when standard input closes or is silent, because the controller died, was interrupted or is cut
 off; and when a host is lost, or a process of the launcher or a rank is stopped, for too long. The last line is ``mark`` and JSON:
@@ -260,8 +260,7 @@ def start_job(order, folder, fill):
     for name, value in order["environment"].items():
         if value.endswith(":{inherited}"):
             environment[name] = value.replace("{inherited}", os.environ.get(name, "")).rstrip(":")
-        elif value == "{port}":
-            environment[name] = free_port()
+    environment.update((name, free_port()) for name in order["free_ports"])
     shared, run_id = "/dev/shm/" + os.path.basename(folder), os.environ.get("PROVISION_RUN_ID", "")
     argv = [word.replace("{shm}", shared).replace("{run}", run_id) for word in fill(order["argv"])]
     return subprocess.Popen(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)

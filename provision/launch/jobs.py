@@ -28,8 +28,6 @@ _END_S = 30.0  # for an interrupted job to end itself on all hosts
 _HEARTBEAT_S = 5.0
 #: Runs ``Job.program`` on a host, with Python before it, and notes how it ended.
 RANK = "{job}/rank.py"
-#: As a variable's value: a TCP port that is free on the first host.
-FREE_PORT = "{port}"
 
 Kind = Literal["ended", "launcher", "orphaned", "stopped", "silent", "lost", "unreachable", "refused", "controller", "gone"]
 _Whole = Annotated[int, Field(gt=-1_000_000_000, lt=1_000_000_000)]
@@ -91,7 +89,8 @@ class Job:
         argv: the launcher's command line, run on the first host.
         host: name of the first host in the inventory.
         python: interpreter for our scripts on all hosts.
-        environment: ``:{inherited}`` at the end of a value stands for the variable's value there; a value may be `FREE_PORT`.
+        environment: ``:{inherited}`` at the end of a value stands for the variable's value there.
+        free_ports: names of further variables, each of which gets a TCP port that is free on the first host.
         files: written into the job's folder first; one that begins with ``#!`` can be executed.
         report: name of the file in the job's folder that is read at the end.
         program: what `RANK` runs, which the launcher starts.
@@ -103,6 +102,7 @@ class Job:
     host: str = "localhost"
     python: str = "python3"
     environment: Mapping[str, str] = field(default_factory=dict)
+    free_ports: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     report: str | None = None
     program: Sequence[str] = ()
@@ -112,7 +112,7 @@ class Job:
 
     def order(self, mark: str) -> str:
         """What job.py reads: one line of JSON. It prints ``mark`` before its outcome; ranks cannot know it."""
-        names = ("argv", "python", "environment", "files", "report", "program", "hosts", "ssh")
+        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts", "ssh")
         scripts = {name: resources.script(f"{name}.py") for name in ("guard", "rank")}
         return json.dumps({**{name: getattr(self, name) for name in names}, "mark": mark, "scripts": scripts})
 

@@ -7,11 +7,11 @@ their own environment: every user of a host can read a command line, so no value
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provision.base.errors import UsageError
-from provision.launch.jobs import FREE_PORT, RANK, Job
+from provision.launch.jobs import RANK, Job
 from provision.plan.model import Plan
 
 LAUNCHERS = ("mpi", "own")
@@ -188,8 +188,8 @@ class RunOptions:
 def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
     """A program under mpirun, on the hosts ``placed``: (address, ranks)."""
     # For torch.distributed; the engine's launcher sets them itself. Its other variables rank.py makes from mpirun's.
-    master = {"MASTER_ADDR": placed[0][0] if len(placed) > 1 else "127.0.0.1", "MASTER_PORT": FREE_PORT}
-    variables = {**master, **where.variables(options)}
+    variables = {"MASTER_ADDR": placed[0][0] if len(placed) > 1 else "127.0.0.1", **where.variables(options)}
+    free_ports = {"MASTER_PORT"} - set(variables)
     parameters = list(_MPI_PARAMETERS)
     if where.ssh_config and len(placed) > 1:
         parameters.append(("plm_rsh_args", f"-F {where.ssh_config}"))
@@ -206,14 +206,15 @@ def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunO
     argv += [*(options.binding or ("--map-by", "slot", "--bind-to", "none")), "--oversubscribe", "--tag-output"]
     for name, value in parameters:
         argv += ["--mca", name, value]
-    for name in sorted({*variables, "PROVISION_RUN_ID"}):
+    for name in sorted({*variables, *free_ports, "PROVISION_RUN_ID"}):
         argv += ["-x", name]
     if options.workdir:
         argv += ["--wdir", options.workdir]
     command = _command(where, options)
     if THREADS not in variables:  # each rank takes its part of its host's cores; the engine's launcher sees to that itself
         command = [where.interpreter, "-I", "-c", _LIMIT, *command]
-    return _job(where, placed, options, [*argv, *options.mpi_args], command, {"hostfile": hostfile(placed)}, variables)
+    job = _job(where, placed, options, [*argv, *options.mpi_args], command, {"hostfile": hostfile(placed)}, variables)
+    return replace(job, free_ports=sorted(free_ports))
 
 
 def own_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:

@@ -81,6 +81,7 @@ def _theirs(spelled: str, kind: type, horovod: str, key: str, engine: str = "", 
 
 _TOLD = "the launcher starts all ranks and tells them where to meet"
 _NO_AGENT = "it is for an agent of torchrun's, and there is none"
+_SHOWN = "what all ranks print is shown here; --output-filename also keeps it, --quiet-ranks shows rank 0 only"
 
 # fmt: off
 #: Of `provision run` alone.
@@ -185,6 +186,10 @@ JOB_OPTIONS = (
     _torchruns("--monitor-interval", str, _NO_AGENT),
     _torchruns("--start-method", str, _NO_AGENT),
     _ours(None, "--role", str, unused=_NO_AGENT),
+    _ours(None, "--tee", str, unused=_SHOWN),
+    _ours(None, "--redirects", str, unused=_SHOWN),
+    _torchruns("--log-dir", str, _SHOWN),
+    _torchruns("--local-ranks-filter", str, _SHOWN),
     _ours(None, "--bring PATH", list[Path], exists=True),  # the earlier name of --copy
     _ours(None, "--tcp", bool),  # always so
     _ours(None, "--disable-cache", bool),  # nothing is cached

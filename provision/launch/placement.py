@@ -30,7 +30,7 @@ def fill(
         hosts: (address, slots).
         oversubscribe: allow more ranks than slots; all hosts take part then.
         nodes: only the first so many hosts.
-        per_node: on each host so many ranks.
+        per_node: on each host so many ranks, also where it has one slot only.
 
     Raises:
         UsageError: there are fewer slots, and not ``oversubscribe``; or fewer hosts.
@@ -40,7 +40,7 @@ def fill(
     hosts = hosts[:nodes]
     if per_node is not None:
         for address, count in hosts:
-            if count < per_node and not oversubscribe:
+            if 1 < count < per_node and not oversubscribe:  # one slot is what a host has where nobody says it
                 hint = "start fewer, give it more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe"
                 raise UsageError(f"{per_node} ranks do not fit into the {count} slots of {address}", hint=hint)
         hosts = [(address, per_node) for address, _ in hosts]

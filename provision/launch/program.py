@@ -145,7 +145,7 @@ def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple
     progress.line(f"on {seats[0].host.name}: {shlex.join(job.argv)}")
     if job.program:
         progress.line(f"each rank: {shlex.join(job.program)}")
-    progress.line(f"variables of every rank: {', '.join(sorted(job.environment))}")  # values may be secret
+    progress.line(f"variables of every rank: {', '.join(sorted({*job.environment, *job.free_ports}))}")  # values may be secret
 
 
 def _show_failure(output: RankOutput, result: JobResult, job: Job, progress: Progress, log: Path) -> None:

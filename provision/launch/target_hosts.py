@@ -256,6 +256,6 @@ def _expand(word: str, where: str) -> list[str]:
 
 
 def _entry(where: str, name: str, slots: str) -> Entry:
-    if not name or not slots.isdigit() or int(slots) < 1:
+    if not name or not slots.isdecimal() or int(slots) < 1:
         raise UsageError(f"{name}:{slots} is not HOST:SLOTS", where=where, hint="write it like a:2,b:2")
     return name, int(slots)

@@ -22,7 +22,7 @@ from collective_core.elastic.membership import ElasticMembership, RankAssignment
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
 from collective_core.launch import timeouts, tracebacks
-from collective_core.launch.elastic import UNLIMITED, cooldown_of, limits_of
+from collective_core.launch.elastic import UNLIMITED, cooldown_of, exceptions_of, limits_of
 from collective_core.launch.hosts import Host, ask
 from collective_core.observe import recorder
 from collective_core.observe.flight_recorder import path_of
@@ -715,6 +715,17 @@ def test_exceptions_of_a_host_are_tolerated_and_those_of_a_program_are_not():
     assert not found.is_set_aside("a", 51.0 + FORGIVEN)
     found.note("a", 5, now=61.0 + FORGIVEN)
     assert not found.are_too_many("a", 61.0 + FORGIVEN), "all before is forgiven"
+
+
+@pytest.mark.parametrize(("restarts", "is_only_host", "survived"), [(5, True, 5), (5, False, 1), (0, True, 0), (None, True, 1)])
+def test_the_users_number_of_failures_counts_for_the_only_host(restarts, is_only_host, survived):
+    found = exceptions_of(restarts, is_only_host)
+    for generation in range(1, survived + 1):
+        found.note("a", generation, now=50.0)
+        assert not found.is_set_aside("a", 50.0)
+        assert not found.are_too_many(["a"], 50.0)
+    found.note("a", survived + 1, now=50.0)
+    assert found.are_too_many(["a"], 50.0)
 
 
 def test_the_same_traceback_on_two_hosts_is_the_programs():

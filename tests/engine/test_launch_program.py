@@ -227,6 +227,9 @@ def test_a_program_that_waits_for_all_its_children_waits_for_none_of_ours():
         (["-H", "a:2,b:x"], 2, "the number of slots of host b"),
         (["-np", "5", "-H", "a:2,b:2"], 2, "5 ranks do not fit into the 4 slots"),
         (["-np", "0"], 2, "at least 1"),
+        (["-H", "a:²"], 2, "the number of slots of host a"),
+        (["--master-port", "99999"], 2, "--master-port 99999: write a port"),
+        (["--master-port", "-5"], 2, "--master-port -5: write a port"),
         (["-x", "NOT_THERE"], 2, "-x NOT_THERE: there is no such variable"),
     ],
 )
@@ -247,6 +250,7 @@ print(os.environ["RANK"], os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], 
 
 def test_a_command_line_of_torchrun(tmp_path):
     (tmp_path / "says.py").write_text(SAYS)
+    (tmp_path / "says.py").chmod(0o755)  # torchrun has Python run it all the same
     words = ["--standalone", "--nnodes=1", "--nproc_per_node=2", "--rdzv-backend", "c10d", "--master_port", "4711", "--max_restarts=0"]
     for program in (["says.py", "--lr", "1"], ["-m", "says", "--lr", "1"]):
         done = launch("--wdir", str(tmp_path), *words, *program)
@@ -312,12 +316,14 @@ HOSTS = [Host("a", 4), Host("b", 4), Host("c", 1)]
         (None, "2", "auto", HOSTS, (None, None, None, [4, 4])),
         (4, None, "2", HOSTS, (4, None, None, [2, 2, 2])),
         (None, "2:3", "2", HOSTS, (None, 4, 6, [2, 2, 2])),
-        (None, "1:4", "2", [], (None, 2, 8, [])),
+        (None, "1:4", "2", [], (None, 2, 8, [2])),
     ],
 )
 def test_how_many_ranks_torchruns_options_mean(np, nodes, per_node, hosts, expected):
     size = size_of(Size(np, None, None, hosts), nodes, per_node)
     assert (*size[:3], [host.slots for host in size.hosts]) == expected
+    discovered = size_of(Size(None, None, None, []), "2:4", "2", discovered=True)
+    assert discovered == (None, 4, 8, []), "the script says which hosts there are"
 
 
 @pytest.mark.parametrize(
@@ -328,12 +334,14 @@ def test_how_many_ranks_torchruns_options_mean(np, nodes, per_node, hosts, expec
         (3, None, None, "2", "-np 3 contradicts --nproc-per-node 2"),
         (None, None, "4", "1", "--nnodes 4, and there is 3"),
         (None, None, "0", None, "--nnodes 0: write N, or MIN:MAX"),
+        (None, None, "4:5", "1", "--nnodes 4:5, and there is 3"),
         (None, None, "2:1", "1", "--nnodes 2:1: write"),
         (None, None, "two", None, "--nnodes two: write"),
         (None, None, "1:2", None, "needs a number of ranks for each host"),
         (None, 2, "1:2", "2", "say the same thing"),
         (None, 2, "2", "2", "a fixed number of hosts"),
         (None, None, None, "0", "--nproc-per-node 0: write a positive number"),
+        (None, None, None, "²", "--nproc-per-node ²: write a positive number"),
         (None, None, None, "gpu", "say the number, or leave it out"),
         (None, None, None, "5", "5 ranks do not fit into the 4 slots of host a"),
     ],

@@ -103,6 +103,19 @@ def test_torchrun_inside_a_job_of_ours():
     all_well(reports([done.stdout]), [done.returncode] * 2, done.stderr, 2)
 
 
+@pytest.mark.slow
+def test_torchrun_inside_an_elastic_job_of_ours():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(WORKER)]
+    done = subprocess.run(
+        [sys.executable, "-m", "collective_core.launch", "--min-np", "1", "-np", "1", *command],
+        env=clean(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    all_well(reports([done.stdout]), [done.returncode] * 2, done.stderr, 2)
+
+
 def test_slurm_with_variables_of_mpi_but_without_mpi4py(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not installed')")
     shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "here"}

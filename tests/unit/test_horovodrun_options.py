@@ -150,7 +150,7 @@ def test_options_of_torchrun_without_a_meaning_say_so(monkeypatch: pytest.Monkey
     unused = [option for option in JOB_OPTIONS if option.unused]
     words = " ".join(f"{option.names[-1]}{'' if option.kind is bool else ' x'}" for option in unused)
     _, _, said = launched(["-H", "a:2", *shlex.split(words)], monkeypatch)
-    assert len(unused) == 10
+    assert len(unused) == 14
     for option in unused:
         assert f"{option.names[0]} has no effect: " in said
 
@@ -163,7 +163,8 @@ def test_scripts_and_modules_run_as_under_torchrun(tmp_path: Path, monkeypatch: 
     for typed, expected in {
         ("train.py", "1"): ("python", "train.py", "1"),
         ("--no-python", "train.py"): ("train.py",),
-        ("./run.py",): ("./run.py",),
+        ("run.py",): ("python", "run.py"),
+        ("--no-python", "./run.py"): ("./run.py",),
         ("-m", "train", "1"): ("python", "-m", "train", "1"),
         ("--module", "train"): ("python", "-m", "train"),
         ("python", "-m", "train"): ("python", "-m", "train"),
@@ -212,6 +213,7 @@ def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "--nnodes 2 --min-np 2": "say the same thing",
         "--nproc-per-node cpu": "write a number, or leave it out",
         "--nproc-per-node 0": "write a number, or leave it out",
+        "--nproc-per-node ²": "write a number, or leave it out",
         "--node-rank 1": "a job is started once, on one machine",
     }.items():
         seen: list[Any] = []

@@ -21,7 +21,7 @@ from loading import load
 from provision.base import resources
 from provision.inventory import Host
 from provision.launch import jobs
-from provision.launch.jobs import FREE_PORT, Job, JobResult, Verdict
+from provision.launch.jobs import Job, JobResult, Verdict
 
 HERE = Host(name="localhost", address="localhost", connection="local")
 
@@ -424,8 +424,10 @@ def test_parent_that_is_dying_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_free_port_of_the_first_host() -> None:
-    _, lines = run(Job(["sh", "-c", "echo $MASTER_PORT"], environment={"MASTER_PORT": FREE_PORT}))
-    assert 0 < int(lines[0]) < 1 << 16
+    _, lines = run(Job(["sh", "-c", "echo $MASTER_PORT $X"], environment={"X": "{port}"}, free_ports=["MASTER_PORT"]))
+    port, of_user = lines[0].split()
+    assert 0 < int(port) < 1 << 16
+    assert of_user == "{port}"
 
 
 SAYS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +70,8 @@ def test_the_engines_launcher_word_for_word() -> None:
 def test_both_launchers_give_ranks_the_same_and_show_no_value(launcher: Callable[..., Job]) -> None:
     job = launcher(replace(WHERE, libraries=("/opt/p/lib",)), PLACED, PROGRAM)
     # The engine's launcher tells its ranks itself where torch.distributed meets.
-    master = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "{port}"} if launcher is mpi_job else {}
+    master = {"MASTER_ADDR": "10.0.0.1"} if launcher is mpi_job else {}
+    assert job.free_ports == (["MASTER_PORT"] if launcher is mpi_job else ())
     assert job.environment == {
         **master,
         "COLLECTIVE_NETWORK": "10.0.0.0/24",
@@ -90,7 +92,9 @@ def test_both_launchers_give_ranks_the_same_and_show_no_value(launcher: Callable
 def test_where_torch_distributed_meets_under_mpirun() -> None:
     assert mpi_job(WHERE, PLACED[:1], PROGRAM).environment["MASTER_ADDR"] == "127.0.0.1"
     own = {"MASTER_ADDR": "10.1.0.1", "MASTER_PORT": "4711"}
-    assert own.items() <= mpi_job(WHERE, PLACED, replace(PROGRAM, environment=own)).environment.items()
+    job = mpi_job(WHERE, PLACED, replace(PROGRAM, environment=own))
+    assert own.items() <= job.environment.items()
+    assert job.free_ports == []
 
 
 def test_restarts_are_the_engines_launchers() -> None:
@@ -162,6 +166,15 @@ def test_ranks_fill_one_host_after_the_other() -> None:
         placement.fill(hosts, 6)
 
 
+def test_hosts_of_a_script_get_the_ranks_that_torchruns_option_says(tmp_path: Path) -> None:
+    script = tmp_path / "hosts"
+    script.write_text("#!/bin/sh\necho a\n")
+    elastic = run_options(["train"], nnodes="1:4", nproc_per_node="4", host_discovery_script=script).elastic
+    assert elastic is not None
+    assert (elastic.min_np, elastic.max_np, elastic.slots_per_host) == (4, 16, 4)
+    assert "--slots-per-host 4" in shlex.join(elastic.arguments())
+
+
 def test_ranks_by_hosts_and_ranks_on_each() -> None:
     hosts = [("a", 4), ("b", 4), ("c", 2)]
     assert placement.fill(hosts, None, nodes=2) == hosts[:2]
@@ -174,6 +187,7 @@ def test_ranks_by_hosts_and_ranks_on_each() -> None:
         placement.fill(hosts, None, nodes=4)
     elastic = run_options(["train"], nnodes="1:3", nproc_per_node="2")
     assert placement.of_program(hosts, elastic) == [("a", 2), ("b", 2), ("c", 2)]
+    assert placement.fill([("a", 1), ("b", 1)], None, per_node=2) == [("a", 2), ("b", 2)], "of which nobody has said the slots"
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,12 @@ class Exceptions:
 
     A host with a second one gets no new workers, those that it has go on; of the program, not of a host, are exceptions in more than
     ``restarts`` generations, or on all hosts, or with the same traceback on two of them. Workers of one host that end in the same
-    generation count once, and nothing counts any more after ``FORGIVEN`` seconds without another.
+    generation count once, and nothing counts any more after ``FORGIVEN`` seconds without another. ``of_host``: how many of one host are too
+    many.
     """
 
-    def __init__(self, restarts: int = MOST_RESTARTS) -> None:
-        self._restarts = restarts
+    def __init__(self, restarts: int = MOST_RESTARTS, of_host: int = MOST_OF_HOST) -> None:
+        self._restarts, self._of_host = restarts, of_host
         self._when: dict[tuple[str, int], float] = {}  # host, generation
         self._hosts_of: dict[str, set[str]] = {}  # by traceback
 
@@ -64,7 +65,7 @@ class Exceptions:
     def is_set_aside(self, host: str, now: float) -> bool:
         """Whether the host gets no new workers."""
         own = [when for (name, _), when in self._when.items() if name == host]
-        return len(own) >= MOST_OF_HOST and now <= max(own) + FORGIVEN
+        return len(own) >= self._of_host and now <= max(own) + FORGIVEN
 
     def are_too_many(self, hosts: Iterable[str], now: float) -> bool:
         """Whether the program, or all the job's hosts, are to blame."""

@@ -28,8 +28,8 @@ _masters_of_user: set[str] = set()  # variables of torch.distributed that stay a
 
 
 def is_one() -> bool:
-    """Whether this process belongs to an elastic job."""
-    return SERVER in os.environ
+    """Whether this process belongs to an elastic job, and not to a torchrun that a worker of one has started."""
+    return SERVER in os.environ and launchers.RUN_OF_TORCHRUN not in os.environ
 
 
 def generation() -> int:

@@ -53,12 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tag-output", action="store_true", help="begin lines with [1,RANK]<stdout>: as mpirun does")
     parser.add_argument(*_spelled("--master-port"), type=int, help="MASTER_PORT for torch.distributed; a free one by default")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module: -m package.train")
-    parser.add_argument(*_spelled("--no-python"), action="store_true", help=argparse.SUPPRESS)  # of torchrun: so it is here anyway
+    parser.add_argument(*_spelled("--no-python"), action="store_true", help="execute a file NAME.py itself")
     parser.add_argument(*_spelled("--node-rank"), type=int, help=argparse.SUPPRESS)
     for name, (values, _) in nodes.WITHOUT_EFFECT.items():
         how = {"action": "store_true"} if values == 0 else {}
         parser.add_argument(*_spelled(name), dest=f"unused{name}", help=argparse.SUPPRESS, **how)  # type: ignore[arg-type]
-    program = "the program and its arguments; `python` is this interpreter, which also runs a file NAME.py that cannot be executed"
+    program = "the program and its arguments; `python` is this interpreter, which also runs a file NAME.py"
     parser.add_argument("program", nargs=argparse.REMAINDER, help=program)
     return parser
 
@@ -77,8 +77,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
         return [sys.executable, "-m", *command]
     if command[0] in ("python", "python3"):
         return [sys.executable, *command[1:]]
-    is_script = command[0].endswith(".py") and not arguments.no_python and not os.access(command[0], os.X_OK)
-    return [sys.executable, *command] if is_script else command
+    return [sys.executable, *command] if command[0].endswith(".py") and not arguments.no_python else command
 
 
 def _say(text: str) -> None:
@@ -103,6 +102,8 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     missing = [name for name, is_given, _ in given if not is_given and name not in os.environ]
     if missing:
         raise CollectiveError(f"-x {missing[0]}: there is no such variable here", "invalid")
+    if not 0 <= (arguments.master_port or 0) < 1 << 16:
+        raise CollectiveError(f"--master-port {arguments.master_port}: write a port, 1 to 65535, or leave it out for a free one", "invalid")
     found = {"MASTER_PORT": str(arguments.master_port)} if arguments.master_port else {}
     found.update({name: value if is_given else os.environ[name] for name, is_given, value in given})
     return {**found, RESTART_FROM: arguments.restart_from} if arguments.restart_from else found
@@ -135,7 +136,7 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], tracebacks: Trac
             return Job(ranks_of, ways(hosts), variables, directory=arguments.wdir, ssh=ssh, start_timeout=timeout)
 
         return _run_again(job, command, tracebacks, arguments.restarts or 0)
-    slots = int(arguments.per_node) if (arguments.per_node or "").isdigit() else arguments.slots_per_host
+    slots = int(arguments.per_node) if (arguments.per_node or "").isdecimal() else arguments.slots_per_host
     return program.run_elastic(
         Driver(
             (lambda: cluster.reached(ask(script, slots), ssh)) if script else None,

@@ -16,7 +16,7 @@ import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.elastic import worker
-from collective_core.elastic.cooldown import MOST_RESTARTS, Cooldown, Exceptions
+from collective_core.elastic.cooldown import Cooldown, Exceptions
 from collective_core.elastic.membership import ElasticMembership
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
@@ -53,7 +53,8 @@ class Limits(NamedTuple):
     """``least`` and ``most`` ranks, and how many it needs to ``begin``, for which it waits for ``start_timeout`` seconds.
 
     ``waiting``: seconds for which fewer than ``least`` wait for more.
-    ``resets``: how often the ranks may change; None: as often as they do. ``restarts``: generations in which workers may end by themselves.
+    ``resets``: how often the ranks may change; None: as often as they do. ``restarts``: generations in which workers may end by themselves;
+    None: so many as cooldown.py says.
     """
 
     least: int
@@ -62,7 +63,7 @@ class Limits(NamedTuple):
     start_timeout: float = timeouts.START
     waiting: float = timeouts.ELASTIC
     resets: int | None = None
-    restarts: int = MOST_RESTARTS
+    restarts: int | None = None
 
 
 def limits_of(
@@ -85,8 +86,7 @@ def limits_of(
         return None
     utmost = most or (None if unlimited else np) or UNLIMITED
     fewest = (np or 1) if least is None else least
-    survives = MOST_RESTARTS if restarts is None else restarts
-    limits = Limits(fewest, utmost, np or fewest, start_timeout, timeouts.elastic() if waiting is None else waiting, resets, survives)
+    limits = Limits(fewest, utmost, np or fewest, start_timeout, timeouts.elastic() if waiting is None else waiting, resets, restarts)
     if not 0 < limits.least <= limits.begin <= limits.most:
         text = f"an elastic job needs 1 <= min-np <= np <= max-np, not {limits.least}, {limits.begin}, {limits.most}"
         raise CollectiveError(text, "invalid")
@@ -102,6 +102,14 @@ def cooldown_of(seconds: Sequence[float] | None) -> Cooldown:
     if len(seconds) != 2 or not 0 < seconds[0] <= seconds[1]:
         raise CollectiveError(f"a cool-down is two numbers of seconds that rise, not {tuple(seconds)}", "invalid")
     return Cooldown(*seconds)
+
+
+def exceptions_of(restarts: int | None, is_only_host: bool) -> Exceptions:
+    """``restarts``: as of :class:`Limits`."""
+    if restarts is None:
+        return Exceptions()
+    # The only host of a job is not set aside before the user's number is reached: no other can take its place.
+    return Exceptions(restarts, of_host=restarts + 1) if is_only_host else Exceptions(restarts)
 
 
 class Ending(NamedTuple):
@@ -141,7 +149,7 @@ class Driver:
         only_here = discover is None and all(host.is_here for host in hosts)
         self._server = RendezvousServer(self._membership, self._secret, self._wake, only_here)
         self._cooldown = cooldown or Cooldown()
-        self._exceptions = Exceptions(limits.restarts)
+        self._exceptions = exceptions_of(limits.restarts, is_only_host=discover is None and len(self._hosts) == 1)
         self._tracebacks = Tracebacks(lambda _: None)  # by worker
         self._ended_by_itself: dict[int, int] = {}  # generation → the first worker that did
         self._formed = 0  # generations so far

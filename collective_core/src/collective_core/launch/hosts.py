@@ -50,7 +50,7 @@ def _host(name: str, slots: str) -> Host:
     # A name that begins with a dash would be an option of ssh.
     if not re.fullmatch(r"[\w:.@%][\w:.@%-]*", name):
         raise CollectiveError(f"{name!r} is not the name of a host: write name or name:slots, separated by commas", "invalid")
-    if not slots.isdigit() or int(slots) < 1:
+    if not slots.isdecimal() or int(slots) < 1:
         raise CollectiveError(f"the number of slots of host {name} is {slots!r}, not a positive number", "invalid")
     return Host(name, int(slots))
 

@@ -15,6 +15,7 @@ from collective_core.runtime import cores
 
 _RANKS_ARE_TOLD = "the launcher starts all ranks and tells them where to meet"
 _TORCHRUNS_AGENT = "it is for an agent of torchrun's, and there is none"
+_OUTPUT_IS_SHOWN = "what all ranks print is shown here"
 #: Options of torchrun that do nothing here, with the number of their values, and why. Source: torch/distributed/run.py of PyTorch 2.13.
 WITHOUT_EFFECT = {
     "--rdzv-backend": (1, _RANKS_ARE_TOLD),
@@ -27,6 +28,7 @@ WITHOUT_EFFECT = {
     "--monitor-interval": (1, _TORCHRUNS_AGENT),
     "--start-method": (1, _TORCHRUNS_AGENT),
     "--role": (1, _TORCHRUNS_AGENT),
+    **dict.fromkeys(("--tee", "--redirects", "--log-dir", "--local-ranks-filter"), (1, _OUTPUT_IS_SHOWN)),
 }
 
 
@@ -49,7 +51,7 @@ def size_of(size: Size, nodes: str | None, per_node: str | None, *, discovered: 
     fewest, most = _nodes(nodes) if nodes is not None else (0, 0)
     each = _per_node(per_node, alone=not size.hosts and not discovered) if per_node is not None else None
     if fewest != most:
-        return _elastic(size, fewest, most, each)
+        return _elastic(size, fewest, most, each, discovered)
     if fewest and (discovered or size.least is not None or size.most is not None):
         raise CollectiveError(f"--nnodes {nodes} is a fixed number of hosts; for a job whose ranks come and go write MIN:MAX", "invalid")
     if size.np is not None and fewest:
@@ -61,18 +63,25 @@ def size_of(size: Size, nodes: str | None, per_node: str | None, *, discovered: 
         raise CollectiveError(f"-np {size.np} contradicts --nproc-per-node {each}: {_product(None, each)}", "invalid")
     hosts = _with_slots(size.hosts or [Host("localhost", each or 1)], each) if not discovered else size.hosts
     if fewest > len(hosts):
-        raise CollectiveError(f"--nnodes {fewest}, and there is {len(hosts)}: name the hosts of the job, -H a,b", "invalid")
+        raise CollectiveError(_too_few(str(fewest), len(hosts)), "invalid")
     hosts = hosts[: fewest or None]
     np = len(hosts) * each if size.np is None and each and size.least is None and not discovered else size.np
     return size._replace(np=np, hosts=hosts)
 
 
-def _elastic(size: Size, fewest: int, most: int, each: int | None) -> Size:
+def _elastic(size: Size, fewest: int, most: int, each: int | None, discovered: bool) -> Size:
     if size.least is not None or size.most is not None:
         raise CollectiveError(f"--nnodes {fewest}:{most} and --min-np or --max-np say the same thing: give one of them", "invalid")
     if each is None:
         raise CollectiveError(f"--nnodes {fewest}:{most} needs a number of ranks for each host: --nproc-per-node N", "invalid")
-    return Size(size.np, fewest * each, most * each, _with_slots(size.hosts, each))
+    hosts = size.hosts if size.hosts or discovered else [Host("localhost", each)]
+    if fewest > len(hosts) and not discovered:
+        raise CollectiveError(_too_few(f"{fewest}:{most}", len(hosts)), "invalid")
+    return Size(size.np, fewest * each, most * each, _with_slots(hosts, each))
+
+
+def _too_few(nodes: str, there: int) -> str:
+    return f"--nnodes {nodes}, and there is {there}: name the hosts of the job, -H a,b"
 
 
 def _product(nodes: int | None, each: int | None) -> str:
@@ -91,7 +100,7 @@ def _nodes(text: str) -> tuple[int, int]:
 
 def _per_node(text: str, alone: bool) -> int | None:
     """Ranks of each host; None: by its slots. ``alone``: there is this machine only, whose GPUs and cores can be counted."""
-    if text.isdigit() and int(text) > 0:
+    if text.isdecimal() and int(text) > 0:
         return int(text)
     if text not in ("auto", "cpu", "gpu"):
         raise CollectiveError(f"--nproc-per-node {text}: write a positive number, auto, cpu or gpu", "invalid")

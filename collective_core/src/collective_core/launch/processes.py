@@ -263,7 +263,8 @@ def _name_interface(variables: dict[str, str], address: str) -> None:
 
     By themselves they take that of the host's name, which on Debian is 127.0.1.1, or all there are.
     """
-    networks = [name for name in (variables.get("COLLECTIVE_NETWORK") or variables.get("HOROVOD_GLOO_IFACE") or "").split(",") if name]
+    chosen = variables.get("COLLECTIVE_NETWORK") or variables.get("HOROVOD_GLOO_IFACE") or ""
+    networks = [name.strip() for name in chosen.split(",") if name.strip()]
     interface = this_host.interface(address, networks) if networks or address else None
     if interface is not None:
         for name, value in torch_variables.interface_variables(interface, chosen=bool(networks)).items():

@@ -8,7 +8,9 @@ secret travel as Spark's own closures do: encrypted where Spark is told to (spar
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import socket
 import sys
 import time
 import uuid
@@ -48,7 +50,7 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
     }
     mailbox = Mailbox()
     # The worker's search path has the files that the user gave to Spark.
-    settings = rank_settings(variables, sys.path, hosts.count(hosts[rank]), hosts[rank] if len(set(hosts)) > 1 else "")
+    settings = rank_settings(variables, sys.path, hosts.count(hosts[rank]), _address_of(hosts[rank]) if len(set(hosts)) > 1 else "")
     processes = Processes({rank: settings}, call, mailbox, environment)
     output: list[Frame] = []
     kept = 0
@@ -70,6 +72,14 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
     finally:
         mailbox.close()
         processes.kill()
+
+
+def _address_of(host: str) -> str:
+    """Of this host, at which the others reach it; empty where its name leads to itself only, as on Debian. Spark on YARN has names."""
+    with contextlib.suppress(OSError):
+        address = str(socket.getaddrinfo(host, None)[0][4][0])
+        return "" if address.startswith("127.") or address == "::1" else address
+    return ""
 
 
 def _wait_for_slots(context: Any, np: int | None, seconds: float) -> int:

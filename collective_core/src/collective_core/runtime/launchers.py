@@ -179,7 +179,7 @@ def read(environment: Mapping[str, str]) -> LauncherInfo | None:
         host, _, number = environment["COLLECTIVE_STORE"].rpartition(":")
         if host == "local":
             return LauncherInfo("COLLECTIVE_RANK", rank, size, True, number, ("localhost", 0))
-        if not host or not number.isdigit():
+        if not host or not number.isdecimal():
             raise CollectiveError(f"COLLECTIVE_STORE={environment['COLLECTIVE_STORE']!r} is not host:port or local:NAME", "invalid")
         return LauncherInfo("COLLECTIVE_RANK", rank, size, False, "", (host.strip("[]"), int(number)))
     if all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
