@@ -94,7 +94,8 @@ elif task == "wrong":
         except (ValueError, TypeError, hvd.CollectiveError) as error:
             said.append(f"{type(error).__name__}: {error}")
     # A disk that takes no more; a limit of this process is as good. Every rank is told, and the engine goes on.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         checkpoints = hvd.Checkpoints(folder, model=model, optimizer=optimizer, sampler=sampler)
         checkpoints.save(9)
@@ -102,6 +103,7 @@ elif task == "wrong":
         said.append("nothing")
     except hvd.CollectiveError as error:
         said.append(f"{error.kind}: {error}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     hvd.barrier()
     common.report(said=said, files=sorted(path.name for path in folder.iterdir()))
 else:  # a single process that saves until it is ended

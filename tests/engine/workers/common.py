@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-#: Characters that mpirun passes on as one.
-LONGEST_LINE = 1500
+#: Characters of a line that mpirun passes on as one: its buffer has 2,048 bytes.
+LONGEST_LINE = 2000
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 HOSTS = int(os.environ.get("TEST_HOSTS", "1"))
