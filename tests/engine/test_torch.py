@@ -50,6 +50,7 @@ def test_two_runs_with_other_buckets_and_hosts_agree(trained):
     assert trained(3, 2, "0.002") == trained(3, 1, "25")
 
 
+@pytest.mark.slow
 def test_every_function_runs_inside_a_compiled_one(launch):
     reports = launch("compiled_operations.py", 2).must_succeed().reports()
     assert set(reports) == {0, 1}
