@@ -1,4 +1,4 @@
-"""Gradient compression: what travels instead of the gradient. Horovod's interface, so custom compressors keep working."""
+"""What travels instead of a gradient: the choices for ``compression=``."""
 
 from __future__ import annotations
 
@@ -6,54 +6,26 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective_core.common.compression import Compressor, HalfCompressor, NoneCompressor
 
-class Compressor:
-    """Turns a tensor into one to send, and a received one back. ``context`` is whatever decompress needs."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        raise NotImplementedError
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class NoneCompressor(Compressor):
-    """Sends the tensor as it is."""
+class _Half(HalfCompressor):
+    wide = (tf.float32, tf.float64)
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:  # noqa: ARG004 - the interface of every compressor
-        return tensor
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tf.cast(tensor, dtype)
 
 
-class _HalfCompressor(Compressor):
-    """Sends floating-point tensors in a 16-bit type; the engine still sums them in float32."""
-
-    half: Any
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        if tensor.dtype in (tf.float32, tf.float64):
-            return tf.cast(tensor, cls.half), tensor.dtype
-        return tensor, None
-
-    @classmethod
-    def decompress(cls, tensor: Any, context: Any) -> Any:
-        return tensor if context is None else tf.cast(tensor, context)
-
-
-class FP16Compressor(_HalfCompressor):
+class FP16Compressor(_Half):
     """float16: more precise, but values beyond 65504 become infinite."""
 
     half = tf.float16
 
 
-class BF16Compressor(_HalfCompressor):
+class BF16Compressor(_Half):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     half = tf.bfloat16
