@@ -94,13 +94,15 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         self._leave(abort=True)
 
     def _leave(self, abort: bool) -> None:
-        global _has_joined
         self._point_to_point.end()
+        if self in _groups:
+            _groups.remove(self)
+            self._end_operations(abort)
         self._completer.end()
         self._completer_of_messages.end()
-        if self not in _groups:
-            return
-        _groups.remove(self)
+
+    def _end_operations(self, abort: bool) -> None:
+        global _has_joined
         if self.of_gpus is not None:
             cuda.end_group(self.of_gpus, abort)
         if self._set > 0 and membership.is_initialized():

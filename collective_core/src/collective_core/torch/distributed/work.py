@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -151,6 +152,7 @@ class Completer:
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._is_ending = False
 
     def is_this_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -159,14 +161,22 @@ class Completer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="collective_core futures", daemon=True)
             self._thread.start()
+            # PyTorch's destructors abort a process that ends while another thread is in them.
+            atexit.register(self.end)
         self._works.put(work)
 
     def end(self) -> None:
-        """When its operations are over."""
-        if self._thread is not None:
-            self._works.put(None)
+        """Ends the thread. Futures of operations that are not over soon are never completed: whoever calls it ends the operations first."""
+        if self._thread is None:
+            return
+        self._is_ending = True
+        self._works.put(None)
+        if not self.is_this_thread():
+            self._thread.join()
+        atexit.unregister(self.end)
 
     def _run(self) -> None:
         while (work := self._works.get()) is not None:
-            while not work._complete(LOOK_INTERVAL):
+            while not work._complete(LOOK_INTERVAL) and not self._is_ending:
                 pass
+            del work
