@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import WORKERS
 
 pytestmark = pytest.mark.frameworks
 
@@ -28,24 +29,16 @@ def test_training_on_two_ranks_is_training_with_the_whole_batch(launch, backend,
     assert outcome.stdout.count("finished gradual learning rate warmup to 0.4") == 1
 
 
-@pytest.mark.parametrize(
-    ("version", "backend", "text"),
-    [
-        (None, "", "collective_core.keras needs Keras 3: pip install"),
-        ("2.15.0", "", "needs Keras 3, and Keras 2.15.0 is installed: pip install -U keras"),
-        ("3.15.1", "openvino", "Keras's backend is openvino: set KERAS_BACKEND to tensorflow, jax or torch"),
-    ],
-)
-def test_what_is_missing_or_too_old_is_said(tmp_path, version, backend, text):
-    """In place of Keras a package that is not there, or that has no more than a version and a backend."""
-    stub = tmp_path / "keras"
-    stub.mkdir()
-    there = f"__version__ = {version!r}\nclass backend:\n    backend = staticmethod(lambda: {backend!r})\n"
-    (stub / "__init__.py").write_text(there if version else "raise ModuleNotFoundError(\"No module named 'keras'\")\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import collective_core.keras"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1
-    assert text in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_elastic_job_goes_on_without_a_rank_that_was_killed(backend, tmp_path):
+    """The rank is killed in ``model.fit``; the weights are those of one process, so that no epoch is lost or done twice."""
+    job = [sys.executable, "-m", "collective_core.launch", "-np", "2", "--min-np", "1", sys.executable]
+    command = [*job, str(WORKERS / "keras_elastic.py"), str(tmp_path)]
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "killed").exists()
+    assert "rank 0 epoch 4 same True sizes [2, 1" in done.stdout
 
 
 #: What Horovod 0.28 has in horovod.keras or horovod.tensorflow.keras.

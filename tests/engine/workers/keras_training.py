@@ -162,7 +162,7 @@ before = weights(scaled)
 x, y = points[0, mine].copy(), wanted[0, mine]
 x[0, 0] = np.inf if rank == 1 else x[0, 0]
 scaled.fit(x, y, batch_size=ROWS, verbose=0)
-found["infinity"] = same(weights(scaled), before) and float(scaled.optimizer.dynamic_scale) == 4.0
+found["infinity"] = same(weights(scaled), before) and float(np.asarray(scaled.optimizer.dynamic_scale)) == 4.0
 scaled.fit(points[0, mine], y, batch_size=ROWS, verbose=0)
 found["after the infinity"] = not same(weights(scaled), before) and everywhere(scaled)
 inside = make(1, keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd())))

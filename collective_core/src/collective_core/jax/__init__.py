@@ -15,7 +15,7 @@ docs/jax.md says what is different inside compiled functions.
 
 from __future__ import annotations
 
-from collective_core.jax import requirements as requirements  # isort: skip - says what is missing
+from collective_core.jax import requirement as requirement  # isort: skip - says what is missing
 from collective_core.common.build_info import (
     ccl_built,
     ddl_built,

@@ -10,7 +10,7 @@ docs/keras.md lists what differs from Horovod.
 
 from __future__ import annotations
 
-from collective_core.keras import requirements as requirements  # isort: skip - says what is missing
+from collective_core.keras import requirement as requirement  # isort: skip - says what is missing
 
 from collective_core.common.build_info import (
     ccl_built,
@@ -41,20 +41,20 @@ from collective_core.runtime.membership import (
 )
 from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
 
-Average, Max, Min, Product, Sum = (getattr(requirements.framework, op) for op in ("Average", "Max", "Min", "Product", "Sum"))
-allgather_object, broadcast_object = requirements.framework.allgather_object, requirements.framework.broadcast_object
-init, shutdown, join, barrier = (getattr(requirements.framework, name) for name in ("init", "shutdown", "join", "barrier"))
-add_process_set, remove_process_set = requirements.framework.add_process_set, requirements.framework.remove_process_set
+Average, Max, Min, Product, Sum = (getattr(requirement.framework, op) for op in ("Average", "Max", "Min", "Product", "Sum"))
+allgather_object, broadcast_object = requirement.framework.allgather_object, requirement.framework.broadcast_object
+init, shutdown, join, barrier = (getattr(requirement.framework, name) for name in ("init", "shutdown", "join", "barrier"))
+add_process_set, remove_process_set = requirement.framework.add_process_set, requirement.framework.remove_process_set
 
 
 def nccl_built() -> int:
     """Whether tensors on GPUs can go through NCCL: as the module of Keras's backend says, 0 where it says nothing."""
-    return int(getattr(requirements.framework, "nccl_built", int)())
+    return int(getattr(requirement.framework, "nccl_built", int)())
 
 
 def cuda_built() -> bool:
     """Whether the framework was built for CUDA: as the module of Keras's backend says, False where it says nothing."""
-    return bool(getattr(requirements.framework, "cuda_built", bool)())
+    return bool(getattr(requirement.framework, "cuda_built", bool)())
 
 
 __all__ = [

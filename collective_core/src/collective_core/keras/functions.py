@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from collective_core.arrays import Average, Sum
-from collective_core.keras.requirements import framework
+from collective_core.keras.requirement import framework
 
 
 def _tensor(value: Any) -> Any:

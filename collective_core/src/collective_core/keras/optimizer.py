@@ -9,7 +9,7 @@ import keras
 
 from collective_core.arrays import Average, Sum
 from collective_core.errors import InvalidUseError
-from collective_core.keras.requirements import framework
+from collective_core.keras.requirement import framework
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
 
 Compression: Any = framework.Compression

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import time
 from typing import Any, Sequence
 
@@ -24,6 +25,8 @@ from collective_core.transport import mpi
 NONCE_BYTES = 32
 #: Ranks whose reasons for not connecting one error tells.
 MOST_REASONS = 3
+#: Packages here for one framework each, of which a program imports one; Keras's imports that of its backend.
+FRAMEWORKS = ("jax", "tensorflow", "torch")
 
 
 def host_identity(override: str | None = None) -> str:
@@ -64,9 +67,11 @@ def meet(
         "interfaces": _native.interfaces(),
         "settings": {"COLLECTIVE_BACKEND": config.backend, SEMANTICS: config.semantics, "COLLECTIVE_NCCL": config.nccl},
         "sockets": config.sockets,
+        "frameworks": [name for name in FRAMEWORKS if f"collective_core.{name}" in sys.modules],
     }
-    everyone = exchange_documents(launcher, mine)
+    everyone = exchange_first(launcher, "init()", mine)
     _refuse_different_settings(everyone)
+    _refuse_different_frameworks(everyone)
     ranks = list(range(launcher.size)) if members is None else members
     included = launcher.rank in ranks
     first_of_host: dict[str, dict[str, Any]] = {}
@@ -139,18 +144,49 @@ def exchange_documents(launcher: Any, mine: dict[str, Any]) -> list[dict[str, An
     return [json.loads(text.decode()) for text in launcher.exchange(json.dumps(mine).encode())]
 
 
+def exchange_first(launcher: Any, call: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """:func:`exchange_documents` where the ranks may have come by different ``call``: raises the same on all of them, if so."""
+    everyone = exchange_documents(launcher, {"call": call, **mine})
+    differing, fewest = _compare([info["call"] for info in everyone])
+    if differing:
+        raise CollectiveError(f"the ranks do not call the same to join the job: {differing}", "invalid", fewest)
+    return everyone
+
+
+def _compare(values: Sequence[str | None]) -> tuple[str, list[int]]:
+    """Which value is on which ranks, and the ranks of the rarest one; nothing where all ranks that have a value have the same."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        if value is not None:
+            ranks_of.setdefault(value, []).append(rank)
+    if len(ranks_of) < 2:
+        return "", []
+    text = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
+    return text, min(ranks_of.values(), key=len)
+
+
 def _refuse_different_settings(everyone: list[dict[str, Any]]) -> None:
     """Raises the same on all ranks, when a setting that must be the same is set on some of them only."""
     for name in everyone[0]["settings"]:
-        ranks_of: dict[str, list[int]] = {}
-        for rank, info in enumerate(everyone):
-            ranks_of.setdefault(info["settings"][name], []).append(rank)
-        if len(ranks_of) > 1:
-            wishes = "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_of.items())
-            text = f"{name} must be the same on all ranks, and is {wishes}: set it on all hosts or on none"
+        differing, fewest = _compare([info["settings"][name] for info in everyone])
+        if differing:
+            text = f"{name} must be the same on all ranks, and is {differing}: set it on all hosts or on none"
             if name == SEMANTICS:
                 text += " (the package horovod sets it: import that on all ranks or on none)"
-            raise CollectiveError(text, "invalid", min(ranks_of.values(), key=len))
+            raise CollectiveError(text, "invalid", fewest)
+
+
+def _refuse_different_frameworks(everyone: list[dict[str, Any]]) -> None:
+    """Raises the same on all ranks, when those that use a framework have none in common: each gives operations names of its own."""
+    used = [set(info["frameworks"]) for info in everyone if info["frameworks"]]
+    if not used or set.intersection(*used):
+        return
+    names = [[f"collective_core.{name}" for name in info["frameworks"]] for info in everyone]
+    differing, fewest = _compare([" and ".join(of_rank) or None for of_rank in names])
+    text = (
+        f"the ranks use different frameworks: {differing}. Import the same on all ranks, or collective_core alone, which has NumPy arrays"
+    )
+    raise CollectiveError(text, "invalid", fewest)
 
 
 def _raise_first_error(endpoints: list[dict[str, Any]], everyone: list[dict[str, Any]]) -> None:

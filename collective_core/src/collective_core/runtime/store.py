@@ -35,6 +35,8 @@ FAILED = (1 << 64) - 1
 GRACE = 3.0
 #: Seconds between attempts to reach rank 0, which may not be up yet.
 RETRY_INTERVAL = 0.1
+#: Ends the errors about ranks that do not come: those of the two ways into a job do not meet.
+START_HINT = ". All ranks must call the same: init(), or torch.distributed.init_process_group"
 
 _length = struct.Struct("!Q")
 
@@ -134,7 +136,7 @@ class Server:
         except asyncio.TimeoutError:
             missing = [rank for rank in range(1, self.size) if rank not in self._clients]
             text = f"ranks {missing} did not come to {endpoint} within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT)"
-            error = CollectiveError(text, "timeout", missing)
+            error = CollectiveError(text + START_HINT, "timeout", missing)
             await self._tell(error)
             raise error from None
         finally:
@@ -270,7 +272,7 @@ class Client:
             except (OSError, EOFError) as error:
                 if time.monotonic() > end:
                     text = f"rank {rank} cannot reach rank 0 at {endpoint} within {timeout:g} s (COLLECTIVE_START_TIMEOUT): {error}"
-                    raise CollectiveError(text, "timeout", [0]) from error
+                    raise CollectiveError(text + START_HINT, "timeout", [0]) from error
                 time.sleep(RETRY_INTERVAL)
         self._connection.settimeout(timeout + 2 * GRACE)
 

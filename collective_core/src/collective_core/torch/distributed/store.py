@@ -14,6 +14,7 @@ from collective_core import _native
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
 from collective_core.runtime import config, launchers, lifecycle, membership, network, rendezvous
+from collective_core.runtime.store import START_HINT
 
 
 class StoreLauncher:
@@ -43,7 +44,7 @@ class StoreLauncher:
         except RuntimeError as error:  # the store's, of whatever kind
             missing = [rank for rank, key in enumerate(keys) if not self._has(key)]
             text = f"ranks {missing} of the group did not come within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT): {_first_line(error)}"
-            raise CollectiveError(text, "timeout", missing) from error
+            raise CollectiveError(text + START_HINT, "timeout", missing) from error
         return [self._store.get(key) for key in keys]
 
     def _has(self, key: str) -> bool:
@@ -82,7 +83,9 @@ def meet_with_launcher(timeout: timedelta = dist.default_pg_timeout, **_: Any) -
 
 def _store_of(launcher: Any, settings: config.Config, timeout: timedelta) -> Any:
     identity = rendezvous.host_identity(settings.host_id)
-    everyone = rendezvous.exchange_documents(launcher, {"host_id": identity, "interfaces": _native.interfaces()})
+    everyone = rendezvous.exchange_first(
+        launcher, "torch.distributed.init_process_group", {"host_id": identity, "interfaces": _native.interfaces()}
+    )
     others = [network.interfaces_of(each["interfaces"]) for each in everyone if each["host_id"] != identity]
     mine: dict[str, Any] = {}
     if launcher.rank == 0:

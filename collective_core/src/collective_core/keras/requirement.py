@@ -1,4 +1,4 @@
-"""What must be installed for Keras. Imported first, so that what is missing is said at once."""
+"""The Keras that must be installed, and the framework that it computes with. Imported first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-try:
-    import keras
-except ImportError as error:
-    raise ImportError(f"collective_core.keras needs Keras 3: pip install 'keras>=3.3' ({error})") from error
-if int(keras.__version__.partition(".")[0]) < 3:
-    raise ImportError(f"collective_core.keras needs Keras 3, and Keras {keras.__version__} is installed: pip install -U keras")
+from collective_core.common.requirement import require
+
+keras = require("keras", "Keras", (3, 3), "pip install 'keras>=3.3'")
 
 _backend = keras.backend.backend()
 if _backend not in ("tensorflow", "jax", "torch"):
