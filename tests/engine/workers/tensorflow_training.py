@@ -114,7 +114,7 @@ def keras_optimizers():
         for done in range(passes):
             close(net.trainable_variables, before)
             step()
-            assert int(optimizer.iterations) == done + 1
+            assert int(optimizer.iterations.numpy()) == done + 1
         factor = 0.1 * (passes if not average else 1)
         close(net.trainable_variables, [b - factor * g for b, g in zip(before, wanted, strict=True)])
     # through Keras's own training loop, and saved without a trace of this package
@@ -132,7 +132,7 @@ def keras_optimizers():
     trained = keras.optimizers.Adam(0.05)
     trained.build(net.trainable_variables)
     trained.iterations.assign(7)
-    assert int(hvd.DistributedOptimizer(trained).iterations) == 7
+    assert int(hvd.DistributedOptimizer(trained).iterations.numpy()) == 7
     # a layer whose gradients stay this rank's own
     net = model()
     hvd.broadcast_variables(net.variables, root_rank=0)
