@@ -24,7 +24,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 # the package index (pip.conf).
 install = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/python $(PIP) $(2)
 
-.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint unit engine engine-slow frameworks integration integration-slow setup clean
+.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint analyze unit engine engine-slow frameworks integration integration-slow setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -33,9 +33,9 @@ test:
 	@$(MAKE) --no-print-directory -j2 setup
 	@$(MAKE) --no-print-directory lint unit engine integration
 
-# The rest takes an hour: sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds from source, NVIDIA's repository. Run it when its area has
-# changed.
-test-all: test engine-slow frameworks integration-slow
+# The rest takes an hour: static analysis, sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds from source,
+# NVIDIA's repository. Run it when its area has changed.
+test-all: test analyze engine-slow frameworks integration-slow
 
 setup: $(DEV_STAMP) $(ENGINE_STAMP)
 
@@ -81,6 +81,10 @@ $(FRAMEWORKS_STAMP): $(ENGINE_STAMP)
 
 lint: $(DEV_STAMP)
 	@scripts/lint.sh $(BIN)
+
+# The static analyzer of clang-tidy: minutes.
+analyze: $(DEV_STAMP)
+	@scripts/lint.sh $(BIN) analyze
 
 unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 tests/unit
