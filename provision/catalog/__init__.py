@@ -1,6 +1,7 @@
 """The catalogue: facts about the outside world, one YAML file per subject, each fact with its source and date.
 
-A function per file: ``catalog.nccl().repository.builds``. A file is read and validated on first use.
+A function per file: ``catalog.nccl().repository.builds``. A file is read and validated on first use. `use` merges the user's own files over
+ours (`overlay`): the command line does that once, at its start.
 """
 
 from __future__ import annotations
@@ -12,10 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # commands that need no catalogue do not import its models
     from provision.catalog import models
+    from provision.catalog.overlay import Overlay
+
+_overlay: Overlay | None = None
+
+
+def use(files: Overlay | None) -> None:
+    """Merge these files over ours from now on, in this process; None: ours alone."""
+    global _overlay
+    if files != _overlay:
+        _overlay = files
+        load.cache_clear()
+
+
+def overlay_in_use() -> Overlay | None:
+    """The user's files that are merged over ours."""
+    return _overlay
 
 
 def content(name: str) -> bytes:
-    """The bytes of the catalogue file ``name`` (without ``.yaml``)."""
+    """The bytes of our file ``name`` (without ``.yaml``)."""
     return resources.files(__name__).joinpath(f"{name}.yaml").read_bytes()
 
 
@@ -29,8 +46,10 @@ def load(name: str) -> Any:
     from provision.base import validation
     from provision.catalog.models import FILES
 
-    hint = "correct the file, or install provision again"
-    return validation.parse(FILES[name], content(name), f"provision/catalog/{name}.yaml", "yaml", hint)
+    hint, where = "correct the file, or install provision again", f"provision/catalog/{name}.yaml"
+    if _overlay is not None and name in _overlay.files:
+        return _overlay.merged(name, validation.read(validation.decoded(content(name), where, hint), where, "yaml", hint))
+    return validation.parse(FILES[name], content(name), where, "yaml", hint)
 
 
 def check() -> None:
@@ -45,6 +64,26 @@ def check() -> None:
         load(name)
 
 
+def reach() -> models.Reach:
+    """How far the catalogue's knowledge reaches."""
+    from provision.base.versions import key
+    from provision.catalog.models import Reach
+
+    known = nccl()
+    wheels = (version for builds in known.wheels.builds.values() for version in builds)
+    repository = (revision.partition("-")[0] for revision in known.repository.builds)
+    dates = [pytorch().date, cuda().toolkits.date, known.date, known.wheels.date, known.repository.date]
+    if _overlay is not None:
+        dates += [file.head.date for file in _overlay.files.values()]
+    return Reach(
+        pytorch=max(pytorch().releases, key=key),
+        cuda=max(cuda().toolkits.drivers, key=key),
+        nccl=max((*wheels, *repository), key=key),
+        date=max(dates).isoformat(),
+        overlay=_overlay.digest if _overlay is not None else None,
+    )
+
+
 def troubles(version: str, entries: Iterable[models.Trouble]) -> list[str]:
     """The entries of a list of known problems that cover ``version``, each with its source."""
     return [str(entry) for entry in entries if entry.covers(version)]
@@ -54,7 +93,6 @@ connection: Callable[[], models.Connection] = partial(load, "connection")  # mes
 cuda: Callable[[], models.CudaVersions] = partial(load, "cuda")  # CUDA releases, their drivers and GPUs
 cuda_images: Callable[[], models.CudaImages] = partial(load, "cuda_images")  # tags and digests of NVIDIA's images
 cuda_repositories: Callable[[], models.CudaRepositories] = partial(load, "cuda_repositories")  # NVIDIA's package repositories
-hardware: Callable[[], models.Hardware] = partial(load, "hardware")  # other vendors' accelerators, Jetson, GPUDirect RDMA
 hwloc: Callable[[], models.Hwloc] = partial(load, "hwloc")
 images: Callable[[], models.Images] = partial(load, "images")  # contents of images besides the plan
 mnist: Callable[[], models.DataSets] = partial(load, "mnist")  # data sets of the smoke job

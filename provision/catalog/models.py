@@ -28,6 +28,7 @@ Url = Annotated[str, Form(r"(https?://|\{base\}/)\S+", "an address")]
 # The address must depend on the architecture: a published list once had one file for all.
 UrlOfArchitecture = Annotated[str, Form(r"https?://\S*\{arch\}\S*", "an address with {arch} for the architecture")]
 NamesToolkit = Annotated[str, Form(r"\S+=\{toolkit\}", "a word with {toolkit} for the folder")]
+Month = Annotated[str, Form(r"\d{4}-(0[1-9]|1[0-2])", "a month, such as 2026-06")]
 Architecture = Annotated[str, Form("x86_64|aarch64", "x86_64 or aarch64")]
 Family = Annotated[str, Form("debian|rhel", "debian or rhel")]
 
@@ -41,6 +42,23 @@ class Sourced(Model):
     source: Text
     date: datetime.date
     weak: Text | None = None
+
+
+class Reach(Model):
+    """How far the catalogue's knowledge reaches: the newest releases that it knows, and when it was last brought up to date.
+
+    ``overlay``: the digest of the user's files that are merged over ours.
+    """
+
+    pytorch: str
+    cuda: str
+    nccl: str
+    date: str
+    overlay: str | None = None
+
+    def __str__(self) -> str:
+        own = ", with your own files" if self.overlay else ""
+        return f"PyTorch ≤ {self.pytorch}, CUDA ≤ {self.cuda}, NCCL ≤ {self.nccl}, as of {self.date}{own}"
 
 
 class File(Model):
@@ -193,53 +211,25 @@ class GpuCeilings(Sourced):
     oldest: dict[Capability, Cuda]
 
 
+class DriverBranches(Sourced):
+    """Branch of NVIDIA's drivers → the month in which its support ends."""
+
+    ends: dict[Number, Month]
+
+    def ended(self, driver: str) -> str | None:
+        """The month in which the support of a driver's branch ended, if that was before these facts were read."""
+        end = self.ends.get(driver.split(".")[0])
+        return end if end is not None and end < f"{self.date:%Y-%m}" else None
+
+
 class CudaVersions(File):
     """cuda.yaml."""
 
     toolkits: Drivers
+    driver_branches: DriverBranches
     minor_compatibility: Drivers
     gpu_floors: GpuFloors
     gpu_ceilings: GpuCeilings
-
-
-PciId = Annotated[str, Form(r"[0-9a-f]{4}", "four hexadecimal digits")]
-
-
-class PciAccelerators(Sourced):
-    """Accelerators that nothing here can use: a vendor's PCI devices of these classes, or of these devices where any are listed.
-
-    ``display_memory_mb``: from this memory on a display adapter (class 0300) counts, too.
-    """
-
-    name: Text
-    vendor: PciId
-    classes: tuple[PciId, ...]
-    devices: tuple[PciId, ...] = ()
-    display_memory_mb: int | None = None
-
-
-class Tegra(Sourced):
-    """The oldest Jetson Linux on which wheels for ARM servers run, and compute capabilities that have no code in them."""
-
-    servers_wheels_from: Number
-    without_code: tuple[Capability, ...]
-
-
-class DmaBuf(Sourced):
-    """What GPUDirect RDMA needs to do without nvidia_peermem, besides open kernel modules."""
-
-    kernel: Number
-    cuda: Cuda
-
-
-class Hardware(File, Sourced):
-    """hardware.yaml."""
-
-    accelerators: tuple[PciAccelerators, ...]
-    tegra: Tegra
-    dma_buf: DmaBuf
-    efa_vendor: PciId
-    nccl_finds_gids: Version
 
 
 class AptRepository(Sourced):
@@ -557,7 +547,6 @@ FILES: dict[str, type[File]] = {
     "cuda": CudaVersions,
     "cuda_images": CudaImages,
     "cuda_repositories": CudaRepositories,
-    "hardware": Hardware,
     "hwloc": Hwloc,
     "images": Images,
     "mnist": DataSets,

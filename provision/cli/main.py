@@ -14,9 +14,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from provision import __version__
+from provision import __version__, catalog
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError, as_provision_error
+from provision.catalog import overlay
+from provision.cli import catalog as catalog_commands
 from provision.cli import doctor, image, sandbox
 from provision.cli.bench import bench
 from provision.cli.help import App
@@ -48,7 +50,6 @@ from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
-from provision.resolve.what_if import WhatIf
 from provision.survey import collect
 
 _Result = TypeVar("_Result")
@@ -77,6 +78,7 @@ app = App(
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(image.app, name="image")
+app.add_typer(catalog_commands.app, name="catalog")
 
 
 @app.callback(invoke_without_command=True)
@@ -84,6 +86,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001  main() acts on it
 ) -> None:
+    catalog.use(overlay.read([overlay.folder_of_user()]))
     if version:
         terminal.out().say(f"provision {__version__}")
         raise typer.Exit
@@ -165,22 +168,12 @@ def plan(
     ] = None,
     apt_mirror: AptMirror = None,
     cpu: Cpu = None,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CHANGE",
-            help="Show the plan after a change of the hosts, and what it gains: driver=580, python=3.12, without=HOST; for some hosts "
-            "alone HOST:driver=580. May be repeated.",
-        ),
-    ] = None,
     json_: Json = False,
     *,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Show what would be installed where, from which source, and why."""
-    if what_if and out is not None:
-        raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
@@ -193,15 +186,6 @@ def plan(
             surveyed = collect.survey_hosts(Session(inventory, shown, passwords))
         model.show_problems(surveyed.problems, terminal.err())
         found = surveyed.hosts
-    if what_if:
-        after = planning.plan_after(inventory, found, options, what_if)
-        if json_:
-            terminal.print_json(after.as_dict())
-        else:
-            summary.show(after.plan, terminal.out())
-            _show_gains(after)
-        planning.refuse_conflicts(after.plan)
-        return
     made, sources = planning.make_plan(inventory, found, options, planning.read_lock(inventory, options))
     for line in planning.describe_upgrade(inventory, found, made) if options.upgrade else ():
         terminal.say(line)
@@ -215,8 +199,6 @@ def plan(
         raise typer.Exit(1)
     else:
         summary.show(made, terminal.out())
-        if (hint := planning.hint(inventory, found, options)) is not None:
-            terminal.out().say(f"hint: {hint}", "cyan")
     if out is not None and made.hosts:
         try:
             playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())
@@ -271,7 +253,7 @@ def run(
     if not options.command:
         raise UsageError("no program to run", hint="name it: provision run -np 4 python train.py")
     with progress.make() as shown:
-        code = program.run(inventory, options, shown, passwords, gpu_check=where.gpu_check)
+        code = program.run(inventory, options, shown, passwords)
     raise typer.Exit(code)
 
 
@@ -334,15 +316,6 @@ def remove(
 
 app.command()(bench)
 app.command()(schema)
-
-
-def _show_gains(after: WhatIf) -> None:
-    console = terminal.out()
-    console.say(f"\nwhat if {' and '.join(after.changes)}", "bold")
-    if after.gains:
-        console.print(terminal.table({"": gain.what, "now": gain.now or "-", "then": gain.then or "-"} for gain in after.gains))
-    else:
-        console.say("nothing changes")
 
 
 def _print_report(result: model.Report, as_json: bool) -> None:

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from provision import inventory
+from provision import catalog, inventory
 from provision.base import downloads, tarball, terminal
 from provision.base.errors import UsageError
+from provision.catalog import overlay
 from provision.inventory import Inventory, last_run
 from provision.plan.options import Options
 from provision.plan.requirements import NcclSource, OpenMpiSource
@@ -89,11 +90,19 @@ def requirements(
         ),
     ] = None,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Accept a requested version even if it is known to be bad.")] = False,
+    catalog_folder: Annotated[
+        Path | None,
+        typer.Option("--catalog", metavar="DIR", help="Folder with catalogue files that are merged over ours and yours.", file_okay=False),
+    ] = None,
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Resolve again instead of following provision.lock, and show what changes.")
     ] = False,
 ) -> Options:
     """The options that a plan depends on. Raises UsageError for invalid ones."""
+    if catalog_folder is not None:
+        if not catalog_folder.is_dir():
+            raise UsageError(f"--catalog {catalog_folder}: no such folder")
+        catalog.use(overlay.read([overlay.folder_of_user(), catalog_folder]))
     if wheels is not None and not wheels.is_dir():
         raise UsageError(f"--wheels {wheels}: no such folder")
     one_of("--nccl-source", nccl_source, get_args(NcclSource))

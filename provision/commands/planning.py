@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
+from provision import catalog
 from provision.base import engine_source
-from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Remedy
 from provision.facts import Facts
@@ -18,7 +18,7 @@ from provision.plan.lock import Lock
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan
 from provision.plan.options import Options, requirements_of
 from provision.plan.requirements import Requirements
-from provision.resolve import HostRequirements, resolve, what_if
+from provision.resolve import HostRequirements, resolve
 from provision.survey import collect, installed
 
 
@@ -38,9 +38,14 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
     the hosts that ``--limit`` leaves out has conflicts, and no hosts.
     """
     source = engine_source.pack()
-    requirements, per_host = _requirements(inventory, facts, options, source)
     given = UserFiles(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
     sources = PackageSources(source, options.wheels, options.index_url, options.apt_mirror, given)
+    requirements = _with_earlier_options(requirements_of(options, source), options, facts)
+    per_host = {
+        host.name: HostRequirements(host.slots, collect.prefix_of(host, facts[host.name]), host.interface)
+        for host in inventory.hosts
+        if host.name in facts
+    }
     baseline = lock
     if baseline is None and not options.upgrade:
         baseline = _installed(inventory, facts)
@@ -62,33 +67,6 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
     return with_checksums(plan, options.wheels), sources
 
 
-def plan_after(inventory: Inventory, facts: Mapping[str, Facts], options: Options, changes: Sequence[str]) -> what_if.WhatIf:
-    """The plan after changes of the hosts (``driver=580``), held against the one without them; both keep to no lock.
-
-    Raises UsageError for what is no change.
-    """
-    return what_if.what_if(facts, *_requirements(inventory, facts, options, engine_source.pack()), what_if.parse(changes, facts))
-
-
-def hint(inventory: Inventory, facts: Mapping[str, Facts], options: Options) -> str | None:
-    """A change of the hosts that would lift them all; None without one, and where a lock has decided."""
-    if read_lock(inventory, options) is not None:
-        return None
-    return what_if.hint(facts, *_requirements(inventory, facts, options, engine_source.pack()))
-
-
-def _requirements(
-    inventory: Inventory, facts: Mapping[str, Facts], options: Options, source: EngineSource
-) -> tuple[Requirements, dict[str, HostRequirements]]:
-    """The resolver's input besides the facts, without what the lock says."""
-    requirements = _with_earlier_options(requirements_of(options, source), options, facts)
-    return requirements, {
-        host.name: HostRequirements(host.slots, collect.prefix_of(host, facts[host.name]), host.interface)
-        for host in inventory.hosts
-        if host.name in facts
-    }
-
-
 def _with_earlier_options(requirements: Requirements, options: Options, facts: Mapping[str, Facts]) -> Requirements:
     """The requirements with ``--horovod-names`` and ``--cpu`` of earlier runs: those of one host count for all, as they work together."""
     earlier = {option for host in installed.plans(facts) for option in host.engine.options}
@@ -107,6 +85,10 @@ def _installed(inventory: Inventory, facts: Mapping[str, Facts]) -> Lock | None:
 def _notes(requirements: Requirements, filled: Requirements, baseline: Lock) -> list[str]:
     """What the lock decided and the user may not expect."""
     notes = []
+    own = catalog.reach().overlay
+    if baseline.catalogue and baseline.catalogue != own:
+        now = "none are in use now" if own is None else f"now they are others ({own[:12]})"
+        notes.append(f"{baseline.title} was written with catalogue files of your own ({baseline.catalogue[:12]}); {now}")
     if requirements.torch and not filled.torch:
         notes.append(f"PyTorch is left out, to keep to {baseline.title}: --torch VERSION or --upgrade adds it")
     if filled.torch_index and not requirements.torch_index:

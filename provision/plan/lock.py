@@ -132,11 +132,13 @@ class Lock:
         components: component → its variants, each with the hosts that have it.
         environments: `environments` key → the files installed in that environment.
         title: what it is called in messages.
+        catalogue: digest of the user's own catalogue files with which the plan was made.
     """
 
     components: Mapping[ComponentName, list[LockedComponent]]
     environments: Mapping[str, list[LockedFile]]
     title: str = NAME
+    catalogue: str | None = None
 
     @classmethod
     def from_plan(cls, plan: Plan, files: Mapping[str, Files], previous: Lock | None, inventory: Inventory) -> Lock:
@@ -149,7 +151,8 @@ class Lock:
         others = {host.name for host in inventory.everyone} - set(plan.hosts)
         variants = {name: _variants(name, plan, others, previous) for name in COMPONENTS if name not in _NOT_LOCKED}
         components = {name: found for name, found in variants.items() if found}
-        return cls(components, _environments(plan, files, previous, keep_unused=bool(others)))
+        catalogue = plan.knowledge.overlay if plan.knowledge else None
+        return cls(components, _environments(plan, files, previous, keep_unused=bool(others)), catalogue=catalogue)
 
     @classmethod
     def from_installed(cls, plan: Plan, inventory: Inventory) -> Lock | None:
@@ -163,6 +166,7 @@ class Lock:
         body: dict[str, Any] = {
             "components": {name: [entry.as_dict() for entry in entries] for name, entries in self.components.items()},
             "environments": {key: [entry.model_dump() for entry in entries] for key, entries in self.environments.items()},
+            **({"catalogue": self.catalogue} if self.catalogue else {}),
         }
         return {**body, "digest": digest(body)}
 

@@ -8,6 +8,7 @@ of its own.
       hosts.ini:
         components:    {NAME: [{version, package, source, url, index, sha256, hosts, why}, ...]}
         environments:  {KEY: [{name, version, url, sha256}, ...]}    KEY: see `lock.environments`; the files that were installed
+        catalogue:     digest of the user's own catalogue files, if there were any
         digest:        of the section: reveals an edit
 """
 
@@ -17,6 +18,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +29,7 @@ from provision.base import paths, validation
 from provision.base.errors import UsageError
 from provision.base.validation import Model, refuse
 from provision.inventory import Inventory
-from provision.plan.lock import NAME, Files, Lock, LockedComponent, LockedFile
+from provision.plan.lock import NAME, Files, Lock, LockedComponent, LockedFile, Sha256
 from provision.plan.model import ComponentName, Plan
 
 SCHEMA = 1
@@ -52,11 +54,12 @@ def _section_of(inventory: Inventory) -> str:
 class _Section(Model):
     components: dict[ComponentName, list[LockedComponent]]
     environments: dict[str, list[LockedFile]]
+    catalogue: Sha256 | None = None
     digest: str
 
     @model_validator(mode="after")
     def _unchanged(self) -> _Section:
-        if self.digest != Lock(self.components, self.environments).as_dict()["digest"]:
+        if self.digest != Lock(self.components, self.environments, catalogue=self.catalogue).as_dict()["digest"]:
             refuse([(("digest",), "the section was edited: this is not its digest")])
         return self
 
@@ -71,7 +74,7 @@ class _Section(Model):
                 if own:
                     found[key] = [entry for entry in found[key] if entry not in own]
                     found[f"{key.partition(', torch ')[0]}, {pin}"] = own
-        return Lock(self.components, found)
+        return Lock(self.components, found, catalogue=self.catalogue)
 
 
 class LockDocument(Model):
@@ -116,7 +119,7 @@ def record(inventory: Inventory, plan: Plan, files: Mapping[str, Files]) -> Path
 
     Returns the file if it changed.
     """
-    installed = Plan({name: host for name, host in plan.hosts.items() if name in files})
+    installed = replace(plan, hosts={name: host for name, host in plan.hosts.items() if name in files})
     return write(inventory, Lock.from_plan(installed, files, read_previous(inventory), inventory))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -337,12 +337,32 @@ _HOST_PLAN = TypeAdapter(HostPlan)
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Knowledge:
+    """How far the catalogue of a plan reaches.
+
+    Attributes:
+        pytorch, cuda, nccl: the newest releases that it knows.
+        date: when it was last brought up to date.
+        overlay: digest of the user's own files in it.
+        newer_drivers: hosts whose driver is for a CUDA that it does not know yet.
+    """
+
+    pytorch: str
+    cuda: str
+    nccl: str
+    date: str
+    overlay: str | None = None
+    newer_drivers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Plan:
     """The plan for all hosts. With ``conflicts`` it must not be installed; ``notes`` are worth reading but prevent nothing."""
 
     hosts: dict[str, HostPlan] = field(default_factory=dict)
     conflicts: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
+    knowledge: Knowledge | None = None
 
     @property
     def networks(self) -> list[str]:
@@ -359,7 +379,7 @@ class Plan:
             ConflictDocument(host=each.host, constraint=each.what, ways_out=[remedy.text for remedy in each.remedies])
             for each in self.conflicts
         ]
-        document = PlanDocument(schema=SCHEMA, hosts=self.hosts, conflicts=conflicts, notes=list(self.notes))
+        document = PlanDocument(schema=SCHEMA, hosts=self.hosts, conflicts=conflicts, notes=list(self.notes), knowledge=self.knowledge)
         return document.model_dump(mode="json", by_alias=True, context={"logins": logins})
 
     def json(self) -> Iterator[str]:
@@ -373,7 +393,7 @@ class Plan:
                 serialised[id(value)] = json.dumps(to_jsonable_python(value))
             return serialised[id(value)]
 
-        first, last = json.dumps(Plan(conflicts=self.conflicts, notes=self.notes).as_dict()).split("{}", 1)
+        first, last = json.dumps(replace(self, hosts={}).as_dict()).split("{}", 1)
         yield first + "{"
         for number, (name, host) in enumerate(self.hosts.items()):
             parts = ", ".join(f"{json.dumps(each.name)}: {text(getattr(host, each.name))}" for each in fields(host))
@@ -396,6 +416,7 @@ class PlanDocument(BaseModel):
     hosts: dict[str, HostPlan]
     conflicts: list[ConflictDocument]
     notes: list[str]
+    knowledge: Knowledge | None = None
 
 
 def without_credentials(url: str) -> str:

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from provision.base.terminal import Console
-from provision.plan.model import COMPONENTS, Component, HostPlan, Network, Plan, Rejected, SourceBuild, SystemPackages, Wheel
+from provision.base.text import joined
+from provision.plan.model import COMPONENTS, Component, HostPlan, Knowledge, Network, Plan, Rejected, SourceBuild, SystemPackages, Wheel
 
 WIDEST = 120
 _INDENT = 11
@@ -44,12 +45,23 @@ def show(plan: Plan, console: Console) -> None:
         _show_components(hosts[0], [name for name in COMPONENTS if name not in common], console, width)
     if groups:
         console.print()
+    if plan.knowledge is not None:
+        _print(console, f"catalogue: {_reach(plan.knowledge)}", width, indent=_INDENT, style="dim")
     for note in plan.notes:
         _print(console, f"note: {note}", width, indent=6, style="cyan")
     for conflict in plan.conflicts:
         _print(console, f"{conflict.host}: no plan fits: {conflict.what}", width, indent=4, style="red")
         for remedy in conflict.remedies:
             _print(console, f"  → {remedy.text}", width, indent=4)
+
+
+def _reach(known: Knowledge) -> str:
+    text = f"it knows PyTorch ≤ {known.pytorch}, CUDA ≤ {known.cuda}, NCCL ≤ {known.nccl}, as of {known.date}"
+    if known.overlay:
+        text += f", with your own files ({known.overlay[:12]})"
+    if known.newer_drivers:
+        text += f"; newer than that: the driver of {joined(known.newer_drivers)} (provision catalog update)"
+    return text
 
 
 def _groups(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:

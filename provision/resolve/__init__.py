@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from provision import catalog
@@ -34,8 +34,9 @@ from provision.plan.model import (
     Wheel,
 )
 from provision.plan.requirements import HostRequirements, Requirements
-from provision.resolve import hardware, nccl, network, openmpi, python, torch
+from provision.resolve import nccl, network, openmpi, python, torch
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, host_class_of, with_driver_for, without_gpus
+from provision.resolve.knowledge import knowledge, notes_on_driver_branches
 from provision.resolve.remedies import (
     Conflict,
     Proposal,
@@ -65,39 +66,36 @@ _ASSUMPTIONS = {
 }
 
 
-def resolve(
-    facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements], changes: Sequence[Proposal] = ()
-) -> Plan:
-    """The plan for all hosts in ``facts``, in their order. With ``hosts``: the requirements of single hosts. With ``changes``: as if the
-    hosts had been changed like that."""
+def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> Plan:
+    """The plan for all hosts in ``facts``, in their order. With ``hosts``: the requirements of single hosts."""
     of_host = {name: hosts.get(name, HostRequirements()) for name in facts}
     class_of = {name: host_class_of(host, of_host[name].builds) for name, host in facts.items()}
     if requirements.cpu:
         class_of = {name: without_gpus(host_class) for name, host_class in class_of.items()}
-    by_class: dict[HostClass, list[str]] = {}
+    host_classes: dict[HostClass, list[str]] = {}
     for name in sorted(class_of):  # common decisions must not depend on the inventory's order
-        by_class.setdefault(class_of[name], []).append(name)
-    host_classes: HostClasses = by_class
-    for change in changes:
-        if change.apply is not None:
-            host_classes, requirements = change.apply(host_classes, requirements)
-    class_of = {name: host_class for host_class, names in host_classes.items() for name in names}
-    facts = {name: host for name, host in facts.items() if name in class_of}
+        host_classes.setdefault(class_of[name], []).append(name)
     components, conflicts, notes = _components(host_classes, requirements)
     networks: dict[str, Network] = {}
     for name, host in facts.items():
         with _added_to(conflicts, f"the network of {name}"):
             networks[name] = network.network(name, host, of_host[name].interface, alone=len(facts) == 1)
     conflicts |= _prefix_conflict(facts, of_host) | _horovod_conflicts(facts, requirements, of_host)
+    known = knowledge(facts)
     if conflicts:
-        return Plan(conflicts=Trial(host_classes, requirements, conflicts, lambda *other: _components(*other)[1]).problems())
+        problems = Trial(host_classes, requirements, conflicts, lambda *other: _components(*other)[1]).problems()
+        return Plan(conflicts=problems, knowledge=known)
     plans = {
         name: _host_plan(name, host, class_of[name], of_host[name], networks[name], components[class_of[name]])
         for name, host in facts.items()
     }
-    notes += [*_notes_without_root(plans), *_notes_on_unused_gpus(facts, class_of), *_notes_on_assumptions(facts)]
-    notes += hardware.notes(facts, gpus_used=any(host_class.cuda is not None for host_class in class_of.values()))
-    return Plan(plans, notes=(*notes, *network.notes(networks.values())))
+    notes += [
+        *notes_on_driver_branches(facts),
+        *_notes_without_root(plans),
+        *_notes_on_unused_gpus(facts, class_of),
+        *_notes_on_assumptions(facts),
+    ]
+    return Plan(plans, notes=(*notes, *network.notes(networks.values())), knowledge=known)
 
 
 # --- components --------------------------------------------------------------------------------------------------------------------------
@@ -261,9 +259,6 @@ def _host_plan(
 # --- conflicts of hosts ------------------------------------------------------------------------------------------------------------------
 
 
-_CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus)
-
-
 def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
     """Host classes with an unsupported system, or with a driver that nothing runs on."""
     known = catalog.os()
@@ -280,10 +275,6 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
             what = f"the distribution {host_class.system.strip()} is not known; known are {listed}, and those like them (ID_LIKE)"
         elif entry and host_class.os_version and key(host_class.os_version) < key(entry.oldest):
             what = f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
-        elif host_class.obstacle is not None:
-            what, remedy = host_class.obstacle.what, host_class.obstacle.remedy
-            proposals = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
-            proposals += [_CPU_ONLY, exclude(names)]
         elif host_class.driver_too_old:
             what = f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
             proposals[1:] = newer_drivers(host_class, names)
@@ -292,7 +283,7 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
             newest = with_driver_for(host_class, max(catalog.cuda().toolkits.drivers, key=key))  # nobody knows which driver it will be
             proposals = [
                 change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest),
-                _CPU_ONLY,
+                change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus),
                 exclude(names),
             ]
         else:

@@ -105,7 +105,9 @@ def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Map
     older = False
     for version, rejection in rejections.items():
         if older:
-            yield Rejected(f"torch=={version}", f"older than {chosen}, which fits every host")
+            newer = key(version) > key(chosen)
+            why = "newer than the catalogue's default, which fits every host" if newer else f"older than {chosen}, which fits every host"
+            yield Rejected(f"torch=={version}", why)
         elif version == chosen:
             older = True
         elif rejection:

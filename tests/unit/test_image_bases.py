@@ -64,7 +64,7 @@ def test_a_users_own_image_replaces_the_catalogues() -> None:
         ("--cuda 12.7", "there is no image for it", "12.6"),
         ("--cuda newest", "not a CUDA version", "12.4"),
         ("--os fedora40", "no image of it is known", "ubuntu20.04"),
-        ("--os ubuntu26.04", "no image of it is known", "ubuntu24.04"),
+        ("--os ubuntu28.04", "no image of it is known", "ubuntu24.04"),
         ("--os debain:12", "no image of it is known", "did you mean debian12?"),
         ("--cuda 12.4 --cpu", "exclude each other", "leave one"),
         ("--os debian12 --facts {DATA}/lint-facts.json", "exclude each other", "one of them"),

@@ -26,7 +26,6 @@ from . import (  # noqa: F401 - they register their sections
     python,
     packages,
     nvidia,
-    accelerators,
     software,
     network,
     ssh,

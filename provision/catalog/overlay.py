@@ -1,0 +1,150 @@
+"""The user's own catalogue files, merged over ours: what is newer than this release of provision, or what only they know.
+
+A file has the name and the keys of one of ours and says only the rows that it adds or replaces. Mappings are merged key by key; the entries
+of a list of mappings come in front of ours; everything else takes the place of ours. The result must match the same model as ours alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from provision.base import validation
+from provision.base.errors import UsageError
+from provision.catalog.models import FILES, Sourced
+
+LARGEST_BYTES = 1 << 20  # ours have at most 20 kB
+HINT = "correct the file, or remove it: without it the catalogue is ours alone"
+
+
+class Head(Sourced):
+    """The head of such a file: where its rows come from, and when they were read."""
+
+    schema_number: Literal[1] = Field(alias="schema")
+
+
+@dataclass(frozen=True)
+class OverlayFile:
+    """One of the user's files. ``rows``: its content without the head."""
+
+    path: str
+    text: str
+    head: Head
+    rows: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """The user's files, by the name of the catalogue file that each is merged over; ``digest``: of their contents."""
+
+    files: Mapping[str, OverlayFile]
+    digest: str
+
+    def merged(self, name: str, ours: Mapping[str, Any]) -> Any:
+        """Our file ``name`` with the user's over it, as its model. Raises UsageError naming the user's file and line."""
+        file = self.files[name]
+        data = merge(_without_replaced_code(ours, file.rows) if name == "nccl" else ours, file.rows)
+        return validation.validate(FILES[name], data, file.path, text=file.text, kind="yaml", hint=HINT)
+
+
+def folder_of_user() -> Path:
+    """``$XDG_CONFIG_HOME/provision/catalog``, else ``~/.config/provision/catalog``."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "provision" / "catalog"
+
+
+def read(folders: Iterable[Path]) -> Overlay | None:
+    """The files of these folders, those of later ones over those of earlier ones; None where there is none. A missing folder has none.
+
+    Raises:
+        UsageError: a file cannot be read, is too large, is none of the catalogue's, or is invalid; names file and line.
+    """
+    found: dict[str, OverlayFile] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.yaml")) if folder.is_dir() else ():
+            file = _read(path)
+            found[path.stem] = _over(found[path.stem], file) if path.stem in found else file
+    if not found:
+        return None
+    content = hashlib.sha256()
+    for name, file in sorted(found.items()):
+        content.update(f"{name}\0{file.text}\0".encode())
+    return Overlay(found, content.hexdigest())
+
+
+def _read(path: Path) -> OverlayFile:
+    where = str(path)
+    if path.stem not in FILES:
+        known = ", ".join(f"{name}.yaml" for name in FILES)
+        raise UsageError(
+            f"it is none of the catalogue's files{validation.did_you_mean(path.stem, FILES)}", where=where, hint=f"one of {known}"
+        )
+    try:
+        content = None
+        if path.is_file():  # a pipe would block
+            with path.open("rb") as file:
+                content = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror or error}", where=where, hint=HINT) from error
+    if content is None or len(content) > LARGEST_BYTES:
+        what = "not a file" if content is None else f"larger than {LARGEST_BYTES:,} bytes, which no catalogue file is"
+        raise UsageError(what, where=where, hint=HINT)
+    text = validation.decoded(content, where, HINT)
+    data = validation.read(text, where, "yaml", HINT)
+    if not isinstance(data, dict):
+        raise UsageError("it must be a mapping", where=where, hint=HINT)
+    keys = [field.alias or name for name, field in Head.model_fields.items()]
+    head = validation.validate(Head, {name: data[name] for name in keys if name in data}, where, text=text, kind="yaml", hint=HINT)
+    return OverlayFile(where, text, head, {name: value for name, value in data.items() if name not in keys})
+
+
+def _over(earlier: OverlayFile, later: OverlayFile) -> OverlayFile:
+    """One file with another over it; messages are about the second, as the first was valid alone."""
+    return OverlayFile(later.path, later.text, later.head, merge(earlier.rows, later.rows))
+
+
+def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """``theirs`` over ``ours``, as plain data."""
+    both = dict(ours)
+    for name, value in theirs.items():
+        before = both.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            both[name] = merge(before, value)
+        elif isinstance(before, list) and isinstance(value, list) and any(isinstance(each, dict) for each in (*before, *value)):
+            both[name] = [
+                *value,
+                *(each for each in before if each not in value),
+            ]  # in front: lines of messages are those of the user's file
+        else:
+            both[name] = value
+    return both
+
+
+def _without_replaced_code(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """nccl.yaml without the GPU code of those wheels of which the user's file says it: each wheel is listed once."""
+    try:
+        replaced = {
+            (package, version)
+            for entry in theirs["wheels"]["code"]
+            for package, versions in entry["wheels"].items()
+            for version in versions
+        }
+        code = [
+            {
+                **entry,
+                "wheels": {
+                    package: [version for version in versions if (package, version) not in replaced]
+                    for package, versions in entry["wheels"].items()
+                },
+            }
+            for entry in ours["wheels"]["code"]
+        ]
+    except (KeyError, TypeError, AttributeError):  # it says none, or is invalid, which its model will say
+        return ours
+    return {**ours, "wheels": {**ours["wheels"], "code": code}}

@@ -1,0 +1,462 @@
+"""Newer rows for the catalogue, read from a package index's wheels and NVIDIA's lists: an overlay that later runs merge over ours.
+
+Of NCCL and PyTorch only releases newer than the newest known are looked at. CUDA, NCCL and the GPUs that a build has code for are read from
+the wheels; of a wheel on a server that knows ranges only the library with GPU code is fetched, which is compressed, so whole.
+Everything that comes from a server or a given folder is data: bounded in size, validated by models, and nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import html.parser
+import io
+import re
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+from pydantic import BaseModel, Field, ValidationError
+
+from provision import catalog
+from provision.base import downloads
+from provision.base.downloads import Unavailable
+from provision.base.errors import ProvisionError
+from provision.base.versions import key
+from provision.catalog import overlay
+from provision.hostside import gpu_code
+
+PACKAGES = {"nvidia-nccl-cu12": "nccl", "nvidia-nccl-cu13": "nccl", "torch": "pytorch"}  # package → the catalogue's file
+NCCL_LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
+TORCH_LIBRARY = "torch/lib/libtorch_cuda.so"
+_NCCL_TEXT = re.compile(rb"NCCL version (\d+\.\d+\.\d+)[^\0+]{0,40}\+cuda(\d+\.\d+)")
+_TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*= '(\d+\.\d+)'$", re.M)
+_SECONDS = 30.0  # a server that is silent for this long counts as unavailable
+_LARGEST_LIST = 16 << 20  # bytes of an index page or a JSON list: PyTorch's page has 400 kB
+_LARGEST_TEXT = 4 << 20  # of a text in a wheel
+_LARGEST_LIBRARY = 4 << 30  # of a library in a wheel
+_BLOCK = 1 << 22  # bytes that are fetched at once
+_LARGEST_WHEEL = 8 << 30
+_JSON = "application/vnd.pypi.simple.v1+json"
+_HEAD = """\
+# Written by `provision catalog update`: merged over provision's own catalogue. Remove the file to go back to that.
+"""
+
+
+@dataclass
+class Update:
+    """What an update found: rows by catalogue file, a line for each new fact, and why what else was looked for could not be had."""
+
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    found: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+
+
+def update(index: str | Path, nvidia: str | Path, folder: Path, today: datetime.date, say: Callable[[str], None]) -> Update:
+    """Write what is newer than the catalogue in use to ``folder``, over what is there.
+
+    Args:
+        index: address of a simple index, or a folder with wheels.
+        nvidia: address, or a folder, with NVIDIA's ``redistrib_*.json``.
+
+    Raises:
+        UsageError: the files in ``folder`` are invalid, or would be with the new rows; they are unchanged.
+    """
+    made = Update()
+    for package in PACKAGES:
+        try:
+            for wheels in _newer(package, index):
+                _add_wheels(made, package, wheels, say)
+        except (Unavailable, OSError) as error:
+            made.unreached.append(f"{package}: {_place(index)}: {error}")
+    try:
+        _add_toolkits(made, nvidia)
+    except (Unavailable, OSError) as error:
+        made.unreached.append(f"drivers and CUDA: {_place(nvidia)}: {error}")
+    _write(made, folder, f"`provision catalog update` from {_place(index)} and {_place(nvidia)}", today)
+    return made
+
+
+# --- the package index -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Wheel:
+    """A wheel for Linux on one architecture, and one of the Pythons that its release has wheels for."""
+
+    version: str
+    arch: str
+    python: str
+    name: str
+    place: str | Path
+    size: int | None
+
+
+class _IndexFile(BaseModel):
+    filename: str
+    url: str
+    size: int | None = None
+    yanked: bool | str = False
+
+
+class _IndexPage(BaseModel):
+    files: list[_IndexFile] = Field(max_length=200_000)
+
+
+class _Links(html.parser.HTMLParser):
+    """The links of a page of a simple index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[_IndexFile] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        named = dict(attributes)
+        if tag == "a" and named.get("href"):
+            name = urllib.parse.unquote(urllib.parse.urlsplit(str(named["href"])).path.rpartition("/")[2])
+            self.files.append(_IndexFile(filename=name, url=str(named["href"]), yanked="data-yanked" in named))
+
+
+def _newer(package: str, index: str | Path) -> Iterator[list[_Wheel]]:
+    """The wheels of each release that is newer than what the catalogue knows, the oldest first."""
+    known = catalog.pytorch().releases if package == "torch" else catalog.nccl().wheels.builds.get(package, {})
+    newest = max(map(key, known), default=())
+    releases: dict[str, list[_Wheel]] = {}
+    for file in _files(package, index):
+        wheel = _wheel(package, file)
+        if wheel is not None and key(wheel.version) > newest:
+            releases.setdefault(wheel.version, []).append(wheel)
+    for version in sorted(releases, key=key):
+        yield releases[version]
+
+
+def _files(package: str, index: str | Path) -> list[_IndexFile]:
+    if isinstance(index, Path):
+        found = sorted(index.rglob("*.whl"))
+        return [_IndexFile(filename=path.name, url=str(path.absolute()), size=path.stat().st_size) for path in found]
+    address = f"{index.rstrip('/')}/{package}/"
+    with _opened(address, {"Accept": f"{_JSON}, text/html;q=0.2"}) as answer:
+        content, kind, address = answer.read(_LARGEST_LIST + 1), answer.headers.get_content_type(), answer.url
+    if len(content) > _LARGEST_LIST:
+        raise Unavailable(f"its list of {package} is larger than {_LARGEST_LIST:,} bytes")
+    try:
+        if kind == _JSON:
+            files = _IndexPage.model_validate_json(content).files
+        else:
+            links = _Links()
+            links.feed(content.decode("utf-8", "replace"))
+            files = links.files
+    except (ValidationError, RecursionError) as error:
+        raise Unavailable(f"its list of {package} is not one of a package index") from error
+    return [file.model_copy(update={"url": urllib.parse.urljoin(address, file.url)}) for file in files]
+
+
+def _wheel(package: str, file: _IndexFile) -> _Wheel | None:
+    """A file as one of the wheels that are looked at: of a final release, for Linux on an architecture that we know."""
+    try:
+        name, version, _build, tags = parse_wheel_filename(file.filename)
+    except InvalidWheelFilename:
+        return None
+    of_linux = {str(tag.platform) for tag in tags if "linux" in tag.platform}
+    arch = next((arch for arch in catalog.os().architectures if any(platform.endswith(arch) for platform in of_linux)), None)
+    python = next(iter(tags)).interpreter
+    free_threaded = any(tag.abi.endswith("t") for tag in tags)
+    if (
+        name != canonicalize_name(package)
+        or arch is None
+        or version.is_prerelease
+        or version.is_postrelease
+        or file.yanked
+        or free_threaded
+    ):
+        return None
+    place = Path(file.url) if file.url.startswith("/") else file.url
+    return _Wheel(version.base_version, arch, python, file.filename, place, file.size)
+
+
+def _add_wheels(made: Update, package: str, wheels: list[_Wheel], say: Callable[[str], None]) -> None:
+    """Add the row of a release; what cannot be read of it is said, and nothing of it added."""
+    try:
+        if package == "torch":
+            _add_torch(made, wheels, say)
+        else:
+            _add_nccl(made, package, wheels, say)
+    except (Unavailable, OSError, zipfile.BadZipFile, gpu_code.Damaged, NotImplementedError, RuntimeError) as error:
+        made.unreached.append(f"{package} {wheels[0].version}: {error or type(error).__name__}")
+
+
+def _add_nccl(made: Update, package: str, wheels: list[_Wheel], say: Callable[[str], None]) -> None:
+    wheel = min(wheels, key=lambda each: each.arch != "x86_64")
+    say(f"reading {wheel.name}")
+    with _archive(wheel) as archive, _library(archive, NCCL_LIBRARY) as path:
+        cuda, code = nccl_of(path)
+    rows = made.rows.setdefault("nccl", {}).setdefault("wheels", {"builds": {}, "code": []})
+    rows["builds"].setdefault(package, {})[wheel.version] = cuda
+    rows["code"].append({"has": code, "wheels": {package: [wheel.version]}})
+    made.found.append(f"{package} {wheel.version}: CUDA {cuda}, code for {', '.join(code)}")
+
+
+def nccl_of(path: Path) -> tuple[str, list[str]]:
+    """(CUDA, compute capabilities) of an NCCL library. Raises Unavailable for another file."""
+    code = gpu_code.read(str(path))
+    found = _searched(path, _NCCL_TEXT)
+    if code is None or found is None:
+        raise Unavailable(f"{NCCL_LIBRARY} is not an NCCL with GPU code")
+    return found[2].decode(), _capabilities(code)
+
+
+def _searched(path: Path, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+    """The first match in a large file; of one that crosses a border of blocks, too."""
+    with path.open("rb") as file:
+        before = b""
+        while block := file.read(_BLOCK):
+            if found := pattern.search(before + block):
+                return found
+            before = block[-256:]
+    return None
+
+
+def _capabilities(code: gpu_code.GpuCode) -> list[str]:
+    """The compute capabilities of machine code for all kernels, lowest first; the newest with +PTX where all have its PTX.
+
+    Kernels for one GPU or family alone (``9.0a``) are in containers of their own, which do not count.
+    """
+    most = max(code.machine_code.values(), default=0)
+    plain = sorted((each for each, count in code.machine_code.items() if each[-1].isdigit() and count == most), key=key)
+    if plain and code.ptx.get(plain[-1], 0) >= most:
+        plain[-1] += "+PTX"
+    return plain
+
+
+def _add_torch(made: Update, wheels: list[_Wheel], say: Callable[[str], None]) -> None:
+    pythons = sorted({f"3.{each.python[3:]}" for each in wheels if re.fullmatch(r"cp3\d+", each.python)}, key=key)
+    version, cuda, nccl, code = wheels[0].version, "", None, {}
+    for arch in catalog.os().architectures:
+        wheel = next((each for each in wheels if each.arch == arch), None)
+        if wheel is None:
+            continue
+        say(f"reading {wheel.name}")
+        with _archive(wheel) as archive:
+            found = _TORCH_CUDA.search(_text(archive, "torch/version.py"))
+            if found is None:
+                continue  # the index's build for this architecture is one without CUDA
+            cuda = found[1]
+            nccl = _nccl_required(archive) or nccl
+            with _library(archive, TORCH_LIBRARY) as path:
+                read = gpu_code.read(str(path))
+        if read is None:
+            raise Unavailable(f"{TORCH_LIBRARY} has no GPU code")
+        code[arch] = _capabilities(read)
+    if not code:
+        raise Unavailable("its wheels have no CUDA")
+    weak = "read from the wheels of a package index; that PyTorch's own index has this build was not seen"
+    row = {"pythons": pythons, "builds": {cuda: {"nccl": nccl, "code": code, "weak": weak}}}
+    made.rows.setdefault("pytorch", {}).setdefault("releases", {})[version] = row
+    listed = "; ".join(f"{arch}: {', '.join(has)}" for arch, has in code.items())
+    made.found.append(f"torch {version}: CUDA {cuda}, NCCL {nccl or 'of its own'}, Python {pythons[0]} to {pythons[-1]}, code for {listed}")
+
+
+def _nccl_required(archive: zipfile.ZipFile) -> str | None:
+    """The NCCL that a wheel's metadata pins."""
+    name = next((each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each)), None)
+    for line in _text(archive, name).splitlines() if name else ():
+        if line.startswith("Requires-Dist: nvidia-nccl-cu"):
+            with contextlib.suppress(InvalidRequirement):
+                pins = [each.version for each in Requirement(line.partition(": ")[2]).specifier if each.operator == "=="]
+                if pins and re.fullmatch(r"\d+(\.\d+)+", pins[0]):
+                    return Version(pins[0]).base_version
+    return None
+
+
+# --- wheels ------------------------------------------------------------------------------------------------------------------------------
+
+
+class _Ranges(io.RawIOBase):
+    """A file on a server that knows ranges: what is read of it is fetched."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._size, self._at = url, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, (0, self._at, self._size)[whence] + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        last = min(self._at + len(buffer), self._size) - 1
+        if last < self._at:
+            return 0
+        with _opened(self._url, {"Range": f"bytes={self._at}-{last}"}) as answer:
+            if answer.status != 206:
+                raise Unavailable("the server knows no ranges")
+            part: bytes = answer.read(last - self._at + 1)
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+
+@contextlib.contextmanager
+def _archive(wheel: _Wheel) -> Iterator[zipfile.ZipFile]:
+    """A wheel, opened where it lies; one on a server without ranges is fetched whole."""
+    if isinstance(wheel.place, Path):
+        with zipfile.ZipFile(wheel.place) as archive:
+            yield archive
+        return
+    with _opened(wheel.place, {"Range": "bytes=0-0"}) as answer:
+        total = re.fullmatch(r"bytes 0-0/(\d{1,12})", answer.headers.get("Content-Range") or "") if answer.status == 206 else None
+        with tempfile.TemporaryFile() as whole:
+            if total is None:
+                _copy(answer, whole, _LARGEST_WHEEL)
+            source: IO[bytes] = io.BufferedReader(_Ranges(wheel.place, int(total[1])), _BLOCK) if total else whole
+            with zipfile.ZipFile(source) as archive:
+                yield archive
+
+
+def _copy(source: IO[bytes], target: IO[bytes], largest: int) -> None:
+    size = 0
+    while block := source.read(_BLOCK):
+        size += len(block)
+        if size > largest:
+            raise Unavailable(f"a file of more than {largest:,} bytes")
+        target.write(block)
+
+
+def _text(archive: zipfile.ZipFile, name: str) -> str:
+    """A text in a wheel, empty where it is missing or too large."""
+    if name not in archive.namelist():
+        return ""
+    with archive.open(name) as file:
+        content = file.read(_LARGEST_TEXT + 1)
+    return content.decode("utf-8", "replace") if len(content) <= _LARGEST_TEXT else ""
+
+
+@contextlib.contextmanager
+def _library(archive: zipfile.ZipFile, name: str) -> Iterator[Path]:
+    """A library of a wheel, unpacked into a file of ours."""
+    if name not in archive.namelist():
+        raise Unavailable(f"it has no {name}")
+    with tempfile.NamedTemporaryFile(prefix="provision-", suffix=".so") as target:
+        with archive.open(name) as file:
+            _copy(file, target, _LARGEST_LIBRARY)
+        target.flush()
+        yield Path(target.name)
+
+
+@contextlib.contextmanager
+def _opened(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+    """An answer of a server. Raises Unavailable."""
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise Unavailable("not an http or https address")
+    request = urllib.request.Request(url, headers={"User-Agent": "provision", **headers})  # noqa: S310  scheme checked above
+    try:
+        answer = urllib.request.urlopen(request, timeout=_SECONDS)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        raise Unavailable(f"HTTP {error.code} {error.reason}") from error
+    except (urllib.error.URLError, ValueError) as error:
+        raise Unavailable(str(getattr(error, "reason", error))) from error
+    with answer:
+        yield answer
+
+
+# --- NVIDIA's lists ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Driver(BaseModel):
+    version: str = Field(pattern=r"^\d+(\.\d+){1,2}$")
+
+
+class _Redistributables(BaseModel):
+    """What is read of a ``redistrib_*.json``: the CUDA release, and the driver that was packaged with it."""
+
+    release_label: str = Field(pattern=r"^\d+\.\d+\.\d+$")
+    nvidia_driver: _Driver
+
+
+def _add_toolkits(made: Update, place: str | Path) -> None:
+    """The driver of each CUDA release that the catalogue does not know."""
+    known = catalog.cuda().toolkits.drivers
+    newest = max(map(key, known))
+    found: dict[str, str] = {}
+    for name in _lists(place):
+        cuda = re.fullmatch(r"redistrib_(\d+\.\d+)\.\d+\.json", name)
+        if cuda is None or key(cuda[1]) <= newest:
+            continue
+        content = (place / name).read_bytes() if isinstance(place, Path) else _page(f"{place.rstrip('/')}/{name}")
+        try:
+            read = _Redistributables.model_validate_json(content[:_LARGEST_LIST])
+        except ValidationError:
+            made.unreached.append(f"{name}: it names no CUDA release and driver as NVIDIA's lists do")
+            continue
+        driver = read.nvidia_driver.version
+        found[cuda[1]] = min(driver, found.get(cuda[1], driver), key=key)
+    if found:
+        made.rows["cuda"] = {"toolkits": {"drivers": found}}
+        made.found += [f"CUDA {cuda}: driver {driver}" for cuda, driver in found.items()]
+
+
+def _lists(place: str | Path) -> list[str]:
+    if isinstance(place, Path):
+        return sorted(path.name for path in place.glob("redistrib_*.json"))
+    links = _Links()
+    links.feed(_page(f"{place.rstrip('/')}/").decode("utf-8", "replace"))
+    return sorted({file.filename for file in links.files})
+
+
+def _page(url: str) -> bytes:
+    with _opened(url, {}) as answer:
+        content: bytes = answer.read(_LARGEST_LIST + 1)
+    if len(content) > _LARGEST_LIST:
+        raise Unavailable(f"{url} is larger than {_LARGEST_LIST:,} bytes")
+    return content
+
+
+# --- the files ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _write(made: Update, folder: Path, source: str, today: datetime.date) -> None:
+    """Merge the rows into the folder's files; all are checked before the first is written, and each is replaced atomically."""
+    before = overlay.read([folder])
+    texts: dict[str, str] = {}
+    for name, rows in made.rows.items():
+        kept = before.files[name].rows if before and name in before.files else {}
+        content = {"schema": 1, "source": source, "date": today.isoformat(), **overlay.merge(kept, rows)}
+        texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
+    with tempfile.TemporaryDirectory() as place:
+        for name, text in texts.items():
+            (Path(place) / f"{name}.yaml").write_text(text, encoding="utf-8")
+        checked = overlay.read([Path(place)])
+        if checked is not None:
+            for name in checked.files:
+                checked.merged(name, yaml.safe_load(catalog.content(name)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            downloads.store(folder / f"{name}.yaml", text.encode())
+            made.written.append(str(folder / f"{name}.yaml"))
+    except OSError as error:
+        raise ProvisionError(
+            f"cannot be written: {error.strerror or error}", where=str(folder), hint="name another folder: --out DIR"
+        ) from error
+
+
+def _place(place: str | Path) -> str:
+    return str(place) if isinstance(place, Path) else re.sub(r"(?<=://)[^/?#]*@", "", place)
