@@ -70,10 +70,11 @@ class File(Model):
 class Trouble(Sourced):
     """A known problem of some versions: those listed, those in a range (both ends included), or those below one.
 
-    ``2.16`` in ``versions`` and ``to`` stands for all of 2.16.
+    ``2.16`` in ``versions`` and ``to`` stands for all of 2.16. ``network``: only jobs over several hosts with it have the problem.
     """
 
     why: Text
+    network: Literal["infiniband"] | None = None
     versions: tuple[Release, ...] | None = None
     from_: Release | None = Field(None, alias="from")
     to: Number | None = None
@@ -358,6 +359,7 @@ class Pytorch(File, Sourced):
     index: Url
     default: Version
     releases: dict[Version, PytorchRelease]
+    known_bad: Troubles
 
 
 class Numpy(Sourced):

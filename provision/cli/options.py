@@ -72,6 +72,13 @@ def requirements(
     nccl_source: Annotated[str, typer.Option(help=f"Source of NCCL: {', '.join(get_args(NcclSource))}.")] = "auto",
     nccl_local: Annotated[Path | None, typer.Option(help="A downloaded nccl-local-repo-*.deb of NVIDIA's.", dir_okay=False)] = None,
     nccl_tarball: Annotated[Path | None, typer.Option(help="Tarball with NCCL's sources, to build it from.", dir_okay=False)] = None,
+    nccl_strict: Annotated[
+        bool | None,
+        typer.Option(
+            "--nccl-strict/--no-nccl-strict",
+            help="No NCCL built for a newer CUDA than the driver's, even if it runs; by default as installed.",
+        ),
+    ] = None,
     openmpi: Annotated[str, typer.Option(help=f"Source of Open MPI: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
     openmpi_version: Annotated[str | None, typer.Option(help="Open MPI release, e.g. 4.1.8.", metavar="VERSION")] = None,
     openmpi_tarball: Annotated[
@@ -116,6 +123,7 @@ def requirements(
         nccl_version=_version("--nccl", nccl),
         nccl_local=_nccl_local(nccl_local, nccl_source),
         nccl_tarball=_nccl_tarball(nccl_tarball, nccl_local, nccl_source, _version("--nccl", nccl)),
+        nccl_strict=nccl_strict,
         openmpi=one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
         openmpi_version=_version("--openmpi-version", openmpi_version),
         openmpi_tarball=_openmpi_tarball(openmpi_tarball),

@@ -15,7 +15,7 @@ from provision.install.installer import PackageSources
 from provision.inventory import Inventory
 from provision.plan import lock_file
 from provision.plan.lock import Lock
-from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, Plan
+from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, NCCL_STRICT, Plan
 from provision.plan.options import Options, requirements_of
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
@@ -68,12 +68,15 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
 
 
 def _with_earlier_options(requirements: Requirements, options: Options, facts: Mapping[str, Facts]) -> Requirements:
-    """The requirements with ``--horovod-names`` and ``--cpu`` of earlier runs: those of one host count for all, as they work together."""
+    """The requirements with ``--horovod-names``, ``--cpu`` and ``--nccl-strict`` of earlier runs: those of one host
+    count for all, as they work together."""
     earlier = {option for host in installed.plans(facts) for option in host.engine.options}
     if options.horovod_names is None and HOROVOD_NAMES in earlier:
         requirements = replace(requirements, horovod_names=True)
     if options.cpu is None and CPU_ONLY in earlier:
         requirements = replace(requirements, cpu=True)
+    if options.nccl_strict is None and NCCL_STRICT in earlier:
+        requirements = replace(requirements, nccl_strict=True)
     return requirements
 
 

@@ -203,10 +203,12 @@ class Interpreter(Section):
 
 
 class Python(Section):
-    """The Python that the survey ran on; ``asked_for``: the one that the inventory names."""
+    """The Python that the survey ran on; ``asked_for``: the one that the inventory names; ``environment``: ``conda`` or ``venv`` if it
+    belongs to one."""
 
     executable: str | None = None
     version: Version | None = None
+    environment: str | None = None
     others: list[Interpreter] = []
     asked_for: Interpreter | None = None
 

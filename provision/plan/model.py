@@ -42,9 +42,11 @@ _STRICT = ConfigDict(extra="forbid")
 # A component in JSON has the fields of every source; those that do not apply are empty (see `Component`).
 _COMPONENT = ConfigDict(extra="forbid", json_schema_extra=lambda schema: schema.pop("additionalProperties", None))
 
-# The engine's options, from which later runs know what was requested: Horovod's module names for the engine; no use of CUDA.
+# The engine's options, from which later runs know what was requested: Horovod's module names for the engine; no use of CUDA; no
+# NCCL for a newer CUDA than the driver's.
 HOROVOD_NAMES = "horovod-names"
 CPU_ONLY = "cpu-only"
+NCCL_STRICT = "nccl-strict"
 
 ComponentName = Literal["hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine"]
 # The fields of HostPlan that are components, in the order in which they are shown.
@@ -236,7 +238,7 @@ class Engine(Component):
 
     Attributes:
         sha256: of the source archive.
-        options: `HOROVOD_NAMES`, `CPU_ONLY`.
+        options: `HOROVOD_NAMES`, `CPU_ONLY`, `NCCL_STRICT`.
     """
 
     source: Literal["bundled"]

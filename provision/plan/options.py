@@ -37,8 +37,8 @@ class Options(Choices):
     """Options of the command line, besides the hosts.
 
     ``upgrade`` ignores provision.lock, ``full`` runs every step even if the survey shows nothing to do, and ``first_step`` skips the
-    steps before it. ``cpu`` and ``horovod_names``: None keeps the choice of earlier runs. ``bundle``: install from this file without a
-    network.
+    steps before it. ``cpu``, ``horovod_names`` and ``nccl_strict``: None keeps the choice of earlier runs.
+    ``bundle``: install from this file without a network.
     """
 
     index_url: str | None = None
@@ -48,6 +48,7 @@ class Options(Choices):
     openmpi_tarball: Path | None = None
     cpu: bool | None = None
     horovod_names: bool | None = None
+    nccl_strict: bool | None = None
     check: bool = False
     upgrade: bool = False
     full: bool = False
@@ -74,6 +75,7 @@ def requirements_of(options: Options, engine: EngineSource) -> Requirements:
         nccl_tarball_sha256=sources.sha256 if sources else None,
         openmpi_tarball=options.openmpi_tarball.name if options.openmpi_tarball else None,
         openmpi_tarball_sha256=downloads.digest(options.openmpi_tarball) if options.openmpi_tarball else None,
+        nccl_strict=bool(options.nccl_strict),
         cpu=bool(options.cpu),
         horovod_names=bool(options.horovod_names),
         engine_version=engine.version,

@@ -61,6 +61,7 @@ class Requirements(Choices):
         nccl_tarball_version, nccl_tarball_sha256: the release in the sources, and the file's checksum.
         openmpi_tarball: name of the user's Open MPI tarball, which contains the version.
         openmpi_tarball_sha256: of that file.
+        nccl_strict: no NCCL that was built for a newer CUDA than the driver's, although the driver runs it.
         cpu: use no GPU: the CPU builds, even on hosts with GPUs.
         horovod_names: also install Horovod's module names for the engine.
         kept: components whose version an earlier run chose: they are kept even if that version is known bad by now.
@@ -76,6 +77,7 @@ class Requirements(Choices):
     nccl_tarball_sha256: str | None = None
     openmpi_tarball: str | None = None
     openmpi_tarball_sha256: str | None = None
+    nccl_strict: bool = False
     cpu: bool = False
     horovod_names: bool = False
     kept: tuple[str, ...] = ()

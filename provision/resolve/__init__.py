@@ -21,6 +21,7 @@ from provision.facts import Facts, gpus
 from provision.plan.model import (
     CPU_ONLY,
     HOROVOD_NAMES,
+    NCCL_STRICT,
     Component,
     Engine,
     HostPlan,
@@ -94,6 +95,7 @@ def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mappi
         *_notes_without_root(plans),
         *_notes_on_unused_gpus(facts, class_of),
         *_notes_on_assumptions(facts),
+        *_notes_on_infiniband(facts, plans),
     ]
     return Plan(plans, notes=(*notes, *network.notes(networks.values())), knowledge=known)
 
@@ -158,7 +160,11 @@ def _components(
         "bundled",
         ("built on the host from the sources in this toolkit",),
         sha256=requirements.engine_sha256,
-        options=(*([HOROVOD_NAMES] if requirements.horovod_names else []), *([CPU_ONLY] if requirements.cpu else [])),
+        options=(
+            *([HOROVOD_NAMES] if requirements.horovod_names else []),
+            *([CPU_ONLY] if requirements.cpu else []),
+            *([NCCL_STRICT] if requirements.nccl_strict else []),
+        ),
     )
     distinct: dict[Component, Component] = {}
 
@@ -169,7 +175,7 @@ def _components(
     components = {
         each: _Components(
             packages=_system_packages(each, pythons[each], openmpis[each], nccls.get(each)),
-            python=once(python.component(each, pythons[each], shared=len(versions) == 1)),
+            python=once(python.component(each, pythons[each], _release_of(torches.get(each)), shared=len(versions) == 1)),
             openmpi=once(openmpis[each]),
             cmake=once(python.cmake(each)),
             engine=engine,
@@ -197,24 +203,41 @@ def _added_to(conflicts: dict[Hashable, Conflict], subject: str) -> Iterator[Non
 def _python_and_torch(
     host_classes: HostClasses, requirements: Requirements
 ) -> tuple[dict[HostClass, Interpreter], dict[HostClass, Wheel], list[str]]:
-    """The best choice of interpreters for which there is a PyTorch. Raises the conflict of the best choice if there is none."""
+    """The choice of interpreters that leads to the best PyTorch, of several the one that changes least. Raises the conflict of the first
+    choice if there is none."""
     torch_conflict, python_conflict = None, None
-    preferred = torch.preferred_pythons(requirements) if requirements.torch else catalog.python_packages().numpy.by_python
+    best: tuple[tuple[bool, bool, int], dict[HostClass, Interpreter]] | None = None
+    preferred = torch.pythons_of_releases(requirements) if requirements.torch else [tuple(catalog.python_packages().numpy.by_python)]
+    tried: list[dict[HostClass, Interpreter]] = []
     for pythons in python.candidates(host_classes, preferred, requirements.python_downloads):
+        if pythons in tried:
+            continue
+        tried.append(pythons)
         rejected = next(((each, reason) for each, chosen in pythons.items() if (reason := python.rejection(chosen))), None)
         if rejected:
             host_class, reason = rejected
             names = host_classes[host_class]
-            proposals = (*other_pythons(host_class, names, preferred), exclude(names))
+            proposals = (*other_pythons(host_class, names, preferred[0] if preferred else ()), exclude(names))
             python_conflict = python_conflict or Conflict(names[0], reason, proposals)
             continue
+        if not requirements.torch:
+            return pythons, {}, []
         try:
-            torches, notes = torch.torch(host_classes, pythons, requirements) if requirements.torch else ({}, [])
+            cost = torch.cost(host_classes, pythons, requirements)
         except Conflict as conflict:
             torch_conflict = torch_conflict or conflict
-        else:
-            return pythons, torches, notes
+            continue
+        if best is None or cost < best[0]:
+            best = cost, pythons
+        if cost == torch.LOWEST_COST:
+            break
+    if best:
+        return best[1], *torch.torch(host_classes, best[1], requirements)
     raise torch_conflict or python_conflict or RuntimeError("no Python was tried")
+
+
+def _release_of(wheel: Wheel | None) -> str | None:
+    return wheel.version.partition("+")[0] if wheel else None
 
 
 def _system_packages(host_class: HostClass, interpreter: Interpreter, openmpi: OpenMpi, nccl: Nccl | None) -> tuple[str, ...]:
@@ -351,6 +374,24 @@ def _notes_on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, Hos
             unused.setdefault(class_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
     return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
+
+
+def _notes_on_infiniband(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]) -> Iterator[str]:
+    """Problems, over InfiniBand, of the NCCL inside PyTorch where several hosts with GPUs have it."""
+    connected: dict[str, list[str]] = {}
+    for name in sorted(plans):
+        inside = torch.nccl_inside(plans[name].torch)
+        if inside and any("ACTIVE" in (port.state or "").upper() for port in facts[name].infiniband):
+            connected.setdefault(inside, []).append(name)
+    for version, names in connected.items():
+        for trouble in catalog.nccl().known_weak if len(names) > 1 else ():
+            if trouble.network == "infiniband" and trouble.covers(version):
+                prefix, nccl = plans[names[0]].prefix, plans[names[0]].nccl
+                other = f"{nccl.version} of this plan" if nccl and not trouble.covers(nccl.version) else "another NCCL"
+                yield (
+                    f"{joined(names)}: the NCCL {version} inside PyTorch is known for a {trouble}; if it does, load {other} into the ranks "
+                    f"instead: LD_PRELOAD=PATH of its libnccl.so.2 (a wheel's is below {prefix}/nccl)"
+                )
 
 
 def _notes_on_assumptions(facts: Mapping[str, Facts]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TypeVar
 
 from provision import catalog
@@ -17,6 +19,8 @@ T = TypeVar("T")
 DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_UNKNOWN = "the facts do not say whether it exists"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
+# Folders of environments that are not the system's.
+_ENVIRONMENTS = re.compile(r"\.?(ana|mini)?conda\d*|(mini|mamba)forge\d*|micromamba|\.?pyenv|envs|\.?v?env|virtualenvs?", re.IGNORECASE)
 _MOST_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
 
 
@@ -135,6 +139,22 @@ class HostClass:
             return any(key(each) <= gpu and (key(each)[0] == gpu[0] or each.endswith("+PTX")) for each in targets)
 
         return [capability for capability in self.capabilities if not runs(capability)]
+
+    def runs_natively(self, cuda: str) -> bool:
+        """Whether its driver is for this CUDA or a newer one."""
+        return self.cuda is not None and key(cuda) <= key(self.cuda)
+
+    def runs(self, cuda: str) -> bool:
+        """Whether its driver runs machine code that was built for this CUDA: natively, or by minor-version compatibility."""
+        if self.cuda is None or self.runs_natively(cuda):
+            return self.cuda is not None
+        oldest = catalog.cuda().minor_compatibility.drivers.get(cuda.split(".")[0])
+        same_major = key(cuda)[0] == key(self.cuda)[0]
+        return same_major and oldest is not None and (self.driver is None or key(self.driver) >= key(oldest))
+
+    def of_release(self, table: Mapping[str, T]) -> T | None:
+        """The entry of ``22.04`` or, for distributions with point releases, of ``9``; None without one."""
+        return table.get(self.os_version, table.get(self.os_version.split(".")[0]))
 
     def of_system(self, table: Mapping[str, T]) -> T | None:
         """The entry of ``ubuntu 22.04`` or, for distributions with point releases, of ``debian 12``; None without one."""
@@ -261,6 +281,17 @@ def _cuda(facts: Facts) -> tuple[str | None, str]:
     return None, "neither version nor CUDA of its driver is known"
 
 
+def _normal(version: str) -> str:
+    return ".".join(map(str, key(version)))
+
+
+def _of_the_user(path: str, home: str | None) -> bool:
+    """Whether a Python is below a home, or in an environment of conda, venv or pyenv: what its owner does with it would change ours."""
+    folders = PurePosixPath(path).parts[1:-1]
+    below = [each.rstrip("/") for each in (home or "", "/home", "/root") if each.rstrip("/")]
+    return any(path.startswith(each + "/") for each in below) or any(_ENVIRONMENTS.fullmatch(folder) for folder in folders)
+
+
 def _nvidia_system(os_id: str, version: str) -> str | None:
     template = catalog.cuda_repositories().systems.get(os_id)
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
@@ -271,15 +302,26 @@ def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
     python, system = facts.python, facts.os
     named = python.asked_for
     if named and named.version:  # named in the inventory: no other is considered
-        return Interpreter(".".join(map(str, key(named.version))), named.path or "", why="requested in the inventory"), ()
+        return Interpreter(_normal(named.version), named.path or "", why="requested in the inventory"), ()
     entry = catalog.os().distributions.get(system.id)
     pythons = entry.pythons if entry else {}
     release: str = system.version
     packaged = pythons.get(release) or pythons.get(release.split(".")[0]) or ()
-    version = python.version or (packaged[0] if packaged else None)
-    why = "the host's own, as its facts say" if python.version else "the distribution's default, since its facts name none"
-    own = Interpreter(".".join(map(str, key(version))) if version else "", python.executable or "/usr/bin/python3", why=why)
-    found = [Interpreter(each.version, each.path or "") for each in python.others if each.version]
+    found = [
+        Interpreter(each.version, each.path or "")
+        for each in python.others
+        if each.version and not _of_the_user(each.path or "", facts.user.home)
+    ]
+    version, path = python.version or (packaged[0] if packaged else None), python.executable or "/usr/bin/python3"
+    if python.environment or _of_the_user(path, facts.user.home):
+        why = f"not {path}, which belongs to a user or an environment"
+        default = next((each for each in found if each.minor in packaged[:1]), max(found, key=lambda each: key(each.version), default=None))
+        if default is None and packaged and facts.user.can_become:
+            default = Interpreter(packaged[0], "/usr/bin/python3", ("python3",))
+        own = replace(default, why=why) if default else Interpreter("", "", why=why)
+    else:
+        why = "the host's own, as its facts say" if python.version else "the distribution's default, since its facts name none"
+        own = Interpreter(_normal(version) if version else "", path, why=why)
     if facts.user.can_become:
         templates = catalog.system_packages().other_python.get(system.family, ())
         found += [

@@ -96,10 +96,12 @@ def _common_versions(candidates: Iterable[Candidates]) -> set[str]:
 
 
 def _best(host_class: HostClass, version: str, builds: list[Build]) -> Build:
-    """Of the builds of a version the one that an earlier run chose, else that for the largest CUDA with the best evidence."""
+    """Of the builds of a version the one that an earlier run chose, else of the largest CUDA major that for the largest CUDA that the
+    driver runs natively, else by minor-version compatibility, with the best evidence."""
 
     def cost(build: Build) -> tuple[Any, ...]:
-        return not _kept(build, host_class), tuple(-part for part in key(build.cuda)), build.weak, SOURCES.index(build.source)
+        by_cuda = (-key(build.cuda)[0], not host_class.runs_natively(build.cuda), tuple(-part for part in key(build.cuda)))
+        return not _kept(build, host_class), by_cuda, build.weak, SOURCES.index(build.source)
 
     return min((build for build in builds if build.version == version), key=cost)
 
@@ -152,6 +154,12 @@ class _Choice:
         else:
             best = "was chosen by an earlier run" if _kept(build, host_class) else "is the largest of it that fits"
             why.append(f"the build for CUDA {build.cuda} {best} ({build.evidence})")
+            if not host_class.runs_natively(build.cuda):
+                driver, major = host_class.driver or f"for CUDA {host_class.cuda}", build.cuda.split(".")[0]
+                why.append(
+                    f"by minor-version compatibility: driver {driver} runs machine code for any CUDA {major}.x, and the build has it for "
+                    f"compute capability {', '.join(host_class.capabilities)}; --nccl-strict keeps to CUDA {host_class.cuda}"
+                )
             if build.weak:
                 why.append("weak evidence: it may not exist; the host's package index decides")
         why += [f"known problem, fixed only in newer ones: {problem}" for problem in _known_weak(self.version)]
@@ -208,6 +216,8 @@ class _Choice:
         if other.version == self.version:
             if _kept(build, host_class):
                 return "an earlier run chose another build of it"
+            if host_class.runs_natively(build.cuda) and key(other.cuda) > key(build.cuda):
+                return f"the driver runs that for CUDA {build.cuda} natively"
             if other.cuda != build.cuda:
                 return f"a build for a larger CUDA fits: {build.cuda}"
             return f"{build.source.replace('_', ' ')} comes before {other.source.replace('_', ' ')}"
@@ -266,6 +276,8 @@ def _main_reason(found: Candidates, requirements: Requirements) -> str:
         if reason := next((each.reason for each in found.unavailable if each.candidate == FROM_SOURCE), None):
             return reason
         builds = [each for each in builds if each[0].source == "source"]
+    if requirements.nccl_local:
+        builds = [each for each in builds if each[0].source == "local_repository"] or builds
     version = requirements.nccl_version
     if version is not None:
         builds = [each for each in builds if each[0].version == version]
@@ -302,6 +314,8 @@ def _proposals(blocking: HostClass, names: list[str], requirements: Requirements
             name = f"nccl-{requirements.nccl_version}-1.tar.gz"
             tarball = {"nccl_tarball": name, "nccl_tarball_version": requirements.nccl_version}
             yield change_requirements(f"--nccl-tarball {name}, a file of yours", **tarball)
+    if requirements.nccl_strict:
+        yield change_requirements("--no-nccl-strict: also builds for a newer CUDA of the driver's major", nccl_strict=False)
     if (version := requested_version(requirements)) and not requirements.allow_bad:
         yield change_requirements(f"--allow-bad takes {version} all the same", allow_bad=True)
     if blocking.installed_nccl:

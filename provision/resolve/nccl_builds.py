@@ -91,6 +91,8 @@ class Candidates:
 def candidates(host_class: HostClass, requirements: Requirements, build_cudas: tuple[str, ...]) -> Candidates:
     """All candidates for a host class.
 
+    Builds for a newer CUDA than the driver's are among them where the driver runs these.
+
     Args:
         build_cudas: the CUDAs for which it can be built from source (see `build_cudas_of`).
     """
@@ -112,8 +114,8 @@ def candidates(host_class: HostClass, requirements: Requirements, build_cudas: t
 def rejection(build: Build, host_class: HostClass, requirements: Requirements) -> Rejection | None:
     """Why a host class cannot use this build; None if it can. The most informative reason comes first."""
     requested = build.version == requested_version(requirements)
-    if host_class.cuda is not None and key(build.cuda) > key(host_class.cuda):
-        return Rejection("driver", f"newer than the driver's CUDA {host_class.cuda}")
+    if wrong_driver := _newer_than_driver(build, host_class, requirements):
+        return wrong_driver
     if not host_class.root and build.source not in ("wheel", "source"):
         return Rejection("privileges", "only root can install it, and root is unavailable there")
     if wrong_gpu := _unsupported_gpu(build.cuda, host_class) or _gpu_without_code(build, host_class):
@@ -132,6 +134,20 @@ def rejection(build: Build, host_class: HostClass, requirements: Requirements) -
     if key(build.version) > key(covered) and not requested:
         return Rejection("too new", f"newer than the list of known bad releases ({covered}); --nccl {build.version} takes it")
     return None
+
+
+def _newer_than_driver(build: Build, host_class: HostClass, requirements: Requirements) -> Rejection | None:
+    """Whether the driver cannot run a build: one for a newer CUDA of its major runs by minor-version compatibility, without PTX."""
+    if host_class.cuda is None or host_class.runs_natively(build.cuda):
+        return None
+    newer = f"newer than the driver's CUDA {host_class.cuda}"
+    if not host_class.runs(build.cuda):
+        return Rejection("driver", newer)
+    if requirements.nccl_strict:
+        return Rejection("driver", f"{newer}: --nccl-strict was requested")
+    if not host_class.capabilities or not build.code:
+        return Rejection("driver", f"{newer}, and not known to have machine code for the GPUs")
+    return None  # whether it has the code is another constraint
 
 
 def requested_version(requirements: Requirements) -> str | None:
@@ -318,7 +334,16 @@ def _distribution(host_class: HostClass) -> Iterator[Build | Rejected]:
 
 def _packaged(version: str, packages: tuple[str, ...], evidence: str, repository: Repository | None = None, *, weak: bool = False) -> Build:
     revision, _, cuda = version.partition("+cuda")
-    return Build(".".join(map(str, key(revision))), cuda, "repository", packages[0], evidence, weak, packages, repository)
+    number = ".".join(map(str, key(revision)))
+    return Build(number, cuda, "repository", packages[0], evidence, weak, packages, repository, code=_code_of_wheel(number, cuda))
+
+
+def _code_of_wheel(version: str, cuda: str) -> tuple[str, ...]:
+    """The GPUs that the wheel of a release and CUDA has code for, which its packages are assumed to have, too; empty without one."""
+    wheels, package = catalog.nccl().wheels, f"nvidia-nccl-cu{cuda.split('.')[0]}"
+    if wheels.builds.get(package, {}).get(version) != cuda:
+        return ()
+    return next(each.has for each in wheels.code if version in each.wheels.get(package, ()))
 
 
 def _package_names(host_class: HostClass) -> tuple[str, ...]:

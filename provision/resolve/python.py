@@ -11,8 +11,9 @@ from provision.plan.model import ManagedPython, Preinstalled, Rejected, SystemPa
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
 
 
-def candidates(host_classes: HostClasses, preferred: Collection[str], downloads: bool) -> Iterator[dict[HostClass, Interpreter]]:
-    """Every choice of an interpreter for each host class, best first; with ``downloads`` those in which uv downloads Pythons come last."""
+def candidates(host_classes: HostClasses, preferred: Sequence[Collection[str]], downloads: bool) -> Iterator[dict[HostClass, Interpreter]]:
+    """Choices of an interpreter for each host class, those that change least first; with ``downloads`` those in which uv downloads Pythons
+    come last. For each of ``preferred`` (3.11, …) there is one in which every host has one of these, if it can have any."""
     others = {each: [python for python in each.other_pythons if not python.from_uv] for each in host_classes}
     yield from _choices(host_classes, others, preferred)
     if downloads:
@@ -20,10 +21,10 @@ def candidates(host_classes: HostClasses, preferred: Collection[str], downloads:
 
 
 def _choices(
-    host_classes: HostClasses, others: Mapping[HostClass, Sequence[Interpreter]], preferred: Collection[str]
+    host_classes: HostClasses, others: Mapping[HostClass, Sequence[Interpreter]], preferred: Sequence[Collection[str]]
 ) -> Iterator[dict[HostClass, Interpreter]]:
-    """The hosts' own if they agree; a version that all can have, for which the fewest hosts download one, then the fewest change, the
-    newest first; each its own; each its own if it is one of ``preferred`` (3.11, …), else another of these."""
+    """The hosts' own if they agree; a version that all can have, for which the fewest hosts download one, then the fewest install one, then
+    the fewest change, the newest first; each its own; each its own if it is one of ``preferred``, else another of these."""
     own = {host_class: host_class.python for host_class in host_classes}
     versions = {python.minor for python in own.values()}
     agree = len(versions) == 1
@@ -32,23 +33,26 @@ def _choices(
     available = {each: {python.minor: python for python in (*reversed(others[each]), each.python)} for each in host_classes}
     common = set.intersection(*(set(found) for found in available.values())) & set(catalog.python_packages().numpy.by_python)
 
-    def cost(version: str) -> tuple[int, int, tuple[int, ...]]:
-        downloaded = sum(len(names) for host_class, names in host_classes.items() if available[host_class][version].from_uv)
-        changed = sum(len(names) for host_class, names in host_classes.items() if host_class.python.minor != version)
-        return downloaded, changed, tuple(-part for part in key(version))
+    def cost(version: str) -> tuple[int, int, int, tuple[int, ...]]:
+        chosen = [(available[host_class][version], host_class, len(names)) for host_class, names in host_classes.items()]
+        downloaded = sum(count for python, _host_class, count in chosen if python.from_uv)
+        installed = sum(count for python, _host_class, count in chosen if python.packages)
+        changed = sum(count for _python, host_class, count in chosen if host_class.python.minor != version)
+        return downloaded, installed, changed, tuple(-part for part in key(version))
 
     for version in sorted(common - (versions if agree else set()), key=cost):
         yield {host_class: found[version] for host_class, found in available.items()}
     if not agree:
         yield own
-        yield {host_class: _preferred(host_class, others[host_class], preferred) for host_class in host_classes}
+    for each in preferred:
+        yield {host_class: _preferred(host_class, others[host_class], each) for host_class in host_classes}
 
 
 def _preferred(host_class: HostClass, others: Sequence[Interpreter], preferred: Collection[str]) -> Interpreter:
     if host_class.python.minor in preferred:
         return host_class.python
     fitting = (each for each in others if each.minor in preferred)
-    return max(fitting, key=lambda each: (not each.from_uv, key(each.version)), default=host_class.python)
+    return max(fitting, key=lambda each: (not each.from_uv, not each.packages, key(each.version)), default=host_class.python)
 
 
 def rejection(python: Interpreter) -> str | None:
@@ -60,21 +64,28 @@ def rejection(python: Interpreter) -> str | None:
     return None
 
 
-def component(host_class: HostClass, chosen: Interpreter, *, shared: bool) -> SystemPackages | Preinstalled | ManagedPython:
-    """The interpreter as a component; ``shared``: all hosts have the same version."""
+def component(
+    host_class: HostClass, chosen: Interpreter, torch: str | None, *, shared: bool
+) -> SystemPackages | Preinstalled | ManagedPython:
+    """The interpreter as a component; ``torch``: the release of PyTorch; ``shared``: all hosts have the same version."""
+    release = catalog.pytorch().releases.get(torch or "")
+    own = host_class.python.minor
     why = [chosen.why or "not the host's own Python, but one that all can have"]
-    cause = "not needed: the host's own fits" if chosen == host_class.python else "not on every host"
+    if chosen != host_class.python and release and own and own not in release.pythons:
+        why = [f"PyTorch {torch} has no wheel for the host's own Python {own}"]
     if chosen.from_uv:
-        cause = "no plan works with it"
-        why = [
-            "no plan works with a Python of the host or its distribution",
-            "uv downloads it from python-build-standalone (on GitHub, or a mirror that the host's uv.toml names)",
-        ]
+        why.append("uv downloads it from python-build-standalone (on GitHub, or a mirror that the host's uv.toml names)")
     if chosen.packages:
         why.append(f"the distribution has it: {', '.join(chosen.packages)}")
     why.append("the same on every host" if shared else "the hosts have no Python in common")
     others = (each for each in (host_class.python, *host_class.other_pythons) if each != chosen and not each.from_uv)
-    rejected = tuple(Rejected(f"Python {each.version} ({each.path})", cause) for each in others)
+
+    def cause(other: Interpreter) -> str:
+        if release and other.minor not in release.pythons:
+            return f"PyTorch {torch} has no wheel for it"
+        return "not needed: the host's own fits" if chosen == host_class.python else "not on every host, or more would change"
+
+    rejected = tuple(Rejected(f"Python {each.version} ({each.path})", cause(each)) for each in others)
     if chosen.packages:
         return SystemPackages(chosen.version, chosen.path, "distribution", tuple(why), rejected, packages=chosen.packages)
     if chosen.from_uv:

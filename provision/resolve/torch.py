@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from provision import catalog
+from provision.base.text import joined
 from provision.base.versions import key
+from provision.catalog.models import PytorchRelease
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
 from provision.resolve.remedies import Conflict, Proposal, change_requirements, exclude, newer_drivers, other_pythons
 
 CPU = "cpu"
+LOWEST_COST = (False, False, 0)  # of `cost`: no other choice of interpreters can be better
 
 Interpreters = Mapping[HostClass, Interpreter]
 Tags = Mapping[HostClass, str]  # of the build of each host class: ``cpu``, ``cu126``, …
@@ -22,11 +25,27 @@ Tags = Mapping[HostClass, str]  # of the build of each host class: ``cpu``, ``cu
 
 @dataclass(frozen=True, order=True)
 class _Rejection:
-    """Why a release does not fit a host; ``wrong_python``: it has no wheel for the host's Python."""
+    """Why a release does not fit the hosts of a class, of which ``host`` is the first; ``wrong_python``: it has no wheel for their Python;
+    ``lifted_by``: what would lift it."""
 
     host: str
-    reason: str
     wrong_python: bool
+    reason: str
+    lifted_by: str = ""
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """The best release with its builds, those that fit all hosts, and why others do not."""
+
+    version: str
+    fitting: Mapping[str, Tags]
+    rejections: Mapping[str, _Rejection | None]
+
+    @property
+    def cost(self) -> tuple[bool, bool, int]:
+        """The order of releases: known bad ones last, those whose builds have several NCCLs inside before them, else as listed."""
+        return _cost(self.version, self.fitting[self.version], list(self.rejections))
 
 
 def torch(host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> tuple[dict[HostClass, Wheel], list[str]]:
@@ -35,21 +54,14 @@ def torch(host_classes: HostClasses, pythons: Interpreters, requirements: Requir
     Raises:
         Conflict: no release fits all hosts.
     """
-    rejections = {version: _rejection(version, host_classes, pythons, requirements) for version in _releases(requirements)}
-    fitting = {
-        version: _with_same_nccl(version, host_classes, requirements) for version, rejection in rejections.items() if rejection is None
-    }
-    if not fitting:
-        found = min((each for each in rejections.values() if each), key=lambda each: each.wrong_python)  # the more informative first
-        raise Conflict(found.host, found.reason, _proposals(found.host, host_classes, requirements))
-    version = next((each for each, tags in fitting.items() if len(_nccls(each, tags)) <= 1), next(iter(fitting)))
-    tags = fitting[version]
-    releases = tuple(_rejected_releases(version, fitting, rejections))
+    selection = _select(host_classes, pythons, requirements)
+    version, tags = selection.version, selection.fitting[selection.version]
+    releases = tuple(_rejected_releases(version, selection.fitting, selection.rejections))
     components = {
         each: _component(version, tags[each], each, pythons[each], requirements, (*_rejected_builds(version, tags[each], each), *releases))
         for each in host_classes
     }
-    notes = []
+    notes = [*_notes_on_an_older_release(selection, host_classes, pythons, requirements)]
     inside = _nccls(version, tags)
     if len(inside) > 1:
         listed = ", ".join(f"{tags[each]} on {host_classes[each][0]} {nccl}" for nccl, each in inside.items())
@@ -60,10 +72,47 @@ def torch(host_classes: HostClasses, pythons: Interpreters, requirements: Requir
     return components, notes
 
 
-def preferred_pythons(requirements: Requirements) -> list[str]:
-    """The Pythons that the best release has wheels for; empty if the catalogue does not know it."""
-    release = catalog.pytorch().releases.get(_releases(requirements)[0])
-    return list(release.pythons) if release else []
+def cost(host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> tuple[bool, bool, int]:
+    """What orders choices of interpreters: the best release with one is the smallest.
+
+    Raises:
+        Conflict: no release fits all hosts.
+    """
+    return _select(host_classes, pythons, requirements).cost
+
+
+def pythons_of_releases(requirements: Requirements) -> list[tuple[str, ...]]:
+    """The Pythons that each release has wheels for, the best release first."""
+    known = catalog.pytorch().releases
+    return [known[version].pythons for version in _releases(requirements) if version in known]
+
+
+def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> _Selection:
+    rejections = {version: _rejection(version, host_classes, pythons, requirements) for version in _releases(requirements)}
+    fitting = {
+        version: _with_same_nccl(version, host_classes, requirements) for version, rejection in rejections.items() if rejection is None
+    }
+    if not fitting:
+        found = min((each for each in rejections.values() if each), key=lambda each: each.wrong_python)  # the more informative first
+        raise Conflict(found.host, found.reason, _proposals(found.host, host_classes, requirements))
+    return _Selection(min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections))), fitting, rejections)
+
+
+def _cost(version: str, tags: Tags, releases: Sequence[str]) -> tuple[bool, bool, int]:
+    return bool(known_bad(version)), len(_nccls(version, tags)) > 1, releases.index(version)
+
+
+def nccl_inside(wheel: Wheel | None) -> str | None:
+    """The NCCL inside a build of PyTorch; None if the catalogue does not know it."""
+    version = wheel.version.partition("+")[0] if wheel else ""
+    release = catalog.pytorch().releases.get(version)
+    build = release.builds.get(wheel.cuda or "") if release and wheel else None
+    return build.nccl if build else None
+
+
+def known_bad(version: str) -> list[str]:
+    """The known problems of a release."""
+    return catalog.troubles(version, catalog.pytorch().known_bad)
 
 
 # --- releases ----------------------------------------------------------------------------------------------------------------------------
@@ -79,25 +128,75 @@ def _releases(requirements: Requirements) -> list[str]:
 
 def _rejection(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> _Rejection | None:
     """Why a release cannot be used, for the first host by name that it does not fit."""
+    return min(_all_rejections(version, host_classes, pythons, requirements), default=None)
+
+
+def _all_rejections(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> list[_Rejection]:
+    """Everything for which a release cannot be used, of every host class that it does not fit."""
     if requirements.torch_index and requirements.torch_version:
-        return None  # the user says that it is there
+        return []  # the user says that it is there
     release = catalog.pytorch().releases.get(version)
     found = []
     for host_class, names in host_classes.items():
         python, builds = pythons[host_class].minor, _tags(version, host_class, requirements)
         if release is None:
             if not _file_of(f"{version}+{builds[0]}", python, host_class.arch, (*requirements.files, *host_class.torch_wheels)):
-                found.append(_Rejection(names[0], f"the catalogue does not know PyTorch {version}", False))
-        elif python not in release.pythons:
-            found.append(_Rejection(names[0], f"PyTorch {version} has no wheel for Python {python}", True))
-        elif not builds:
+                found.append(_Rejection(names[0], False, f"the catalogue does not know PyTorch {version}"))
+            continue
+        if python not in release.pythons:
+            reason = f"PyTorch {version} has no wheel for Python {python}"
+            found.append(_Rejection(names[0], True, reason, _fitting_python(release, host_class, requirements)))
+        if not builds:
             reason = f"no build of PyTorch {version} runs on a driver for CUDA {host_class.cuda}"
-            if any(_runs_on_driver(cuda, host_class) for cuda in release.builds):
+            if any(host_class.runs(cuda) for cuda in release.builds):
                 gpus = ", ".join(host_class.capabilities)
                 driver = f"that a driver for CUDA {host_class.cuda} runs"
                 reason = f"no build of PyTorch {version} {driver} has code for compute capability {gpus}"
-            found.append(_Rejection(names[0], reason, False))
-    return min(found, default=None)
+            found.append(_Rejection(names[0], False, reason, _fitting_driver(release, host_class)))
+    return found
+
+
+def _fitting_python(release: PytorchRelease, host_class: HostClass, requirements: Requirements) -> str:
+    """What would give hosts a Python for which a release has wheels; empty if the plan itself may use or install one."""
+    if any(
+        each.minor in release.pythons and (requirements.python_downloads or not each.from_uv)
+        for each in (host_class.python, *host_class.other_pythons)
+    ):
+        return ""
+    oldest, newest = min(release.pythons, key=key), max(release.pythons, key=key)
+    entry = catalog.os().distributions.get(host_class.os_id)
+    packaged = host_class.of_release(entry.pythons) if entry else None
+    if not host_class.root and (fitting := [each for each in packaged or () if each in release.pythons]):
+        return f"root, who can install the distribution's python{max(fitting, key=key)}"
+    return f"a Python {oldest} to {newest} that is installed there, named in the inventory: provision_python=PATH"
+
+
+def _fitting_driver(release: PytorchRelease, host_class: HostClass) -> str:
+    """The oldest driver that runs a build of a release for these GPUs."""
+    compatible = catalog.cuda().minor_compatibility.drivers
+    majors = {cuda.split(".")[0] for cuda, build in release.builds.items() if _has_code(build.code.get(host_class.arch), host_class)}
+    drivers = [compatible[major] for major in majors if major in compatible]
+    return f"driver {min(drivers, key=key)} or newer" if drivers else "other GPUs"
+
+
+def _notes_on_an_older_release(
+    selection: _Selection, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements
+) -> Iterator[str]:
+    """Why the plan ends on an older release than the best one, and what would lift it."""
+    chosen, best = selection.version, next(iter(selection.rejections))
+    if chosen != best:
+        causes: dict[tuple[str, str], list[str]] = {}
+        for each in _all_rejections(best, host_classes, pythons, requirements):
+            same_class = next(names for names in host_classes.values() if each.host in names)
+            causes.setdefault((each.reason, each.lifted_by), []).extend(same_class)
+        for (reason, lifted_by), names in causes.items():
+            if lifted_by:
+                yield f"PyTorch {chosen} is not the newest: {joined(sorted(names))}: {reason}; what lifts it: {lifted_by}"
+        if not causes:
+            yield f"PyTorch {chosen} is not the newest: the builds of {best} for these hosts have different NCCLs inside"
+    cause = "requested" if requirements.torch_version else "no other fits"
+    for problem in known_bad(chosen):
+        yield f"PyTorch {chosen} is known bad ({'an earlier run chose it' if 'torch' in requirements.kept else cause}): {problem}"
 
 
 def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Mapping[str, _Rejection | None]) -> Iterator[Rejected]:
@@ -110,6 +209,8 @@ def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Map
             yield Rejected(f"torch=={version}", why)
         elif version == chosen:
             older = True
+        elif not rejection and known_bad(version):
+            yield Rejected(f"torch=={version}", f"known bad: {known_bad(version)[0]}")
         elif rejection:
             yield Rejected(f"torch=={version}", f"{rejection.host}: {rejection.reason}")
         else:
@@ -132,37 +233,25 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     if release is None:
         named = re.compile(rf"torch-{re.escape(version)}\+(cu\d{{3}})-")
         tags = {found[1] for each in (*requirements.files, *host_class.torch_wheels) if (found := named.match(each))}
-        return sorted((tag for tag in tags if _runs_on_driver(_cuda(tag), host_class)), key=lambda tag: key(_cuda(tag)), reverse=True) or [
-            CPU
-        ]
-    limit = key(host_class.cuda)
+        return sorted((tag for tag in tags if host_class.runs(_cuda(tag))), key=lambda tag: key(_cuda(tag)), reverse=True) or [CPU]
+    major = key(host_class.cuda)[0]
 
     def cost(cuda: str) -> tuple[Any, ...]:
-        native = key(cuda) <= limit
+        native = host_class.runs_natively(cuda)
         size = tuple(-part if native else part for part in key(cuda))
-        return not _kept(version, _tag(cuda), host_class), key(cuda)[0] != limit[0], release.builds[cuda].weak is not None, not native, size
+        return not _kept(version, _tag(cuda), host_class), key(cuda)[0] != major, release.builds[cuda].weak is not None, not native, size
 
     usable = [
         cuda
         for cuda, build in release.builds.items()
-        if _runs_on_driver(cuda, host_class) and _has_code(build.code.get(host_class.arch), host_class)
+        if host_class.runs(cuda) and _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda))
     ]
     return [_tag(cuda) for cuda in sorted(usable, key=cost)]
 
 
-def _runs_on_driver(cuda: str, host_class: HostClass) -> bool:
-    """Natively, or by minor-version compatibility."""
-    if host_class.cuda is None:
-        return False
-    if key(cuda) <= key(host_class.cuda):
-        return True
-    oldest = catalog.cuda().minor_compatibility.drivers.get(cuda.split(".")[0])
-    same_major = key(cuda)[0] == key(host_class.cuda)[0]
-    return same_major and bool(oldest) and (host_class.driver is None or key(host_class.driver) >= key(oldest))
-
-
-def _has_code(compiled: Iterable[str] | None, host_class: HostClass) -> bool:
-    return compiled is not None and not host_class.gpus_without_code(compiled)
+def _has_code(compiled: Iterable[str] | None, host_class: HostClass, *, ptx: bool = True) -> bool:
+    """Whether code that was compiled for these runs on all GPUs of a host class; ``ptx``: the driver compiles PTX, too."""
+    return compiled is not None and not host_class.gpus_without_code(each if ptx else each.removesuffix("+PTX") for each in compiled)
 
 
 def _kept(version: str, tag: str, host_class: HostClass) -> bool:
@@ -191,9 +280,9 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
             continue
         if host_class.cuda is None:
             cause = host_class.cuda_why
-        elif not _runs_on_driver(cuda, host_class):
+        elif not host_class.runs(cuda):
             cause = f"newer than the driver's CUDA {host_class.cuda}"
-        elif not _has_code(build.code.get(host_class.arch), host_class):
+        elif not _has_code(build.code.get(host_class.arch), host_class, ptx=host_class.runs_natively(cuda)):
             cause = f"it has no code for compute capability {', '.join(host_class.capabilities)} on {host_class.arch}"
         elif _kept(version, chosen, host_class):
             cause = "an earlier run chose another build of it"

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from invented_hosts import changed, gpu, host, plan_for, remedies
 
+from provision import facts
+from provision.base.versions import key
 from provision.plan.model import Component
 from provision.plan.requirements import Requirements
 
@@ -86,13 +88,13 @@ def test_the_repository_of_a_dropped_system_ends_with_its_last_cuda() -> None:
     ("version", "said"), [("2.99.1", "no build of NCCL 2.99.1 is known"), ("2.31.2", "the oldest build of 2.31.2 is for CUDA 12.9")]
 )
 def test_an_unavailable_version_is_a_conflict_about_that_version(version: str, said: str) -> None:
-    made = plan_for({"a": gpu("12.2")}, Requirements(nccl_version=version))
+    made = plan_for({"a": gpu("12.2")}, Requirements(nccl_version=version, nccl_strict=True))
     assert said in made.conflicts[0].what
 
 
 def test_a_build_that_does_not_exist_for_this_distribution_is_not_chosen() -> None:
     focal = changed(gpu("12.0", python="3.8.10"), {"os": {"id": "ubuntu", "version": "20.04"}})
-    requirements = Requirements(nccl_source="repository", nccl_version="2.19.3")
+    requirements = Requirements(nccl_source="repository", nccl_version="2.19.3", nccl_strict=True)
     assert plan_for({"a": focal}, requirements).hosts["a"].nccl.cuda == "12.0"
     made = plan_for({"a": gpu("12.0")}, requirements).hosts["a"].nccl  # on Ubuntu 22.04 that one is reported missing
     assert made.cuda == "11.0"
@@ -101,7 +103,7 @@ def test_a_build_that_does_not_exist_for_this_distribution_is_not_chosen() -> No
 
 def test_a_hosts_package_index_takes_precedence_over_the_catalogue() -> None:
     offered = {"libnccl2": ["2.29.1-1+cuda12.4", "2.21.5-1+cuda12.4", "2.18.3-1-1"]}
-    made = plan_for({"a": gpu("12.4", candidates=offered)})
+    made = plan_for({"a": gpu("12.4", candidates=offered)}, Requirements(nccl_strict=True))
     assert made.hosts["a"].nccl.package == "libnccl2=2.29.1-1+cuda12.4"
 
 
@@ -126,11 +128,11 @@ def test_builds_from_before_the_distribution_are_weak_evidence(system: tuple[str
     a100 = [{"name": "A100", "compute_capability": "8.0"}]
     old = {"os": {"id": system[0], "version": system[1]}, "driver": {"version": "525.147.05", "cuda": "12.0"}, "gpus": a100}
     known = changed(host(system=system, python=python), old)
-    made = plan_for({"a": known}).hosts["a"].nccl
+    made = plan_for({"a": known}, Requirements(nccl_strict=True)).hosts["a"].nccl
     assert (made.source, made.cuda) == ("wheel", "11.0")
     lost = next(lost for lost in made.rejected if lost.candidate == "libnccl2=2.19.3-1+cuda12.0")
     assert lost.reason.startswith("weak evidence: builds for other systems")
-    asked = plan_for({"a": known}, Requirements(nccl_source="repository")).hosts["a"].nccl
+    asked = plan_for({"a": known}, Requirements(nccl_source="repository", nccl_strict=True)).hosts["a"].nccl
     assert any(why.startswith("weak evidence:") for why in asked.why)
 
 
@@ -145,10 +147,10 @@ def test_the_rejection_names_the_cuda_that_the_gpu_needs() -> None:
     [
         ("5.2", "12.9", {}, "2.27.7"),  # newer builds for CUDA 12 begin with 6.0
         ("5.2", "12.9", {"nccl_source": "repository"}, "2.27.7"),
-        ("6.1", "12.9", {}, "2.31.2"),
+        ("6.1", "12.9", {}, "2.30.7"),
         ("11.0", "12.9", {}, None),
         ("11.0", "13.0", {}, "2.28.9"),
-        ("12.1", "12.9", {}, "2.31.2"),
+        ("12.1", "12.9", {}, "2.30.7"),
     ],
 )
 def test_the_build_has_code_for_the_gpu(capability: str, cuda: str, asked: dict[str, Any], version: str | None) -> None:
@@ -175,7 +177,7 @@ def test_a_newer_nccl_that_is_installed_is_replaced_only_with_allow_downgrade() 
     told = plan_for({"a": theirs}, replace(older, allow_downgrade=True))
     assert told.hosts["a"].nccl.packages == ("libnccl2=2.21.5-1+cuda12.4", "libnccl-dev=2.21.5-1+cuda12.4")
     assert any("libnccl2 2.27.3-1+cuda12.4 is replaced by the older 2.21.5-1+cuda12.4" in note for note in told.notes)
-    kept = plan_for({"a": theirs}, Requirements(torch=False, nccl_source="repository")).hosts["a"].nccl
+    kept = plan_for({"a": theirs}, Requirements(torch=False, nccl_source="repository", nccl_strict=True)).hosts["a"].nccl
     assert (kept.packages, kept.repository) == (("libnccl2=2.27.3-1+cuda12.4", "libnccl-dev=2.27.3-1+cuda12.4"), None)
 
 
@@ -211,3 +213,46 @@ def test_options_for_nccl_have_no_effect_without_gpus(asked: dict[str, Any], sai
     assert [note for note in plan_for({"a": host()}, Requirements(torch=False, **asked)).notes if "no effect" in note] == (
         [said] if said else []
     )
+
+
+def with_driver(driver: str, cuda: str, *capabilities: str) -> facts.Facts:
+    gpus = [{"compute_capability": each} for each in capabilities] or [{"name": "GPU"}]
+    return changed(gpu(cuda), driver={"version": driver, "cuda": cuda}, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "capabilities", "build"),
+    [
+        ("525.147.05", "12.0", ["8.0"], ("2.30.7", "12.9")),
+        ("535.104.05", "12.2", ["7.0", "9.0"], ("2.30.7", "12.9")),
+        ("535.104.05", "12.2", ["5.2"], ("2.27.7", "12.9")),  # newer builds have no machine code for it
+        ("535.104.05", "12.2", [], ("2.26.2", "12.2")),  # GPUs of unknown kind
+        ("580.65.06", "13.0", ["9.0"], ("2.30.7", "13.3")),
+        ("470.82.01", "11.4", ["7.0"], ("2.21.5", "11.0")),  # never above the major
+    ],
+)
+def test_a_build_for_a_newer_cuda_of_the_drivers_major_fits_where_it_has_machine_code_for_all_gpus(
+    driver: str, cuda: str, capabilities: list[str], build: tuple[str, str]
+) -> None:
+    host_facts = with_driver(driver, cuda, *capabilities)
+    made = plan_for({"a": host_facts}, Requirements(torch=False)).hosts["a"].nccl
+    assert (made.version, made.cuda) == build
+    assert any("minor-version compatibility" in why for why in made.why) == (key(build[1]) > key(cuda))
+    strict = plan_for({"a": host_facts}, Requirements(torch=False, nccl_strict=True)).hosts["a"]
+    assert key(strict.nccl.cuda) <= key(cuda)
+    assert "nccl-strict" in strict.engine.options  # later runs know
+
+
+def test_a_conflict_of_nccl_strict_offers_to_leave_it() -> None:
+    (conflict,) = plan_for({"a": with_driver("535.104.05", "12.2", "8.0")}, Requirements(nccl_version="2.30.7", nccl_strict=True)).conflicts
+    assert any(way.startswith("--no-nccl-strict") for way in remedies(conflict))
+
+
+def test_several_hosts_with_infiniband_are_told_of_the_nccl_inside_pytorch() -> None:
+    port = {"infiniband": [{"device": "mlx5_0", "port": 1, "state": "4: ACTIVE"}]}
+    one = changed(with_driver("580.65.06", "13.0", "9.0"), port)
+    two = changed(changed(one, port), hostname="other")
+    (note,) = [each for each in plan_for({"a": one, "b": two}).notes if "inside PyTorch" in each]
+    assert note.startswith("a and b: the NCCL 2.29.7 inside PyTorch is known for a hang on several hosts with InfiniBand")
+    assert "load 2.30.7 of this plan" in note
+    assert not [each for each in plan_for({"a": one}).notes if "inside PyTorch" in each]

@@ -18,17 +18,10 @@ from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 
-SYSTEMS = [
-    ("ubuntu", "20.04"),
-    ("ubuntu", "22.04"),
-    ("ubuntu", "24.04"),
-    ("debian", "12"),
-    ("debian", "13"),
-    ("rocky", "9.4"),
-    ("rhel", "8.9"),
-]
+SYSTEMS = [(name, release) for name, entry in catalog.os().distributions.items() for release in entry.pythons]
+RECENT = [("ubuntu", "22.04"), ("ubuntu", "24.04"), ("debian", "12"), ("debian", "13")]
 DRIVERS = {cuda: driver for cuda, driver in catalog.cuda().toolkits.drivers.items() if driver}
-CAPABILITIES = ["6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
+CAPABILITIES = ["3.7", "5.0", "5.2", "6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
 
 gpus = st.one_of(
     st.none(), st.tuples(st.sampled_from(sorted(DRIVERS, key=key)), st.lists(st.sampled_from(CAPABILITIES), min_size=1, max_size=3))
@@ -37,7 +30,7 @@ host = st.tuples(st.sampled_from(SYSTEMS), st.sampled_from(["x86_64", "x86_64", 
 inventories = st.lists(host, min_size=1, max_size=6)
 # Drivers that are not far apart, so that most of these inventories have a plan.
 recent = st.tuples(
-    st.sampled_from(SYSTEMS[1:5]),
+    st.sampled_from(RECENT),
     st.just("x86_64"),
     st.one_of(
         st.none(),
@@ -118,7 +111,7 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
         if one.nccl is None:
             continue
         assert one.nccl.cuda is not None
-        assert key(one.nccl.cuda) <= key(driver.cuda)
+        check_driver(hosts[name], one)
         assert not any(entry.covers(one.nccl.version) for entry in data.known_bad)
         lowest = min((gpu.compute_capability for gpu in hosts[name].gpus), key=key)
         highest = max((gpu.compute_capability for gpu in hosts[name].gpus), key=key)
@@ -139,6 +132,26 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
         else:
             package, _, version = one.nccl.package.partition("==")
             assert data.wheels.builds[package][version] == one.nccl.cuda
+
+
+def check_driver(host: facts.Facts, one: HostPlan) -> None:
+    """The policy for drivers: never above its CUDA's major, above its CUDA only with machine code for every GPU."""
+    known, capabilities = catalog.cuda().minor_compatibility.drivers, [gpu.compute_capability for gpu in host.gpus]
+    for component in (one.nccl, one.torch):
+        if component is None or component.cuda is None:
+            continue
+        major = component.cuda.split(".")[0]
+        assert int(major) <= int(host.driver.cuda.split(".")[0])
+        if key(component.cuda) > key(host.driver.cuda):
+            assert key(host.driver.version) >= key(known[major])
+    builds = catalog.nccl().wheels
+    if one.nccl.source == "wheel":
+        package, _, version = one.nccl.package.partition("==")
+        code = next(each.has for each in builds.code if version in each.wheels.get(package, ()))
+        for capability in capabilities:
+            assert any(key(each)[0] == key(capability)[0] and key(each) <= key(capability) for each in code)
+    elif key(one.nccl.cuda) > key(host.driver.cuda):  # packages are assumed to have the code of the wheel of their release and CUDA
+        assert builds.builds[f"nvidia-nccl-cu{one.nccl.cuda.split('.')[0]}"][one.nccl.version] == one.nccl.cuda
 
 
 def check_explained(plan: Plan) -> None:

@@ -37,9 +37,9 @@ def test_a_release_that_the_catalogue_does_not_know_comes_from_the_users_wheels_
 @pytest.mark.parametrize(
     ("cuda", "tag", "nccl"),
     [
-        ("12.2", "cu126", "nvidia-nccl-cu12==2.26.2"),
-        ("12.8", "cu126", "libnccl2=2.26.2-1+cuda12.8"),
-        ("12.9", "cu126", "nvidia-nccl-cu12==2.31.2"),
+        ("12.2", "cu126", "nvidia-nccl-cu12==2.30.7"),
+        ("12.8", "cu126", "nvidia-nccl-cu12==2.30.7"),
+        ("12.9", "cu126", "nvidia-nccl-cu12==2.30.7"),
         ("13.1", "cu130", "nvidia-nccl-cu13==2.28.9"),
     ],
 )
@@ -97,8 +97,13 @@ def test_uv_downloads_a_python_where_no_other_gives_a_plan() -> None:
     assert HostPlan.from_dict(made.hosts["a"].as_dict()) == made.hosts["a"]
 
 
-def test_uv_downloads_no_python_where_another_gives_a_plan() -> None:
-    assert plan_for({"a": host(**OLD)}).hosts["a"].python.source == "host"  # with an older PyTorch
+def test_uv_downloads_a_python_for_a_newer_release_only_where_no_other_has_it() -> None:
+    made = plan_for({"a": host(**OLD)})
+    assert (made.hosts["a"].python.source, made.hosts["a"].torch.version) == ("uv", "2.13.0+cpu")
+    without = plan_for({"a": host(**OLD)}, Requirements(python_downloads=False))
+    assert (without.hosts["a"].python.source, without.hosts["a"].torch.version) == ("host", "2.7.1+cpu")
+    assert any("PyTorch 2.13.0 has no wheel for Python 3.9; what lifts it: a Python 3.10 to 3.14" in note for note in without.notes)
+    assert any("CVE-2026-24747" in note for note in without.notes)
     assert plan_for({"a": host()}, NEWER_TORCH).hosts["a"].python.source == "host"
     with_packages = host(system=("ubuntu", "20.04"), python="3.8.10")
     assert plan_for({"a": with_packages}, Requirements(torch_version="2.7.1")).hosts["a"].python.source == "distribution"
@@ -143,7 +148,42 @@ def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> N
     both = {"v100": of("7.0"), "b200": of("10.0")}
     made = plan_for(both)
     assert {name: one.torch.version for name, one in made.hosts.items()} == {"v100": "2.11.0+cu126", "b200": "2.11.0+cu130"}
-    assert not any("different NCCLs" in note for note in made.notes)
+    assert not any("will refuse to work" in note for note in made.notes)
+    assert any("2.11.0 is not the newest: the builds of 2.13.0" in note for note in made.notes)
     assert any(lost.candidate == "torch==2.13.0" and "different NCCLs" in lost.reason for lost in made.hosts["b200"].torch.rejected)
     asked = plan_for(both, Requirements(torch_version="2.13.0"))
     assert any("different NCCLs" in note for note in asked.notes)
+
+
+def test_the_newest_release_comes_before_the_hosts_own_python() -> None:
+    rocky = host(system=("rocky", "9.4"), python="3.9.18")
+    made = plan_for({"a": rocky}).hosts["a"]
+    assert (made.python.package, made.python.packages, made.torch.version) == ("/usr/bin/python3.12", ("python3.12",), "2.13.0+cpu")
+    installed = changed(rocky, python={"version": "3.9.18", "others": [{"path": "/usr/bin/python3.11", "version": "3.11"}]})
+    assert plan_for({"a": installed}).hosts["a"].python.package == "/usr/bin/python3.11"  # nothing to install
+    without_root = changed(rocky, user={"name": "me", "can_become": False})
+    assert plan_for({"a": without_root}).hosts["a"].python.source == "uv"
+    stays = plan_for({"a": without_root}, Requirements(python_downloads=False))
+    assert stays.hosts["a"].torch.version == "2.7.1+cpu"
+    assert any("root, who can install the distribution's python3.12" in note for note in stays.notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "environment"),
+    [
+        ("/opt/miniconda3/bin/python3", None),
+        ("/home/ada/.pyenv/versions/3.8.20/bin/python3", None),
+        ("/data/ada/bin/python3", None),
+        ("/srv/tools/bin/python3", "venv"),
+        ("/srv/tools/bin/python3", "conda"),
+    ],
+)
+def test_a_python_of_a_user_or_an_environment_is_never_the_base(path: str, environment: str | None) -> None:
+    python = {"executable": path, "version": "3.13.1", "environment": environment}
+    user = {"name": "ada", "home": "/data/ada", "can_become": True}
+    bare = changed(host(), python=python, user=user)
+    assert plan_for({"a": bare}).hosts["a"].python.package == "/usr/bin/python3"
+    both = changed(host(), python={**python, "others": [{"path": "/usr/bin/python3.11", "version": "3.11"}]}, user=user)
+    assert plan_for({"a": both}).hosts["a"].python.package == "/usr/bin/python3.11"
+    named = changed(host(), python={**python, "asked_for": {"path": path, "version": "3.13.1"}}, user=user)
+    assert plan_for({"a": named}).hosts["a"].python.package == path

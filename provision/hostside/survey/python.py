@@ -22,11 +22,19 @@ def python(machine):
     return {
         "executable": sys.executable,
         "version": sys.version.split()[0],
+        "environment": _environment(),
         "has_pip": bool(importlib.util.find_spec("pip")),
         "has_headers": os.path.exists(os.path.join(sysconfig.get_path("include") or "", "Python.h")),
         "externally_managed": os.path.exists(os.path.join(sysconfig.get_path("stdlib") or "", "EXTERNALLY-MANAGED")),
         "others": others,
     }
+
+
+def _environment():
+    """conda or venv, if this Python belongs to such an environment."""
+    if os.path.isdir(os.path.join(sys.prefix, "conda-meta")):
+        return "conda"
+    return "venv" if sys.prefix != sys.base_prefix else None
 
 
 def pip_settings(machine):
