@@ -208,11 +208,13 @@ def _python_and_torch(
     torch_conflict, python_conflict = None, None
     best: tuple[tuple[bool, bool, int], dict[HostClass, Interpreter]] | None = None
     preferred = torch.pythons_of_releases(requirements) if requirements.torch else [tuple(catalog.python_packages().numpy.by_python)]
-    tried: list[dict[HostClass, Interpreter]] = []
+    lowest = torch.lowest_cost(host_classes, requirements) if requirements.torch else None
+    tried: set[tuple[str, ...]] = set()
     for pythons in python.candidates(host_classes, preferred, requirements.python_downloads):
-        if pythons in tried:
+        versions = tuple(interpreter.minor for interpreter in pythons.values())
+        if versions in tried:
             continue
-        tried.append(pythons)
+        tried.add(versions)
         rejected = next(((each, reason) for each, chosen in pythons.items() if (reason := python.rejection(chosen))), None)
         if rejected:
             host_class, reason = rejected
@@ -229,7 +231,7 @@ def _python_and_torch(
             continue
         if best is None or cost < best[0]:
             best = cost, pythons
-        if cost == torch.LOWEST_COST:
+        if cost == lowest:
             break
     if best:
         return best[1], *torch.torch(host_classes, best[1], requirements)

@@ -17,7 +17,6 @@ from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
 from provision.resolve.remedies import Conflict, Proposal, change_requirements, exclude, newer_drivers, other_pythons
 
 CPU = "cpu"
-LOWEST_COST = (False, False, 0)  # of `cost`: no other choice of interpreters can be better
 
 Interpreters = Mapping[HostClass, Interpreter]
 Tags = Mapping[HostClass, str]  # of the build of each host class: ``cpu``, ``cu126``, …
@@ -79,6 +78,13 @@ def cost(host_classes: HostClasses, pythons: Interpreters, requirements: Require
         Conflict: no release fits all hosts.
     """
     return _select(host_classes, pythons, requirements).cost
+
+
+def lowest_cost(host_classes: HostClasses, requirements: Requirements) -> tuple[bool, bool, int]:
+    """The `cost` of the best release for these drivers and GPUs: no choice of interpreters has a lower one."""
+    releases, known = _releases(requirements), catalog.pytorch().releases
+    fitting = [each for each in releases if each in known and all(_tags(each, one, requirements) for one in host_classes)]
+    return min((_cost(each, _with_same_nccl(each, host_classes, requirements), releases) for each in fitting), default=(False, False, 0))
 
 
 def pythons_of_releases(requirements: Requirements) -> list[tuple[str, ...]]:
