@@ -16,7 +16,7 @@ from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, w
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
 from provision.doctor import fixes, show, support_bundle
-from provision.doctor.checks import CHECKS
+from provision.doctor.checks import CHECKED
 from provision.doctor.host_checks import Examination, examine_hosts, examine_this_machine, with_logs
 from provision.inventory import Inventory
 from provision.remote import progress
@@ -82,7 +82,7 @@ def check(
                 examination, fixed = _fix(inventory, session, examination, passwords, yes)
         finally:
             session.close()
-    checked = {check.id for check in CHECKS} if examination.facts else set()
+    checked = CHECKED if examination.facts else frozenset[str]()
     findings = _chosen(with_logs(examination.findings, in_logs, checked), wanted)
     if not json_:
         show.overview(findings, examination.hosts, terminal.out())
@@ -95,7 +95,7 @@ def check(
 @app.command()
 def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `provision doctor list` names it.")]) -> None:
     """Print everything that is known about one error."""
-    show.entry(signatures.known_error(identifier), terminal.out(), checked=identifier in {check.id for check in CHECKS})
+    show.entry(signatures.known_error(identifier), terminal.out(), checked=identifier in CHECKED)
 
 
 @app.command()

@@ -253,7 +253,7 @@ def run(
     if not options.command:
         raise UsageError("no program to run", hint="name it: provision run -np 4 python train.py")
     with progress.make() as shown:
-        code = program.run(inventory, options, shown, passwords)
+        code = program.run(inventory, options, shown, passwords, gpu_check=where.gpu_check)
     raise typer.Exit(code)
 
 

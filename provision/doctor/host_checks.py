@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from provision import facts
@@ -15,7 +15,7 @@ from provision.doctor import reachability
 from provision.doctor.checks import examine
 from provision.facts import Facts, Unsurveyed
 from provision.remote.session import Session
-from provision.survey import collect
+from provision.survey import collect, gpu_code
 
 THIS_MACHINE = "localhost"
 _TIMEOUT_S = 60.0
@@ -55,11 +55,17 @@ def examine_hosts(session: Session) -> Examination:
             network = found.network.model_copy(update={"asked_for": host.interface})
             survey.hosts[host.name] = found.model_copy(update={"network": network})
     connections, problems = reachability.check(session, survey.hosts)
+    problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus})
     names = [host.name for host in session.inventory.hosts]
     return Examination(survey.hosts, examine(survey.hosts, [*survey.problems, *problems], connections), names)
 
 
-def with_logs(on_hosts: list[Finding], in_logs: list[Finding], checked: set[str]) -> list[Finding]:
+def _python(found: Facts) -> str:
+    """The Python with which jobs run: of the installation, else the host's own."""
+    return f"{found.installed.prefix}/venv/bin/python" if found.installed.manifest else found.python.executable or "python3"
+
+
+def with_logs(on_hosts: list[Finding], in_logs: list[Finding], checked: Set[str]) -> list[Finding]:
     """Findings on hosts and in logs together: what a host and a log show is one finding, confirmed.
 
     Args:

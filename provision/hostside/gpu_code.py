@@ -3,11 +3,24 @@
 Python 3.6+, standard library only. nvcc puts GPU code into the section `.nv_fatbin` of an ELF file, in containers, about one for each
 source file, with an entry for each architecture, as `cuobjdump` lists them. Only headers are read, which are not compressed where the
 code is, by few small reads: a library of gigabytes takes milliseconds, and a file that lies costs no more.
+
+As a script it prints the host's GPUs and the GPU code of all libraries in the environment of the Python that runs it::
+
+    {"gpus": [{"name": …, "compute_capability": "9.0"}, …], "complete": whether there was time for all,
+     "libraries": [{"path": …, "containers": n, "machine_code": {"9.0": n, …}, "ptx": {…}}, …]}
+
+What it has found is kept in the user's cache folder, by each file's path, size and time.
 """
 
+import json
 import os
+import re
 import struct
-from typing import Dict, Iterator, NamedTuple, Optional, Tuple
+import subprocess
+import sys
+import sysconfig
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 SECTION = b".nv_fatbin\0"
 MAGIC = struct.pack("<I", 0xBA55ED50)
@@ -20,6 +33,13 @@ SECTION_HEADER = struct.Struct("<II16xQQ24x")  # name, kind, (flags, address,) o
 MOST_SECTIONS = 10000
 MOST_ENTRIES = 500000  # PyTorch's largest library has 20,000
 LONGEST_GAP = 4096  # bytes between two containers, which are aligned
+LIBRARY = re.compile(r"\.so(\.[0-9.]+)?$")
+SMALLEST = 4096  # bytes of a library with GPU code
+MOST_LIBRARIES = 5000
+SCAN_S = 40.0  # what is left then is read by the next run
+GPUS = "/proc/driver/nvidia/gpus"
+SMI_S = 20.0  # without the persistence daemon it wakes every GPU first
+LARGEST_CACHE = 16 << 20  # bytes
 
 
 class GpuCode(NamedTuple):
@@ -118,3 +138,106 @@ def entries(file: int, at: int, end: int) -> Iterator[Tuple[int, str]]:
         suffix = "a" if flags & SPECIFIC else "f" if flags & FAMILY else ""
         yield kind, "%d.%d%s" % (architecture // 10, architecture % 10, suffix)
         at += header + size
+
+
+def libraries() -> Iterator[str]:
+    """The libraries in the environment of this Python: in the folders from which it imports, except its own library's."""
+    own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    folders = [os.path.realpath(each) for each in sys.path if os.path.isabs(each)]
+    below: Set[str] = set()
+    for folder in folders:
+        if folder in own or os.path.dirname(folder) in own and os.path.basename(folder) == "lib-dynload":
+            continue
+        for place, names, files in os.walk(folder):
+            if place in below:
+                names[:] = []
+                continue
+            below.add(place)
+            names[:] = [name for name in names if name not in ("__pycache__", ".git", "node_modules")]
+            for name in files:
+                if LIBRARY.search(name):
+                    yield os.path.join(place, name)
+
+
+def scan(known: Dict[str, Any], deadline: float) -> Tuple[Dict[str, Any], bool]:
+    """(what there is to know of each library, whether there was time for all). ``known``: what an earlier scan has found."""
+    found: Dict[str, Any] = {}
+    for path in libraries():
+        if len(found) >= MOST_LIBRARIES or time.monotonic() > deadline:
+            return found, False
+        try:
+            status = os.stat(path)
+            if status.st_size < SMALLEST:
+                continue
+            stamp = [status.st_size, status.st_mtime_ns]
+            entry = known.get(path)
+            if not (isinstance(entry, dict) and entry.get("stamp") == stamp and "code" in entry):
+                code = read(path)
+                entry = {"stamp": stamp, "code": dict(code._asdict()) if code else None}
+        except (OSError, Damaged):
+            continue  # what cannot be read cannot be loaded, and says so itself
+        found[path] = entry
+    return found, True
+
+
+def gpus(kept: Any) -> Tuple[Any, List[Dict[str, str]]]:
+    """(what tells these GPUs from others, the GPUs). ``kept``: the same of an earlier run: asking the driver takes seconds."""
+    present = []
+    try:
+        for name in sorted(os.listdir(GPUS)):
+            with open(os.path.join(GPUS, name, "information"), errors="replace") as file:
+                present.append([name, file.read(4096)])
+    except OSError:
+        present = []
+    if present and isinstance(kept, list) and len(kept) == 2 and kept[0] == present and kept[1]:
+        return kept[0], kept[1]
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, timeout=SMI_S)
+    except (OSError, subprocess.SubprocessError):
+        return present, []
+    rows = [line.rpartition(",") for line in answer.stdout.decode(errors="replace").splitlines()]
+    return present, [
+        {"name": name.strip(), "compute_capability": capability.strip()}
+        for name, _, capability in rows
+        if re.match(r"\d+\.\d$", capability.strip())
+    ]
+
+
+def read_cache(path: str) -> Dict[str, Any]:
+    try:
+        with open(path) as file:
+            kept = json.loads(file.read(LARGEST_CACHE))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return kept if isinstance(kept, dict) and isinstance(kept.get("libraries"), dict) else {}
+
+
+def write_cache(path: str, kept: Dict[str, Any]) -> None:
+    try:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        draft = "%s.%d" % (path, os.getpid())
+        with open(draft, "w") as file:
+            json.dump(kept, file)
+        os.replace(draft, path)
+    except OSError:
+        pass  # a home without room: the next run reads everything again
+
+
+def main() -> None:
+    deadline = time.monotonic() + SCAN_S
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = os.path.join(folder, "provision", "gpu-code.json")
+    kept = read_cache(cache)
+    identity, present = gpus(kept.get("gpus"))
+    found, complete = scan(kept.get("libraries", {}), deadline) if present else ({}, True)
+    if present:
+        new = {"gpus": [identity, present], "libraries": found}
+        if new != kept:
+            write_cache(cache, new)
+    with_code = [dict(entry["code"], path=path) for path, entry in found.items() if entry["code"]]
+    print(json.dumps({"gpus": present, "libraries": with_code, "complete": complete}))
+
+
+if __name__ == "__main__":
+    main()

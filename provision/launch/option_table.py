@@ -91,6 +91,8 @@ HOST_OPTIONS = (
     _ours(HOSTS, "--hostfile -hostfile FILE", Path, "The same as lines `host slots=N`.", dir_okay=False),
     _ours(HOSTS, "--ssh-port -p N", int, "ssh's port on the hosts.", min=1, max=65535),
     _ours(HOSTS, "--ssh-identity-file -i FILE", Path, "The private key for the hosts.", exists=True, dir_okay=False),
+    _ours(HOSTS, "--gpu-check/--no-gpu-check", bool,
+          "Start nothing where a library of the environment has no code for a GPU of its host (default).", default=True),
     _ours(HOSTS, "--check-build -cb", bool, "Launch nothing; print what the hosts' environments can do."),
     _ours(None, "--version -v", bool),
 )

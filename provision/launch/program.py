@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from provision.base import resources
-from provision.base.errors import UsageError
+from provision.base.errors import ProvisionError, UsageError
 from provision.inventory import Host, Inventory
 from provision.launch import jobs, launchers, placement, program_files
 from provision.launch.jobs import Job, JobResult
@@ -22,7 +22,7 @@ from provision.launch.rank_output import RankOutput
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
-from provision.survey import installed
+from provision.survey import gpu_code, installed
 
 
 class JobInterrupted(Interrupted):
@@ -32,24 +32,27 @@ class JobInterrupted(Interrupted):
 
 
 class _Seat(NamedTuple):
-    """A host that may take part. ``address``: at which the first host reaches it."""
+    """A host that may take part. ``address``: at which the first host reaches it. ``has_gpus``: False where it is known to have none."""
 
     host: Host
     address: str
     slots: int
     login: str
+    has_gpus: bool = True
 
 
-def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords: Mapping[str, str]) -> int:
+def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords: Mapping[str, str], *, gpu_check: bool = True) -> int:
     """Launch, show what the ranks print, and return the exit code: of the rank that failed first, or 0.
 
     Raises:
-        ProvisionError: a host cannot be used; nothing was started.
+        ProvisionError: a host cannot be used, or with ``gpu_check`` a library has no code for one of its GPUs; nothing was started.
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
     """
     try:
         with Session(inventory, progress, passwords) as session:
             where, seats, placed = _place(session, options)
+            if gpu_check:
+                _check_gpu_code(session, where, seats)
             workdir, command = _copy(session, seats, options)
             job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
             if options.verbose:
@@ -114,7 +117,10 @@ def _place(session: Session, options: RunOptions) -> tuple[Environment, list[_Se
         slots = options.per_node or (options.np if options.np and len(hosts) == 1 else 1)
         seats = [_Seat(host, host.address, host.slots or slots, host.user or "") for host in hosts]
     else:
-        seats = [_Seat(session.inventory.host(name), host.network.address, host.slots, host.login) for name, host in found.hosts.items()]
+        seats = [
+            _Seat(session.inventory.host(name), host.network.address, host.slots, host.login, host.nccl is not None)
+            for name, host in found.hosts.items()
+        ]
     placed = placement.of_program([(seat.address, seat.slots) for seat in seats], options)
     seats = seats[: len(placed)]
     if isinstance(found, str):
@@ -122,6 +128,19 @@ def _place(session: Session, options: RunOptions) -> tuple[Environment, list[_Se
     else:
         where = Environment.of(replace(found, hosts={seat.host.name: found.hosts[seat.host.name] for seat in seats}))
     return (replace(where, networks=options.networks) if options.networks else where), seats, placed
+
+
+def _check_gpu_code(session: Session, where: Environment, seats: Sequence[_Seat]) -> None:
+    """Raise ProvisionError where a library has no code for a GPU: the job would fail with "no kernel image", or not before it needs it."""
+    problems = gpu_code.check(session, {seat.host.name: where.interpreter for seat in seats if seat.has_gpus})
+    for problem in problems:
+        if problem.severity != "error":
+            session.progress.line(f"{problem.severity}: {problem}")
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if errors:
+        for problem in errors[1:]:
+            session.progress.line(str(problem))
+        raise ProvisionError(errors[0].what, where=errors[0].host, hint=f"{errors[0].hint}; --no-gpu-check starts it all the same")
 
 
 def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tuple[str, list[str]]:

@@ -38,6 +38,7 @@ class HostOptions:
     hostfile: Path | None
     ssh_port: int | None
     ssh_identity_file: Path | None
+    gpu_check: bool
     check_build: bool
     version: bool
 

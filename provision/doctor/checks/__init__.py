@@ -8,5 +8,9 @@ from __future__ import annotations
 from provision.doctor.checks import cluster, gpus, software, system
 from provision.doctor.checks.examination import examine
 from provision.doctor.checks.registry import CHECKS, Reachability
+from provision.survey import gpu_code
 
-__all__ = ["CHECKS", "Reachability", "cluster", "examine", "gpus", "software", "system"]
+#: Ids of the errors that hosts are checked for: by their facts, and by the libraries of their environments.
+CHECKED = frozenset((*(check.id for check in CHECKS), gpu_code.ID))
+
+__all__ = ["CHECKED", "CHECKS", "Reachability", "cluster", "examine", "gpus", "software", "system"]

@@ -1,0 +1,135 @@
+"""Libraries without code for a GPU of their host: the "no kernel image" of a job, found before it starts (`hostside/gpu_code.py`)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import BaseModel, StringConstraints, ValidationError
+
+from provision.base import resources
+from provision.base.problems import Problem
+from provision.base.text import joined
+from provision.base.versions import key
+from provision.remote import ssh
+from provision.remote.session import Session
+
+ID = "cuda-no-kernel-image"  # the doctor's
+_TIMEOUT_S = 70.0  # the script ends before
+_NO_GPU = '{"gpus": [], "libraries": [], "complete": true}'
+_Capability = Annotated[str, StringConstraints(pattern=r"^\d{1,3}\.\d$")]
+_Architecture = Annotated[str, StringConstraints(pattern=r"^\d{1,3}\.\d[af]?$")]
+
+
+class Gpu(BaseModel, strict=True, frozen=True):
+    """A GPU as the driver names it."""
+
+    name: str
+    compute_capability: _Capability
+
+
+class Library(BaseModel, strict=True, frozen=True):
+    """A library with GPU code: architecture → number of its containers that have machine code, or PTX, for it."""
+
+    path: str
+    containers: int
+    machine_code: dict[_Architecture, int]
+    ptx: dict[_Architecture, int]
+
+    def runs_on(self, capability: str) -> bool:
+        """Whether it has code for such GPUs: of its major and no newer minor, or PTX of most of its kernels."""
+        gpu = key(capability)
+
+        def fits(architecture: str) -> bool:
+            if architecture.endswith("a"):
+                return architecture[:-1] == capability
+            code = key(architecture.rstrip("f"))
+            return code[0] == gpu[0] and code <= gpu
+
+        compiled_by_driver = any(
+            each[-1].isdigit() and key(each) <= gpu and 2 * count >= self.containers for each, count in self.ptx.items()
+        )
+        return compiled_by_driver or any(map(fits, self.machine_code))
+
+    @property
+    def is_for_some_gpus(self) -> bool:
+        """Whether it is made for single GPUs: whoever calls it has looked at the GPU before."""
+        return all(not each[-1].isdigit() for each in (*self.machine_code, *self.ptx))
+
+    @property
+    def code(self) -> str:
+        """``8.0, 9.0, PTX of 9.0``"""
+        compiled = sorted(self.machine_code, key=_order)
+        return ", ".join([*compiled, *(f"PTX of {each}" for each in sorted(self.ptx, key=_order))])
+
+
+class Scan(BaseModel, strict=True, frozen=True):
+    """The GPUs of a host and the libraries with GPU code in an environment; ``complete``: whether there was time for all of them."""
+
+    gpus: list[Gpu]
+    libraries: list[Library]
+    complete: bool
+
+
+def check(session: Session, pythons: Mapping[str, str]) -> list[Problem]:
+    """What jobs cannot run on the hosts' GPUs. ``pythons``: host → the Python whose environment is looked at; a host without GPUs
+    answers at once. An environment that cannot be checked is a warning."""
+    problems = []
+    answers = ssh.run(session, {name: _script(python) for name, python in pythons.items()}, timeout=_TIMEOUT_S) if pythons else {}
+    for name, answer in answers.items():
+        try:
+            scan = Scan.model_validate_json(answer.body)
+        except ValidationError:
+            what = f"which GPUs its environment has code for is not known: {answer.error}"
+            problems.append(Problem("warning", what, id="host-warning", host=name))
+            continue
+        problems += missing_code(name, scan)
+        if not scan.complete:
+            what = "its environment has more libraries than could be checked for GPU code in time; the next run goes on with them"
+            problems.append(Problem("warning", what, id="host-warning", host=name))
+    return problems
+
+
+def missing_code(host: str, scan: Scan) -> Iterator[Problem]:
+    """A problem for each library that has no code for a GPU of its host."""
+    for library in scan.libraries:
+        lost = {gpu.compute_capability: gpu.name for gpu in scan.gpus if not library.runs_on(gpu.compute_capability)}
+        lost = {capability: name for capability, name in lost.items() if not _has_variant(library, capability, scan)}
+        if lost and not library.is_for_some_gpus:
+            models = joined([f"its {name} ({capability})" for capability, name in lost.items()])
+            what = f"{library.path} has no code for {models}; it has {library.code}"
+            yield Problem("error", what, _remedy(library, lost), id=ID, host=host)
+
+
+def _has_variant(library: Library, capability: str, scan: Scan) -> bool:
+    """Whether another library runs there that differs in the numbers of its name alone, as one for each CUDA or GPU: one is loaded."""
+    return any(_kind(each.path) == _kind(library.path) and each.runs_on(capability) for each in scan.libraries)
+
+
+def _kind(path: str) -> tuple[str, str]:
+    whole = PurePosixPath(path)
+    return str(whole.parent), re.sub(r"\d+", "", whole.name)
+
+
+def _remedy(library: Library, lost: Mapping[str, str]) -> str:
+    parts = PurePosixPath(library.path).parts
+    for package in ("torch", "nvidia"):
+        if package in parts[:-1]:
+            title = "PyTorch" if package == "torch" else "this package"
+            return f"install a build of {title} for these GPUs (`provision plan` says which), or leave the host out"
+    listed = ";".join(sorted({*(each.rstrip("af") for each in library.machine_code), *lost}, key=key))
+    return f'build it again for all GPUs of the cluster (TORCH_CUDA_ARCH_LIST="{listed}"), or leave the host out'
+
+
+def _script(python: str) -> str:
+    """A host without NVIDIA's driver does not even start a Python."""
+    scan = resources.inline_command("gpu_code.py", interpreter=shlex.quote(python))
+    has_driver = "[ -e /proc/driver/nvidia/gpus ] || command -v nvidia-smi >/dev/null"
+    return f"cd; echo {ssh.ANSWER}; {{ {has_driver}; }} || {{ echo {shlex.quote(_NO_GPU)}; exit 0; }}; {scan}"
+
+
+def _order(architecture: str) -> tuple[tuple[int, ...], str]:
+    return key(architecture.rstrip("af")), architecture
