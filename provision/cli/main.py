@@ -50,6 +50,7 @@ from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
+from provision.resolve.what_if import WhatIf
 from provision.survey import collect
 
 _Result = TypeVar("_Result")
@@ -168,12 +169,22 @@ def plan(
     ] = None,
     apt_mirror: AptMirror = None,
     cpu: Cpu = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHANGE",
+            help="Show the plan after a change of the hosts, and what it gains: driver=580, python=3.12, without=HOST; for some hosts "
+            "alone HOST:driver=580. May be repeated.",
+        ),
+    ] = None,
     json_: Json = False,
     *,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Show what would be installed where, from which source, and why."""
+    if what_if and out is not None:
+        raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
@@ -186,6 +197,15 @@ def plan(
             surveyed = collect.survey_hosts(Session(inventory, shown, passwords))
         model.show_problems(surveyed.problems, terminal.err())
         found = surveyed.hosts
+    if what_if:
+        after = planning.plan_after(inventory, found, options, what_if)
+        if json_:
+            terminal.print_json(after.as_dict())
+        else:
+            summary.show(after.plan, terminal.out())
+            _show_gains(after)
+        planning.refuse_conflicts(after.plan)
+        return
     made, sources = planning.make_plan(inventory, found, options, planning.read_lock(inventory, options))
     for line in planning.describe_upgrade(inventory, found, made) if options.upgrade else ():
         terminal.say(line)
@@ -199,6 +219,8 @@ def plan(
         raise typer.Exit(1)
     else:
         summary.show(made, terminal.out())
+        if (hint := planning.hint(inventory, found, options)) is not None:
+            terminal.out().say(f"hint: {hint}", "cyan")
     if out is not None and made.hosts:
         try:
             playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())
@@ -316,6 +338,15 @@ def remove(
 
 app.command()(bench)
 app.command()(schema)
+
+
+def _show_gains(after: WhatIf) -> None:
+    console = terminal.out()
+    console.say(f"\nwhat if {' and '.join(after.changes)}", "bold")
+    if after.gains:
+        console.print(terminal.table({"": gain.what, "now": gain.now or "-", "then": gain.then or "-"} for gain in after.gains))
+    else:
+        console.say("nothing changes")
 
 
 def _print_report(result: model.Report, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from provision.plan.lock_file import LockDocument
 from provision.plan.model import PlanDocument
 from provision.plan.requirements import Requirements
 from provision.report.model import Report
+from provision.resolve.what_if import WhatIfDocument
 
 Mode = Literal["validation", "serialization"]  # of what is read, keys with a default may be missing; what we write has them all
 
@@ -32,6 +33,7 @@ DOCUMENTS: Mapping[str, tuple[type[Any], Mode]] = {
     "report": (Report, "serialization"),
     "requirements": (Requirements, "validation"),
     "signatures": (Signatures, "validation"),
+    "what-if": (WhatIfDocument, "validation"),
 }
 
 

@@ -105,6 +105,8 @@ def _survey(session: Session, report: Report, first_step: str | None) -> Mapping
 def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], options: Options) -> None:
     session.write("plan.json", plan.as_dict())
     report.notes += plan.notes
+    if plan.hosts and (hint := planning.hint(session.inventory, facts, options)) is not None:
+        report.notes.append(f"hint: {hint}; see provision plan")
     others = [name for name, host in plan.hosts.items() if host.family != "debian"]
     if options.apt_mirror and others:
         report.notes.append(f"{joined(others)}: --apt-mirror is for Debian and Ubuntu; packages come from the configured sources")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from provision import catalog
 from provision.base import engine_source
+from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Remedy
 from provision.facts import Facts
@@ -18,7 +19,7 @@ from provision.plan.lock import Lock
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, NCCL_STRICT, Plan
 from provision.plan.options import Options, requirements_of
 from provision.plan.requirements import Requirements
-from provision.resolve import HostRequirements, resolve
+from provision.resolve import HostRequirements, resolve, what_if
 from provision.survey import collect, installed
 
 
@@ -38,14 +39,9 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
     the hosts that ``--limit`` leaves out has conflicts, and no hosts.
     """
     source = engine_source.pack()
+    requirements, per_host = _requirements(inventory, facts, options, source)
     given = UserFiles(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
     sources = PackageSources(source, options.wheels, options.index_url, options.apt_mirror, given)
-    requirements = _with_earlier_options(requirements_of(options, source), options, facts)
-    per_host = {
-        host.name: HostRequirements(host.slots, collect.prefix_of(host, facts[host.name]), host.interface)
-        for host in inventory.hosts
-        if host.name in facts
-    }
     baseline = lock
     if baseline is None and not options.upgrade:
         baseline = _installed(inventory, facts)
@@ -65,6 +61,33 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
     if previous and (conflicts := tuple(previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
         plan = Plan(conflicts=conflicts)
     return with_checksums(plan, options.wheels), sources
+
+
+def plan_after(inventory: Inventory, facts: Mapping[str, Facts], options: Options, changes: Sequence[str]) -> what_if.WhatIf:
+    """The plan after changes of the hosts (``driver=580``), held against the one without them; both keep to no lock.
+
+    Raises UsageError for what is no change.
+    """
+    return what_if.what_if(facts, *_requirements(inventory, facts, options, engine_source.pack()), what_if.parse(changes, facts))
+
+
+def hint(inventory: Inventory, facts: Mapping[str, Facts], options: Options) -> str | None:
+    """A change of the hosts that would lift them all; None without one, and where a lock has decided."""
+    if read_lock(inventory, options) is not None:
+        return None
+    return what_if.hint(facts, *_requirements(inventory, facts, options, engine_source.pack()))
+
+
+def _requirements(
+    inventory: Inventory, facts: Mapping[str, Facts], options: Options, source: EngineSource
+) -> tuple[Requirements, dict[str, HostRequirements]]:
+    """The resolver's input besides the facts, without what the lock says."""
+    requirements = _with_earlier_options(requirements_of(options, source), options, facts)
+    return requirements, {
+        host.name: HostRequirements(host.slots, collect.prefix_of(host, facts[host.name]), host.interface)
+        for host in inventory.hosts
+        if host.name in facts
+    }
 
 
 def _with_earlier_options(requirements: Requirements, options: Options, facts: Mapping[str, Facts]) -> Requirements:

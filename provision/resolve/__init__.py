@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -67,15 +67,24 @@ _ASSUMPTIONS = {
 }
 
 
-def resolve(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> Plan:
-    """The plan for all hosts in ``facts``, in their order. With ``hosts``: the requirements of single hosts."""
+def resolve(
+    facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements], changes: Sequence[Proposal] = ()
+) -> Plan:
+    """The plan for all hosts in ``facts``, in their order. With ``hosts``: the requirements of single hosts. With ``changes``: as if the
+    hosts had been changed like that."""
     of_host = {name: hosts.get(name, HostRequirements()) for name in facts}
     class_of = {name: host_class_of(host, of_host[name].builds) for name, host in facts.items()}
     if requirements.cpu:
         class_of = {name: without_gpus(host_class) for name, host_class in class_of.items()}
-    host_classes: dict[HostClass, list[str]] = {}
+    by_class: dict[HostClass, list[str]] = {}
     for name in sorted(class_of):  # common decisions must not depend on the inventory's order
-        host_classes.setdefault(class_of[name], []).append(name)
+        by_class.setdefault(class_of[name], []).append(name)
+    host_classes: HostClasses = by_class
+    for change in changes:
+        if change.apply is not None:
+            host_classes, requirements = change.apply(host_classes, requirements)
+    class_of = {name: host_class for host_class, names in host_classes.items() for name in names}
+    facts = {name: host for name, host in facts.items() if name in class_of}
     components, conflicts, notes = _components(host_classes, requirements)
     networks: dict[str, Network] = {}
     for name, host in facts.items():

@@ -84,6 +84,24 @@ def change_class(text: str, before: HostClass, after: HostClass, group: str = ""
     return change_hosts(text, lambda host_class: after if host_class == before else host_class, group)
 
 
+def change_named(text: str, hosts: Collection[str], change: Callable[[HostClass], HostClass]) -> Proposal:
+    """A change of these hosts alone, whatever their classes are."""
+
+    def apply(host_classes: HostClasses, requirements: Requirements) -> tuple[HostClasses, Requirements]:
+        changed: dict[HostClass, list[str]] = {}
+        for host_class, names in host_classes.items():
+            for name in names:
+                changed.setdefault(change(host_class) if name in hosts else host_class, []).append(name)
+        return {host_class: sorted(names) for host_class, names in changed.items()}, requirements
+
+    return Proposal(text, apply=apply)
+
+
+def with_python(host_class: HostClass, version: str) -> HostClass:
+    """The same class with this Python, which its inventory names."""
+    return replace(host_class, python=Interpreter(version, f"/usr/bin/python{version}"), other_pythons=())
+
+
 def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
     """Every newer driver, the oldest first."""
     drivers = catalog.cuda().toolkits.drivers
@@ -96,9 +114,9 @@ def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Propo
 def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collection[str]) -> Iterator[Proposal]:
     """Every one of these Pythons, the newest first."""
     for version in sorted(versions, key=key, reverse=True):
-        path = f"/usr/bin/python{version}"
-        text = f"install Python {version} on {joined(names)} and name it in the inventory: provision_python={path}"
-        yield change_class(text, host_class, replace(host_class, python=Interpreter(version, path), other_pythons=()), "python")
+        changed = with_python(host_class, version)
+        text = f"install Python {version} on {joined(names)} and name it in the inventory: provision_python={changed.python.path}"
+        yield change_class(text, host_class, changed, "python")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def launched(words: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0) -
     """The inventory and options with which `provision run WORDS` would launch, and what it printed."""
     seen: list[Any] = [None, None]
 
-    def run(inventory: Any, options: RunOptions, *_: Any) -> int:
+    def run(inventory: Any, options: RunOptions, *_: Any, **__: Any) -> int:
         seen[:] = inventory, options
         return 0
 
@@ -170,7 +170,7 @@ def test_scripts_and_modules_run_as_under_torchrun(tmp_path: Path, monkeypatch: 
         ("python", "-m", "train"): ("python", "-m", "train"),
     }.items():
         seen: list[RunOptions] = []
-        monkeypatch.setattr(program, "run", lambda _, options, *__, seen=seen: seen.append(options) or 0)
+        monkeypatch.setattr(program, "run", lambda _, options, *__, seen=seen, **___: seen.append(options) or 0)
         done = CliRunner().invoke(main.app, ["run", "-H", "a:2", *typed])
         assert done.exit_code == 0, done.output
         assert seen[0].command == expected
@@ -217,7 +217,7 @@ def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "--node-rank 1": "a job is started once, on one machine",
     }.items():
         seen: list[Any] = []
-        monkeypatch.setattr(program, "run", lambda *given, seen=seen: seen.append(given))
+        monkeypatch.setattr(program, "run", lambda *given, seen=seen, **_: seen.append(given))
         done = CliRunner().invoke(main.app, ["run", "-H", "a:2", *shlex.split(typed), "python", "train.py"])
         assert says in str(done.exception)
         assert seen == []

@@ -1,0 +1,240 @@
+"""What a change of the hosts would give: a newer driver, another Python, a host less. A change is a `Proposal`, as remedies are. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, Field
+
+from provision import catalog
+from provision.base.errors import UsageError
+from provision.base.text import joined
+from provision.base.validation import did_you_mean
+from provision.base.versions import key
+from provision.facts import Facts, gpus
+from provision.plan.model import SCHEMA, Plan, PlanDocument
+from provision.plan.requirements import HostRequirements, Requirements
+from provision.resolve import resolve
+from provision.resolve.host_classes import HostClass, with_driver_for
+from provision.resolve.remedies import Proposal, change_named, exclude, with_python
+
+Kind = Literal["driver", "python", "without"]
+_FORM = re.compile(r"(?:(?P<hosts>[^=:]+):)?(?P<kind>[a-z]+)=(?P<value>[^=:]+)")
+_HINT = "write driver=580, python=3.12 or without=HOST; for some hosts alone: HOST:driver=580"
+_MOST_HOSTS = 500  # of an inventory for which a hint is looked for: each change is a whole plan
+_NEWER_DRIVERS = 4  # are tried for the hint: the newest, which serve longest
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change as the user typed it. ``hosts``: those that it changes."""
+
+    text: str
+    kind: Kind
+    value: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a plan has, and what it would have; empty: nothing. ``what``: a component, ``known problem`` or ``conflict``."""
+
+    what: str
+    now: str
+    then: str
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The plan after changes, and what differs from the plan without them."""
+
+    changes: tuple[str, ...]
+    gains: tuple[Gain, ...]
+    plan: Plan
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON (`WhatIfDocument`)."""
+        return {
+            "schema": SCHEMA,
+            "changes": list(self.changes),
+            "gains": [asdict(gain) for gain in self.gains],
+            "plan": self.plan.as_dict(),
+        }
+
+
+class WhatIfDocument(BaseModel):
+    """A plan after changes, and what it gains, as JSON."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    changes: list[str]
+    gains: list[Gain]
+    plan: PlanDocument
+
+
+def parse(texts: Collection[str], facts: Mapping[str, Facts]) -> list[Change]:
+    """The changes of the command line. Raises UsageError for what is no change, unknown hosts, and what the catalogue does not have."""
+    changes = []
+    for text in texts:
+        match = _FORM.fullmatch(text)
+        if not match or match["kind"] not in get_args(Kind):
+            raise UsageError("it is no change of hosts", where=f"--what-if {text}", hint=_HINT)
+        kind: Kind = match["kind"]  # type: ignore[assignment]  # one of the literals
+        named = tuple((match["hosts"] or "").split(",")) if match["hosts"] else ()
+        removed = tuple(match["value"].split(",")) if kind == "without" else ()
+        for name in (*named, *removed):
+            if name not in facts:
+                raise UsageError(
+                    f"no host {name}{did_you_mean(name, facts)}", where=f"--what-if {text}", hint=f"hosts are {joined(list(facts))}"
+                )
+        if kind == "without" and named:
+            raise UsageError("a host is left out of all", where=f"--what-if {text}", hint=f"write without={match['value']}")
+        changes.append(Change(text, kind, match["value"], removed or named or _concerned(kind, facts, text)))
+    if not set(facts) - {name for change in changes if change.kind == "without" for name in change.hosts}:
+        raise UsageError("no host is left", where="--what-if", hint="leave fewer out")
+    for change in changes:
+        if change.kind != "without":
+            _proposal(change)
+    return changes
+
+
+def _concerned(kind: Kind, facts: Mapping[str, Facts], text: str) -> tuple[str, ...]:
+    found = tuple(facts) if kind != "driver" else tuple(name for name, host in facts.items() if gpus.has_gpu(host))
+    if not found:
+        raise UsageError("no host has a GPU", where=f"--what-if {text}", hint="leave it out")
+    return found
+
+
+def _proposal(change: Change) -> Proposal:
+    """The change as a change of the resolver's input."""
+    if change.kind == "without":
+        return exclude(change.hosts)
+    if change.kind == "python":
+        known = catalog.python_packages().numpy.by_python
+        if change.value not in known:
+            listed = ", ".join(sorted(known, key=key))
+            raise UsageError(f"no Python {change.value} is known", where=f"--what-if {change.text}", hint=f"known are {listed}")
+        text = f"Python {change.value} on {joined(change.hosts)}"
+        return change_named(text, change.hosts, lambda host_class: with_python(host_class, change.value))
+    cuda, driver = _cuda_of(change)
+    text = f"driver {change.value} on {joined(change.hosts)}"
+    return change_named(text, change.hosts, lambda host_class: _with_driver(host_class, cuda, driver))
+
+
+def _with_driver(host_class: HostClass, cuda: str, driver: str) -> HostClass:
+    return replace(with_driver_for(host_class, cuda), driver=driver, cuda_why=f"driver {driver} runs CUDA {cuda} by NVIDIA's table")
+
+
+def _cuda_of(change: Change) -> tuple[str, str]:
+    """(the newest CUDA that a driver runs natively, the driver): of a branch (580) its oldest driver in NVIDIA's table."""
+    drivers = catalog.cuda().toolkits.drivers
+    newest = sorted(drivers, key=key, reverse=True)
+    branches = {drivers[cuda].split(".")[0]: None for cuda in reversed(newest)}
+    if not re.fullmatch(r"\d{3}(\.\d{1,3}){0,2}", change.value) or change.value.split(".")[0] not in branches:
+        hint = f"known are the branches {', '.join(branches)}, and drivers of these"
+        raise UsageError(f"driver {change.value} is not in NVIDIA's table", where=f"--what-if {change.text}", hint=hint)
+    for cuda in newest:
+        if change.value == drivers[cuda].split(".")[0]:
+            return cuda, drivers[cuda]
+        if "." in change.value and key(drivers[cuda]) <= key(change.value):
+            return cuda, change.value
+    raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
+
+
+def what_if(
+    facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements], changes: Sequence[Change]
+) -> WhatIf:
+    """The plan after the changes together, and what it has and the plan without them does not."""
+    before = resolve(facts, requirements, hosts)
+    after = resolve(facts, requirements, hosts, [_proposal(change) for change in changes])
+    return WhatIf(tuple(change.text for change in changes), tuple(_gains(before, after)), after)
+
+
+def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> str | None:
+    """A change that lifts all hosts: to a newer PyTorch release, else to an NCCL with fewer known problems; None without one.
+
+    Of changes that lift it as far, the first in the order of their cost: the oldest driver, the newest Python, a host less.
+    """
+    if len(facts) > _MOST_HOSTS:
+        return None
+    plan = resolve(facts, requirements, hosts)
+    if plan.conflicts:
+        return None
+    best: tuple[tuple[object, ...], Change, Plan] | None = None
+    standing = _rank(plan)
+    for change in _candidates(facts, plan):
+        after = resolve(facts, requirements, hosts, [_proposal(change)])
+        if after.conflicts:
+            continue
+        rank = _rank(after)
+        if rank > standing and (best is None or rank > best[0]):
+            best = rank, change, after
+    if best is None:
+        return None
+    _, change, after = best
+    gains = ", ".join(f"{gain.what} {gain.then} instead of {gain.now}" for gain in _versions(plan, after))
+    fewer = len(_problems(plan)) - len(_problems(after))
+    solved = f"{fewer} known problem{'s' if fewer > 1 else ''} fewer" if fewer > 0 else ""
+    return f"{_proposal(change).text} would give {' and '.join(filter(None, (gains, solved)))}: --what-if {change.text}"
+
+
+def _rank(plan: Plan) -> tuple[object, ...]:
+    """What lifts an inventory, the higher the better: the oldest PyTorch of its hosts, then the known problems of its NCCL."""
+    torches = [key(host.torch.version) for host in plan.hosts.values() if host.torch and host.torch.version]
+    return min(torches, default=()), -len(_problems(plan))
+
+
+def _candidates(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Change]:
+    """Single changes that may lift all hosts."""
+    with_gpus = {name: facts[name] for name in plan.hosts if gpus.has_gpu(facts[name])}
+    drivers = catalog.cuda().toolkits.drivers
+    for cuda in sorted(drivers, key=key)[-_NEWER_DRIVERS:]:
+        branch = drivers[cuda].split(".")[0]
+        older = tuple(name for name, host in with_gpus.items() if host.driver and host.driver.cuda and key(host.driver.cuda) < key(cuda))
+        if older:
+            scope = "" if len(older) == len(with_gpus) else f"{','.join(older)}:"
+            yield Change(f"{scope}driver={branch}", "driver", branch, older)
+    for version in sorted(catalog.python_packages().numpy.by_python, key=key, reverse=True):
+        if any(key(host.python.version or "0")[:2] < key(version) for host in plan.hosts.values()):
+            yield Change(f"python={version}", "python", version, tuple(plan.hosts))
+    if 2 < len(plan.hosts) <= 16:
+        for name in plan.hosts:
+            yield Change(f"without={name}", "without", name, (name,))
+
+
+def _gains(before: Plan, after: Plan) -> Iterator[Gain]:
+    yield from _versions(before, after)
+    for what, now, then in (
+        ("known problem", _problems(before), _problems(after)),
+        ("conflict", [f"{each.host}: {each.what}" for each in before.conflicts], [f"{each.host}: {each.what}" for each in after.conflicts]),
+    ):
+        yield from (Gain(what, each, "") for each in now if each not in then)
+        yield from (Gain(what, "", each) for each in then if each not in now)
+
+
+def _versions(before: Plan, after: Plan) -> Iterator[Gain]:
+    for title, name in (("PyTorch", "torch"), ("NCCL", "nccl"), ("Python", "python")):
+        now, then = (_of_all(plan, name) for plan in (before, after))
+        if now != then:
+            yield Gain(title, now, then)
+
+
+def _of_all(plan: Plan, name: str) -> str:
+    """``2.13.0``, or ``2.13.0 on 2, 2.4.1 on 1``; empty without any."""
+    counted: dict[str, int] = {}
+    for host in plan.hosts.values():
+        if (component := getattr(host, name)) is not None and component.version:
+            cuda = getattr(component, "cuda", None)
+            text = f"{component.version} for CUDA {cuda}" if cuda and "+" not in component.version else component.version
+            counted[text] = counted.get(text, 0) + 1
+    if len(counted) == 1:
+        return next(iter(counted))
+    return ", ".join(f"{version} on {count}" for version, count in counted.items())
+
+
+def _problems(plan: Plan) -> list[str]:
+    """Known problems of the plan's NCCL."""
+    versions = dict.fromkeys(host.nccl.version for host in plan.hosts.values() if host.nccl and host.nccl.version)
+    return [f"NCCL {version}: {problem}" for version in versions for problem in catalog.troubles(version, catalog.nccl().known_bad)]

@@ -1,0 +1,146 @@
+"""`provision plan --what-if`: plans after changes of the hosts, what they gain, and the change that is offered unasked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from provision import facts
+from provision.base.errors import ProvisionError, UsageError
+from provision.base.versions import key
+from provision.cli import main
+from provision.facts import Facts
+from provision.plan.requirements import Requirements
+from provision.resolve import resolve, what_if
+
+PLANS = Path(__file__).parents[1] / "data" / "plans"
+REQUIREMENTS = Requirements(engine_version="0.0.0")
+
+
+def known(name: str) -> dict[str, Facts]:
+    return dict(facts.load_file(PLANS / f"{name}.json"))
+
+
+def after(name: str, *changes: str) -> what_if.WhatIf:
+    return what_if.what_if(known(name), REQUIREMENTS, {}, what_if.parse(changes, known(name)))
+
+
+def gains(found: what_if.WhatIf) -> dict[str, tuple[str, str]]:
+    return {gain.what: (gain.now, gain.then) for gain in found.gains}
+
+
+def test_a_newer_driver_lifts_nccl_and_pytorch() -> None:
+    found = after("v100-470-cuda-11.4", "driver=580")
+    assert found.changes == ("driver=580",)
+    assert not found.plan.conflicts
+    now, then = gains(found)["PyTorch"]
+    assert now.endswith("+cu118")
+    assert then.endswith(("+cu124", "+cu126"))
+    assert gains(found)["NCCL"][1].endswith("for CUDA 12.9")
+
+
+def test_changes_apply_together() -> None:
+    python = gains(after("v100-470-cuda-11.4", "python=3.12"))
+    both = gains(after("v100-470-cuda-11.4", "driver=580", "python=3.12"))
+    assert both["Python"][1].startswith("3.12")
+    assert key(both["PyTorch"][1]) > key(python["PyTorch"][1])
+
+
+def test_what_resolves_a_conflict_gains_a_plan() -> None:
+    before = resolve(known("v100-470-and-blackwell-580"), REQUIREMENTS, {})
+    assert before.conflicts
+    for change in ("driver=580", "old:driver=580.95.05", "without=old", "without=new"):
+        found = after("v100-470-and-blackwell-580", change)
+        assert list(found.plan.hosts) == ([name for name in ("old", "new") if change != f"without={name}"])
+        assert [(gain.now, gain.then) for gain in found.gains if gain.what == "conflict"] == [
+            (f"{each.host}: {each.what}", "") for each in before.conflicts
+        ]
+
+
+def test_one_host_is_changed_without_the_others_of_its_class() -> None:
+    (one,) = known("v100-470-cuda-11.4").values()
+    hosts = dict.fromkeys(("a", "b", "c"), one)
+    found = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse(["b:python=3.10", "b:driver=580"], hosts))
+    versions = {name: host.python.version for name, host in found.plan.hosts.items()}
+    assert versions["b"].startswith("3.10")
+    assert list(versions) == ["a", "b", "c"]
+    assert len({host.nccl.version for host in found.plan.hosts.values() if host.nccl}) == 1
+
+
+def test_a_change_may_make_it_worse() -> None:
+    found = after("blackwell-580", "driver=525")
+    assert found.plan.conflicts
+    assert any(gain.what == "conflict" and not gain.now for gain in found.gains)
+
+
+def test_no_change() -> None:
+    assert after("blackwell-580", "driver=580").gains == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("", "no change of hosts"),
+        ("driver", "no change of hosts"),
+        ("cuda=13", "no change of hosts"),
+        ("driver=580=1", "no change of hosts"),
+        ("driver=777", "driver 777 is not in NVIDIA's table"),
+        ("driver=5", "is not in NVIDIA's table"),
+        ("driver=580.65.06.1", "is not in NVIDIA's table"),
+        ("driver=440.1", "older than every CUDA"),
+        ("driver=$(id)", "is not in NVIDIA's table"),
+        ("python=2.7", r"no Python 2\.7 is known"),
+        ("without=olds", "no host olds; did you mean `old`"),
+        ("olds:driver=580", "no host olds; did you mean `old`"),
+        ("old:without=new", "left out of all"),
+        ("without=old,new", "no host is left"),
+    ],
+)
+def test_wrong_changes_are_refused(change: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as refused:
+        what_if.parse([change], known("v100-470-and-blackwell-580"))
+    assert refused.value.hint
+
+
+def test_a_driver_for_hosts_without_gpus_is_refused() -> None:
+    with pytest.raises(UsageError, match="no host has a GPU"):
+        what_if.parse(["driver=580"], known("cpu-only"))
+
+
+def test_the_hint_is_a_change_that_was_tried() -> None:
+    hosts = known("v100-470-cuda-11.4")
+    hint = what_if.hint(hosts, REQUIREMENTS, {})
+    assert hint is not None
+    change = hint.rpartition("--what-if ")[2]
+    before = resolve(hosts, REQUIREMENTS, {}).hosts["dgx1"].torch
+    lifted = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse([change], hosts)).plan.hosts["dgx1"].torch
+    assert before
+    assert lifted
+    assert f"PyTorch {lifted.version} instead of {before.version}" in hint
+
+
+@pytest.mark.parametrize("name", ["blackwell-580", "cpu-only", "v100-470-and-blackwell-580"])
+def test_there_is_no_hint_where_nothing_lifts_all_hosts(name: str) -> None:
+    assert what_if.hint(known(name), REQUIREMENTS, {}) is None
+
+
+def test_the_command_prints_plan_and_gains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    words = ["plan", "--facts", str(PLANS / "v100-470-cuda-11.4.json")]
+    plain = CliRunner().invoke(main.app, words)
+    assert "hint: " in plain.output
+    shown = CliRunner().invoke(main.app, [*words, "--what-if", "driver=580"])
+    assert shown.exit_code == 0
+    assert "what if driver=580" in shown.output
+    assert "hint: " not in shown.output
+    printed = CliRunner().invoke(main.app, [*words, "--what-if", "driver=580", "--json"])
+    document = json.loads(printed.stdout)
+    assert document["changes"] == ["driver=580"]
+    assert {gain["what"] for gain in document["gains"]} >= {"NCCL"}
+    jsonschema.validate(document, json.loads(CliRunner().invoke(main.app, ["schema", "what-if"]).stdout))
+    refused = CliRunner().invoke(main.app, [*words, "--what-if", "driver=580", "--out", str(tmp_path / "out")])
+    assert isinstance(refused.exception, ProvisionError)
