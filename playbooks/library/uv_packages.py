@@ -47,6 +47,17 @@ options:
     elements: dict
     default: []
   verify: {description: Check that every file of every package exists., type: bool, default: false}
+  base:
+    description: >-
+      Another environment, whose packages this one sees after its own. It is then created as a whole, with C(resolved), and complete once
+      its note C(provision-environment.json) is there.
+    type: path
+  resolved:
+    description: "With C(base): the packages to install, without what they depend on, each with C(name), C(version) and a list C(sha256)."
+    type: list
+    elements: dict
+    default: []
+  note: {description: "With C(base): what the note says.", type: dict, default: {}}
 """
 
 EXAMPLES = r"""
@@ -70,6 +81,7 @@ unlocked:
 """
 
 import base64  # noqa: E402
+import contextlib  # noqa: E402
 import csv  # noqa: E402
 import glob  # noqa: E402
 import json  # noqa: E402
@@ -84,6 +96,7 @@ from ansible.module_utils.checksums import digest  # noqa: E402
 from ansible.module_utils.uv_support import canonical  # noqa: E402
 
 FILES = "provision-files.json"  # in the environment: from which files its packages came
+COMPLETE = "provision-environment.json"  # in an environment of a project: it is complete
 BUILT = "provision-built.json"  # in the environment: {name: {"source", "wheel", "record": checksums}} of what was built from our sources
 HINT = "nothing of it was used. If the index has a new file on purpose, take it with --upgrade."
 
@@ -302,10 +315,7 @@ def installed_files(venv, packages):
 def install(module, uv, venv, again, scratch):
     """Install the requirements; those in ``again`` also where their version is installed. Returns the packages that the lock lacks."""
     packages, unlocked = resolve(module, uv, module.params["requirements"], scratch)
-    path = os.path.join(scratch, "hashed.txt")
-    with open(path, "w") as file:
-        for name, version, wheels in packages:
-            file.write(f"{name}=={version} {' '.join('--hash=sha256:' + sha256 for sha256 in sorted(wheels))}\n")
+    path = write_hashed(scratch, packages)
     words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", path]
     words += [word for pin in again for word in ("--reinstall-package", canonical(pin.partition("==")[0]))]
     uv.pip("install " + " ".join(module.params["requirements"]), "install", *words)
@@ -329,6 +339,43 @@ def install_built(module, uv, venv, scratch):
     write_note(venv, BUILT, dict(read_note(venv, BUILT), **{canonical(name): note}))
 
 
+@contextlib.contextmanager
+def scratch_next_to(venv):
+    """A folder on the environment's file system: files are linked from one to the other and not copied."""
+    os.makedirs(os.path.dirname(venv), exist_ok=True)
+    scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def create_over(module, base, scratch):
+    """Create an environment that sees the packages of ``base`` after its own, or create it again where it was not completed."""
+    venv = module.params["venv"]
+    uv = Uv(module, venv, scratch)
+    shutil.rmtree(venv, ignore_errors=True)
+    uv.run(f"create the environment {venv}", "venv", "--quiet", "--python", module.params["python"], venv)
+    packages = [(entry["name"], entry["version"], entry["sha256"]) for entry in module.params["resolved"]]
+    if packages:
+        path = write_hashed(scratch, packages)
+        words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--compile-bytecode", "-r", path]
+        uv.pip("install the packages", "install", *words)
+    # With `addsitedir`, unlike with a plain line, the .pth files of these packages count, too.
+    with open(os.path.join(site_packages(venv), "provision.pth"), "w") as file:
+        file.write(f"import site; site.addsitedir({site_packages(base)!r})\n")
+    write_note(venv, COMPLETE, module.params["note"])
+
+
+def write_hashed(scratch, packages):
+    """A file of requirements that are met by exactly these versions and files: (name, version, checksums)."""
+    path = os.path.join(scratch, "hashed.txt")
+    with open(path, "w") as file:
+        for name, version, checksums in packages:
+            file.write(f"{name}=={version} {' '.join('--hash=sha256:' + sha256 for sha256 in sorted(checksums))}\n")
+    return path
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -348,6 +395,9 @@ def main():
             "files": {"type": "dict", "default": {}},
             "locked": {"type": "list", "elements": "dict", "default": []},
             "verify": {"type": "bool", "default": False},
+            "base": {"type": "path"},
+            "resolved": {"type": "list", "elements": "dict", "default": []},
+            "note": {"type": "dict", "default": {}},
         },
         required_together=[("built_name", "built_from"), ("built_wheel", "built_wheel_sha256")],
         supports_check_mode=True,
@@ -355,6 +405,12 @@ def main():
     venv, python = module.params["venv"], module.params["python"]
     os.umask(0o022)  # the users of the host must be able to read it, whatever the umask of who installs
 
+    if module.params["base"] is not None:
+        needed = not (os.path.exists(os.path.join(venv, COMPLETE)) and os.access(os.path.join(venv, "bin", "python"), os.X_OK))
+        if needed and not module.check_mode:
+            with scratch_next_to(venv) as scratch:
+                create_over(module, module.params["base"], scratch)
+        module.exit_json(changed=needed, installed=[f"{one['name']}=={one['version']}" for one in module.params["resolved"] if needed])
     create = reason_to_create(module, venv, python)
     installed = {} if create else installed_versions(venv)
     requirements = module.params["requirements"]
@@ -367,10 +423,8 @@ def main():
     if module.check_mode or not (create or todo):
         module.exit_json(changed=bool(create or todo), created=create, installed=todo)
 
-    os.makedirs(os.path.dirname(venv), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="provision-", dir=os.path.dirname(venv))
     unlocked = []
-    try:
+    with scratch_next_to(venv) as scratch:
         uv = Uv(module, venv, scratch)
         if create:
             shutil.rmtree(venv, ignore_errors=True)
@@ -381,8 +435,6 @@ def main():
             unlocked = install(module, uv, venv, again, scratch)
         if build:
             install_built(module, uv, venv, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     module.exit_json(changed=True, created=create, installed=todo, unlocked=unlocked)
 
 

@@ -204,6 +204,8 @@ def run_(
         raise UsageError("--epochs and --data need --smoke", hint="leave them out")
     if options.python is not None:
         raise UsageError("--python: the image has its own", hint="leave it out")
+    if options.project is not None:
+        raise UsageError("--env: the image has its own environment", hint="base an image with the packages on it: FROM IMAGE")
     for volume in volumes or ():
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
             raise UsageError(f"--volume {volume}: this is not a pair of folders", hint="write it like /data:/data:ro")

@@ -42,7 +42,7 @@ from provision.cli.options import (
 from provision.cli.run_options import run_options
 from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
-from provision.install import installer, removal
+from provision.install import environments, installer, removal
 from provision.launch import build_check, program, target_hosts
 from provision.launch.launchers import RunOptions
 from provision.plan import summary
@@ -107,6 +107,10 @@ def up(
         Path | None,
         typer.Option("--bundle", help="Install from this file of `provision bundle`; no host needs a network.", dir_okay=False),
     ] = None,
+    env: Annotated[
+        Path | None,
+        typer.Option("--env", metavar="FILE", help="Also create the environment of this uv.lock, pyproject.toml or requirements.txt."),
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke/--no-smoke", help="End with the training job (default).")] = True,
     np: Np = None,
     oversubscribe: Oversubscribe = False,
@@ -123,7 +127,7 @@ def up(
         first_step = "python"
     installer.steps(first_step)  # an unknown step is an error before anything is done
     mirror = url("--apt-mirror", apt_mirror)
-    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror, cpu=cpu)
+    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror, cpu=cpu, env=env)
     if smoke:
         options = replace(options, smoke=SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))
     inventory = inventory_of(hosts, limit)
@@ -274,8 +278,10 @@ def run(
         return
     if not options.command:
         raise UsageError("no program to run", hint="name it: provision run -np 4 python train.py")
+    file = options.project
+    environment = (lambda session, plan: environments.ensure(session, plan, file, options.index_url)) if file is not None else None
     with progress.make() as shown:
-        code = program.run(inventory, options, shown, passwords, gpu_check=where.gpu_check)
+        code = program.run(inventory, options, shown, passwords, gpu_check=where.gpu_check, environment=environment)
     raise typer.Exit(code)
 
 

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError
-from provision.cli.options import one_of
+from provision.cli.options import one_of, url
 from provision.launch import forwarded_variables, horovod_config
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
@@ -37,6 +38,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
     for option in JOB_OPTIONS:
         if option.unused and getattr(values, option.parameter):
             terminal.say(f"{option.names[0]} has no effect: {option.unused}")
+    project = _project(values)
     nodes, per_node = _size(values)
     config = horovod_config.read(values.config_file) if values.config_file is not None else horovod_config.Config()
     for sentence in config.unknown:
@@ -69,6 +71,8 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         nodes=nodes,
         per_node=per_node,
         restarts=values.max_restarts if elastic is not None else values.max_restarts or None,
+        project=project,
+        index_url=url("--index-url", values.index_url),
     )
 
 
@@ -80,6 +84,19 @@ HostOptions.__signature__ = signature(HOST_OPTIONS)  # type: ignore[attr-defined
 run_options.__signature__ = signature(  # type: ignore[attr-defined]
     JOB_OPTIONS, inspect.Parameter("command", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_COMMAND)
 )
+
+
+def _project(values: SimpleNamespace) -> Path | None:
+    """The file of `--env`, which chose the variables that ranks get in earlier versions; sets ``variables`` where it still does."""
+    file: Path | None = values.env
+    if file is not None and str(file) in forwarded_variables.CHOICES and not file.exists():
+        terminal.say(f"--env {file} is deprecated: it is called --variables {file} now")
+        values.variables, file = str(file), None
+    if file is None and values.index_url is not None:
+        raise UsageError("--index-url is for --env, which is not given", hint="leave it out, or name the file: --env uv.lock")
+    if file is not None and values.python is not None:
+        raise UsageError("--env and --python name different environments", hint="leave one of them out")
+    return file
 
 
 def _command(values: SimpleNamespace) -> tuple[str, ...]:
@@ -168,7 +185,7 @@ def _environment(values: SimpleNamespace, config: horovod_config.Config) -> dict
             settings[option.horovod] = horovod_config.as_text(option, typed, option.names[0])
         elif option.engine:
             settings[option.engine] = str(int(value) if option.kind is bool else value)
-    inherited = forwarded_variables.select(os.environ, values.env)
+    inherited = forwarded_variables.select(os.environ, values.variables)
     if values.network_interfaces:
         inherited.pop("COLLECTIVE_NETWORK", None)
         inherited.pop("HOROVOD_GLOO_IFACE", None)

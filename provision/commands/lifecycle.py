@@ -15,7 +15,7 @@ from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.commands import planning
 from provision.facts import Facts
-from provision.install import builds, drift, installer, removal
+from provision.install import builds, drift, environments, installer, removal
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
@@ -41,6 +41,8 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
     if options.smoke:
         training_job.check_options(inventory, options.smoke)
     locked = planning.read_lock(inventory, options)
+    if options.env is not None:
+        environments.read(options.env)  # what cannot be read is an error before anything is done
     with _reported_run(inventory, "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
@@ -59,6 +61,10 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             return report
         session.step = "install"
         _install(session, report, plan, facts, sources, options)
+        if options.env is not None and not options.check and not report.failures:
+            session.step = "environment"
+            python = environments.ensure(session, plan, options.env, options.index_url, locks=False)
+            report.notes.append(f"the environment of {options.env} is {python.removesuffix('/bin/python')} on every host")
         if options.smoke and not options.check and not report.failures:
             session.step = "training"
             _train(session, report, plan, bundle.complete_smoke(options.smoke) if bundle else options.smoke)

@@ -153,11 +153,7 @@ def render(
     ``fetch`` it lacks the downloaded files, which a dry run does not need.
     """
     origin = resources.folder("playbooks")
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in ("roles", "library", "module_utils"):
-        shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for helper in (aptsources, uv_support):
-        shutil.copy(str(helper.__file__), folder / "module_utils")
+    copy_modules(folder, "roles")
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     made |= artifacts.gather(
@@ -183,6 +179,16 @@ def render(
     )
     playbook.write_text(text, encoding="utf-8")
     return playbook, made
+
+
+def copy_modules(folder: Path, *more: str) -> None:
+    """Copy our Ansible modules, and ``more`` folders of the playbooks, into ``folder``, with what they share with this machine."""
+    origin = resources.folder("playbooks")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("library", "module_utils", *more):
+        shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for helper in (aptsources, uv_support):
+        shutil.copy(str(helper.__file__), folder / "module_utils")
 
 
 def _unused_roles(plan: Plan, sources: PackageSources) -> set[str]:

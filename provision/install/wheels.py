@@ -148,29 +148,53 @@ def _resolve(
     """The pylock.toml to which uv resolves ``pins``; its settings may hold passwords and are on no command line."""
     with tempfile.TemporaryDirectory(prefix="provision-uv-") as name:
         work = Path(name)
-        uv_support.write_settings(str(work / "uv.toml"), settings)
         (work / "pins.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
         (work / "versions.txt").write_text("".join(f"{pin}\n" for pin in versions), encoding="utf-8")
-        command = [uv.find_uv_bin(), "pip", "compile", "--quiet", "--no-progress", "--only-binary", ":all:", "--generate-hashes"]
-        command += ["--python", sys.executable, "--python-version", platform.python, "--python-platform", platform.uv_name]
-        command += [word for path in ("versions.txt", *constraints) for word in ("--constraints", path)]
-        own = {"UV_CONFIG_FILE": str(work / "uv.toml"), "UV_CACHE_DIR": str(paths.cache() / "uv"), "NO_COLOR": "1"}
-        try:
-            done = subprocess.run(
-                [*command, "--format", "pylock.toml", "-o", "pylock.toml", "pins.txt"],
-                cwd=work,
-                env={**os.environ, **variables, **own},
-                capture_output=True,
-                text=True,
-                timeout=_UV_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ProvisionError(f"uv did not finish in {_UV_S:.0f} s", hint="look at the network, then run it again") from error
-        if done.returncode != 0:
-            output = aptsources.without_logins(done.stderr.strip() or done.stdout.strip())
-            raise ProvisionError(f"uv found no wheels for {', '.join(pins)}:\n{output}", hint=_HINT)
+        words = [word for path in ("versions.txt", *constraints) for word in ("--constraints", path)]
+        words += ["--format", "pylock.toml", "-o", "pylock.toml", "pins.txt"]
+        compile_requirements(words, platform, work, settings, variables, f"found no wheels for {', '.join(pins)}", _HINT)
         return (work / "pylock.toml").read_text(encoding="utf-8")
+
+
+def compile_requirements(
+    words: Sequence[str], platform: Platform, work: Path, settings: Mapping[str, Any], variables: Mapping[str, str], failed: str, hint: str
+) -> None:
+    """Let uv resolve requirements to wheels for another machine; no source is built.
+
+    Args:
+        words: of the command line, with paths below ``work``, where it runs. The settings may hold passwords and are on no command line.
+        failed: what to say before uv's own words where it finds none.
+
+    Raises:
+        ProvisionError: uv found none, or did not end in time.
+    """
+    command = ["pip", "compile", "--only-binary", ":all:", "--generate-hashes"]
+    command += ["--python", sys.executable, "--python-version", platform.python, "--python-platform", platform.uv_name]
+    run_uv([*command, *words], work, settings, variables, failed, hint)
+
+
+def run_uv(words: Sequence[str], work: Path, settings: Mapping[str, Any], variables: Mapping[str, str], failed: str, hint: str) -> str:
+    """Run uv in the folder ``work`` and return what it prints. Raises ProvisionError as `compile_requirements` does."""
+    uv_support.write_settings(str(work / "uv.toml"), settings)
+    own = {"UV_CONFIG_FILE": str(work / "uv.toml"), "UV_CACHE_DIR": str(paths.cache() / "uv"), "NO_COLOR": "1"}
+    try:
+        done = subprocess.run(
+            [uv.find_uv_bin(), *words, "--quiet", "--no-progress"],
+            cwd=work,
+            env={**os.environ, **variables, **own},
+            capture_output=True,
+            text=True,
+            timeout=_UV_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ProvisionError(f"uv did not finish in {_UV_S:.0f} s", hint="look at the network, then run it again") from error
+    finally:
+        (work / "uv.toml").unlink()
+    if done.returncode != 0:
+        output = aptsources.without_logins(done.stderr.strip() or done.stdout.strip())
+        raise ProvisionError(f"uv {failed}:\n{output}", hint=hint)
+    return done.stdout
 
 
 def _choose(text: str, platform: Platform, locked: Sequence[Mapping[str, Any]]) -> list[WheelFile]:

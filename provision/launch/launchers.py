@@ -47,6 +47,7 @@ class Environment:
 
     Attributes:
         interpreter: the Python that has the engine, at the same path on every host.
+        programs: the folder of our environment's programs, where the interpreter is of a project's environment over it.
         networks: networks between the hosts, as CIDR or names of interfaces; empty leaves the choice to the engine.
         libraries: folders that the hosts' linkers do not know.
         ssh_config: with which the first host reaches the others; empty for the login's own.
@@ -62,6 +63,7 @@ class Environment:
     mpi_prefix: str = ""
     as_root: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+    programs: str = ""
 
     @classmethod
     def of(cls, plan: Plan) -> Environment:
@@ -88,7 +90,8 @@ class Environment:
         found = {
             # Ours would win over the user's.
             "COLLECTIVE_NETWORK": "" if options.environment.get("HOROVOD_GLOO_IFACE") else ",".join(self.networks),
-            "PATH": f"{self.interpreter.rpartition('/')[0]}:{{inherited}}",  # for programs that start others of the same environment
+            # For programs that start others of the same environment.
+            "PATH": ":".join(filter(None, (self.interpreter.rpartition("/")[0], self.programs, "{inherited}"))),
             "PYTHONUNBUFFERED": "1",
             **options.environment,
         }
@@ -151,6 +154,8 @@ class RunOptions:
         quiet: show rank 0's output only.
         launcher: one of `LAUNCHERS`; None: mpirun where it is installed.
         python: an interpreter with the engine on every host; nothing of ours need be installed then.
+        project: uv.lock, pyproject.toml or requirements.txt of the environment that the ranks run in; None: the installation's own.
+        index_url: package index for it.
         networks: interfaces or CIDRs instead of the plan's.
         start_timeout: seconds in which hosts answer and ranks meet.
         elastic: ranks may come and go, by the launcher ``own``.
@@ -183,6 +188,8 @@ class RunOptions:
     nodes: int | None = None
     per_node: int | None = None
     restarts: int | None = None
+    project: Path | None = None
+    index_url: str | None = None
 
 
 def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:

@@ -105,7 +105,9 @@ JOB_OPTIONS = (
     _ours(HOSTS, "--oversubscribe", bool, "Allow more ranks than slots."),
     _ours(HOSTS, "--network-interfaces --network-interface eth0,…", list[str], "What hosts use between them: interfaces, networks (CIDR)."),
     _ours(PROGRAM, "-x NAME[=VALUE]", list[str], "A variable for every rank; without a value, this shell's."),
-    _ours(PROGRAM, "--env", forwarded_variables.CHOICES,
+    _ours(PROGRAM, "--env FILE", Path, "A uv.lock, pyproject.toml or requirements.txt: the ranks run in an environment of its packages."),
+    _ours(PROGRAM, "--index-url URL", str, "Package index for --env, instead of what pip is set up for here and on the hosts."),
+    _ours(PROGRAM, "--variables", forwarded_variables.CHOICES,
           "Which of this shell's variables ranks get without -x: `known` (the engine's, Horovod's, NCCL's, OpenMP's, CUDA's, PyTorch's, "
           "Python's), `all`, `none`; never those whose names look secret.", default=forwarded_variables.KNOWN),
     _ours(PROGRAM, "--copy PATH", list[Path], "A file or folder to copy to the hosts besides the program's file.", exists=True),

@@ -7,7 +7,7 @@ program writes is not lost. With a folder of the user's (``--workdir``) nothing 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -19,6 +19,7 @@ from provision.launch import jobs, launchers, placement, program_files
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
 from provision.launch.rank_output import RankOutput
+from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
@@ -41,8 +42,19 @@ class _Seat(NamedTuple):
     has_gpus: bool = True
 
 
-def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords: Mapping[str, str], *, gpu_check: bool = True) -> int:
+def run(
+    inventory: Inventory,
+    options: RunOptions,
+    progress: Progress,
+    passwords: Mapping[str, str],
+    *,
+    gpu_check: bool = True,
+    environment: Callable[[Session, Plan], str] | None = None,
+) -> int:
     """Launch, show what the ranks print, and return the exit code: of the rank that failed first, or 0.
+
+    Args:
+        environment: creates another environment than ours on the hosts of a plan, where it is missing, and returns its Python's path.
 
     Raises:
         ProvisionError: a host cannot be used, or with ``gpu_check`` a library has no code for one of its GPUs; nothing was started.
@@ -50,7 +62,7 @@ def run(inventory: Inventory, options: RunOptions, progress: Progress, passwords
     """
     try:
         with Session(inventory, progress, passwords) as session:
-            where, seats, placed = _place(session, options)
+            where, seats, placed = _place(session, options, environment)
             if gpu_check:
                 _check_gpu_code(session, where, seats)
             workdir, command = _copy(session, seats, options)
@@ -104,11 +116,16 @@ def _end_leftovers(session: Session) -> NoReturn:
     raise JobInterrupted(f"interrupted; nothing of this run is left running{where}")
 
 
-def _place(session: Session, options: RunOptions) -> tuple[Environment, list[_Seat], list[tuple[str, int]]]:
+def _place(
+    session: Session, options: RunOptions, environment: Callable[[Session, Plan], str] | None
+) -> tuple[Environment, list[_Seat], list[tuple[str, int]]]:
     """What a launcher must know, the hosts that take part, and (address, ranks) for each of them."""
     hosts, timeout = session.inventory.hosts, options.start_timeout or ssh.TIMEOUT_S
     found = installed.find(session, options.python, timeout)
     if isinstance(found, str):
+        if environment is not None:
+            hint = f"provision up {session.inventory.argument}"
+            raise UsageError("--env: nothing is installed here that the environment would build on", hint=hint)
         if options.launcher == "mpi":
             hint = f"provision up {session.inventory.argument}; or use the engine's launcher: --gloo"
             raise UsageError(f"--mpi: no mpirun is known that belongs to {found}", hint=hint)
@@ -126,7 +143,10 @@ def _place(session: Session, options: RunOptions) -> tuple[Environment, list[_Se
     if isinstance(found, str):
         where = Environment(found, names={seat.address: seat.host.name for seat in seats})
     else:
-        where = Environment.of(replace(found, hosts={seat.host.name: found.hosts[seat.host.name] for seat in seats}))
+        taken = replace(found, hosts={seat.host.name: found.hosts[seat.host.name] for seat in seats})
+        where = Environment.of(taken)
+        if environment is not None:
+            where = replace(where, interpreter=environment(session, taken), programs=where.interpreter.rpartition("/")[0])
     return (replace(where, networks=options.networks) if options.networks else where), seats, placed
 
 

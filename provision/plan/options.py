@@ -37,8 +37,8 @@ class Options(Choices):
     """Options of the command line, besides the hosts.
 
     ``upgrade`` ignores provision.lock, ``full`` runs every step even if the survey shows nothing to do, and ``first_step`` skips the
-    steps before it. ``cpu``, ``horovod_names`` and ``nccl_strict``: None keeps the choice of earlier runs.
-    ``bundle``: install from this file without a network.
+    steps before it. ``cpu``, ``horovod_names`` and ``nccl_strict``: None keeps the choice of earlier runs. ``bundle``: install from this
+    file without a network. ``env``: also create the environment of this file's project.
     """
 
     index_url: str | None = None
@@ -55,6 +55,7 @@ class Options(Choices):
     first_step: str | None = None
     bundle: Path | None = None
     apt_mirror: str | None = None
+    env: Path | None = None
     smoke: SmokeOptions | None = field(default_factory=SmokeOptions)
 
 

@@ -98,6 +98,31 @@ def test_on_a_host_of_the_cluster_the_engines_launcher_finds_the_way_to_the_othe
     assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == expected
 
 
+IN_AN_ENVIRONMENT = """
+import sys, einops, torch
+import collective_core.torch as hvd
+hvd.init()
+print(f"einops {einops.__version__} sums to {hvd.allreduce(torch.ones(1), op=hvd.Sum)[0]:g} in {sys.prefix}", flush=True)
+"""
+
+
+def test_a_project_has_its_own_packages_next_to_ours(cluster, work):
+    (work / "uses.py").write_text(IN_AN_ENVIRONMENT)
+    (work / "requirements.txt").write_text("einops==0.8.1\n")
+    words = ["run", "--hosts", str(cluster.inventory), "--env", "requirements.txt"]
+    for launcher in ("mpi", "own"):
+        done = good(provision(*words, "--launcher", launcher, "python", "uses.py"))
+        assert done.stdout.count("einops 0.8.1 sums to 4 in /opt/provision/envs/") == 4
+        assert ("Create the environment" in done.stderr) == (launcher == "mpi"), "the second run finds it"
+    for host in cluster.hosts:
+        assert '"envs"' in root(host, "cat /opt/provision/record.json"), "`provision remove` removes what is recorded"
+        assert root(host, "ls /opt/provision/venv/lib/python3*/site-packages | grep -c einops || true") == "0"
+    (work / "requirements.txt").write_text("torch==2.5.0\n")
+    refused = provision(*words, "python", "uses.py")
+    assert refused.returncode == 1
+    assert "it needs torch==2.5.0, but torch 2.13.0" in refused.stderr
+
+
 def test_more_ranks_than_slots_are_refused(cluster, work):
     local = provision("run", "--hosts", str(cluster.inventory), "-H", "node2:9", "-np", "10", "python", "train.py", "-1")
     assert local.returncode == 2

@@ -116,7 +116,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("typed", [*VARIABLES, *FIELDS])
 def test_an_option_of_horovodrun_or_torchrun(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, options, _ = launched(["-H", "a:2,b:2", "--env", "none", *shlex.split(typed)], monkeypatch)
+    _, options, _ = launched(["-H", "a:2,b:2", "--variables", "none", *shlex.split(typed)], monkeypatch)
     assert options is not None
     expected = FIELDS.get(typed, {})
     assert {name: getattr(options, name) for name in expected} == expected

@@ -408,14 +408,14 @@ def test_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> No
     found = run_options(["train"], fusion_threshold_mb=8, x=["NCCL_DEBUG=INFO"]).environment
     assert (found["COLLECTIVE_NETWORK"], found["COLLECTIVE_FUSION_MB"], found["NCCL_DEBUG"]) == ("eth9", "8", "INFO")
     assert "COLLECTIVE_NETWORK" not in run_options(["train"], network_interfaces="eth0").environment
-    assert not {"COLLECTIVE_NETWORK", "NCCL_DEBUG"} & set(run_options(["train"], env="none").environment)
+    assert not {"COLLECTIVE_NETWORK", "NCCL_DEBUG"} & set(run_options(["train"], variables="none").environment)
     monkeypatch.setenv("COLLECTIVE_STALL_WARNING", "60")
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "eth7")
     found = run_options(["train"], stall_check_warning_time_seconds="10", network_interfaces="eth0").environment
     assert (found["COLLECTIVE_STALL_WARNING"], found["HOROVOD_STALL_CHECK_TIME_SECONDS"]) == ("", "10"), "an empty one counts as none"
     assert found.get("HOROVOD_GLOO_IFACE", "") == ""
-    with pytest.raises(UsageError, match="--env some: must be one of known, all, none"):
-        run_options(["train"], env="some")
+    with pytest.raises(UsageError, match="--variables some: must be one of known, all, none"):
+        run_options(["train"], variables="some")
 
 
 def test_horovodruns_long_form_of_hosts_is_no_inventory(tmp_path: Path) -> None:
