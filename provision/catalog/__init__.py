@@ -93,6 +93,7 @@ connection: Callable[[], models.Connection] = partial(load, "connection")  # mes
 cuda: Callable[[], models.CudaVersions] = partial(load, "cuda")  # CUDA releases, their drivers and GPUs
 cuda_images: Callable[[], models.CudaImages] = partial(load, "cuda_images")  # tags and digests of NVIDIA's images
 cuda_repositories: Callable[[], models.CudaRepositories] = partial(load, "cuda_repositories")  # NVIDIA's package repositories
+hardware: Callable[[], models.Hardware] = partial(load, "hardware")  # other vendors' accelerators, Jetson, GPUDirect RDMA
 hwloc: Callable[[], models.Hwloc] = partial(load, "hwloc")
 images: Callable[[], models.Images] = partial(load, "images")  # contents of images besides the plan
 mnist: Callable[[], models.DataSets] = partial(load, "mnist")  # data sets of the smoke job

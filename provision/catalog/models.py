@@ -233,6 +233,46 @@ class CudaVersions(File):
     gpu_ceilings: GpuCeilings
 
 
+PciId = Annotated[str, Form(r"[0-9a-f]{4}", "four hexadecimal digits")]
+
+
+class PciAccelerators(Sourced):
+    """Accelerators that nothing here can use: a vendor's PCI devices of these classes, or of these devices where any are listed.
+
+    ``display_memory_mb``: from this memory on a display adapter (class 0300) counts, too.
+    """
+
+    name: Text
+    vendor: PciId
+    classes: tuple[PciId, ...]
+    devices: tuple[PciId, ...] = ()
+    display_memory_mb: int | None = None
+
+
+class Tegra(Sourced):
+    """The oldest Jetson Linux on which wheels for ARM servers run, and compute capabilities that have no code in them."""
+
+    servers_wheels_from: Number
+    without_code: tuple[Capability, ...]
+
+
+class DmaBuf(Sourced):
+    """What GPUDirect RDMA needs to do without nvidia_peermem, besides open kernel modules."""
+
+    kernel: Number
+    cuda: Cuda
+
+
+class Hardware(File, Sourced):
+    """hardware.yaml."""
+
+    accelerators: tuple[PciAccelerators, ...]
+    tegra: Tegra
+    dma_buf: DmaBuf
+    efa_vendor: PciId
+    nccl_finds_gids: Version
+
+
 class AptRepository(Sourced):
     keyring_deb: Url
     keyring: Word
@@ -549,6 +589,7 @@ FILES: dict[str, type[File]] = {
     "cuda": CudaVersions,
     "cuda_images": CudaImages,
     "cuda_repositories": CudaRepositories,
+    "hardware": Hardware,
     "hwloc": Hwloc,
     "images": Images,
     "mnist": DataSets,

@@ -9,6 +9,7 @@ from provision.facts.document import BEGIN, END, load_file, parse_output, parse_
 from provision.facts.model import Facts, Unsurveyed
 from provision.facts.preflight import (
     cluster_problems,
+    disk_problems,
     host_problems,
     inventory_problems,
     unsurveyed_problem,
@@ -22,6 +23,7 @@ __all__ = [
     "Facts",
     "Unsurveyed",
     "cluster_problems",
+    "disk_problems",
     "host_problems",
     "inventory_problems",
     "load_file",

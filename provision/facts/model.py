@@ -99,6 +99,7 @@ class System(Section):
     id_like: list[str] = []
     family: WordOrNothing = ""
     libc: Version | None = None
+    kernel: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> System:
@@ -253,10 +254,17 @@ class Driver(Section):
 
 
 class Gpu(Section):
-    """One GPU as the driver lists it."""
+    """One GPU as the driver lists it; the words are nvidia-smi's, absent where the driver or the GPU does not have the feature."""
 
     name: str | None = None
     compute_capability: Capability | None = None
+    mig: str | None = None
+    mig_instances: int = 0
+    virtualization: str | None = None
+    license: str | None = None
+    fabric_state: str | None = None
+    fabric_status: str | None = None
+    fabric_cluster: str | None = None
 
 
 class Nvidia(Section):
@@ -269,6 +277,33 @@ class Nvidia(Section):
     nouveau: bool = False
     peer_memory: bool = False
     fabric_manager: bool | None = None
+    imex: bool | None = None
+    imex_channels: bool | None = None
+
+
+PciId = Annotated[str, Form(r"[0-9a-f]{4}", "four hexadecimal digits")]
+
+
+class PciDevice(Section):
+    """A display controller or processing accelerator that is not NVIDIA's."""
+
+    vendor: PciId
+    device: PciId
+    pci_class: PciId
+    memory_mb: int | None = None
+
+
+class Accelerators(Section):
+    """``nodes``: device files through which accelerators of other vendors are used."""
+
+    devices: list[PciDevice] = []
+    nodes: list[str] = []
+
+
+class Tegra(Section):
+    """A Jetson board; ``release``: of Jetson Linux."""
+
+    release: Version | None = None
 
 
 class Program(Section):
@@ -385,11 +420,14 @@ class NetworkFacts(Section):
 
 
 class InfinibandPort(Section):
-    """A port of an InfiniBand or RoCE device."""
+    """A port of an InfiniBand, RoCE or EFA device; ``roce_v2_gids``: the indexes of its RoCE v2 addresses, None if unknown."""
 
     device: str | None = None
     port: int | None = None
     state: str | None = None
+    link_layer: str | None = None
+    vendor: str | None = None
+    roce_v2_gids: list[int] | None = None
 
 
 class Signs(Section):
@@ -510,6 +548,9 @@ class Facts(Section):
     driver: Driver | None = None
     gpus: list[Gpu] = []
     nvidia: Nvidia = Nvidia()
+    accelerators: Accelerators = Accelerators()
+    tegra: Tegra | None = None
+    efa_plugin: str | None = None
     cuda: CudaToolkits = CudaToolkits()
     nccl: Nccl = Nccl()
     mpi: Mpi = Mpi()

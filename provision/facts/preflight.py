@@ -58,6 +58,11 @@ def host_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str, becom
     return [replace(problem, host=name) for problem in found]
 
 
+def disk_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str) -> list[Problem]:
+    """The problems of one host's file systems alone; the arguments are those of `host_problems`."""
+    return [replace(problem, host=name) for problem in _disk_space(facts, needed_mb, prefix)]
+
+
 def cluster_problems(known: Mapping[str, Facts], received_at: Mapping[str, float] | None = None) -> list[Problem]:
     """Problems between hosts: one machine under two names, equal names, a shared prefix, clocks apart.
 

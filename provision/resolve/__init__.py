@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from provision import catalog
@@ -35,7 +35,7 @@ from provision.plan.model import (
     Wheel,
 )
 from provision.plan.requirements import HostRequirements, Requirements
-from provision.resolve import nccl, network, openmpi, python, torch
+from provision.resolve import hardware, nccl, network, openmpi, python, torch
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, host_class_of, with_driver_for, without_gpus
 from provision.resolve.knowledge import knowledge, notes_on_driver_branches
 from provision.resolve.remedies import (
@@ -105,6 +105,7 @@ def resolve(
         *_notes_on_unused_gpus(facts, class_of),
         *_notes_on_assumptions(facts),
         *_notes_on_infiniband(facts, plans),
+        *hardware.notes(facts, gpus_used=any(host_class.cuda is not None for host_class in class_of.values())),
     ]
     return Plan(plans, notes=(*notes, *network.notes(networks.values())), knowledge=known)
 
@@ -293,6 +294,9 @@ def _host_plan(
 # --- conflicts of hosts ------------------------------------------------------------------------------------------------------------------
 
 
+_CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus)
+
+
 def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
     """Host classes with an unsupported system, or with a driver that nothing runs on."""
     known = catalog.os()
@@ -309,6 +313,10 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
             what = f"the distribution {host_class.system.strip()} is not known; known are {listed}, and those like them (ID_LIKE)"
         elif entry and host_class.os_version and key(host_class.os_version) < key(entry.oldest):
             what = f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
+        elif host_class.obstacle is not None:
+            what, remedy = host_class.obstacle.what, host_class.obstacle.remedy
+            proposals = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
+            proposals += [_CPU_ONLY, exclude(names)]
         elif host_class.driver_too_old:
             what = f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
             proposals[1:] = newer_drivers(host_class, names)
@@ -317,7 +325,7 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
             newest = with_driver_for(host_class, max(catalog.cuda().toolkits.drivers, key=key))  # nobody knows which driver it will be
             proposals = [
                 change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest),
-                change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus),
+                _CPU_ONLY,
                 exclude(names),
             ]
         else:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key, minor
-from provision.facts import Facts, gpus
+from provision.facts import Facts, gpus, hardware
 from provision.plan.model import Builder
 
 T = TypeVar("T")
@@ -84,6 +84,7 @@ class HostClass:
         has_make: whether make is installed or can be installed.
         kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
+        obstacle: why its accelerators cannot be used whatever their driver: another vendor's, a Jetson's, partitioned ones.
     """
 
     os_id: str
@@ -108,6 +109,7 @@ class HostClass:
     has_make: bool
     kept_builds: tuple[tuple[str, str | None], ...]
     gpu_fault: gpus.Fault | None
+    obstacle: hardware.Obstacle | None
 
     @property
     def system(self) -> str:
@@ -194,16 +196,16 @@ def host_class_of(facts: Facts, kept_builds: tuple[tuple[str, str | None], ...] 
         has_make=root or facts.make is not None or "make" in facts.missing,
         kept_builds=kept_builds,
         gpu_fault=fault,
+        obstacle=hardware.obstacle(facts),
     )
 
 
 def without_gpus(host_class: HostClass) -> HostClass:
     """The same class if its GPUs are not to be used."""
-    has_none = host_class.cuda is None and not host_class.driver_too_old and host_class.gpu_fault is None
+    has_none = host_class.cuda is None and not host_class.driver_too_old and host_class.gpu_fault is None and host_class.obstacle is None
     why = host_class.cuda_why if has_none else "--cpu was requested; --no-cpu reverts it"
-    return replace(
-        host_class, cuda=None, cuda_why=why, driver_too_old=False, gpu_fault=None, toolkits=None, kept_builds=(), installed_nccl=()
-    )
+    without = replace(host_class, cuda=None, cuda_why=why, driver_too_old=False, gpu_fault=None, obstacle=None, toolkits=None)
+    return replace(without, kept_builds=(), installed_nccl=())
 
 
 def with_driver_for(host_class: HostClass, cuda: str) -> HostClass:

@@ -109,12 +109,17 @@ def _read_answer(host: Host, answer: _Answer, survey: Survey, *, become_password
         yield facts.unsurveyed_problem(host.name, found, host.python)
     else:
         survey.hosts[host.name] = found
-        needed = catalog.system_packages().needed_mb
-        whole = needed.cuda if found.driver else needed.cpu
-        rest = _UPDATE_MB if found.installed.manifest else max(_UPDATE_MB, whole - int(found.installed.partial_mb))
-        yield from facts.host_problems(host.name, found, needed_mb=rest, prefix=prefix_of(host, found), become_password=become_password)
+        needed, prefix = _needed_mb(found), prefix_of(host, found)
+        yield from facts.host_problems(host.name, found, needed_mb=needed, prefix=prefix, become_password=become_password)
     if answer.failure is not None:
         yield connection_problem(host, answer.failure.text)
+
+
+def _needed_mb(found: Facts) -> int:
+    """The disk space that is still needed in the prefix."""
+    needed = catalog.system_packages().needed_mb
+    whole = needed.cuda if found.driver else needed.cpu
+    return _UPDATE_MB if found.installed.manifest else max(_UPDATE_MB, whole - int(found.installed.partial_mb))
 
 
 def read_file(path: Path, inventory: Inventory | None, limit: str | None = None) -> tuple[Inventory, dict[str, Facts], list[Problem]]:
@@ -136,6 +141,7 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
         found = read.get(host.name)
         if isinstance(found, Facts):
             known[host.name] = facts.with_python(found, host.python, f"{inventory.where}, host {host.name}")
+            problems += facts.disk_problems(host.name, found, needed_mb=_needed_mb(found), prefix=prefix_of(host, found))
             if warning := facts.untested_system(found.os):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:

@@ -118,6 +118,16 @@ def test_cpu_builds_for_gpus_without_a_driver(tmp_path: Path) -> None:
     assert provision("image", "render", "--facts", str(file), "--cpu").stdout.startswith("# debian 12 on x86_64, without CUDA")
 
 
+def test_full_disks_of_the_facts_are_named(tmp_path: Path) -> None:
+    full = {"prefix": {"path": "/opt/provision", "free_mb": 1500}, "tmp": {"path": "/tmp", "free_mb": 5, "total_mb": 9}}
+    said = provision("plan", "--facts", facts_file(tmp_path, full=BARE | {"disk": full}, well=BARE)).stderr
+    assert "full: error: the disk is full: /opt/provision has 1.5 GB free, 2.4 GB are needed" in said
+    assert "/tmp (temporary files) has 5 MB free, 100 MB are needed" in said
+    assert "well:" not in said
+    installed = BARE | {"disk": full, "installed": {"manifest": {"host": {}}}}
+    assert "/opt/provision has" not in provision("plan", "--facts", facts_file(tmp_path, full=installed)).stderr
+
+
 def test_limit_chooses_among_the_hosts_of_the_facts(tmp_path: Path) -> None:
     file = facts_file(tmp_path, a=BARE, b=BARE, c=BARE)
     assert list(json.loads(provision("plan", "--facts", file, "--limit", "!b", "--json").stdout)["hosts"]) == ["a", "c"]

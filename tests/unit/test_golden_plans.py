@@ -24,6 +24,8 @@ _OLDER = {"nccl_source": "repository", "nccl_version": "2.21.5"}
 REQUIREMENTS: dict[str, dict[str, Any]] = {
     "nccl-from-source": {"nccl_source": "source"},
     "gpus-left-unused-with-cpu": {"cpu": True},
+    "amd-instinct-with-cpu": {"cpu": True},
+    "jetson-orin-with-cpu": {"cpu": True},
     "newer-nccl-is-installed": {"nccl_source": "repository"},
     "newer-nccl-is-installed-and-an-older-asked-for": _OLDER,
     "newer-nccl-is-replaced": {**_OLDER, "allow_downgrade": True},

@@ -6,7 +6,7 @@ import re
 
 from provision.base.versions import key
 from provision.doctor.checks.registry import Observation, Observations, host_check
-from provision.facts import Facts, gpus
+from provision.facts import Facts, gpus, hardware
 from provision.facts.model import Limits
 
 ENOUGH_SHM_MB = 1024  # NCCL and data loaders; Docker's default is 64 MB
@@ -168,7 +168,62 @@ def _ports(facts: Facts) -> Observations:
 
 @host_check("nccl-ib-completion-4", "warning")
 def _peer_memory(facts: Facts) -> Observations:
-    if facts.gpus and any(port.state == "active" for port in facts.infiniband) and not facts.nvidia.peer_memory:
+    rdma = any(port.state == "active" for port in facts.infiniband) and not hardware.active_ports(facts, "efa")
+    if facts.gpus and rdma and not facts.nvidia.peer_memory and not hardware.dma_buf(facts):
         yield Observation(
-            "the host has GPUs and RDMA ports, but nvidia_peermem is not loaded", "nvidia_peermem loaded", ("sudo modprobe nvidia_peermem",)
+            "the host has GPUs and RDMA ports, nvidia_peermem is not loaded, and DMA-BUF cannot take its place",
+            "nvidia_peermem loaded, or the driver's open kernel modules on a kernel with DMA-BUF",
+            ("sudo modprobe nvidia_peermem",),
         )
+
+
+@host_check("efa-plugin-missing")
+def _efa(facts: Facts) -> Observations:
+    if facts.gpus and hardware.active_ports(facts, "efa") and not facts.efa_plugin and "efa_plugin" not in facts.missing:
+        yield Observation("the host has GPUs and EFA, but no libnccl-net of aws-ofi-nccl was found", "the plugin aws-ofi-nccl")
+
+
+@host_check("roce-gid-index")
+def _gid_index(facts: Facts) -> Observations:
+    name = "NCCL_IB_GID_INDEX"
+    wanted = facts.environment.variables.get(name) or facts.signs.nccl_conf.get(name)
+    for port in hardware.active_ports(facts, "roce"):
+        if port.roce_v2_gids == []:
+            yield Observation(f"{port.device} port {port.port} has no RoCE v2 GID", "an IP address on its network interface")
+        elif port.roce_v2_gids and wanted and wanted.isdecimal() and int(wanted) not in port.roce_v2_gids:
+            indexes = ", ".join(map(str, port.roce_v2_gids[:8]))
+            yield Observation(f"{name}={wanted}, but RoCE v2 GIDs of {port.device} are {indexes}", f"{name} unset")
+
+
+@host_check("mig-enabled")
+def _mig(facts: Facts) -> Observations:
+    if count := hardware.in_mig_mode(facts):
+        instances = sum(gpu.mig_instances for gpu in facts.gpus)
+        yield Observation(f"MIG is enabled on {count} of {len(facts.gpus)} GPUs, with {instances} instances", "MIG disabled for training")
+
+
+@host_check("vgpu-unlicensed")
+def _vgpu_licence(facts: Facts) -> Observations:
+    vgpus, unlicensed = hardware.licensed_vgpus(facts)
+    if unlicensed:
+        yield Observation(f"{unlicensed} of {vgpus} vGPUs have no licence", "License Status: Licensed, in nvidia-smi -q")
+
+
+@host_check("nvlink-fabric-state")
+def _fabric(facts: Facts) -> Observations:
+    if faults := hardware.fabric_faults(facts):
+        yield Observation(f"nvidia-smi says of the NVLink fabric: {'; '.join(faults)}", "state Completed, status Success")
+
+
+@host_check("imex-not-running")
+def _imex(facts: Facts) -> Observations:
+    if hardware.nvlink_domain(facts) and not hardware.imex_ready(facts):
+        lacks = "has no channel device" if facts.nvidia.imex else "does not run"
+        yield Observation(f"the GPUs share an NVLink domain with other hosts, and nvidia-imex {lacks}", "nvidia-imex with a channel")
+
+
+@host_check("other-accelerators")
+def _others(facts: Facts) -> Observations:
+    others = "" if hardware.others_hidden_from_container(facts) else hardware.other_accelerators(facts)
+    if found := hardware.tegra_without_wheels(facts) or others:
+        yield Observation(found, "NVIDIA GPUs with an ordinary driver, or --cpu")

@@ -26,6 +26,7 @@ from . import (  # noqa: F401 - they register their sections
     python,
     packages,
     nvidia,
+    accelerators,
     software,
     network,
     ssh,

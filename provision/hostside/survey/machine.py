@@ -80,10 +80,10 @@ class Machine:
         self.timeout = float(self.options.get("timeout", TIMEOUT_S))
         self.home = pwd.getpwuid(os.getuid()).pw_dir
         self.guard, self.cache = threading.Lock(), {}  # see `once`
-        # A non-interactive login often lacks the sbin folders, where ldconfig is.
+        # A non-interactive login often lacks the sbin folders, where ldconfig is, and WSL's, where nvidia-smi is.
         known = self.env.get("PATH", "").split(":")
         self.tool_path = ":".join(
-            known + [d for d in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin") if d not in known]
+            known + [d for d in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/wsl/lib") if d not in known]
         )
 
     @property

@@ -120,6 +120,15 @@ def ssh_connection(variable, interfaces):
     return {"client_address": fields[0], "server_address": ours, "server_port": number(fields[3]), "interface": carrier}
 
 
+MOST_GIDS = 256  # of a port: mlx5 has 255 places, most of them empty
+
+
+def roce_v2_gids(machine, port):
+    """The indexes of a port's GIDs of RoCE v2: the kernel answers for an empty place with an error."""
+    places = sorted(number(name) for name in machine.listdir(port + "/gid_attrs/types") if name.isdigit())[:MOST_GIDS]
+    return [place for place in places if machine.line("%s/gid_attrs/types/%d" % (port, place)) == "RoCE v2"]
+
+
 @section("infiniband")
 def infiniband(machine):
     ports = []
@@ -132,6 +141,8 @@ def infiniband(machine):
                 "state": (machine.line(folder + "/state") or "").split(":")[-1].strip().lower() or None,
                 "link_layer": machine.line(folder + "/link_layer"),
                 "rate": machine.line(folder + "/rate"),
+                "vendor": (machine.line("/sys/class/infiniband/%s/device/vendor" % device) or "")[2:] or None,
+                "roce_v2_gids": roce_v2_gids(machine, folder),
             }
         )
     return ports

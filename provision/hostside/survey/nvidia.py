@@ -75,6 +75,39 @@ def query_gpus(machine):
     return [], None, complaint[-500:]
 
 
+MOST_DETAILS = 4 << 20  # of `nvidia-smi -q`: some 25 kB per GPU, more with MIG and processes
+GPU_DETAILS = {
+    ("MIG Mode", "Current"): "mig",
+    ("GPU Virtualization Mode", "Virtualization Mode"): "virtualization",
+    ("vGPU Software Licensed Product", "License Status"): "license",
+    ("GRID Licensed Product", "License Status"): "license",
+    ("Fabric", "State"): "fabric_state",
+    ("Fabric", "Status"): "fabric_status",
+    ("Fabric", "ClusterUUID"): "fabric_cluster",
+}
+UNSUPPORTED = ("", "n/a", "not supported", "none")  # drivers differ in the word, and in brackets around it
+
+
+def read_gpu_details(text):
+    """{PCI address: details} of `nvidia-smi -q`. A field that a driver does not have or a GPU does not support is left out."""
+    found, gpu, group = {}, None, ""
+    for line in text[:MOST_DETAILS].splitlines():
+        start = re.match(r"GPU (\w+:\w+:\w+\.\w+)\s*$", line)
+        if start:
+            gpu, group = found.setdefault(start.group(1), {"mig_instances": 0}), ""
+            continue
+        name, colon, value = line.partition(" : ")
+        depth, name, value = len(line) - len(line.lstrip()), name.strip(), value.strip()
+        if gpu is None or not name:
+            continue
+        if depth <= 4:
+            group = name
+            gpu["mig_instances"] += name == "MIG Device"
+        elif depth == 8 and colon and (group, name) in GPU_DETAILS and value.strip("[]").lower() not in UNSUPPORTED:
+            gpu[GPU_DETAILS[group, name]] = value[:100]
+    return found
+
+
 def probe_libcuda(machine):
     status, output, _ = machine.run([sys.executable, "-c", LIBCUDA_PROBE], timeout=GPU_TIMEOUT_S * 0.6)
     try:
@@ -101,8 +134,14 @@ def nvidia(machine):
     smi = machine.which("nvidia-smi")
     gpus, smi_driver, complaint, cuda = [], None, None, None
     if smi:
-        answer, header = in_parallel(lambda: query_gpus(machine), lambda: machine.run(["nvidia-smi"], timeout=GPU_TIMEOUT_S * 0.8)[1])
+        answer, header, details = in_parallel(
+            lambda: query_gpus(machine),
+            lambda: machine.run(["nvidia-smi"], timeout=GPU_TIMEOUT_S * 0.8)[1],
+            lambda: read_gpu_details(machine.run(["nvidia-smi", "-q"], timeout=GPU_TIMEOUT_S * 0.8)[1]),
+        )
         gpus, smi_driver, complaint = answer or ([], None, "nvidia-smi could not be run")
+        for gpu in gpus:
+            gpu.update((details or {}).get(gpu["bus"], {}))
         supported = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", header or "")
         cuda = supported.group(1) if supported else None
     incomplete = not gpus or cuda is None or any(gpu["compute_capability"] is None for gpu in gpus)
@@ -134,7 +173,9 @@ def nvidia(machine):
             "device_nodes": machine.glob("/dev/nvidia[0-9]*"),
             "nouveau": machine.exists("/sys/module/nouveau"),
             "peer_memory": machine.exists("/sys/module/nvidia_peermem") or machine.exists("/sys/module/nv_peer_mem"),
-            "fabric_manager": "nv-fabricmanager" in running_programs(machine) or None,
+            "fabric_manager": "nv-fabricmanage" in running_programs(machine) or None,  # the kernel keeps 15 letters of a name
+            "imex": "nvidia-imex" in running_programs(machine),
+            "imex_channels": bool(machine.glob("/dev/nvidia-caps-imex-channels/channel*")),
         },
     }
 

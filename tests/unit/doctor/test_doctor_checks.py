@@ -30,6 +30,9 @@ WELL = {"installed": INSTALLED, "linker": {"cache": {"libmpi.so.40": [f"{VENV}/l
 ETHERNET = {"name": "eth0", "addresses": [], "virtual": False, "loopback": False, "up": True, "kind": "ethernet", "mtu": 1500}
 GPU = {"driver": {"version": "550.54", "cuda": "12.4", "kernel_module": "550.54"}, "gpus": [{"name": "H100"}]}
 
+ROCE = {"device": "mlx5_0", "port": 1, "state": "active", "link_layer": "Ethernet", "roce_v2_gids": [1, 3]}
+EFA = {"device": "rdmap16s27", "port": 1, "state": "active", "link_layer": "Unspecified", "vendor": "1d0f", "roce_v2_gids": []}
+
 
 def examine(hosts: dict[str, dict[str, Any]], *more: Any) -> list[Finding]:
     return checks.examine({name: stated(each) for name, each in hosts.items()}, *more)
@@ -41,6 +44,34 @@ def ids(*hosts: dict[str, Any]) -> set[str]:
 
 def test_a_complete_host_has_no_findings() -> None:
     assert ids(WELL) == ids(WELL, WELL) == set()
+
+
+OPEN = {"version": "570.133.20", "cuda": "12.8", "kernel_module": "570.133.20", "open": True}
+LIBCUDA = {"linker": {"cache": {"libcuda.so.1": ["/usr/lib/x86_64-linux-gnu/libcuda.so.1"]}}}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "driver", "port", "asked"),
+    [
+        ("6.8.0-60-generic", OPEN, ROCE, False),
+        ("5.4.0-150-generic", OPEN, ROCE, True),
+        ("6.8.0-60-generic", {**OPEN, "open": False}, ROCE, True),
+        ("5.4.0-150-generic", {**OPEN, "open": False}, EFA, False),
+    ],
+)
+def test_peermem_is_asked_for_where_nothing_else_serves(kernel: str, driver: dict[str, Any], port: dict[str, Any], asked: bool) -> None:
+    system = {"id": "ubuntu", "version": "22.04", "kernel": kernel}
+    host = {**GPU, **LIBCUDA, "os": system, "driver": driver, "infiniband": [port], "efa_plugin": "/opt/libnccl-net.so"}
+    assert ids(host) == ({"nccl-ib-completion-4"} if asked else set())
+
+
+def test_healthy_special_hardware_has_no_findings() -> None:
+    cluster = "dc6e40c4-d722-4357-9ba6-5291dd461278"
+    gpu = {"fabric_state": "Completed", "fabric_status": "Success", "fabric_cluster": cluster, "mig": "Disabled"}
+    licensed = {"virtualization": "VGPU", "license": "Licensed (Expiry: 2025-3-19 7:29:4 GMT)", "fabric_state": None}
+    assert (
+        ids({"gpus": [gpu], "nvidia": {"imex": True, "imex_channels": True}}, {"gpus": [licensed], "tegra": {"release": "38.2"}}) == set()
+    )
 
 
 def test_every_check_has_an_entry() -> None:
@@ -64,6 +95,16 @@ def test_every_check_has_an_entry() -> None:
         ("nouveau-loaded", {"nvidia": {"pci_devices": ["0000:01:00.0"], "nouveau": True}}),
         ("rm-init-adapter-failed", {**GPU, "nvidia": {"pci_devices": ["a", "b"]}}),
         ("fabric-manager-down", {**GPU, "signs": {"nvswitches": 6}}),
+        ("efa-plugin-missing", {**GPU, "infiniband": [EFA], "efa_plugin": None}),
+        ("roce-gid-index", {**GPU, "infiniband": [{**ROCE, "roce_v2_gids": []}]}),
+        ("roce-gid-index", {**GPU, "infiniband": [ROCE], "environment": {"variables": {"NCCL_IB_GID_INDEX": "0"}}}),
+        ("mig-enabled", {"gpus": [{"mig": "Enabled", "mig_instances": 2}]}),
+        ("vgpu-unlicensed", {"gpus": [{"virtualization": "VGPU", "license": "Unlicensed (Restricted)"}]}),
+        ("nvlink-fabric-state", {"gpus": [{"fabric_state": "Completed", "fabric_status": "Insufficient Resources"}]}),
+        ("nvlink-fabric-state", {"gpus": [{"fabric_state": "In Progress"}]}),
+        ("imex-not-running", {"gpus": [{"fabric_cluster": "dc6e40c4-d722-4357-9ba6-5291dd461278"}], "nvidia": {"imex": True}}),
+        ("other-accelerators", {"accelerators": {"devices": [{"vendor": "1da3", "device": "1020", "pci_class": "1200"}]}}),
+        ("other-accelerators", {"tegra": {"release": "36.4"}}),
         ("cuda-driver-insufficient", {**GPU, "installed": {"torch_cuda": "13.0"}}),
         ("nccl-shm-too-small", {**GPU, "disk": {"shm": {"total_mb": 64, "free_mb": 64}}}),
         ("nccl-shm-permission", {"signs": {"modes": {"/dev/shm": "0755"}}}),

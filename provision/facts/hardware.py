@@ -1,0 +1,128 @@
+"""Hardware besides ordinary NVIDIA GPUs, as a host's facts show it: what no build runs on, and what decides how NCCL communicates."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from provision import catalog
+from provision.base.versions import key
+from provision.facts import gpus
+from provision.facts.model import Facts, InfinibandPort
+
+_NO_CLUSTER = re.compile(r"[0-]*")  # NVML's answer where GPUs have no NVLink beyond their host
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why the accelerators of a host cannot be used: a sentence, and the remedy if there is one (with ``{host}`` for the host's name)."""
+
+    what: str
+    remedy: str | None = None
+
+
+def obstacle(facts: Facts) -> Obstacle | None:
+    """Why no build for GPUs runs on a host that has accelerators with a working driver, or other vendors' only."""
+    if board := tegra_without_wheels(facts):
+        return Obstacle(board)
+    if not gpus.has_gpu(facts) and (found := other_accelerators(facts)) and not others_hidden_from_container(facts):
+        return Obstacle(f"it has {found} and no NVIDIA GPU; what is installed here uses NVIDIA's GPUs only")
+    return _mig_obstacle(facts)
+
+
+def tegra_without_wheels(facts: Facts) -> str | None:
+    """A Jetson on which wheels for ARM servers do not run, as a sentence."""
+    board, known = facts.tegra, catalog.hardware().tegra
+    if board is None:
+        return None
+    capabilities = {gpu.compute_capability for gpu in facts.gpus}
+    if board.release and key(board.release) >= key(known.servers_wheels_from) and not capabilities & set(known.without_code):
+        return None
+    release = f"Jetson Linux {board.release}" if board.release else "a kernel for Tegra"
+    return f"it is a Jetson ({release}); PyTorch's and NCCL's builds for ARM servers do not run on its GPU"
+
+
+def other_accelerators(facts: Facts) -> str:
+    """``8 x AMD GPU``: accelerators of other vendors; empty without any. Graphics of processors and of consoles do not count."""
+    counted: Counter[str] = Counter()
+    for device in facts.accelerators.devices:
+        for known in catalog.hardware().accelerators:
+            classed = device.pci_class in known.classes and (not known.devices or device.device in known.devices)
+            large = known.display_memory_mb is not None and (device.memory_mb or 0) >= known.display_memory_mb
+            if device.vendor == known.vendor and (classed or (device.pci_class == "0300" and large)):
+                counted[known.name] += 1
+    return " and ".join(f"{count} x {name}" for name, count in counted.items())
+
+
+def others_hidden_from_container(facts: Facts) -> bool:
+    """Whether the host is a container that was started without the accelerators on its machine's PCI bus."""
+    return bool(facts.container and not facts.accelerators.nodes)
+
+
+def in_mig_mode(facts: Facts) -> int:
+    """The number of GPUs in MIG mode."""
+    return sum(gpu.mig == "Enabled" for gpu in facts.gpus)
+
+
+def _mig_obstacle(facts: Facts) -> Obstacle | None:
+    """A CUDA process sees one MIG instance, and none of the host's other GPUs."""
+    partitioned, instances = in_mig_mode(facts), sum(gpu.mig_instances for gpu in facts.gpus)
+    off = "disable MIG on {host}: stop what uses the GPUs, then sudo nvidia-smi -mig 0, and reboot where it says `pending`"
+    if partitioned and not instances:
+        return Obstacle("MIG is enabled without any instance, so CUDA finds no GPU", off)
+    if partitioned and len(facts.gpus) > 1:
+        what = f"MIG is enabled on {partitioned} of {len(facts.gpus)} GPUs: a process sees one MIG instance and no other GPU"
+        return Obstacle(f"{what}, so there cannot be a rank per GPU", off)
+    return None
+
+
+def wsl(facts: Facts) -> bool:
+    """Whether it is Windows' subsystem for Linux."""
+    return "microsoft" in (facts.os.kernel or "").lower()
+
+
+def licensed_vgpus(facts: Facts) -> tuple[int, int]:
+    """(the number of vGPUs, of those without a licence)"""
+    found = [gpu for gpu in facts.gpus if (gpu.virtualization or "").upper() == "VGPU"]
+    return len(found), sum(not (gpu.license or "").startswith("Licensed") for gpu in found)
+
+
+def nvlink_domain(facts: Facts) -> str | None:
+    """The id of the NVLink domain that the GPUs share with those of other hosts; None without one."""
+    return next((gpu.fabric_cluster for gpu in facts.gpus if gpu.fabric_cluster and not _NO_CLUSTER.fullmatch(gpu.fabric_cluster)), None)
+
+
+def fabric_faults(facts: Facts) -> list[str]:
+    """What the NVLink fabric says of GPUs that it has not accepted, each once."""
+    wrong = [
+        f"state {gpu.fabric_state}, status {gpu.fabric_status or 'unknown'}"
+        for gpu in facts.gpus
+        if gpu.fabric_state and (gpu.fabric_state != "Completed" or gpu.fabric_status not in (None, "Success"))
+    ]
+    return list(dict.fromkeys(wrong))
+
+
+def imex_ready(facts: Facts) -> bool:
+    """Whether memory can be shared over NVLink between hosts: the service runs, and there is a channel."""
+    return bool(facts.nvidia.imex and facts.nvidia.imex_channels)
+
+
+def active_ports(facts: Facts, kind: str) -> list[InfinibandPort]:
+    """The active ports of a kind: ``infiniband``, ``roce`` or ``efa``."""
+    return [port for port in facts.infiniband if port.state == "active" and _kind(port) == kind]
+
+
+def _kind(port: InfinibandPort) -> str | None:
+    if port.vendor == catalog.hardware().efa_vendor:
+        return "efa"
+    return {"infiniband": "infiniband", "ethernet": "roce"}.get((port.link_layer or "").lower())
+
+
+def dma_buf(facts: Facts) -> bool:
+    """Whether network cards reach GPU memory by the kernel's DMA-BUF, and nvidia_peermem is not needed."""
+    needed, driver = catalog.hardware().dma_buf, facts.driver
+    kernel = re.match(r"\d+\.\d+", facts.os.kernel or "")
+    if driver is None or not driver.open or not driver.cuda or kernel is None:
+        return False
+    return key(kernel.group()) >= key(needed.kernel) and key(driver.cuda) >= key(needed.cuda)
