@@ -51,7 +51,7 @@ tidy() {
 # ansible-lint checks what a user gets: the rendered playbook with its roles and modules.
 playbooks() {
     local actions=$PWD/playbooks/action_plugins
-    provision plan tests/data/lint.ini --facts tests/data/lint-facts.json --out "$work/playbook" || return
+    provision plan tests/data/lint.ini --facts tests/data/lint-facts.json --driver auto --out "$work/playbook" || return
     cp playbooks/*.yml "$work/playbook/" && cp .ansible-lint "$work/playbook/" && cd "$work/playbook" || return
     ANSIBLE_LIBRARY=library ANSIBLE_ACTION_PLUGINS="$actions" ansible-lint --offline --profile production ./*.yml
 }

@@ -23,6 +23,7 @@ options:
   held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
   removed: {description: Packages that were there before us and were removed., type: list, elements: str, default: []}
   replaced: {description: "Packages that the installation brought to another version, name to the version before.", type: dict, default: {}}
+  driver: {description: The driver that was installed and is not ours to remove., type: str}
 """
 
 EXAMPLES = r"""
@@ -127,6 +128,7 @@ def main():
             "held": {"type": "list", "elements": "str", "default": []},
             "removed": {"type": "list", "elements": "str", "default": []},
             "replaced": {"type": "dict", "default": {}},
+            "driver": {"type": "str"},
         },
         supports_check_mode=True,
     )
@@ -141,6 +143,8 @@ def main():
     record["contents"] = sorted(set(record["contents"]) | set(given["contents"]))
     if given["packages"]:
         note_packages(record, given, installed(module))
+    if given["driver"]:
+        record["driver"] = given["driver"]
     if record != noted and not module.check_mode:
         host_record.save(given["record"], record)
     module.exit_json(changed=False)

@@ -25,6 +25,7 @@ author: [the provision authors]
 options:
   record: {description: The host's record., type: path, required: true}
   state: {description: The wanted state., choices: [vendor, local, absent], required: true}
+  recorded: {description: "C(vendor): whether it is ours to remove; not where what is installed from it stays.", type: bool, default: true}
   package: {description: The .deb that holds the key., type: path}
   package_sha256: {description: Its checksum; verified before anything of it is used., type: str}
   file_name: {description: "C(local): the package's file name, C(NAME_VERSION_ARCH.deb).", type: str}
@@ -144,7 +145,7 @@ def vendor(module, record, given):
             if content(path) != wanted[path]:
                 module.fail_json(msg=f"{path} is not provision's and has another content: remove it, or the package that it belongs to")
         missing = {path: data for path, data in wanted.items() if path not in theirs}
-        record_and_write(given["record"], record, missing, missing)
+        record_and_write(given["record"], record, missing, missing if given["recorded"] else {})
     return {"changed": True, "list": own}
 
 
@@ -237,6 +238,7 @@ def main():
         argument_spec={
             "record": {"type": "path", "required": True},
             "state": {"choices": ["vendor", "local", "absent"], "required": True},
+            "recorded": {"type": "bool", "default": True},
             "package": {"type": "path"},
             "package_sha256": {"type": "str"},
             "file_name": {"type": "str"},

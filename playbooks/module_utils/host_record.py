@@ -9,7 +9,8 @@ It is written before each change, so that an interrupted run leaves nothing unkn
      "claimed": [PATH, ...],                      was not there before us, whatever it holds: a secret key, a folder
      "packages": {"added": [NAME, ...], "before": [NAME, ...] or null,                   "before": an installation is under way
                   "asked": [NAME, ...], "unsure": [NAME, ...]},   requested by us; new since an interrupted installation
-     "held": [NAME, ...], "taken_off": [...], "replaced": {NAME: VERSION}}               was there before us in that version
+     "held": [NAME, ...], "taken_off": [...], "replaced": {NAME: VERSION},               was there before us in that version
+     "driver": "NAME VERSION"}                    NVIDIA's driver, where we have installed it; it stays
 """
 
 from __future__ import annotations

@@ -273,6 +273,91 @@ class Hardware(File, Sourced):
     nccl_finds_gids: Version
 
 
+Branch = Annotated[str, Form(r"\d{3}", "a driver branch, such as 580")]
+PciIds = Annotated[str, Form(r"[0-9a-f]{4}-[0-9a-f]{4}", "a range of PCI device ids, such as 2300-23ff")]
+
+
+class DriverKinds(Sourced):
+    """Branch → what NVIDIA calls it."""
+
+    of: dict[Branch, Literal["long-term", "production", "feature"]]
+
+
+class DriverOfGpus(Model):
+    first: Branch
+    last: Branch | None = None
+
+
+class DriverGpus(Sourced):
+    of: dict[Capability, DriverOfGpus]
+
+
+class DriverModules(Sourced):
+    open_from: Capability
+    open_only_from: Capability
+
+
+class PciTable(Sourced):
+    of: dict[PciIds, Capability]
+
+    def capability(self, device: str) -> str | None:
+        """The compute capability of a GPU by its PCI device id; None if it is unknown."""
+        found: dict[int, str] = {}
+        for ids, capability in self.of.items():
+            first, last = (int(each, 16) for each in ids.split("-"))
+            if first <= int(device, 16) <= last:
+                found[last - first] = capability
+        return found[min(found)] if found else None
+
+
+class Fabric(Sourced):
+    nvswitch: tuple[PciId, ...]
+    imex: tuple[PciId, ...]
+
+
+class DriverStream(Model):
+    open: Text
+    proprietary: Text
+
+
+class DriverPackages(Sourced):
+    """The packages of one distribution."""
+
+    from_: Literal["distribution", "repository"] = Field(alias="from")
+    releases: dict[Number, tuple[Branch, ...]]
+    stream: DriverStream | None = None
+    first: tuple[Word, ...] = ()
+    also: dict[Word, tuple[Word, ...]] = Field(default_factory=dict)
+    open: tuple[Word, ...]
+    proprietary: tuple[Word, ...]
+    fabric: tuple[Word, ...]
+    imex: tuple[Word, ...]
+    kernel: tuple[Word, ...]
+    own_kernels: dict[Number, Number] = Field(default_factory=dict)
+    with_branch_until: Branch | None = None
+    built: bool
+
+
+class Driver(File):
+    """driver.yaml."""
+
+    branches: DriverKinds
+    gpus: DriverGpus
+    modules: DriverModules
+    pci_ids: PciTable
+    fabric: Fabric
+    packages: dict[Word, DriverPackages]
+
+    def of(self, os_id: str) -> DriverPackages | None:
+        """The packages for a distribution, with all that it installs first; None without any."""
+        for name, packages in self.packages.items():
+            if os_id == name:
+                return packages
+            if os_id in packages.also:
+                return packages.model_copy(update={"first": (*packages.also[os_id], *packages.first)})
+        return None
+
+
 class AptRepository(Sourced):
     keyring_deb: Url
     keyring: Word
@@ -590,6 +675,7 @@ FILES: dict[str, type[File]] = {
     "cuda_images": CudaImages,
     "cuda_repositories": CudaRepositories,
     "hardware": Hardware,
+    "driver": Driver,
     "hwloc": Hwloc,
     "images": Images,
     "mnist": DataSets,

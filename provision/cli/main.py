@@ -26,6 +26,7 @@ from provision.cli.options import (
     AptMirror,
     Cpu,
     Data,
+    Driver,
     Epochs,
     Hosts,
     Json,
@@ -33,6 +34,7 @@ from provision.cli.options import (
     Np,
     OptionalHosts,
     Oversubscribe,
+    driver_branch,
     inventory_of,
     passwords,
     requirements,
@@ -103,6 +105,7 @@ def up(
     first_step: Annotated[str | None, typer.Option("--from", metavar="STEP", help="Skip the steps before this one, e.g. `engine`.")] = None,
     apt_mirror: AptMirror = None,
     cpu: Cpu = None,
+    driver: Driver = None,
     bundle: Annotated[
         Path | None,
         typer.Option("--bundle", help="Install from this file of `provision bundle`; no host needs a network.", dir_okay=False),
@@ -126,8 +129,22 @@ def up(
         terminal.say("--from cmake is deprecated: the step python installs CMake; use --from python")
         first_step = "python"
     installer.steps(first_step)  # an unknown step is an error before anything is done
+    if driver and (bundle or first_step):
+        raise UsageError(
+            f"--driver and {'--bundle' if bundle else '--from'} exclude each other", hint="install the driver in a run of its own"
+        )
     mirror = url("--apt-mirror", apt_mirror)
-    options = replace(options, check=check, full=full, first_step=first_step, bundle=bundle, apt_mirror=mirror, cpu=cpu, env=env)
+    options = replace(
+        options,
+        check=check,
+        full=full,
+        first_step=first_step,
+        bundle=bundle,
+        apt_mirror=mirror,
+        cpu=cpu,
+        env=env,
+        driver=driver_branch(driver),
+    )
     if smoke:
         options = replace(options, smoke=SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))
     inventory = inventory_of(hosts, limit)
@@ -173,6 +190,7 @@ def plan(
     ] = None,
     apt_mirror: AptMirror = None,
     cpu: Cpu = None,
+    driver: Driver = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -189,7 +207,7 @@ def plan(
     """Show what would be installed where, from which source, and why."""
     if what_if and out is not None:
         raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
-    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
+    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu, driver=driver_branch(driver))
     inventory = inventory_of(hosts, limit) if hosts is not None else None
     if facts_file is not None:
         inventory, found, problems = collect.read_file(facts_file, inventory, limit)

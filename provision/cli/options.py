@@ -42,6 +42,14 @@ Cpu = Annotated[
         help="Install CPU builds without CUDA, also on hosts with GPUs; by default as in the last installation.",
     ),
 ]
+Driver = Annotated[
+    str | None,
+    typer.Option(
+        "--driver",
+        metavar="auto|BRANCH",
+        help="Also install NVIDIA's driver, e.g. 580, on hosts with GPUs, which are rebooted one after the other. Without it drivers stay.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 Np = Annotated[int | None, typer.Option("--np", min=1, help="Number of ranks; all slots of the inventory by default.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than slots.")]
@@ -135,6 +143,14 @@ def requirements(
         upgrade=upgrade,
         smoke=None,
     )
+
+
+def driver_branch(value: str | None) -> str | None:
+    """The value of ``--driver``. Raises UsageError unless it is `auto` or a known branch."""
+    if value is not None and value != "auto" and value not in catalog.driver().branches.of:
+        hint = f"write auto, or one of {', '.join(catalog.driver().branches.of)}"
+        raise UsageError(f"--driver {value}: not a branch of NVIDIA's driver that is known", hint=hint)
+    return value
 
 
 def passwords(

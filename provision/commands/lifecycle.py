@@ -54,6 +54,13 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             return report
         session.step = "plan"
         plan, sources = planning.make_plan(inventory, facts, options, locked)
+        if installer.new_drivers(plan) and not options.check:
+            session.step = "driver"
+            facts = _install_drivers(session, report, plan, facts, sources)
+            if not facts:
+                return report
+            session.step = "plan"
+            plan, sources = planning.make_plan(inventory, facts, options, locked)
         _add_plan(session, report, plan, facts, options)
         if bundle is not None:
             sources = _from_bundle(session, bundle, plan, sources)
@@ -106,6 +113,22 @@ def _survey(session: Session, report: Report, first_step: str | None) -> Mapping
     without = [name for name, facts in usable.items() if not facts.installed.venv.works]
     report.failures += [Problem("error", what, "leave --from out", host=name, where="survey") for name in without]
     return {} if without else usable
+
+
+def _install_drivers(
+    session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: PackageSources
+) -> Mapping[str, Facts]:
+    """Install the plan's drivers and survey the hosts again; no facts where a driver failed, because everything else depends on it."""
+    session.write("plan-with-drivers.json", plan.as_dict())
+    outcome = installer.install_drivers(session, plan, facts, sources)
+    entries.add_driver_failures(report, session.inventory, outcome)
+    if report.failures:
+        return {}
+    names = installer.new_drivers(plan)
+    report.notes.append(f"{joined(names)}: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers")
+    again = _survey(session, report, None)
+    report.notes = list(dict.fromkeys(report.notes))  # warnings of the first survey that still hold
+    return again
 
 
 def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], options: Options) -> None:

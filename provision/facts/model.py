@@ -67,6 +67,7 @@ Login = Annotated[str, Form(r"[^\W-][\w.@$\\+-]*", "a login name")]  # it stands
 Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]
 Cuda = Annotated[str, Form(r"\d+\.\d+", 'a version, such as "12.2"')]  # `12` alone would be read as 12.0
 Capability = Annotated[str, BeforeValidator(_as_text), Form(r"\d+\.\d+", 'like "8.0"')]
+PciId = Annotated[str, Form(r"[0-9a-f]{4}", 'a PCI device id, such as "2330"')]
 Address = Annotated[str, _like(_is_address, 'an address, such as "10.0.0.1/24"')]
 Port = Annotated[int, _like(lambda value: 0 < value < 65536, "a port, a number from 1 to 65535")]
 Number = int | float
@@ -90,7 +91,7 @@ class Section(BaseModel):
 
 
 class System(Section):
-    """The distribution; ``family`` is debian, rhel or other."""
+    """The distribution; ``family`` is debian, rhel or other, ``kernel`` the release of the running kernel."""
 
     id: Word
     version: WordOrNothing
@@ -98,6 +99,7 @@ class System(Section):
     name: str | None = None
     id_like: list[str] = []
     family: WordOrNothing = ""
+    kernel: Word | None = None
     libc: Version | None = None
     kernel: str | None = None
 
@@ -184,10 +186,12 @@ class Environment(Section):
 
 
 class Security(Section):
-    """Firewalls."""
+    """Firewalls; Secure Boot, which loads signed kernel modules only, and whether the firmware knows the key that DKMS signs with."""
 
     firewalld: bool | None = None
     ufw: bool | None = None
+    secure_boot: bool | None = None
+    dkms_key_enrolled: bool | None = None
 
 
 class Clock(Section):
@@ -268,11 +272,18 @@ class Gpu(Section):
 
 
 class Nvidia(Section):
-    """Signs of NVIDIA's hardware and software besides the driver: PCI addresses of GPUs, device files, what nvidia-smi complained about."""
+    """Signs of NVIDIA's hardware and software besides the driver, such as what nvidia-smi complained about.
+
+    ``pci_devices``: addresses of GPUs, ``pci_ids``: their device ids without duplicates, ``pci_switches``: number of NVSwitches;
+    ``runfile``: the driver is from NVIDIA's installer, not from packages.
+    """
 
     smi: str | None = None
     smi_error: str | None = None
     pci_devices: list[str] = []
+    pci_ids: list[PciId] = []
+    pci_switches: int = 0
+    runfile: bool = False
     device_nodes: list[str] = []
     nouveau: bool = False
     peer_memory: bool = False

@@ -148,6 +148,9 @@ class Removal:
         for name, version in sorted(self.record.get("replaced", {}).items()):
             if any(one.split(":")[0] == name for one in installed - ours):
                 self.leave("package " + name, "it was there before, in version %s, which is not restored" % version)
+        if self.record.get("driver"):
+            release = "apt-mark unhold" if shutil.which("dpkg") else "dnf versionlock delete"
+            self.leave("NVIDIA's driver (%s)" % self.record["driver"], "it belongs to the system, and stays held: `%s` releases it" % release)
         for name in self.record["taken_off"]:
             self.leave(name, "provision removed it because it breaks Open MPI; it is not installed again")
         self.release_holds(sorted(installed & set(self.record["held"])))

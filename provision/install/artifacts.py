@@ -64,7 +64,7 @@ def gather(
         "provision_engine_builds": _engine(plan, folder / "engine", fetch),
         "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
         "provision_from_source": _from_sources(plan, folder, user_files, fetch, say),
-        "provision_repository_keys": _repository_keys(plan, folder, say) if fetch and keys else {},
+        "provision_repository_keys": repository_keys(plan, folder, say) if fetch and keys else {},
         "provision_uv": _uv(plan, folder / "uv", index_url, say) if fetch else {},
         "provision_nccl_local": str(_nccl_local(plan, folder, user_files.nccl_local) or "") if fetch else "",
     }
@@ -227,9 +227,10 @@ def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
 # --- repositories -------------------------------------------------------------------------------------------------------------------
 
 
-def _repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
+def repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
     """The file with each repository's key, by its checksum."""
-    wanted = {nccl.repository for host in plan.hosts.values() if (nccl := host.nccl_packages) and nccl.repository}
+    packaged = (each for host in plan.hosts.values() for each in (host.driver, host.nccl_packages) if each is not None)
+    wanted = {each.repository for each in packaged if each.repository}
     return {str(repository.key_sha256): str(_place(repository_key(repository, say), folder)) for repository in wanted}
 
 

@@ -7,7 +7,7 @@ import difflib
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,6 +45,7 @@ NEEDS = {"linker": "nccl"}
 # Roles that configure the cluster and not a single host.
 FOR_THE_CLUSTER = ("mpi_network",)
 
+DRIVER = "driver.yml"  # the playbook of drivers, next to site.yml, which runs it first
 MANIFEST_SCHEMA = 2
 
 
@@ -73,6 +74,7 @@ def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -
     for component in (host[name] for name in COMPONENTS if host[name] is not None):
         component["why"], component["rejected"] = [], []  # their wording may change; they are in the run's plan
         component.pop("builders", None)
+    del host["driver"]  # it belongs to the system
     host["hwloc"] = None  # it was removed, not installed
     return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
 
@@ -167,9 +169,11 @@ def render(
     wanted = steps(first)
     unused = _unused_roles(plan, sources) | (set() if complete else set(FOR_THE_CLUSTER))
     roles = [role for role in ROLES if (role in ALWAYS or role in wanted) and role not in unused]
-    template = resources.templates(origin, _one_line).get_template("site.yml.j2")
-    text = template.render(
+    drivers = new_drivers(plan)
+    templates = resources.templates(origin, _one_line)
+    text = templates.get_template("site.yml.j2").render(
         hosts=plan.hosts,
+        drivers=drivers,
         roles=roles,
         only_as_root=ONLY_AS_ROOT,
         connect=complete and len(made["provision_members"]) > 1 and "ssh_mesh" in wanted,
@@ -178,6 +182,9 @@ def render(
         version=__version__,
     )
     playbook.write_text(text, encoding="utf-8")
+    if drivers:
+        text = templates.get_template("driver.yml.j2").render(hosts=drivers, version=__version__)
+        (folder / DRIVER).write_text(text, encoding="utf-8")
     return playbook, made
 
 
@@ -189,6 +196,25 @@ def copy_modules(folder: Path, *more: str) -> None:
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     for helper in (aptsources, uv_support):
         shutil.copy(str(helper.__file__), folder / "module_utils")
+
+
+def new_drivers(plan: Plan) -> list[str]:
+    """The hosts on which the plan installs a driver."""
+    return [name for name, host in plan.hosts.items() if host.driver is not None and host.driver.is_new]
+
+
+def install_drivers(session: Session, plan: Plan, facts: Mapping[str, Facts], sources: PackageSources) -> Outcome:
+    """Install the plan's drivers and reboot these hosts, one after the other. What else is installed depends on the survey after it."""
+    names = new_drivers(plan)
+    folder = session.folder / "driver-playbook"
+    only = replace(plan, hosts={name: plan.hosts[name] for name in names})
+    _playbook, variables_ = render(only, session.inventory, facts, sources, folder, fetch=False)
+    keys = artifacts.repository_keys(only, folder / "supplies", session.progress.line)
+    extra = {**variables_, "provision_repository_keys": keys, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
+    outcome = session.play(folder / DRIVER, "Driver", hosts=names, extra_vars=extra)
+    if outcome.failed:
+        session.release(names)
+    return outcome
 
 
 def _unused_roles(plan: Plan, sources: PackageSources) -> set[str]:

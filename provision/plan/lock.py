@@ -46,8 +46,8 @@ _SAME_ON_ALL_HOSTS: dict[ComponentName, tuple[str, str]] = {
 }
 # Components whose release the catalogue alone decides.
 _FROM_CATALOGUE: tuple[ComponentName, ...] = ("cmake", "mpi4py", "numpy", "cloudpickle")
-# Found on the host, or supplied by the user or this toolkit: a lock could not restore them.
-_NOT_LOCKED = ("hwloc", "python", "engine")
+# Found on the host, or supplied by the user or this toolkit: a lock could not restore them. The driver belongs to the system.
+_NOT_LOCKED = ("driver", "hwloc", "python", "engine")
 
 
 LockedVersion = Annotated[str, Form(VERSION, 'a version in quotes, such as "2.21.5"')]

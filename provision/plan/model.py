@@ -48,7 +48,7 @@ HOROVOD_NAMES = "horovod-names"
 CPU_ONLY = "cpu-only"
 NCCL_STRICT = "nccl-strict"
 
-ComponentName = Literal["hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine"]
+ComponentName = Literal["driver", "hwloc", "python", "openmpi", "cmake", "nccl", "torch", "numpy", "mpi4py", "cloudpickle", "engine"]
 # The fields of HostPlan that are components, in the order in which they are shown.
 COMPONENTS: tuple[ComponentName, ...] = get_args(ComponentName)
 
@@ -246,6 +246,38 @@ class Engine(Component):
     options: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, config=_COMPONENT)
+class Driver(Component):
+    """NVIDIA's driver, where it was asked for. It belongs to the system: `provision remove` leaves it.
+
+    Attributes:
+        version: the branch, e.g. ``580``; the exact version of a driver that is already there and stays (``host``).
+        modules: the flavour of the kernel modules.
+        packages: names for the package manager, of which the newest versions of the branch are installed.
+        first: packages to install before, because they choose the branch or where the others come from.
+        stream: of dnf's module, which chooses the branch, e.g. ``nvidia-driver:580-open``.
+        held: those of them that are held afterwards, with the packages of the same version that they bring.
+        services: to start.
+        repository: the repository to configure before.
+        cuda: the newest CUDA that it runs natively.
+    """
+
+    source: Literal["repository", "distribution", "host"]
+    modules: Literal["open", "proprietary", ""] = ""
+    packages: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    stream: str | None = None
+    held: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    repository: Repository | None = None
+    cuda: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is to be installed."""
+        return self.source != "host"
+
+
 _BySource = Field(discriminator="source")
 OpenMpi = Annotated[Wheel | SystemPackages | SourceBuild, _BySource]
 Nccl = OpenMpi
@@ -293,6 +325,7 @@ class HostPlan:
     torch: Wheel | None = None
     nccl: Nccl | None = None
     hwloc: Hwloc | None = None
+    driver: Driver | None = None
     interpreter: str = ""
     root: bool = True
 

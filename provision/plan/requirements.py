@@ -29,8 +29,9 @@ class Choices:
         openmpi_version: an exact Open MPI 4.x.
         openmpi_cuda: build Open MPI with support for buffers in GPU memory.
         openmpi_verbs: build Open MPI with InfiniBand verbs.
-        allow_downgrade: replace NCCL's system packages by older ones, even if no earlier run has installed them.
+        allow_downgrade: replace NCCL's system packages, or the driver, by older ones, even if no earlier run has installed them.
         allow_bad: accept a requested version that is known bad.
+        driver: install NVIDIA's driver: a branch such as ``580``, or ``auto``; None leaves drivers alone.
         python_downloads: whether uv may download a Python on hosts; not for bundles and images.
     """
 
@@ -45,6 +46,7 @@ class Choices:
     openmpi_verbs: bool = False
     allow_downgrade: bool = False
     allow_bad: bool = False
+    driver: str | None = None
     python_downloads: bool = True
 
 

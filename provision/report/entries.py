@@ -59,6 +59,14 @@ def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Ins
         )
 
 
+def add_driver_failures(report: Report, inventory: Inventory, outcome: Outcome) -> None:
+    """What failed while drivers were installed; hosts that are fine get no line yet."""
+    failed = [(name, result.failure) for name, result in outcome.hosts.items() if result.failure is not None]
+    report.failures += [task_failure(inventory.host(name), failure) for name, failure in failed]
+    if outcome.rc != 0 and not failed:
+        report.failures.append(Problem("error", _tail(outcome.log), f"read {outcome.log}", host="controller", where="driver"))
+
+
 def add_dry_run(
     report: Report, plan: Plan, outcome: Outcome, facts: Mapping[str, Facts], manifests: Mapping[str, Any], *, partial: bool
 ) -> None:

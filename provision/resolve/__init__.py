@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from provision import catalog
+from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key
 from provision.facts import Facts, gpus
@@ -23,6 +24,7 @@ from provision.plan.model import (
     HOROVOD_NAMES,
     NCCL_STRICT,
     Component,
+    Driver,
     Engine,
     HostPlan,
     Hwloc,
@@ -35,7 +37,7 @@ from provision.plan.model import (
     Wheel,
 )
 from provision.plan.requirements import HostRequirements, Requirements
-from provision.resolve import hardware, nccl, network, openmpi, python, torch
+from provision.resolve import driver, hardware, nccl, network, openmpi, python, torch
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, host_class_of, with_driver_for, without_gpus
 from provision.resolve.knowledge import knowledge, notes_on_driver_branches
 from provision.resolve.remedies import (
@@ -74,6 +76,15 @@ def resolve(
     hosts had been changed like that."""
     of_host = {name: hosts.get(name, HostRequirements()) for name in facts}
     class_of = {name: host_class_of(host, of_host[name].builds) for name, host in facts.items()}
+    drivers: dict[str, Driver] = {}
+    driver_notes: list[str] = []
+    if requirements.driver:
+        drivers, driver_conflicts = driver.drivers(facts, class_of, requirements)
+        if driver_conflicts:
+            return Plan(conflicts=_driver_problems(facts, class_of, requirements, driver_conflicts))
+        driver_notes = driver.notes(drivers, facts)
+        facts = {name: driver.with_driver(host, drivers[name]) if name in drivers else host for name, host in facts.items()}
+        class_of |= {name: host_class_of(facts[name], of_host[name].builds) for name in drivers}
     if requirements.cpu:
         class_of = {name: without_gpus(host_class) for name, host_class in class_of.items()}
     by_class: dict[HostClass, list[str]] = {}
@@ -96,10 +107,11 @@ def resolve(
         problems = Trial(host_classes, requirements, conflicts, lambda *other: _components(*other)[1]).problems()
         return Plan(conflicts=problems, knowledge=known)
     plans = {
-        name: _host_plan(name, host, class_of[name], of_host[name], networks[name], components[class_of[name]])
+        name: _host_plan(name, host, class_of[name], of_host[name], networks[name], drivers.get(name), components[class_of[name]])
         for name, host in facts.items()
     }
     notes += [
+        *driver_notes,
         *notes_on_driver_branches(facts),
         *_notes_without_root(plans),
         *_notes_on_unused_gpus(facts, class_of),
@@ -270,7 +282,13 @@ def _system_packages(host_class: HostClass, interpreter: Interpreter, openmpi: O
 
 
 def _host_plan(
-    name: str, host: Facts, host_class: HostClass, requirements: HostRequirements, network: Network, components: _Components
+    name: str,
+    host: Facts,
+    host_class: HostClass,
+    requirements: HostRequirements,
+    network: Network,
+    driver: Driver | None,
+    components: _Components,
 ) -> HostPlan:
     return HostPlan(
         name=name,
@@ -285,6 +303,7 @@ def _host_plan(
         ssh_port=int(host.network.ssh_connection.server_port or next(iter(host.ssh.ports), 22)),
         ssh_host_keys=tuple(each for each in host.ssh.host_keys if _HOST_KEY.fullmatch(each)),
         network=network,
+        driver=driver,
         interpreter=host.python.executable or "/usr/bin/python3",
         root=host_class.root,
         **vars(components),
@@ -295,6 +314,21 @@ def _host_plan(
 
 
 _CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus)
+
+
+def _driver_problems(
+    facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], requirements: Requirements, conflicts: dict[Hashable, Conflict]
+) -> tuple[Problem, ...]:
+    """The conflicts of drivers as problems. Their remedies are tried for drivers alone: what runs with them is planned afterwards."""
+
+    def resolved(host_classes: HostClasses, changed: Requirements) -> dict[Hashable, Conflict]:
+        left = {name: facts[name] for names in host_classes.values() for name in names}
+        return driver.drivers(left, class_of, changed)[1] if changed.driver else {}
+
+    host_classes: dict[HostClass, list[str]] = {}
+    for name, host_class in class_of.items():
+        host_classes.setdefault(host_class, []).append(name)
+    return Trial(host_classes, requirements, conflicts, resolved).problems()
 
 
 def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
@@ -323,8 +357,11 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
         elif host_class.gpu_fault is not None:
             what = host_class.gpu_fault.what
             newest = with_driver_for(host_class, max(catalog.cuda().toolkits.drivers, key=key))  # nobody knows which driver it will be
+            by_hand = host_class.gpu_fault.remedy.format(host=joined(names))
+            asked = f"--driver auto: provision installs NVIDIA's driver on {joined(names)}, and reboots"
+            installable = host_class.gpu_fault.cause in ("no-driver", "nouveau") and driver.has_packages(host_class)
             proposals = [
-                change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest),
+                change_class(asked if installable else by_hand, host_class, newest),
                 _CPU_ONLY,
                 exclude(names),
             ]

@@ -12,7 +12,7 @@ from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.facts import Facts, gpus, hardware
-from provision.plan.model import Builder
+from provision.plan.model import Builder, Repository
 
 T = TypeVar("T")
 
@@ -219,6 +219,30 @@ def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str |
     cannot build."""
     found = [Builder(name, *how) for each, names in sharing.items() if (how := toolkit_of(each)) for name in names[:_MOST_BUILDERS]]
     return tuple(sorted(found, key=lambda each: (each.why == TOOLKIT_UNKNOWN, each.host))[:_MOST_BUILDERS])
+
+
+def nvidia_repository(host_class: HostClass) -> Repository | str:
+    """NVIDIA's package repository with its key's checksum, or why there is none. None is trusted without a known checksum."""
+    known = catalog.cuda_repositories()
+    system, arch = host_class.nvidia_system, known.architectures.get(host_class.arch)
+    if system is None or arch is None:
+        return f"NVIDIA has no package repository for {host_class.system} on {host_class.arch}"
+    base = known.base.format(system=system, arch=arch)
+    name = f"cuda-{system}-{arch}"
+    if host_class.family == "rhel":
+        rpm_key = known.rpm.keys.get(system)
+        if rpm_key is None or rpm_key.sha256 is None:
+            return f"the key of NVIDIA's repository {system} is not known"
+        keyring = known.rpm.keyring
+        entry = f"[{name}]\nname={name}\nbaseurl={base}\nenabled=1\ngpgcheck=1\ngpgkey=file://{keyring}\n"
+        return Repository("rpm", name, base, entry, f"{base}/{rpm_key.file}", keyring, key_sha256=rpm_key.sha256)
+    sha256 = known.apt.sha256.get(system, {}).get(host_class.arch)
+    if sha256 is None:
+        return f"no checksum of the key of NVIDIA's repository {system} for {host_class.arch} is known"
+    keyring = known.apt.keyring
+    entry = known.apt.list_line.format(base=base, keyring=keyring)
+    fingerprint = known.keys.fingerprints.get(known.keys.of.get(system, ""))
+    return Repository("apt", name, base, entry, known.apt.keyring_deb.format(base=base), keyring, fingerprint, sha256)
 
 
 def describe_toolkits(able: Iterable[Builder]) -> list[str]:

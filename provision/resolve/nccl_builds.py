@@ -13,7 +13,7 @@ from provision.base.versions import key, minor, package_key
 from provision.catalog import architectures
 from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit
+from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit, nvidia_repository
 
 FROM_SOURCE = "a build from source"
 _ABSENT = "it does not exist"
@@ -221,7 +221,7 @@ def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
     """NVIDIA's repository. The host's own package index takes precedence over the catalogue."""
     names = _package_names(host_class)
     offered = [version for version in host_class.offered(names[0]) if "+cuda" in version]
-    repository = _nvidia_repository(host_class)
+    repository = nvidia_repository(host_class)
     configured = repository if isinstance(repository, Repository) else None
     for version in offered:
         if all(host_class.offered_by_third_party(name, version) for name in names):
@@ -259,30 +259,6 @@ def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build
                 yield _packaged(version, packages, evidence.what, repository, weak=evidence.weak)
     for version, source in absent.items():  # people copy these from each other, though no such build was ever listed
         yield Rejected(_pinned(host_class, version)[0], _ABSENT, source)
-
-
-def _nvidia_repository(host_class: HostClass) -> Repository | str:
-    """NVIDIA's package repository with its key's checksum, or why there is none. None is trusted without a known checksum."""
-    known = catalog.cuda_repositories()
-    system, arch = host_class.nvidia_system, known.architectures.get(host_class.arch)
-    if system is None or arch is None:
-        return f"NVIDIA has no package repository for {host_class.system} on {host_class.arch}"
-    base = known.base.format(system=system, arch=arch)
-    name = f"cuda-{system}-{arch}"
-    if host_class.family == "rhel":
-        rpm_key = known.rpm.keys.get(system)
-        if rpm_key is None or rpm_key.sha256 is None:
-            return f"the key of NVIDIA's repository {system} is not known"
-        keyring = known.rpm.keyring
-        entry = f"[{name}]\nname={name}\nbaseurl={base}\nenabled=1\ngpgcheck=1\ngpgkey=file://{keyring}\n"
-        return Repository("rpm", name, base, entry, f"{base}/{rpm_key.file}", keyring, key_sha256=rpm_key.sha256)
-    sha256 = known.apt.sha256.get(system, {}).get(host_class.arch)
-    if sha256 is None:
-        return f"no checksum of the key of NVIDIA's repository {system} for {host_class.arch} is known"
-    keyring = known.apt.keyring
-    entry = known.apt.list_line.format(base=base, keyring=keyring)
-    fingerprint = known.keys.fingerprints.get(known.keys.of.get(system, ""))
-    return Repository("apt", name, base, entry, known.apt.keyring_deb.format(base=base), keyring, fingerprint, sha256)
 
 
 @dataclass(frozen=True)

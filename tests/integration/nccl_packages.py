@@ -27,12 +27,12 @@ def run(*command: str | Path, cwd: Path | None = None) -> bytes:
     return subprocess.run([str(word) for word in command], cwd=cwd, check=True, capture_output=True).stdout
 
 
-def package(folder: Path, name: str, version: str, tree: Path, depends: str = "", arch: str = "amd64") -> Path:
-    """A .deb of ``tree``."""
+def package(folder: Path, name: str, version: str, tree: Path, depends: str = "", arch: str = "amd64", more: Sequence[str] = ()) -> Path:
+    """A .deb of ``tree``; ``more``: further lines of its control file."""
     control = [f"Package: {name}", f"Version: {version}", f"Architecture: {arch}", "Maintainer: test <test@example.org>"]
     control += [f"Depends: {depends}"] if depends else []
     (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
-    (tree / "DEBIAN/control").write_text("\n".join([*control, "Description: fake", ""]))
+    (tree / "DEBIAN/control").write_text("\n".join([*control, *more, "Description: fake", ""]))
     path = folder / f"{name}_{version}_{arch}.deb"
     run("dpkg-deb", "--build", "--root-owner-group", tree, path)
     return path

@@ -21,6 +21,10 @@ PLANS = Path(__file__).parents[1] / "data" / "plans"
 INVENTORIES = sorted(PLANS.glob("*.json"))
 # Requirements, where they are not the defaults.
 _OLDER = {"nccl_source": "repository", "nccl_version": "2.21.5"}
+_DRIVERS = (
+    *("driver-for-hgx-h100-on-ubuntu", "driver-for-volta-on-debian", "driver-for-a100-on-rocky", "driver-for-gb200"),
+    *("driver-is-prevented", "driver-auto-keeps-the-newer-one"),
+)
 REQUIREMENTS: dict[str, dict[str, Any]] = {
     "nccl-from-source": {"nccl_source": "source"},
     "gpus-left-unused-with-cpu": {"cpu": True},
@@ -28,6 +32,8 @@ REQUIREMENTS: dict[str, dict[str, Any]] = {
     "jetson-orin-with-cpu": {"cpu": True},
     "newer-nccl-is-installed": {"nccl_source": "repository"},
     "newer-nccl-is-installed-and-an-older-asked-for": _OLDER,
+    **{name: {"driver": "auto"} for name in _DRIVERS},
+    "driver-580-and-one-host-is-newer": {"driver": "580"},
     "newer-nccl-is-replaced": {**_OLDER, "allow_downgrade": True},
 }
 

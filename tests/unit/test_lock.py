@@ -436,7 +436,7 @@ def line_of(text: str, pattern: str) -> int:
         (r"schema: 1", "schema: 7", "a newer provision wrote it"),
         (r"    components:", "    components: [", "invalid YAML"),
         (r"    environments:", "    surroundings:", "environments` is missing"),
-        (r"      openmpi:", "      openmpj:", "openmpj` must be 'hwloc', 'python'"),
+        (r"      openmpi:", "      openmpj:", "openmpj` must be 'driver', 'hwloc'"),
         (r"sha256: b{64}", "sha256: " + "c" * 64, "was edited"),
         (r"^schema: 1", "- schema", "not a lock|invalid YAML"),
     ],

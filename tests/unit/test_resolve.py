@@ -100,7 +100,7 @@ def test_gpus_without_a_driver_are_a_conflict_unless_cpu_is_requested() -> None:
     dark = changed(host(), {"nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"]}})
     (conflict,) = plan_for({"a": dark, "b": host("10.0.0.2")}).conflicts
     assert (conflict.host, conflict.what) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
-    assert [way.partition(" ")[0] for way in remedies(conflict)] == ["install", "--cpu:"]
+    assert [way.partition(" ")[0] for way in remedies(conflict)] == ["--driver", "--cpu:"]
     meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Requirements(cpu=True))
     assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.13.0+cpu")}
     assert meant.notes == ("a and b: 1 GPUs stay unused: --cpu was requested; --no-cpu reverts it",)

@@ -116,12 +116,12 @@ def probe_libcuda(machine):
         return {"cuda": None, "gpus": []}
 
 
-def nvidia_pci_devices(machine):
-    """PCI addresses of NVIDIA's VGA (0300) and 3D controllers (0302): GPUs, with or without a driver; no sound and no NVSwitch."""
-    found = []
+def nvidia_pci_devices(machine, *classes):
+    """{PCI address: device id} of NVIDIA's devices of these classes."""
+    found = {}
     for folder in machine.glob("/sys/bus/pci/devices/*"):
-        if machine.line(folder + "/vendor") == "0x10de" and (machine.line(folder + "/class") or "")[:6] in ("0x0300", "0x0302"):
-            found.append(os.path.basename(folder))
+        if machine.line(folder + "/vendor") == "0x10de" and (machine.line(folder + "/class") or "")[:6] in classes:
+            found[os.path.basename(folder)] = (machine.line(folder + "/device") or "")[2:].lower()
     return found
 
 
@@ -163,13 +163,17 @@ def nvidia(machine):
             "library": smi_driver,
             "open": "Open Kernel Module" in kernel_text,
         }
+    pci = nvidia_pci_devices(machine, "0x0300", "0x0302")  # VGA and 3D controllers: GPUs, with or without a driver; no sound and no NVSwitch
     return {
         "driver": driver,
         "gpus": gpus,
         "nvidia": {
             "smi": smi,
             "smi_error": complaint,
-            "pci_devices": nvidia_pci_devices(machine),
+            "pci_devices": sorted(pci),
+            "pci_ids": sorted(set(pci.values()) - {""}),
+            "pci_switches": len(nvidia_pci_devices(machine, "0x0680")),  # NVSwitches
+            "runfile": machine.exists("/usr/bin/nvidia-uninstall"),  # NVIDIA's installer (.run) leaves it, packages do not
             "device_nodes": machine.glob("/dev/nvidia[0-9]*"),
             "nouveau": machine.exists("/sys/module/nouveau"),
             "peer_memory": machine.exists("/sys/module/nvidia_peermem") or machine.exists("/sys/module/nv_peer_mem"),

@@ -1,0 +1,330 @@
+"""NVIDIA's driver, where it was asked for: the branch, its kernel modules, and the packages that install it.
+
+Everything else is planned for the hosts as they are with that driver (`with_driver`). A driver is installed by root, needs a reboot, and
+belongs to the system afterwards, so whatever speaks against it is a conflict before anything is changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+
+from provision import catalog
+from provision.base.text import joined
+from provision.base.versions import key, minor
+from provision.catalog.models import DriverPackages
+from provision.facts import Facts, gpus
+from provision.facts.model import Driver as DriverFacts
+from provision.facts.model import Gpu
+from provision.plan.model import Driver, Rejected, Repository
+from provision.plan.requirements import Requirements
+from provision.resolve.host_classes import HostClass, nvidia_repository
+from provision.resolve.remedies import Conflict, Proposal, change_requirements, exclude
+
+AUTO = "auto"
+_KINDS = {"long-term": "a long-term branch", "production": "a production branch", "feature": "a branch for new features"}
+_FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-(\D.*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
+
+
+def drivers(
+    facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], requirements: Requirements
+) -> tuple[dict[str, Driver], dict[Hashable, Conflict]]:
+    """(host → its driver, conflicts); hosts without GPUs have neither."""
+    found: dict[str, Driver] = {}
+    conflicts: dict[Hashable, Conflict] = {}
+    same: dict[Driver, Driver] = {}
+    for name, host in facts.items():
+        if not gpus.has_gpu(host):
+            continue
+        try:
+            made = _driver(name, host, class_of[name], requirements)
+        except Conflict as conflict:
+            conflicts[f"the driver of {name}"] = conflict
+        else:
+            found[name] = same.setdefault(made, made)  # hosts with the same components are shown as one
+    return found, conflicts
+
+
+def with_driver(facts: Facts, driver: Driver) -> Facts:
+    """The facts of a host once it runs this driver."""
+    if not driver.is_new:
+        return facts
+    count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
+    capabilities = _capabilities(facts) or [""]
+    listed = [Gpu(compute_capability=each or None) for each in capabilities]
+    driver_facts = DriverFacts(version=_oldest_version(driver.version, driver.cuda), cuda=driver.cuda, open=driver.modules == "open")
+    return facts.model_copy(
+        update={
+            "driver": driver_facts,
+            "gpus": facts.gpus or [*listed, *[listed[-1]] * (count - len(listed))],
+            "nvidia": facts.nvidia.model_copy(update={"smi_error": None, "nouveau": False}),
+            "missing": [each for each in facts.missing if each not in ("driver.cuda", "gpus")],
+        }
+    )
+
+
+def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts]) -> list[str]:
+    """What happens on hosts beside the installation of packages."""
+    new = sorted(name for name, driver in found.items() if driver.is_new)
+    if not new:
+        return []
+    said = [
+        f"{joined(new)}: the driver comes first; then these hosts are rebooted one after the other, and surveyed again",
+        "`provision remove` leaves drivers, held at their version",
+    ]
+    if racks := [name for name in new if set(facts[name].nvidia.pci_ids) & set(catalog.driver().fabric.imex)]:
+        said.append(
+            f"{joined(racks)}: IMEX is installed and not started: list the addresses of the hosts of its NVLink domain in "
+            "/etc/nvidia-imex/nodes_config.cfg on each, then: systemctl enable --now nvidia-imex"
+        )
+    return said
+
+
+def has_packages(host_class: HostClass) -> bool:
+    """Whether a driver could be installed on hosts of a class."""
+    packages = catalog.driver().of(host_class.os_id)
+    return host_class.root and packages is not None and _release(host_class, packages) is not None
+
+
+# --- one host ------------------------------------------------------------------------------------------------------------------------
+
+
+def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requirements) -> Driver:
+    requested = str(requirements.driver)
+    packages = _packages(name, host_class)
+    usable, rejected = _branches(name, facts, packages.releases[_release(host_class, packages) or ""], requested)
+    branch = usable[0]
+    installed = facts.driver.version if facts.driver and gpus.fault(facts) is None else None
+    if installed and facts.driver and (requested == AUTO or key(installed)[0] == int(branch)) and key(installed)[0] >= int(branch):
+        why = (
+            f"driver {installed} works, and {_described(branch)} is no newer"
+            if requested == AUTO
+            else f"driver {installed} is of that branch"
+        )
+        return Driver(installed, f"driver {installed}", "host", (why,), tuple(rejected), cuda=host_class.cuda)
+    if installed and key(installed)[0] > int(branch) and not requirements.allow_downgrade:
+        raise Conflict(
+            name,
+            f"driver {installed} works there, and {branch} is older",
+            (
+                change_requirements("--driver auto, which keeps it", driver=AUTO),
+                change_requirements("--allow-downgrade: replace it by the older one", allow_downgrade=True),
+            ),
+        )
+    _refuse_obstacles(name, facts, host_class, packages)
+    modules = "open" if _open_modules(name, facts) else "proprietary"
+    return _component(
+        name, facts, host_class, packages, branch, modules, _why(facts, branch, modules, packages, requested), tuple(rejected)
+    )
+
+
+def _packages(name: str, host_class: HostClass) -> DriverPackages:
+    """The packages of its distribution. Raises Conflict without any for its release."""
+    packages = catalog.driver().of(host_class.os_id)
+    if packages is None or _release(host_class, packages) is None:
+        listed = ", ".join(f"{os_id} {joined(list(each.releases))}" for os_id, each in catalog.driver().packages.items())
+        what = f"no packages of NVIDIA's driver for {host_class.system} are known; they are for {listed}"
+        raise Conflict(name, what, (Proposal("install a driver there by hand, and leave --driver out"), exclude([name])))
+    return packages
+
+
+def _release(host_class: HostClass, packages: DriverPackages) -> str | None:
+    """The release as the catalogue names it: ``22.04``, or ``9`` for 9.4."""
+    version = host_class.os_version
+    return next((each for each in (version, version.split(".")[0]) if each in packages.releases), None)
+
+
+def _capabilities(facts: Facts) -> list[str]:
+    """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; empty if one is unknown."""
+    listed = [each.compute_capability for each in facts.gpus]
+    if not listed or None in listed:
+        listed = [catalog.driver().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
+    return sorted({str(each) for each in listed}, key=key) if None not in listed else []
+
+
+def _branches(name: str, facts: Facts, offered: Sequence[str], requested: str) -> tuple[list[str], list[Rejected]]:
+    """(the branches that fit the request, the GPUs and the system, newest first; rejected ones). Raises Conflict without any."""
+    known, capabilities = catalog.driver(), _capabilities(facts)
+    if not capabilities and requested == AUTO:
+        ids = f" (PCI device {joined([f'10de:{each}' for each in facts.nvidia.pci_ids])})" if facts.nvidia.pci_ids else ""
+        what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
+        newest = max((each for each, kind in known.branches.of.items() if kind == "long-term"), key=int)
+        raise Conflict(
+            name, what, (change_requirements(f"name a branch that supports them: --driver {newest}", driver=newest), exclude([name]))
+        )
+    usable, rejected = [], []
+    for branch in sorted(known.branches.of, key=int, reverse=True):
+        reason = _misfit(branch, capabilities, offered)
+        if (
+            reason is None
+            and requested == AUTO
+            and (known.branches.of[branch] == "feature" or catalog.cuda().driver_branches.ended(branch))
+        ):
+            reason = "`auto` takes branches for production that NVIDIA still supports"
+        if reason is not None:
+            rejected.append(Rejected(branch, reason))
+        else:
+            usable.append(branch)
+    if requested != AUTO:
+        reason = next((each.reason for each in rejected if each.candidate == requested), None)
+        if reason is not None:
+            others = [change_requirements(f"--driver {branch}", driver=branch) for branch in usable]
+            raise Conflict(name, f"driver {requested} does not fit: {reason}", (*others, exclude([name])))
+        return [requested], []
+    if not usable:
+        raise Conflict(name, f"no branch of the driver fits: {rejected[0].reason}", (exclude([name]),))
+    return usable, [each for each in rejected if int(each.candidate) > int(usable[0])]
+
+
+def _misfit(branch: str, capabilities: list[str], offered: Sequence[str]) -> str | None:
+    """Why a branch cannot be installed on a host."""
+    table = catalog.driver().gpus.of
+    for capability in capabilities:
+        entry = max((each for each in table if key(each) <= key(capability)), key=key, default=None)
+        if entry is None:
+            return f"no branch that is known supports GPUs of compute capability {capability}"
+        if int(branch) < int(table[entry].first):
+            return f"GPUs of compute capability {capability} need {table[entry].first} or newer"
+        last = table[entry].last
+        if last is not None and int(branch) > int(last):
+            return f"GPUs of compute capability {capability} end with {last}"
+    return None if branch in offered else "no package of it is known for that system"
+
+
+def _open_modules(name: str, facts: Facts) -> bool:
+    """Whether the open kernel modules run its GPUs; unknown ones are newer than the catalogue. Raises Conflict where neither runs all."""
+    known, capabilities = catalog.driver().modules, _capabilities(facts)
+    if not capabilities or key(capabilities[0]) >= key(known.open_from):
+        return True
+    if key(capabilities[-1]) >= key(known.open_only_from):
+        what = f"no kernel modules run all its GPUs: {capabilities[0]} needs the proprietary ones, {capabilities[-1]} the open ones"
+        raise Conflict(name, what, (Proposal(f"take the GPUs of one kind out of {name}"), exclude([name])))
+    return False
+
+
+def _refuse_obstacles(name: str, facts: Facts, host_class: HostClass, packages: DriverPackages) -> None:
+    """Raise Conflict for what prevents the installation."""
+    if not host_class.root:
+        raise Conflict(
+            name, "only root can install a driver there", (Proposal("let its user use sudo, or ask an administrator"), exclude([name]))
+        )
+    if facts.container:
+        what = "it is a container, whose driver is that of the machine"
+        raise Conflict(name, what, (Proposal("install the driver on the machine, and leave --driver out"), exclude([name])))
+    if facts.nvidia.runfile:
+        what = "its driver was installed by NVIDIA's installer (.run), whose files packages would overwrite"
+        raise Conflict(name, what, (Proposal(f"uninstall it on {name} first: sudo nvidia-uninstall"), exclude([name])))
+    if packages.built and facts.security.secure_boot and not facts.security.dkms_key_enrolled:
+        what = "Secure Boot is on, and loads no modules that DKMS builds there until its key is enrolled"
+        enrol = (
+            f"enrol the key on {name}: install dkms, `sudo dkms generate_mok`, `sudo mokutil --import /var/lib/dkms/mok.pub`, reboot, and "
+            "confirm it at the console; or turn Secure Boot off in the firmware"
+        )
+        raise Conflict(name, what, (Proposal(enrol), Proposal("use Ubuntu there, whose linux-modules-nvidia-* are signed")))
+
+
+def _component(
+    name: str,
+    facts: Facts,
+    host_class: HostClass,
+    packages: DriverPackages,
+    branch: str,
+    modules: str,
+    why: tuple[str, ...],
+    rejected: tuple[Rejected, ...],
+) -> Driver:
+    kernel_flavour = _flavour(name, facts, host_class, packages)
+    repository = _repository(name, host_class) if packages.from_ == "repository" else None
+    fabric, ids = catalog.driver().fabric, set(facts.nvidia.pci_ids)
+
+    def filled(names: tuple[str, ...]) -> list[str]:
+        return [each.format(branch=branch, flavour=kernel_flavour) for each in names]
+
+    def of_branch(names: tuple[str, ...]) -> list[str]:
+        branched = packages.with_branch_until is not None and int(branch) <= int(packages.with_branch_until)
+        return [f"{each}-{branch}" if branched else each for each in filled(names)]
+
+    driver = filled(packages.open if modules == "open" else packages.proprietary)
+    services = []
+    if facts.nvidia.pci_switches or ids & set(fabric.nvswitch):
+        driver += of_branch(packages.fabric)
+        services.append("nvidia-fabricmanager")
+    if ids & set(fabric.imex):
+        driver += of_branch(packages.imex)
+    kernel = filled(packages.kernel)
+    held = (*driver, *(() if packages.built else kernel))
+    why = (*why, f"with {joined(services)} for its NVSwitches") if services else why
+    stream = packages.stream and (packages.stream.open if modules == "open" else packages.stream.proprietary)
+    return Driver(
+        branch,
+        driver[0],
+        packages.from_,
+        (*why, f"held against upgrades: {', '.join(held)}"),
+        rejected,
+        modules=modules,  # type: ignore[arg-type]
+        packages=(*kernel, *driver),
+        first=tuple(filled(packages.first)),
+        stream=stream.format(branch=branch) if stream else None,
+        held=held,
+        services=tuple(services),
+        repository=repository,
+        cuda=_cuda(branch),
+    )
+
+
+def _flavour(name: str, facts: Facts, host_class: HostClass, packages: DriverPackages) -> str:
+    """The kernel's flavour, as packages name it."""
+    if not any("{flavour}" in each for each in (*packages.kernel, *packages.open)):
+        return ""
+    release = facts.os.kernel or ""
+    found = _FLAVOUR.fullmatch(release)
+    if found is None:
+        what = f"the packages for its kernel are not known{f': {release}' if release else ', because its facts do not name it (os.kernel)'}"
+        raise Conflict(name, what, (Proposal(f"boot one of the distribution's kernels on {name}"), exclude([name])))
+    own = packages.own_kernels.get(host_class.os_version)
+    enabled = own is not None and found[1] == "generic" and key(minor(release)) > key(own)
+    return f"generic-hwe-{host_class.os_version}" if enabled else found[1]
+
+
+def _repository(name: str, host_class: HostClass) -> Repository:
+    found = nvidia_repository(host_class)
+    if isinstance(found, str):
+        raise Conflict(name, found, (exclude([name]),))
+    return found
+
+
+def _cuda(branch: str) -> str | None:
+    """The newest known CUDA that a branch runs natively."""
+    fitting = [cuda for cuda, oldest in catalog.cuda().toolkits.drivers.items() if key(oldest)[0] <= int(branch)]
+    return max(fitting, key=key, default=None)
+
+
+def _oldest_version(branch: str, cuda: str | None) -> str:
+    """The oldest version of a branch that runs that CUDA."""
+    oldest = catalog.cuda().toolkits.drivers.get(cuda or "", "")
+    return oldest if oldest.startswith(f"{branch}.") else branch
+
+
+def _why(facts: Facts, branch: str, modules: str, packages: DriverPackages, requested: str) -> tuple[str, ...]:
+    known, capabilities = catalog.driver(), _capabilities(facts)
+    why = [
+        f"{_described(branch)}, requested by name" if requested != AUTO else f"{_described(branch)}, the newest for production that fits"
+    ]
+    if not capabilities:
+        why.append("open kernel modules, because GPUs that are not known are taken for newer ones")
+    elif modules == "open":
+        why.append(f"open kernel modules, because all its GPUs have compute capability {known.modules.open_from} or higher")
+    else:
+        why.append(f"proprietary kernel modules, because compute capability {capabilities[0]} is lower than {known.modules.open_from}")
+    if facts.nvidia.nouveau:
+        why.append("nouveau is disabled, which uses the GPUs now")
+    if not packages.built:
+        why.append("its kernel modules are signed by the distribution" + (", for Secure Boot" if facts.security.secure_boot else ""))
+    elif facts.security.secure_boot:
+        why.append("Secure Boot is on, and the key of DKMS is enrolled")
+    return tuple(why)
+
+
+def _described(branch: str) -> str:
+    until = catalog.cuda().driver_branches.ends.get(branch)
+    return f"{branch} is {_KINDS[catalog.driver().branches.of[branch]]}{f' (until {until})' if until else ''}"
