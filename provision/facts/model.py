@@ -99,7 +99,6 @@ class System(Section):
     name: str | None = None
     id_like: list[str] = []
     family: WordOrNothing = ""
-    kernel: Word | None = None
     libc: Version | None = None
     kernel: str | None = None
 
@@ -290,9 +289,6 @@ class Nvidia(Section):
     fabric_manager: bool | None = None
     imex: bool | None = None
     imex_channels: bool | None = None
-
-
-PciId = Annotated[str, Form(r"[0-9a-f]{4}", "four hexadecimal digits")]
 
 
 class PciDevice(Section):

@@ -23,7 +23,7 @@ from provision.resolve.remedies import Conflict, Proposal, change_requirements, 
 
 AUTO = "auto"
 _KINDS = {"long-term": "a long-term branch", "production": "a production branch", "feature": "a branch for new features"}
-_FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-(\D.*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
+_FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-([a-zA-Z][\w-]*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
 
 
 def drivers(
