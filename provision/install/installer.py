@@ -238,6 +238,8 @@ def partly_checked(host: HostPlan) -> set[str]:
         roles.add("linker")
     if host.nccl_packages is not None:
         roles.add("nccl")
+    if host.driver is not None:
+        roles.add("driver")
     return roles
 
 

@@ -94,7 +94,7 @@ def test_invalid_values_are_named(tmp_path: Path, text: str, says: str) -> None:
 def test_unknown_keys_have_no_effect_and_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("parms: {}\nparams: {fusion_threshold: 3, cycle_time_ms: 2, torus_allreduce: true}\nxgboost: 3\n")
-    chosen = run_options(["train"], config_file=path, env="none")
+    chosen = run_options(["train"], config_file=path, variables="none")
     assert chosen.environment == {"HOROVOD_CYCLE_TIME": "2", "HOROVOD_TORUS_ALLREDUCE": "1"}
     assert [line.partition(", it has no effect; there are ")[0] for line in capsys.readouterr().err.splitlines()] == [
         f"warning: {path}: parms: no such section",

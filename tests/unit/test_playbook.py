@@ -385,10 +385,10 @@ def test_roles_that_a_dry_run_checks_in_part_are_named() -> None:
     skipping = {path.relative_to(roles).parts[0] for path in roles.rglob("*.yml") if "ansible_check_mode" in path.read_text()}
     # What these skip copies a file for a later task that reports the change, or changes nothing.
     skipping -= {"bundle", "from_source", "hwloc", "python", "pytorch"}
-    host = SimpleNamespace(root=True, nccl=object(), nccl_packages=object())
+    host = SimpleNamespace(root=True, driver=object(), nccl=object(), nccl_packages=object())
     assert installer.partly_checked(cast(HostPlan, host)) == skipping
-    rootless = SimpleNamespace(root=False, nccl=None, nccl_packages=None)
-    assert installer.partly_checked(cast(HostPlan, rootless)) == skipping - {"packages", "linker", "nccl"}
+    rootless = SimpleNamespace(root=False, driver=None, nccl=None, nccl_packages=None)
+    assert installer.partly_checked(cast(HostPlan, rootless)) == skipping - {"driver", "packages", "linker", "nccl"}
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")

@@ -35,16 +35,18 @@ from provision.report.model import HostReport, Report
 from provision.survey.collect import Survey
 
 WITHOUT_TORCH = Options(torch=False, smoke=None)
+M40 = {"name": "Tesla M40", "compute_capability": "5.2"}
+A100 = {"name": "A100", "compute_capability": "8.0"}
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
 
 
 class Hosts:
-    """Two hosts, of which ``b`` has the newer driver: alone it would get a newer NCCL than next to ``a``."""
+    """Two hosts, of which ``b`` has the newer GPU: alone it would get a newer NCCL than next to ``a``."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "hosts.ini"
         self.file.write_text("a ansible_host=10.0.0.1\nb ansible_host=10.0.0.2\n")
-        self.facts = {name: self._facts(f"10.0.0.{number}", cuda) for number, (name, cuda) in enumerate((("a", "12.2"), ("b", "12.9")), 1)}
+        self.facts = {name: self._facts(f"10.0.0.{number}", gpu) for number, (name, gpu) in enumerate((("a", M40), ("b", A100)), 1)}
         self.failing: set[str] = set()
         self.steps: dict[str, Step] = {}
         self.unavailable = False
@@ -53,13 +55,13 @@ class Hosts:
         self.ends: Callable[[], object] | None = None
 
     @staticmethod
-    def _facts(address: str, cuda: str) -> facts.Facts:
+    def _facts(address: str, gpu: dict[str, str]) -> facts.Facts:
         return facts.Facts.model_validate(
             {
                 "os": {"id": "ubuntu", "version": "22.04"},
                 "arch": "x86_64",
-                "driver": {"version": "535.104.05", "cuda": cuda},
-                "gpus": [{"name": "A100", "compute_capability": "8.0"}],
+                "driver": {"version": "580.95.05", "cuda": "13.0"},
+                "gpus": [gpu],
                 "python": {"version": "3.10.12", "executable": "/usr/bin/python3"},
                 "network": {
                     "interfaces": [{"name": "eth0", "addresses": [f"{address}/24"], "up": True}],
@@ -124,7 +126,7 @@ def only(report: Report) -> str:
     return f"{failure.host}: {failure.what} → {failure.hint}"
 
 
-def test_alone_the_host_with_the_newer_driver_would_get_a_newer_nccl(hosts: Hosts) -> None:
+def test_alone_the_host_with_the_newer_gpu_would_get_a_newer_nccl(hosts: Hosts) -> None:
     assert hosts.up(limit="b").ok
     alone = hosts.nccl()["b"]
     hosts.change("b", installed={})
@@ -296,7 +298,7 @@ def test_a_run_that_ended_while_hosts_may_be_locked_is_known_to_be_over(hosts: H
 
 def test_hosts_that_lag_behind_several_others_must_come_along(hosts: Hosts) -> None:
     hosts.file.write_text(hosts.file.read_text() + "c ansible_host=10.0.0.3\n")
-    hosts.facts["c"] = hosts._facts("10.0.0.3", "12.9")
+    hosts.facts["c"] = hosts._facts("10.0.0.3", A100)
     assert hosts.up(replace(WITHOUT_TORCH, nccl_version="2.21.5")).ok
     hosts.failing = {"b", "c"}
     hosts.up(replace(WITHOUT_TORCH, upgrade=True))
@@ -366,9 +368,9 @@ def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
 
 
 def test_what_the_others_have_and_does_not_fit_is_given_up_for_all_or_not_at_all(hosts: Hosts) -> None:
-    hosts.change("a", driver={"version": "535.104.05", "cuda": "12.9"})
+    hosts.change("a", gpus=[A100])
     assert hosts.up(limit="b").ok
-    hosts.change("a", driver={"version": "535.104.05", "cuda": "12.2"})
+    hosts.change("a", gpus=[M40])
     assert "--upgrade without --limit, which resolves again" in only(hosts.up(limit="a"))
     assert hosts.up(replace(WITHOUT_TORCH, upgrade=True)).ok
 

