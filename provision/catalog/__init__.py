@@ -95,6 +95,7 @@ cuda_images: Callable[[], models.CudaImages] = partial(load, "cuda_images")  # t
 cuda_repositories: Callable[[], models.CudaRepositories] = partial(load, "cuda_repositories")  # NVIDIA's package repositories
 hardware: Callable[[], models.Hardware] = partial(load, "hardware")  # other vendors' accelerators, Jetson, GPUDirect RDMA
 driver: Callable[[], models.Driver] = partial(load, "driver")  # NVIDIA's driver: branches, GPUs, packages
+gpu_health: Callable[[], models.GpuHealth] = partial(load, "gpu_health")  # Xids, limits, bandwidths, tools
 hwloc: Callable[[], models.Hwloc] = partial(load, "hwloc")
 images: Callable[[], models.Images] = partial(load, "images")  # contents of images besides the plan
 mnist: Callable[[], models.DataSets] = partial(load, "mnist")  # data sets of the smoke job

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from provision.base.problems import Severity
 from provision.base.validation import Form, KeyPath, Model, refuse
 from provision.base.versions import key
 
@@ -669,6 +670,74 @@ class DataSets(File):
     digits: DataSet
 
 
+class KnownXid(Model):
+    """What an Xid means. ``severity``: of the host that shows it."""
+
+    meaning: Text
+    severity: Severity
+    remedy: Text
+
+
+class Xids(Sourced):
+    known: dict[Number, KnownXid]
+
+
+class CounterLimit(Model):
+    above: int
+    severity: Severity
+
+
+class CounterLimits(Sourced):
+    counters: dict[Text, CounterLimit]
+
+
+class HealthLimits(Sourced):
+    """``pcie_lane_gbs``: generation → GB/s of a lane. The shares are of what is expected, or of what most GPUs have."""
+
+    pcie_lane_gbs: dict[Number, float]
+    pcie_share: float
+    slowest_gpu_share: float
+    power_limit_share: float
+    pcie_replays: int
+
+
+class ExpectedAllReduce(Model):
+    """The bus bandwidth of ``gpus`` GPUs of a model in one host, in GB/s."""
+
+    gpu: Text
+    gpus: int
+    busbw: float
+    from_: Text = Field(alias="from")
+
+
+class AllReduceBandwidths(Sourced):
+    share: float
+    unfit_share: float
+    expected: tuple[ExpectedAllReduce, ...]
+
+
+class DcgmSeverities(Sourced):
+    harmless: tuple[int, ...]
+
+
+class HealthTools(Sourced):
+    """Test → the package that brings its program."""
+
+    packages: dict[Literal["dcgm", "nvbandwidth", "allreduce"], Text]
+
+
+class GpuHealth(File):
+    """gpu_health.yaml."""
+
+    xids: Xids
+    nvlink_errors: CounterLimits
+    rdma_errors: CounterLimits
+    limits: HealthLimits
+    all_reduce: AllReduceBandwidths
+    dcgm: DcgmSeverities
+    tools: HealthTools
+
+
 FILES: dict[str, type[File]] = {
     "connection": Connection,
     "cuda": CudaVersions,
@@ -676,6 +745,7 @@ FILES: dict[str, type[File]] = {
     "cuda_repositories": CudaRepositories,
     "hardware": Hardware,
     "driver": Driver,
+    "gpu_health": GpuHealth,
     "hwloc": Hwloc,
     "images": Images,
     "mnist": DataSets,

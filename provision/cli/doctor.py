@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +18,25 @@ from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, w
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
 from provision.doctor import fixes, show, support_bundle
-from provision.doctor.checks import CHECKED
-from provision.doctor.host_checks import Examination, examine_hosts, examine_this_machine, with_logs
+from provision.doctor.checks import CHECKED, CHECKS
+from provision.doctor.health.collect import HealthRequest
+from provision.doctor.health.model import Test
+from provision.doctor.health.verdict import Verdict, write_quarantine
+from provision.doctor.health.verdict import verdicts as verdict_of
+from provision.doctor.host_checks import (
+    THIS_MACHINE,
+    Examination,
+    examine_gpus_of_this_machine,
+    examine_hosts,
+    examine_this_machine,
+    with_logs,
+)
 from provision.inventory import Inventory
 from provision.remote import progress
 from provision.remote.session import Session
+
+HEALTH_CHECKS = frozenset(check.id for check in CHECKS if check.of_health)
+_FULL_LEVEL = 2  # of DCGM: minutes, where level 3 takes half an hour
 
 
 class _CheckByDefault(TyperGroup):
@@ -43,8 +59,42 @@ app = App(
 )
 
 
+@dataclass(frozen=True)
+class _GpuOptions:
+    """``request``: None where the health of GPUs is not asked for."""
+
+    request: HealthRequest | None
+    quarantine: Path | None
+    prolog: bool
+
+
+def gpu_options(
+    gpu: Annotated[bool, typer.Option("--gpu", help="Check the health of GPUs and RDMA ports, too; loads no GPU.")] = False,
+    dcgm: Annotated[int | None, typer.Option("--dcgm", min=1, max=3, help="With --gpu: run DCGM's diagnostics of this level.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --gpu: DCGM (level 2), nvbandwidth and nccl-tests; they load the GPUs.")
+    ] = False,
+    quarantine: Annotated[
+        Path | None,
+        typer.Option("--quarantine", help="With --gpu: write the unfit hosts to this file, for `--limit '!@FILE'`.", dir_okay=False),
+    ] = None,
+    prolog: Annotated[
+        bool, typer.Option("--prolog", help="As Slurm's Prolog: this machine's GPUs only; silent, and 1 if they are unfit.")
+    ] = False,
+) -> _GpuOptions:
+    """What to check of GPUs. Raises UsageError for options without --gpu."""
+    alone = [name for name, on in (("--dcgm", dcgm), ("--full", full), ("--quarantine", quarantine)) if on]
+    if prolog and alone:
+        raise UsageError(f"--prolog and {alone[0]} exclude each other", hint="a prolog has to be quick and changes no file")
+    if alone and not gpu:
+        raise UsageError(f"{alone[0]} belongs to --gpu", hint=f"provision doctor HOSTS --gpu {alone[0]} …")
+    level = dcgm or (_FULL_LEVEL if full else None)
+    tests: tuple[Test, ...] = (*(("dcgm",) if level else ()), *(("nvbandwidth", "allreduce") if full else ()))
+    return _GpuOptions(HealthRequest(tests, level) if gpu else None, quarantine, prolog)
+
+
 @app.command()
-@with_options(passwords=passwords)
+@with_options(gpu=gpu_options, passwords=passwords)
 def check(
     hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to read, `-` for standard input; may be repeated.")] = None,
@@ -55,9 +105,17 @@ def check(
     limit: Limit = None,
     json_: Json = False,
     *,
+    gpu: _GpuOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Check hosts (this machine by default), or read logs, or both. `check` itself may be left out."""
+    if gpu.prolog:
+        if hosts is not None or log or fix or only or json_:
+            raise UsageError("--prolog checks this machine alone and takes no other options", hint="provision doctor --prolog")
+        _prolog()
+        return
+    if gpu.request and fix:
+        raise UsageError("--gpu and --fix exclude each other", hint="what --gpu finds is not fixed automatically")
     wanted = {signatures.known_error(name).id for name in only or ()}
     if hosts is None and fix:
         raise UsageError("--fix needs HOSTS", hint="provision doctor localhost --fix")
@@ -65,18 +123,19 @@ def check(
         terminal.say("--bandwidth is deprecated and measures nothing: `provision bench HOSTS` measures every pair of hosts")
     in_logs = logs.read(log) if log else []
     if hosts is None:
-        if log:
+        if log and not gpu.request:
             _print(_chosen(in_logs, wanted), json_, examined=_names(log))
         else:
-            found = examine_this_machine().findings
-            _print(_chosen(found, wanted), json_, examined="this machine")
+            examination = examine_this_machine(gpu.request)
+            findings = with_logs(examination.findings, in_logs, CHECKED)
+            _print(_chosen(findings, wanted), json_, examined="this machine", verdicts=_verdicts(examination, gpu))
         return
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         session = Session(inventory, shown, passwords)
         fixed = True
         try:
-            examination = examine_hosts(session)
+            examination = examine_hosts(session, gpu.request)
             if fix:
                 examination.findings[:] = _chosen(examination.findings, wanted)
                 examination, fixed = _fix(inventory, session, examination, passwords, yes)
@@ -86,8 +145,9 @@ def check(
     findings = _chosen(with_logs(examination.findings, in_logs, checked), wanted)
     if not json_:
         show.overview(findings, examination.hosts, terminal.out())
+    made = _verdicts(examination, gpu)
     answered = len(examination.facts)
-    _print(findings, json_, examined=f"{answered} of {len(examination.hosts)} hosts", failed=not answered)
+    _print(findings, json_, examined=f"{answered} of {len(examination.hosts)} hosts", failed=not answered, verdicts=made)
     if not fixed:
         raise typer.Exit(1)
 
@@ -125,11 +185,38 @@ def list_() -> None:
     show.known_errors(terminal.out())
 
 
-def _print(found: list[Finding], as_json: bool, *, examined: str, failed: bool = False) -> None:
+def _prolog() -> None:
+    """Exit as Slurm wants: 0, or 1 and one line on standard error, with which slurmd drains the node."""
+    name = socket.gethostname() or THIS_MACHINE
+    examination = examine_gpus_of_this_machine(name)
+    (verdict,) = verdict_of(examination.hosts, examination.healths, examination.findings, HEALTH_CHECKS)
+    if verdict.reasons:
+        worst = verdict.reasons[0]
+        more = f" (and {len(verdict.reasons) - 1} more)" if len(verdict.reasons) > 1 else ""
+        terminal.err().say(f"provision: {name}: GPUs {verdict.word}: {worst.observed.splitlines()[0]} [{worst.id}]{more}")
+    if verdict.word == "unfit":
+        raise typer.Exit(1)
+
+
+def _verdicts(examination: Examination, gpu: _GpuOptions) -> list[Verdict]:
+    """The verdicts on all hosts, where GPUs were checked; the unfit ones are written where ``--quarantine`` says."""
+    if gpu.request is None:
+        return []
+    made = verdict_of(examination.hosts, examination.healths, examination.findings, HEALTH_CHECKS)
+    if gpu.quarantine is not None:
+        unfit = write_quarantine(gpu.quarantine, made)
+        counted = f"{len(unfit)} unfit host{'s' * (len(unfit) != 1)}"
+        terminal.say(f"{counted} written to {gpu.quarantine}; to leave them out: --limit '!@{gpu.quarantine}'")
+    return made
+
+
+def _print(found: list[Finding], as_json: bool, *, examined: str, failed: bool = False, verdicts: Sequence[Verdict] = ()) -> None:
     if as_json:
-        terminal.print_json(document(found))
+        made = {"verdicts": {verdict.host: verdict.as_dict() for verdict in verdicts}} if verdicts else {}
+        terminal.print_json({**document(found), **made})
     else:
         show.findings(found, terminal.out(), examined=examined)
+        show.verdicts(verdicts, terminal.out())
     if failed or found:
         raise typer.Exit(2 if failed else 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from provision import facts
 from provision.base import resources
@@ -13,6 +13,9 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
+from provision.doctor.health import collect as health
+from provision.doctor.health.collect import HealthRequest
+from provision.doctor.health.model import Health
 from provision.facts import Facts, Unsurveyed
 from provision.remote.session import Session
 from provision.survey import collect, gpu_code
@@ -24,14 +27,15 @@ _NEEDED_MB = 200  # an examined host needs room for a job, not for an installati
 
 @dataclass(frozen=True)
 class Examination:
-    """Facts of the hosts that answered, what is wrong with them, and the names of all hosts."""
+    """Facts of the hosts that answered, what is wrong with them, the names of all hosts, and the health of GPUs where it was asked for."""
 
     facts: Mapping[str, Facts]
     findings: list[Finding]
     hosts: list[str]
+    healths: Mapping[str, Health] = field(default_factory=dict)
 
 
-def examine_this_machine() -> Examination:
+def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
     """Raises UsageError when the survey cannot run here."""
     try:
         script = resources.script("survey").encode()
@@ -43,11 +47,18 @@ def examine_this_machine() -> Examination:
         raise UsageError(f"this machine cannot be surveyed: {facts.unsurveyed_problem(THIS_MACHINE, found).what}")
     prefix = found.installed.prefix or "/opt"
     problems = facts.host_problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
-    return Examination({THIS_MACHINE: found}, examine({THIS_MACHINE: found}, problems), [THIS_MACHINE])
+    healths = {THIS_MACHINE: health.of_this_machine(gpu)} if gpu else {}
+    return Examination({THIS_MACHINE: found}, examine({THIS_MACHINE: found}, problems, {}, healths), [THIS_MACHINE], healths)
 
 
-def examine_hosts(session: Session) -> Examination:
-    """Survey all hosts of the inventory at once, then check their connections to each other."""
+def examine_gpus_of_this_machine(name: str) -> Examination:
+    """The health of this machine's GPUs alone, without the survey. ``name``: how findings call it."""
+    healths = {name: health.of_this_machine(HealthRequest())}
+    return Examination({}, examine({}, (), {}, healths), [name], healths)
+
+
+def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examination:
+    """Survey all hosts of the inventory at once, then check their connections to each other, and their GPUs' health if asked."""
     survey = collect.survey_hosts(session)
     for host in session.inventory.hosts:  # checks compare with the inventory's interface, where it names one
         if host.name in survey.hosts:
@@ -56,8 +67,9 @@ def examine_hosts(session: Session) -> Examination:
             survey.hosts[host.name] = found.model_copy(update={"network": network})
     connections, problems = reachability.check(session, survey.hosts)
     problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus})
+    healths = health.of_hosts(session, survey.hosts, gpu) if gpu else {}
     names = [host.name for host in session.inventory.hosts]
-    return Examination(survey.hosts, examine(survey.hosts, [*survey.problems, *problems], connections), names)
+    return Examination(survey.hosts, examine(survey.hosts, [*survey.problems, *problems], connections, healths), names, healths)
 
 
 def _python(found: Facts) -> str:

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision import facts
-from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
+from provision.doctor import host_scripts
 from provision.doctor.checks import Reachability
 from provision.facts import Facts
 from provision.inventory import Host
-from provision.remote.ansible import Event
 from provision.remote.session import Session
 
 GROUP = 50  # hosts that try to reach each other; of more, each tries those of its own fifty
@@ -38,7 +37,7 @@ def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reach
     problems: list[Problem] = []
     for group in (able[start : start + GROUP] for start in range(0, len(able), GROUP)):
         if len(group) > 1:
-            outputs = _play(session, orders(group, known))
+            outputs = host_scripts.run(session, "reach.py", "Reach", orders(group, known))
             for host in group:
                 output = outputs.get(host.name, "")
                 try:
@@ -84,28 +83,6 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> dict[str, dict[
             },
         }
     return made
-
-
-def _play(session: Session, made: Mapping[str, Any]) -> dict[str, str]:
-    outputs: dict[str, str] = {}
-
-    def note(event: Event) -> None:
-        if event.kind in ("ok", "changed"):
-            outputs[event.host] = str(event.result.get("stdout", ""))
-        elif event.kind in ("failed", "unreachable"):
-            outputs[event.host] = event.text
-
-    session.play(
-        resources.folder("playbooks") / "reach.yml",
-        "Reach",
-        hosts=list(made),
-        extra_vars={
-            "provision_reach": made,
-            "provision_reach_program": resources.inline_command("reach.py", interpreter="").strip(),
-        },
-        on_event=note,
-    )
-    return outputs
 
 
 def parse(output: str) -> Reachability:

@@ -8,8 +8,10 @@ from provision.base.problems import SEVERITIES
 from provision.base.terminal import Console
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures
+from provision.doctor.health.verdict import Verdict
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+VERDICT_STYLES = {"unfit": "bold red", "degraded": "bold yellow", "healthy": "green"}
 LONGEST_QUOTE = 300  # characters of a log line
 
 
@@ -41,6 +43,22 @@ def overview(found: Sequence[Finding], hosts: Sequence[str], console: Console) -
     width = max(len(host) for host in hosts)
     for _, host, state, layers_text in sorted(rows, key=lambda row: row[0]):
         console.say(f"{host:{width}}  {state:8} {layers_text}", STYLES.get(state, "green"))
+
+
+def verdicts(made: Sequence[Verdict], console: Console) -> None:
+    """Print the table of verdicts on GPUs, the worst host first."""
+    if not made:
+        return
+    rows = [("host", "verdict", "GPUs", "because of"), *((each.host, each.word, each.gpus, _reasons(each)) for each in made)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    console.say("")
+    for row in rows:
+        line = "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=False)) + f"  {row[3]}"
+        console.say(line.rstrip(), VERDICT_STYLES.get(row[1], "bold"))
+
+
+def _reasons(verdict: Verdict) -> str:
+    return ", ".join(dict.fromkeys(each.id for each in verdict.reasons)) or "-"
 
 
 def _root_cause(finding: Finding, console: Console) -> None:

@@ -5,7 +5,7 @@ Importing the modules registers their checks.
 
 from __future__ import annotations
 
-from provision.doctor.checks import cluster, gpus, software, system
+from provision.doctor.checks import cluster, gpus, health, software, system
 from provision.doctor.checks.examination import examine
 from provision.doctor.checks.registry import CHECKS, Reachability
 from provision.survey import gpu_code
@@ -13,4 +13,4 @@ from provision.survey import gpu_code
 #: Ids of the errors that hosts are checked for: by their facts, and by the libraries of their environments.
 CHECKED = frozenset((*(check.id for check in CHECKS), gpu_code.ID))
 
-__all__ = ["CHECKED", "CHECKS", "Reachability", "cluster", "examine", "gpus", "software", "system"]
+__all__ = ["CHECKED", "CHECKS", "Reachability", "cluster", "examine", "gpus", "health", "software", "system"]

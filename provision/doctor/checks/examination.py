@@ -10,6 +10,8 @@ from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import LAYERS, known_error
 from provision.doctor.checks.registry import CHECKS, Reachability
+from provision.doctor.health.model import Health
+from provision.doctor.health.parsers import xids
 from provision.facts import Facts
 
 LOGIN_FIX = (
@@ -19,7 +21,10 @@ LOGIN_FIX = (
 
 
 def examine(
-    hosts: Mapping[str, Facts], problems: Sequence[Problem] = (), connections: Mapping[str, Reachability] | None = None
+    hosts: Mapping[str, Facts],
+    problems: Sequence[Problem] = (),
+    connections: Mapping[str, Reachability] | None = None,
+    healths: Mapping[str, Health] | None = None,
 ) -> list[Finding]:
     """What is wrong with the hosts, worst first, then by layer and host.
 
@@ -27,24 +32,27 @@ def examine(
         hosts: name → facts, of the hosts that answered.
         problems: what the survey itself found.
         connections: host → whether it reaches the others, where that was checked.
+        healths: host → the health of its GPUs, where that was asked for.
     """
-    connections = connections or {}
+    connections, healths = connections or {}, healths or {}
     found = [_of_problem(problem) for problem in problems]
     for check in CHECKS:
         error = known_error(check.id)
         found += [
             Finding.of(
                 error,
-                severity=check.severity or error.severity,
+                severity=seen.severity or check.severity or error.severity,
                 host=seen.host,
                 observed=seen.what,
                 expected=seen.expected,
                 fix=seen.fix or error.fix,
             )
-            for seen in check.observe(hosts, connections)
+            for seen in check.observe(hosts, connections, healths)
         ]
     for name, facts in hosts.items():
-        found += _of_kernel_log(name, facts)
+        in_log = _of_kernel_log(name, facts)
+        # The check of health reads all Xids, and knows more of each.
+        found += [each for each in in_log if name not in healths or not any(xids((each.observed,)))]
     for name, reachability in connections.items():
         found += _of_logins(name, reachability, hosts[name])
     return sorted(_merged(found), key=lambda each: (SEVERITIES.index(each.severity), LAYERS.index(each.layer), each.host or ""))
@@ -57,7 +65,9 @@ def _merged(found: Iterable[Finding]) -> Iterable[Finding]:
         same = merged.setdefault((finding.id, finding.host), finding)
         if finding.observed not in same.observed:
             fix = (*same.fix, *(step for step in finding.fix if step not in same.fix))
-            merged[finding.id, finding.host] = replace(same, observed=f"{same.observed}; {finding.observed}", fix=fix)
+            worst = min(same.severity, finding.severity, key=SEVERITIES.index)
+            observed = f"{same.observed}; {finding.observed}"
+            merged[finding.id, finding.host] = replace(same, severity=worst, observed=observed, fix=fix)
     return merged.values()
 
 

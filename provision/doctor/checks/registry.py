@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from provision.base.problems import Severity
+from provision.doctor.health.model import Health
 from provision.facts import Facts
 
 
@@ -16,12 +17,14 @@ class Observation:
     Args:
         fix: commands with this host's own paths and names, instead of the entry's general ones.
         host: in checks of several hosts, the one that it is about.
+        severity: where it depends on what was observed; otherwise the check's or the entry's.
     """
 
     what: str
     expected: str
     fix: tuple[str, ...] = ()
     host: str = ""
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,19 @@ class Reachability:
 
 Hosts = Mapping[str, Facts]
 Connections = Mapping[str, Reachability]
+Healths = Mapping[str, Health]
 Observations = Iterator[Observation]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check of all hosts. ``severity`` replaces the entry's own: an error in a log may only be a warning before it happens."""
+    """One check of all hosts. ``severity`` replaces the entry's own: an error in a log may only be a warning before it happens.
+    ``of_health``: of GPUs' health."""
 
     id: str
-    observe: Callable[[Hosts, Connections], Observations]
+    observe: Callable[[Hosts, Connections, Healths], Observations]
     severity: Severity | None = None
+    of_health: bool = False
 
 
 CHECKS: list[Check] = []
@@ -61,7 +67,7 @@ def host_check(name: str, severity: Severity | None = None) -> Callable[[Callabl
     """Register a check of one host's facts."""
 
     def register(check: Callable[[Facts], Observations]) -> None:
-        def observe(hosts: Hosts, _: Connections) -> Observations:
+        def observe(hosts: Hosts, _: Connections, __: Healths) -> Observations:
             for host, facts in hosts.items():
                 yield from (replace(observation, host=host) for observation in check(facts))
 
@@ -72,9 +78,22 @@ def host_check(name: str, severity: Severity | None = None) -> Callable[[Callabl
 
 def cluster_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Hosts], Observations]], None]:
     """Register a check that compares the facts of all hosts."""
-    return lambda check: CHECKS.append(Check(name, lambda hosts, _: check(hosts), severity))
+    return lambda check: CHECKS.append(Check(name, lambda hosts, _, __: check(hosts), severity))
 
 
 def connection_check(name: str) -> Callable[[Callable[[Connections], Observations]], None]:
     """Register a check of the connections between hosts."""
-    return lambda check: CHECKS.append(Check(name, lambda _, connections: check(connections)))
+    return lambda check: CHECKS.append(Check(name, lambda _, connections, __: check(connections)))
+
+
+def health_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Health], Observations]], None]:
+    """Register a check of the health of one host's GPUs, which is known with `--gpu` only. It counts for the host's verdict."""
+
+    def register(check: Callable[[Health], Observations]) -> None:
+        def observe(_: Hosts, __: Connections, healths: Healths) -> Observations:
+            for host, health in healths.items():
+                yield from (replace(observation, host=host) for observation in check(health))
+
+        CHECKS.append(Check(name, observe, severity, of_health=True))
+
+    return register

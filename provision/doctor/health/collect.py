@@ -1,0 +1,67 @@
+"""Collection of GPUs' health: the script on the hosts, its orders, and its answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from provision import facts
+from provision.base import resources
+from provision.base.errors import ProvisionError
+from provision.doctor import host_scripts
+from provision.doctor.health import parsers
+from provision.doctor.health.model import Health, HostAnswer, Test, Unreadable
+from provision.facts import Facts
+from provision.remote.session import Session
+
+_BEGIN = "===PROVISION-GPU-HEALTH-BEGIN==="  # as hostside/gpu_health.py writes it
+_SCRIPT = "gpu_health.py"
+_LONGEST_S = 3600.0  # DCGM's level 3 takes most of it
+
+
+@dataclass(frozen=True)
+class HealthRequest:
+    """What to test besides what is always read. ``dcgm_level``: None without DCGM; the tests load the GPUs."""
+
+    tests: tuple[Test, ...] = ()
+    dcgm_level: int | None = None
+
+    def order(self) -> dict[str, object]:
+        return {"tests": list(self.tests), "dcgm_level": self.dcgm_level or 1}
+
+
+def of_hosts(session: Session, known: Mapping[str, Facts], request: HealthRequest) -> dict[str, Health]:
+    """Host → its health, of the hosts that answered the survey (``known``)."""
+    orders = {name: {"python": found.python.executable or "python3", "order": request.order()} for name, found in known.items()}
+    outputs = host_scripts.run(session, _SCRIPT, "GPU health", orders) if orders else {}
+    return {name: parse(outputs.get(name, ""), request) for name in orders}
+
+
+def of_this_machine(request: HealthRequest) -> Health:
+    command = [sys.executable, "-c", resources.script(_SCRIPT)]
+    try:
+        done = subprocess.run(command, input=json.dumps(request.order()).encode(), capture_output=True, timeout=_LONGEST_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _nothing(str(error))
+    return parse((done.stdout or done.stderr).decode(errors="replace"), request)
+
+
+def parse(output: str, request: HealthRequest) -> Health:
+    """The health in a host's output; one in which nothing is readable where that is no answer of the script."""
+    try:
+        document = facts.parse_output(output, mark=_BEGIN, what="the check of GPUs")
+        # As JSON, where a list may be a tuple: strict models refuse that in Python's data.
+        return parsers.health(HostAnswer.model_validate_json(json.dumps(document)), request.tests)
+    except ValidationError:
+        return _nothing("the check of GPUs gave an invalid answer")
+    except ProvisionError as error:
+        return _nothing(error.what)
+
+
+def _nothing(why: str) -> Health:
+    return Health(unreadable=(Unreadable(what="nvidia-smi", why=why),), xids=None)

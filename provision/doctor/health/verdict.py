@@ -1,0 +1,76 @@
+"""Verdicts: one word per host about its GPUs' health, the table of them, and the list of hosts to leave out. Pure, but for that file."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from provision.base.errors import UsageError
+from provision.diagnosis.findings import Finding
+from provision.doctor.health.model import Health
+
+Word = Literal["healthy", "degraded", "unfit"]
+WORDS: tuple[Word, ...] = ("unfit", "degraded", "healthy")  # worst first
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a host can take a job. ``reasons``: the findings behind it, errors first; ``gpus``: such as `8 × NVIDIA H200`."""
+
+    host: str
+    word: Word
+    gpus: str
+    reasons: tuple[Finding, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"verdict": self.word, "gpus": self.gpus, "findings": [each.id for each in self.reasons]}
+
+
+def verdicts(hosts: Sequence[str], healths: Mapping[str, Health], findings: Iterable[Finding], counted: frozenset[str]) -> list[Verdict]:
+    """The verdict on each host, the worst first.
+
+    Args:
+        findings: of all checks; those of the driver layer that are errors count, too.
+        counted: ids of the checks of health.
+    """
+    made = []
+    found = list(findings)
+    for host in hosts:
+        if host not in healths:
+            made.append(Verdict(host, "unfit", "not reached", tuple(each for each in found if each.host == host)))
+            continue
+        reasons = [
+            each
+            for each in found
+            if each.host == host and each.severity != "note" and (each.id in counted or (each.layer, each.severity) == ("driver", "error"))
+        ]
+        word: Word = "unfit" if any(each.severity == "error" for each in reasons) else "degraded" if reasons else "healthy"
+        made.append(Verdict(host, word, _gpus(healths[host]), tuple(sorted(reasons, key=lambda each: each.severity != "error"))))
+    return sorted(made, key=lambda verdict: WORDS.index(verdict.word))
+
+
+def _gpus(health: Health) -> str:
+    if health.gpus is None:
+        return f"{health.devices} unknown" if health.devices or health.unreadable else "no GPU"
+    counts = Counter(gpu.name for gpu in health.gpus.gpus)
+    return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "no GPU"
+
+
+def write_quarantine(path: Path, made: Sequence[Verdict]) -> list[str]:
+    """Write the unfit hosts, one name per line, as `--limit '!@FILE'` reads them; an empty file where there are none.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    unfit = sorted(verdict.host for verdict in made if verdict.word == "unfit")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text("".join(f"{host}\n" for host in unfit), encoding="utf-8")
+        fresh.replace(path)  # who reads it meanwhile sees the old list or the new one
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
+    return unfit

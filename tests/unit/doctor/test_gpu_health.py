@@ -1,0 +1,425 @@
+"""Health of GPUs: parsers on outputs of real tools (tests/data/gpu_health), the checks' judgement, the script on the hosts, verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loading import load
+from typer.testing import CliRunner
+
+from provision import catalog
+from provision.base import resources
+from provision.base.errors import UsageError
+from provision.cli.doctor import HEALTH_CHECKS
+from provision.cli.main import app
+from provision.cli.options import inventory_of
+from provision.diagnosis.findings import Finding
+from provision.doctor.checks import examine
+from provision.doctor.health import parsers
+from provision.doctor.health.collect import HealthRequest, parse
+from provision.doctor.health.model import Bandwidths, Gpu, Gpus, Health, HostAnswer, KernelLog, Output, RdmaPort
+from provision.doctor.health.verdict import verdicts, write_quarantine
+
+DATA = Path(__file__).parents[2] / "data" / "gpu_health"
+XMLS = sorted(path.name for path in DATA.glob("*.xml"))
+
+
+def text(name: str) -> str:
+    return (DATA / name).read_text(encoding="utf-8")
+
+
+def answer(kernel: str = "", gpus: int = 1, rdma: tuple[RdmaPort, ...] = (), **outputs: str) -> HostAnswer:
+    """What a host says, with the outputs of these commands (`nvidia_smi` is nvidia-smi)."""
+    made = {name.replace("_", "-"): Output(found=True, code=0, timed_out=False, text=each) for name, each in outputs.items()}
+    return HostAnswer(gpus=gpus, outputs=made, kernel_log=KernelLog(readable=True, lines=tuple(kernel.splitlines())), rdma=rdma)
+
+
+def judged(health: Health) -> dict[str, Finding]:
+    return {each.id: each for each in examine({}, (), {}, {"h": health})}
+
+
+def one(**values: Any) -> Health:
+    """A host with one GPU of these values."""
+    return Health(devices=1, gpus=Gpus(driver="580.1", attached=1, gpus=(Gpu(bus_id="1", name="G", **values),)))
+
+
+# ---------------------------------------------------------------------------------------------- parsers
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "model", "uncorrectable", "limit"),
+    [
+        ("t4-515.xml", "515.105.01", "Tesla T4", 0, 70.0),
+        ("a10g-515.xml", "515.105.01", "NVIDIA A10G", 0, 300.0),
+        ("a100-535.xml", "535.54.03", "NVIDIA A100-SXM4-80GB", 0, 500.0),
+        ("rtx-pro-6000-590.xml", "590.44.01", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None, 300.0),
+    ],
+)
+def test_nvidia_smi_of_all_generations(name: str, driver: str, model: str, uncorrectable: int | None, limit: float) -> None:
+    found = parsers.nvidia_smi(text(name))
+    (gpu,) = found.gpus
+    assert (found.driver, gpu.name, gpu.uncorrectable, gpu.power_limit, gpu.default_power_limit) == (
+        driver,
+        model,
+        uncorrectable,
+        limit,
+        limit,
+    )
+    assert not gpu.lost
+    assert not gpu.throttled
+    assert not gpu.recovery
+
+
+@pytest.mark.parametrize("name", XMLS)
+def test_a_gpu_as_it_should_be_makes_no_host_unfit_or_degraded(name: str) -> None:
+    read = parsers.health(answer(nvidia_smi=text(name).replace("<attached_gpus>4<", "<attached_gpus>1<")))
+    assert {each.severity for each in judged(read).values()} <= {"note"}
+
+
+def test_topologies() -> None:
+    found = parsers.topology(text("topo-h100.txt")).pairs
+    assert len(found) == 28
+    assert set(found.values()) == {"NV18"}
+    assert parsers.topology(text("topo-1080ti.txt")).pairs == {(0, 1): "PHB"}
+    assert set(parsers.topology(text("topo-dgx2.txt")).pairs.values()) == {"NV6"}
+    assert set(parsers.topology(re.sub(r"GPU0", "\x1b[4mGPU0\x1b[0m", text("topo-h100.txt"), count=1)).pairs.values()) == {"NV18"}
+
+
+@pytest.mark.parametrize(("name", "active", "inactive"), [("v100", 4, 2), ("gb200", 18, 0), ("a6000", 4, 0)])
+def test_nvlinks(name: str, active: int, inactive: int) -> None:
+    (link,) = parsers.nvlink_status(text(f"nvlink-status-{name}.txt"))
+    assert (link.active, link.inactive) == (active, inactive)
+
+
+def test_nvlink_errors_are_summed_over_links() -> None:
+    recorded = text("nvlink-errors-h100.txt")
+    assert parsers.nvlink_errors(recorded) == {0: {"Replay Errors": 0, "Recovery Errors": 0, "CRC Errors": 0}}
+    assert parsers.nvlink_errors(recorded.replace("Recovery Errors: 0", "Recovery Errors: 2"))[0]["Recovery Errors"] == 6
+
+
+def test_xids() -> None:
+    found = {(each.number, each.device): each.nonfatal for each in parsers.xids(tuple(text("kernel.log").splitlines()))}
+    assert found == {
+        (63, "0000:10:1c"): False,
+        (45, "0000:dc:00"): False,
+        (45, "0000:ed:00"): False,
+        (144, "0000:01:00"): True,
+        (149, "0000:00:00"): False,
+        (31, "0000:01:00"): False,
+        (94, "0000:9b:00"): False,
+    }
+    (lost,) = parsers.xids(("NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",))
+    assert (lost.number, lost.device) == (79, "0000:01:00")
+
+
+def test_dcgm() -> None:
+    assert parsers.dcgm(text("dcgm-3.1.json")).model_dump() == {"version": "3.1.0", "tests": 4, "results": ()}
+    (failed,) = parsers.dcgm(text("dcgm-4.2.json")).results
+    assert (failed.test, failed.status, failed.gpus, failed.severity) == ("software", "fail", "0", 5)
+    assert failed.text.startswith("Persistence Mode:")
+    (old,) = parsers.dcgm(text("dcgm-3.1.json").replace('"gpu_ids" : 1, "status" : "PASS"', '"gpu_ids" : 1, "status" : "Fail"')).results
+    assert (old.test, old.gpus, old.severity) == ("software", "1", None)
+
+
+@pytest.mark.parametrize(("name", "count", "least"), [("h100", 8, 53.61), ("a10", 1, 25.17), ("rtx3050", 1, 12.98)])
+def test_nvbandwidth(name: str, count: int, least: float) -> None:
+    speeds = parsers.nvbandwidth(text(f"nvbandwidth-{name}.txt")).tests["host_to_device_memcpy_ce"]
+    assert (len(speeds), min(speeds)) == (count, least)
+
+
+@pytest.mark.parametrize(("name", "gpus", "busbw"), [("h100", 8, 470.73), ("gb300", 4, 685.27), ("2080ti", 0, 21.86)])
+def test_all_reduce(name: str, gpus: int, busbw: float) -> None:
+    found = parsers.all_reduce(text(f"allreduce-{name}.txt"))
+    assert (found.gpus, found.busbw, found.wrong) == (gpus, busbw, 0)
+
+
+def test_wrong_results_of_all_reduce_are_counted() -> None:
+    assert parsers.all_reduce(text("allreduce-h100.txt").replace("470.73      0", "470.73     12")).wrong == 1
+
+
+BOMB = (
+    '<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]>'
+    "<nvidia_smi_log><gpu>&b;</gpu></nvidia_smi_log>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "hostile"),
+    [
+        ("nvidia_smi", BOMB),
+        ("nvidia_smi", '<?xml version="1.0"?><!DOCTYPE l [%x;]><nvidia_smi_log/>'),
+        ("nvidia_smi", ""),
+        ("nvidia_smi", "\x1b[2J\x00\x07"),
+        ("nvidia_smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),
+        ("nvidia_smi", '<?xml version="1.0" ?><nvidia_smi_log><gpu>' + "x" * (3 << 20)),
+        ("nvidia_smi", '<?xml version="1.0" ?><html/>'),
+        ("nvidia_smi", '<?xml version="1.0" ?><nvidia_smi_log>' + "<gpu/>" * 1000 + "</nvidia_smi_log>"),
+        ("nvidia_smi", '<?xml version="1.0" ?>' + "<a>" * 100_000),
+        ("dcgm", "Error: unable to establish a connection to the specified host: localhost"),
+        ("dcgm", "{" * 100_000),
+        ("dcgm", '{"DCGM Diagnostic": []}'),
+        ("dcgm", '{"DCGM Diagnostic": {"test_categories": [{"tests": [7]}]}}'),
+        ("dcgm", '{"DCGM Diagnostic": {"test_categories": {"a": 1}}}'),
+        ("dcgm", '{"DCGM Diagnostic": {"test_categories": [{"tests": 7}]}}'),
+        ("nvbandwidth", "Running host_to_device_memcpy_ce.\n 0   NaN\n"),
+        ("allreduce", "1 1 float sum -1 1 1 1e999 0"),
+    ],
+)
+def test_hostile_outputs_are_unreadable(name: str, hostile: str) -> None:
+    outputs = {"nvidia_smi": text("a10g-515.xml"), name: hostile}
+    read = parsers.health(answer(**outputs), ("dcgm", "nvbandwidth", "allreduce"))
+    assert [each.what for each in read.unreadable] == [name.replace("_", "-")]
+    assert judged(read)["gpu-health-unreadable"].severity == ("error" if name == "nvidia_smi" else "warning")
+    assert all(len(each.why) < 500 for each in read.unreadable)
+
+
+@pytest.mark.parametrize(
+    "document", ["", "bash: python3: not found", "[]", "{}", '{"gpus": "x", "outputs": {}, "kernel_log": 1, "rdma": []}']
+)
+def test_an_answer_that_is_none_is_unreadable(document: str) -> None:
+    read = parse(f"===PROVISION-GPU-HEALTH-BEGIN===\n{document}\n===END===", HealthRequest())
+    assert judged(read)["gpu-health-unreadable"].severity == "error"
+
+
+# ---------------------------------------------------------------------------------------------- judgement
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "severity"),
+    [
+        ({"uncorrectable": 3}, "gpu-ecc", "error"),
+        ({"remap_failed": True}, "gpu-ecc", "error"),
+        ({"remap_pending": True}, "gpu-ecc", "warning"),
+        ({"uncorrectable_ever": 3, "uncorrectable": 0}, "gpu-ecc", "note"),
+        ({"lost": True}, "gpu-lost", "error"),
+        ({"recovery": "Reboot"}, "gpu-lost", "error"),
+        ({"pcie_width": 8, "pcie_max_width": 16}, "gpu-pcie", "warning"),
+        ({"pcie_width": 8, "pcie_max_width": 16, "virtual": True}, "gpu-pcie", "note"),
+        ({"pcie_generation": 1, "pcie_max_generation": 4, "busy": True}, "gpu-pcie", "warning"),
+        ({"throttled": ("hw_thermal_slowdown",)}, "gpu-throttled", "warning"),
+        ({"temperature": 90, "highest_temperature": 85}, "gpu-throttled", "warning"),
+        ({"margin": 0}, "gpu-throttled", "warning"),
+        ({"power_limit": 300.0, "default_power_limit": 700.0}, "gpu-power-limit", "warning"),
+        ({"persistence": False}, "gpu-persistence", "note"),
+        ({"fabric": "In Progress"}, "gpu-nvlink", "error"),
+        ({"fabric": "Completed", "fabric_faults": ("route_unhealthy",)}, "gpu-nvlink", "warning"),
+    ],
+)
+def test_what_is_wrong_with_a_gpu(values: dict[str, Any], name: str, severity: str) -> None:
+    assert {each.id: each.severity for each in judged(one(**values)).values()} == {name: severity}
+
+
+def test_an_idle_gpu_lowers_its_link_and_that_is_no_finding() -> None:
+    assert judged(one(pcie_generation=1, pcie_max_generation=5, busy=False, fabric="Completed", margin=40)) == {}
+
+
+def test_the_worst_of_several_xids_counts() -> None:
+    read = parsers.health(answer(text("kernel.log"), nvidia_smi=text("rtx-pro-6000-590.xml")))
+    found = judged(read)["gpu-xid"]
+    assert found.severity == "error"  # 149 is fatal
+    assert "Xid 149: reset the GPU; check the peer of the link" in found.fix
+    programs = "\n".join(line for line in text("kernel.log").splitlines() if re.search(r": (31|45),", line))
+    assert judged(parsers.health(answer(programs, nvidia_smi=text("rtx-pro-6000-590.xml"))))["gpu-xid"].severity == "note"
+
+
+def test_a_gpu_with_fewer_links_than_its_like() -> None:
+    status = text("nvlink-status-a6000.txt") + text("nvlink-status-a6000.txt").replace("GPU 0", "GPU 1").replace(
+        "14.062 GB/s\n\t Link 3", "<inactive>\n\t Link 3"
+    )
+    read = parsers.health(answer(nvidia_smi=text("rtx-pro-6000-590.xml"), nvlink_status=status))
+    assert judged(read)["gpu-nvlink"].observed == "GPU 1 has 3 active NVLinks (1 inactive)"
+    same = parsers.health(answer(nvidia_smi=text("rtx-pro-6000-590.xml"), nvlink_status=text("nvlink-status-v100.txt")))
+    assert "gpu-nvlink" not in judged(same)  # the board has four of six
+
+
+def test_a_pair_that_is_connected_worse() -> None:
+    worse = text("topo-h100.txt").replace("GPU0\t X \tNV18", "GPU0\t X \tSYS", 1)
+    assert judged(Health(topology=parsers.topology(worse)))["gpu-topology"].observed == "GPU 0 and 1: SYS"
+    assert judged(Health(topology=parsers.topology(text("topo-h100.txt")))) == {}
+
+
+def test_dcgm_judges_settings_mildly() -> None:
+    mild = parsers.dcgm(text("dcgm-4.2.json"))
+    severe = parsers.dcgm(text("dcgm-4.2.json").replace('"error_severity" : 5', '"error_severity" : 2'))
+    assert [judged(Health(dcgm=each))["gpu-dcgm"].severity for each in (mild, severe)] == ["warning", "error"]
+
+
+def test_bandwidths() -> None:
+    healthy = parsers.nvbandwidth(text("nvbandwidth-h100.txt"))
+    gpu = Gpu(bus_id="1", name="NVIDIA H100 80GB HBM3", pcie_width=16, pcie_max_generation=5, pcie_max_width=16)
+    gpus = Gpus(driver="550", attached=8, gpus=(gpu,) * 8)
+    assert judged(Health(gpus=gpus, bandwidths=healthy)) == {}
+    slow = Bandwidths(tests={"host_to_device_memcpy_ce": (56.0,) * 7 + (25.0,)})
+    assert judged(Health(gpus=gpus, bandwidths=slow))["gpu-bandwidth"].observed == "host_to_device_memcpy_ce: GPU 7 has 25 GB/s"
+    measured = parsers.all_reduce(text("allreduce-h100.txt"))
+    for busbw, severity in ((470.0, None), (350.0, "warning"), (100.0, "error")):
+        found = judged(Health(gpus=gpus, allreduce=measured.model_copy(update={"busbw": busbw}))).get("gpu-allreduce")
+        assert (found.severity if found else None) == severity
+    unknown = judged(Health(gpus=gpus, allreduce=measured.model_copy(update={"gpus": 3})))["gpu-allreduce"]
+    assert (unknown.severity, "is not known" in unknown.observed) == ("note", True)
+
+
+def port(name: str = "mlx5_0", state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)", **counters: str) -> RdmaPort:
+    return RdmaPort(device=name, port="1", state=state, phys_state="5: LinkUp", rate=rate, link_layer="InfiniBand", counters=counters)
+
+
+@pytest.mark.parametrize(
+    ("odd", "severity"),
+    [
+        (port("b"), None),
+        (port("b", rate="100 Gb/sec (1X NDR)"), "warning"),
+        (port("b", state="1: DOWN"), "note"),
+        (port("b", state="2: INIT"), "warning"),
+        (port("b", symbol_error="11"), "warning"),
+        (port("b", symbol_error="10", link_downed="hello"), None),
+    ],
+)
+def test_rdma_ports(odd: RdmaPort, severity: str | None) -> None:
+    found = judged(Health(rdma=(port("a"), port("c"), odd)))
+    assert {name: each.severity for name, each in found.items()} == ({"rdma-port": severity} if severity else {})
+
+
+def test_a_missing_tool_names_its_package_and_is_no_fault_of_the_host() -> None:
+    found = judged(Health(missing=("dcgm",)))["gpu-tool-missing"]
+    assert found.severity == "note"
+    assert "datacenter-gpu-manager-4-core" in found.fix[0]
+
+
+def test_every_expected_bandwidth_is_for_another_kind_of_host() -> None:
+    expected = catalog.gpu_health().all_reduce.expected
+    assert len({(each.gpu, each.gpus) for each in expected}) == len(expected)
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+
+def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
+    healths = {"good": one(persistence=False), "slow": one(margin=-3), "bad": one(uncorrectable=1)}
+    made = verdicts(["good", "slow", "bad", "gone"], healths, examine({}, (), {}, healths), HEALTH_CHECKS)
+    assert [(each.host, each.word) for each in made] == [("bad", "unfit"), ("gone", "unfit"), ("slow", "degraded"), ("good", "healthy")]
+    file = tmp_path / "quarantine"
+    assert write_quarantine(file, made) == ["bad", "gone"]
+    assert file.read_text() == "bad\ngone\n"
+    left = inventory_of("good,slow,bad", f"!@{file}")
+    assert [host.name for host in left.hosts] == ["good", "slow"]
+    assert [host.name for host in inventory_of("good,slow,bad", f"all,!@{file},!slow").hosts] == ["good"]
+    write_quarantine(file, [])
+    assert len(inventory_of("good,slow,bad", f"!@{file}").hosts) == 3
+
+
+@pytest.mark.parametrize("content", [b"a b\n", b"!a\n", b"{{ x }}\n", b"\xff\xfe"])
+def test_a_list_of_something_else_than_hosts_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "list").write_bytes(content)
+    with pytest.raises(UsageError):
+        inventory_of("a,b", f"!@{tmp_path}/list")
+    with pytest.raises(UsageError, match="cannot be read"):
+        inventory_of("a,b", f"!@{tmp_path}/absent")
+
+
+# ---------------------------------------------------------------------------------------------- the script on the hosts
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``tools(NAME, BODY)``: fake programs on the PATH, shell scripts that print recorded outputs."""
+
+    def make(name: str, body: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    make("dmesg", f"cat {DATA}/kernel.log; echo other")
+    return make
+
+
+def fake_nvidia_smi(tools: Any, xml: str) -> None:
+    tools(
+        "nvidia-smi",
+        f'case "$*" in "-q -x") cat {DATA}/{xml};; "nvlink -s") cat {DATA}/nvlink-status-gb200.txt;; '
+        f'"nvlink -e") cat {DATA}/nvlink-errors-h100.txt;; "topo -m") cat {DATA}/topo-h100.txt;; esac',
+    )
+
+
+def collected(order: dict[str, Any]) -> str:
+    script = [sys.executable, str(resources.hostside("gpu_health.py"))]
+    return subprocess.run(script, input=json.dumps(order), capture_output=True, text=True, check=True).stdout
+
+
+def test_the_script_collects_what_the_tools_print(tools: Any) -> None:
+    fake_nvidia_smi(tools, "rtx-pro-6000-590.xml")
+    tools("dcgmi", f'[ "$*" = "diag -r 3 -j" ] && cat {DATA}/dcgm-4.2.json; exit 226')
+    tools("nvbandwidth", f"cat {DATA}/nvbandwidth-a10.txt")
+    tools("all_reduce_perf", f"cat {DATA}/allreduce-h100.txt")
+    request = HealthRequest(("dcgm", "nvbandwidth", "allreduce"), 3)
+    read = parse(collected(request.order()), request)
+    assert read.unreadable == read.missing == ()
+    assert None not in (read.gpus, read.dcgm, read.bandwidths, read.allreduce, read.topology)
+    assert read.nvlinks[0].active == 18
+    assert {each.number for each in read.xids or ()} == {63, 45, 144, 149, 31, 94}
+
+
+def test_clocks_and_processes_do_not_travel(tools: Any) -> None:
+    unread = "<processes><process_info><process_name>/home/me/secret</process_name></process_info></processes>"
+    tools("nvidia-smi", f"printf '<?xml?>\\n<nvidia_smi_log>{unread}<supported_clocks><x/></supported_clocks></nvidia_smi_log>'")
+    printed = collected({"tests": []})
+    assert "secret" not in printed
+    assert "supported_clocks" not in printed
+    assert "nvidia_smi_log" in printed
+
+
+def test_a_tool_that_hangs_or_floods_is_stopped(tools: Any) -> None:
+    script = load("gpu_health_on_hosts", resources.hostside("gpu_health.py"))
+    tools("hanging", "sleep 600 & wait")
+    assert script.run(["hanging"], 0.1) == {"found": True, "code": None, "timed_out": True, "text": ""}
+    tools("flooding", "yes")
+    flooded = script.run(["flooding"], 60)
+    assert flooded["timed_out"]
+    assert len(flooded["text"]) == script.LARGEST_ANSWER
+    assert script.run(["absent-program"], 1)["found"] is False
+
+
+def test_a_prolog_is_silent_or_one_line(tools: Any) -> None:
+    fake_nvidia_smi(tools, "rtx-pro-6000-590.xml")
+    tools("dmesg", "echo fine")
+    well = CliRunner().invoke(app, ["doctor", "--prolog"])
+    assert (well.exit_code, well.output) == (0, "")
+    tools("dmesg", "echo 'NVRM: Xid (PCI:0000:61:00): 79, GPU has fallen off the bus.'")
+    ill = CliRunner().invoke(app, ["doctor", "--prolog"])
+    assert ill.exit_code == 1
+    assert ill.stdout == ""
+    assert len(ill.stderr.splitlines()) == 1
+    assert "Xid 79 on 0000:61:00: the GPU has fallen off the PCI bus [gpu-xid]" in ill.stderr
+
+
+def test_this_machine_with_a_table_of_verdicts(tools: Any, tmp_path: Path) -> None:
+    fake_nvidia_smi(tools, "rtx-pro-6000-590.xml")
+    file = tmp_path / "quarantine"
+    done = CliRunner().invoke(app, ["doctor", "--gpu", "--json", "--quarantine", str(file)])
+    assert done.exit_code == 1
+    (verdict,) = json.loads(done.stdout)["verdicts"].values()
+    assert verdict["verdict"] == "unfit"
+    assert "gpu-xid" in verdict["findings"]
+    assert file.read_text() == "localhost\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--prolog", "a,b"],
+        ["--prolog", "--full"],
+        ["--prolog", "--json"],
+        ["--dcgm", "2"],
+        ["--quarantine", "f"],
+        ["a,b", "--gpu", "--fix"],
+    ],
+)
+def test_options_that_do_not_go_together(arguments: list[str]) -> None:
+    assert isinstance(CliRunner().invoke(app, ["doctor", *arguments]).exception, UsageError)
