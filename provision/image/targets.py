@@ -115,10 +115,10 @@ def matrix() -> Iterator[tuple[str, str | None]]:
 
 
 def _for_images(options: Options) -> Options:
-    """The options without what images lack: a Python that uv downloads."""
+    """The options without what images lack: a Python that no package of the distribution has."""
     if options.horovod_names:
         raise UsageError("images are made without Horovod's names for the engine", hint="leave --horovod-names out")
-    return replace(options, python_downloads=False)
+    return replace(options, packaged_pythons=True)
 
 
 def _for_request(
@@ -159,7 +159,7 @@ def of_system(system: str, cuda: str | None, requirements: Requirements, engine:
     if cuda is not None and base is None:
         bases.release_of(system, cuda)  # what does not exist is refused before anything is planned for it
     known = _invented(system, cuda)
-    plan = resolve({_INVENTED: known}, requirements, {})
+    plan = resolve({_INVENTED: known}, replace(requirements, packaged_pythons=True), {})
     if plan.conflicts:
         first = plan.conflicts[0]
         options = [remedy.text for remedy in first.remedies if remedy.about == "options"]

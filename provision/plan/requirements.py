@@ -32,7 +32,8 @@ class Choices:
         allow_downgrade: replace NCCL's system packages, or the driver, by older ones, even if no earlier run has installed them.
         allow_bad: accept a requested version that is known bad.
         driver: install NVIDIA's driver: a branch such as ``580``, or ``auto``; None leaves drivers alone.
-        python_downloads: whether uv may download a Python on hosts; not for bundles and images.
+        python_downloads: whether uv may download a Python on hosts; not for bundles.
+        packaged_pythons: only Pythons of the distribution's packages, for images; one that the inventory names stays.
     """
 
     torch: bool = True
@@ -48,6 +49,7 @@ class Choices:
     allow_bad: bool = False
     driver: str | None = None
     python_downloads: bool = True
+    packaged_pythons: bool = False
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

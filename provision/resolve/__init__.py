@@ -38,7 +38,15 @@ from provision.plan.model import (
 )
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import driver, hardware, nccl, network, openmpi, python, torch
-from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, host_class_of, with_driver_for, without_gpus
+from provision.resolve.host_classes import (
+    HostClass,
+    HostClasses,
+    Interpreter,
+    host_class_of,
+    with_driver_for,
+    with_packaged_pythons,
+    without_gpus,
+)
 from provision.resolve.knowledge import knowledge, notes_on_driver_branches
 from provision.resolve.remedies import (
     Conflict,
@@ -87,6 +95,8 @@ def resolve(
         class_of |= {name: host_class_of(facts[name], of_host[name].builds) for name in drivers}
     if requirements.cpu:
         class_of = {name: without_gpus(host_class) for name, host_class in class_of.items()}
+    if requirements.packaged_pythons:
+        class_of = {name: with_packaged_pythons(host_class) for name, host_class in class_of.items()}
     by_class: dict[HostClass, list[str]] = {}
     for name in sorted(class_of):  # common decisions must not depend on the inventory's order
         by_class.setdefault(class_of[name], []).append(name)

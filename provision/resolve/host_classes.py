@@ -208,6 +208,20 @@ def without_gpus(host_class: HostClass) -> HostClass:
     return replace(without, kept_builds=(), installed_nccl=())
 
 
+def with_packaged_pythons(host_class: HostClass) -> HostClass:
+    """The same class with the Pythons of its distribution's packages alone: the host's own, else the default. One that the inventory names
+    stays."""
+    entry = catalog.os().distributions.get(host_class.os_id)
+    packaged = host_class.of_release(entry.pythons) if entry else None
+    if not packaged or not host_class.other_pythons:
+        return host_class
+    pythons = (host_class.python, *host_class.other_pythons)
+    fitting = [each for each in pythons if each.minor in packaged and each.path.startswith("/usr/bin/")]
+    default = Interpreter(packaged[0], "/usr/bin/python3", why="the distribution's default")
+    own, *others = fitting if host_class.python in fitting else (default, *fitting)
+    return replace(host_class, python=own, other_pythons=tuple(each for each in others if each.minor != own.minor))
+
+
 def with_driver_for(host_class: HostClass, cuda: str) -> HostClass:
     """The same class with a working driver, the oldest that runs this CUDA natively."""
     driver = catalog.cuda().toolkits.drivers[cuda]

@@ -34,7 +34,7 @@ from provision.survey import collect
 DATA = Path(__file__).parents[1] / "data"
 IMAGES = DATA / "images"
 ENGINE = EngineSource(b"sources", "0.0.0", "0" * 64)  # the engine's own version has nothing to do with these
-REQUIREMENTS = Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256, python_downloads=False)
+REQUIREMENTS = Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
 FROM_THE_REPOSITORY = Requirements(
     nccl_source="repository", nccl_version="2.21.5", engine_version=ENGINE.version, engine_sha256=ENGINE.sha256
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from invented_hosts import changed, gpu, host, plan_for, remedies
@@ -118,9 +119,31 @@ def test_uv_downloads_the_newest_python_of_the_architecture() -> None:
 def test_uv_downloads_no_python_for_bundles_images_or_where_the_inventory_names_one() -> None:
     for made in (
         plan_for({"a": host(**OLD)}, replace(NEWER_TORCH, python_downloads=False)),
+        plan_for({"a": host(**OLD)}, replace(NEWER_TORCH, packaged_pythons=True)),
         plan_for({"a": changed(host(**OLD), {"python": {"asked_for": {"path": "/usr/bin/python3.9", "version": "3.9.2"}}})}, NEWER_TORCH),
     ):
         assert made.conflicts[0].what == "PyTorch 2.13.0 has no wheel for Python 3.9"
+
+
+@pytest.mark.parametrize(
+    ("system", "python", "gets"),
+    [
+        (("rocky", "9.4"), {"version": "3.13.1", "executable": "/usr/local/bin/python3"}, "/usr/bin/python3.12"),
+        (("ubuntu", "22.04"), {"version": "3.9.1", "executable": "/opt/conda/bin/python3", "environment": "conda"}, "/usr/bin/python3"),
+        (
+            ("ubuntu", "20.04"),
+            {"version": "3.8.10", "executable": "/usr/bin/python3", "others": [{"path": "/usr/bin/python3.12", "version": "3.12.3"}]},
+            "/usr/bin/python3.9",  # 3.12 is of a repository that an image has not
+        ),
+        (("debian", "12"), {"version": "3.11.2", "executable": "/usr/bin/python3"}, "/usr/bin/python3"),
+    ],
+)
+def test_images_get_a_python_of_the_distributions_packages(system: tuple[str, str], python: dict[str, Any], gets: str) -> None:
+    made = plan_for({"a": changed(host(system=system), python=python)}, Requirements(packaged_pythons=True)).hosts["a"]
+    assert made.python.package == gets
+    named = {"asked_for": {"path": "/usr/local/bin/python3.12", "version": "3.12.1"}}
+    kept = plan_for({"a": changed(host(system=system), python={**python, **named})}, Requirements(packaged_pythons=True)).hosts["a"]
+    assert kept.python.package == "/usr/local/bin/python3.12"  # which images refuse, by its name
 
 
 def test_a_wheel_in_a_folder_of_the_hosts_pip_takes_precedence_over_the_index() -> None:
