@@ -90,6 +90,9 @@ def _serve(path: str) -> list[str]:
                 request = json.loads(connection.recv(*LENGTH.unpack(header), socket.MSG_WAITALL))
                 pid = os.fork()
                 if pid == 0:
+                    # What is open here has another file's number later: the garbage collector must find nothing to close.
+                    for each in (events, listener, connection, *(other for _, other, _ in ranks.values())):
+                        each.close()
                     return _become(request, streams)
                 for stream in streams:
                     os.close(stream)

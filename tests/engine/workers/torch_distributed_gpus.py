@@ -9,8 +9,10 @@ from datetime import timedelta
 
 import collective_core.torch as hvd
 import common
+import gpus_by_gloo
 import torch
 import torch.distributed as dist
+from collective_core.torch import nccl
 from collective_core.torch.distributed import cuda
 
 
@@ -28,7 +30,28 @@ class Pretended(cuda.Cuda):
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
+class Later(gpus_by_gloo.Done):
+    """A copy that is not there at the first look."""
+
+    looks = 0
+
+    def query(self):
+        self.looks += 1
+        return self.looks > 2
+
+
+class Copies(gpus_by_gloo.GlooOnCpu):
+    """On the way through host memory."""
+
+    def holds(self, tensor):
+        return tensor.dtype is torch.float64
+
+    def event(self, _device):
+        return Later()
+
+
 cuda.platform = Pretended()
+nccl.platform = Copies()
 warnings.simplefilter("always")
 dist.init_process_group("cpu:collective,cuda:nccl")
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -74,6 +97,15 @@ def everything(dtype, group=None):
     else:
         dist.recv(results[-1], 0, group=group)
         dist.send(own, 0, group=group)
+    under_way = [(dist.all_reduce(each, group=group, async_op=True), each) for each in (own.clone(), own + 1)]
+    scattered = torch.zeros(2, dtype=dtype)
+    under_way.append((dist.reduce_scatter_tensor(scattered, own, group=group, async_op=True), scattered))
+    dist.all_reduce(own.clone(), group=group, async_op=True)  # nobody waits for it
+    while not under_way[0][0].is_completed():
+        pass
+    for work, result in reversed(under_way):
+        work.wait()
+        results.append(result)
     several = [own.clone(), own.clone()]
     with dist.distributed_c10d._coalescing_manager(group=group):
         for each in several:
