@@ -36,8 +36,9 @@ def main() -> None:
 
     hvd.init()
     print(f"rank {hvd.rank()} of {hvd.size()} is process {os.getpid()}", flush=True)
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+    model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     # The optimizer averages the gradients over the ranks that there are in that step.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -49,7 +50,7 @@ def main() -> None:
         total = torch.zeros(2)
         for batch, (points, labels) in enumerate(torch.utils.data.DataLoader(data, batch_size=50, sampler=sampler)):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(points), labels)
+            loss = nn.functional.cross_entropy(model(points.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
             total += torch.tensor([loss.item() * len(labels), len(labels)])
@@ -72,7 +73,7 @@ def main() -> None:
     train(hvd.elastic.TorchState(model, optimizer, epoch=0, sampler=sampler))
     points, labels = data.tensors
     with torch.no_grad():
-        accuracy = (model(points).argmax(dim=1) == labels).float().mean().item()
+        accuracy = (model(points.to(device)).argmax(dim=1) == labels.to(device)).float().mean().item()
         weights = sum(parameter.double().sum() for parameter in model.parameters())
     print(f"rank {hvd.rank()} of {hvd.size()}: accuracy {accuracy:.3f}, sum of weights {weights:.9f}", flush=True)
 

@@ -42,7 +42,6 @@ given = parser.parse_args()
 dist.init_process_group("collective")  # the Trainer uses a process group that is there, and would choose "gloo" itself
 options = TrainingArguments(
     output_dir=given.output or tempfile.mkdtemp(),
-    use_cpu=True,
     num_train_epochs=given.epochs,
     per_device_train_batch_size=32,
     per_device_eval_batch_size=128,

@@ -55,7 +55,7 @@ def main():
     test = DataLoader(make_data(512, seed=2), batch_size=64)
     model = Classifier()
     trainer = L.Trainer(
-        accelerator="cpu",
+        accelerator="auto",  # GPUs, if there are any
         devices=given.devices,
         num_nodes=given.nodes,
         strategy=DDPStrategy(process_group_backend="collective"),  # instead of strategy="ddp"

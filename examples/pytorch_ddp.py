@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 examples/pytorch_ddp.py
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ given = parser.parse_args()
 
 dist.init_process_group("collective")  # instead of "gloo"; no import is needed
 rank, size = dist.get_rank(), dist.get_world_size()
+# Each rank has a GPU, if there are any.
+local_rank = int(os.environ["LOCAL_RANK"])
+device = torch.device("cuda", local_rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
 
 # Ten points in a space of 64 dimensions, and samples scattered around them: the same on all ranks, which train on different parts.
 generator = torch.Generator().manual_seed(0)
@@ -31,14 +35,14 @@ sampler = DistributedSampler(train_set)
 loader = DataLoader(train_set, batch_size=given.batch_size, sampler=sampler)
 
 torch.manual_seed(rank)  # DDP gives all ranks the weights of rank 0
-model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001 * size)
 
 for epoch in range(given.epochs):
     sampler.set_epoch(epoch)
     for batch, wanted in loader:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch), wanted)
+        loss = F.cross_entropy(model(batch.to(device)), wanted.to(device))
         loss.backward()
         optimizer.step()
     mean_loss = loss.detach().clone()
@@ -47,7 +51,8 @@ for epoch in range(given.epochs):
         print(f"epoch {epoch + 1}: loss {mean_loss:.3f}", flush=True)
 
 with torch.no_grad():
-    accuracy = (model(rows[2048 + rank :: size]).argmax(1) == labels[2048 + rank :: size]).float().mean()
+    found = model(rows[2048 + rank :: size].to(device)).argmax(1)
+accuracy = (found == labels[2048 + rank :: size].to(device)).float().mean()
 dist.all_reduce(accuracy, op=dist.ReduceOp.AVG)
 weights = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
 print(f"rank {rank} of {size}: accuracy {accuracy:.3f}, sum of weights {weights:.9f}", flush=True)

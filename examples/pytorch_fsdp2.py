@@ -7,6 +7,7 @@ again, also with another number of ranks.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ class Transformer(nn.Module):
 
     def forward(self, sequences):
         """A score for each token in each place: [batch * LENGTH, TOKENS]."""
-        x = self.tokens(sequences) + self.places(torch.arange(LENGTH))
+        x = self.tokens(sequences) + self.places(torch.arange(LENGTH, device=sequences.device))
         for block in self.blocks:
             x = block(x)
         return self.output(x.flatten(0, 1))
@@ -44,10 +45,13 @@ given = parser.parse_args()
 
 dist.init_process_group("collective")
 rank, size = dist.get_rank(), dist.get_world_size()
+# Each rank has a GPU, if there are any.
+local_rank = int(os.environ["LOCAL_RANK"])
+device = torch.device("cuda", local_rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
 
 torch.manual_seed(0)  # fully_shard broadcasts nothing: all ranks must start from the same weights
-model = Transformer()
-mesh = init_device_mesh("cpu", (size,))
+model = Transformer().to(device)
+mesh = init_device_mesh(device.type, (size,))
 for block in model.blocks:
     fully_shard(block, mesh=mesh)  # its weights are gathered when it runs, and given back afterwards
 fully_shard(model, mesh=mesh)
@@ -65,7 +69,7 @@ if given.checkpoint and (given.checkpoint / ".metadata").exists():
 
 for step in range(start, given.steps):
     generator = torch.Generator().manual_seed(step * size + rank)  # new data in each step, other data on each rank
-    sequences = torch.randint(TOKENS, (given.batch_size, LENGTH), generator=generator)
+    sequences = torch.randint(TOKENS, (given.batch_size, LENGTH), generator=generator).to(device)
     optimizer.zero_grad()
     loss = F.cross_entropy(model(sequences), sequences.flip(1).flatten())
     loss.backward()
@@ -81,7 +85,7 @@ local = sum(parameter.to_local().numel() for parameter in model.parameters())
 total = sum(parameter.numel() for parameter in model.parameters())
 print(f"rank {rank}: holds {local} of {total} weights", flush=True)
 weights = sum(parameter.full_tensor().detach().double().sum().item() for parameter in model.parameters())
-sequences = torch.randint(TOKENS, (256, LENGTH), generator=torch.Generator().manual_seed(10**6))
+sequences = torch.randint(TOKENS, (256, LENGTH), generator=torch.Generator().manual_seed(10**6)).to(device)
 with torch.no_grad():
     accuracy = (model(sequences).argmax(1) == sequences.flip(1).flatten()).float().mean()
 print(f"rank {rank} of {size}: accuracy {accuracy:.3f}, sum of weights {weights:.9f}", flush=True)

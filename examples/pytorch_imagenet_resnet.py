@@ -64,7 +64,7 @@ def validate():
     right = torch.zeros(2)
     with torch.no_grad():
         for images, labels in validation:
-            right += torch.tensor([(model(images).argmax(1) == labels).sum(), len(labels)])
+            right += torch.tensor([(model(images.to(device)).argmax(1) == labels.to(device)).sum(), len(labels)])
     model.train()
     right = hvd.allreduce(right, op=hvd.Sum, name="right")
     return float(right[0] / right[1])
@@ -79,6 +79,8 @@ parser.add_argument("--lr", type=float, default=0.02, help="of one rank and batc
 given = parser.parse_args()
 
 hvd.init()
+# Each rank has a GPU, if there are any.
+device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
 torch.manual_seed(0)
 train_set, validation_set = load(1024, seed=1), load(256, seed=2)
 # Every sample on one rank, once; knows where an epoch stands.
@@ -86,7 +88,7 @@ sampler = hvd.ShardSampler(train_set, seed=0)
 training = DataLoader(train_set, batch_size=given.batch_size, sampler=sampler, drop_last=True)
 validation = DataLoader(validation_set, batch_size=64, sampler=hvd.ShardSampler(validation_set, shuffle=False))
 
-model = ResNet()
+model = ResNet().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9, weight_decay=1e-4)
 optimizer = hvd.DistributedOptimizer(
     optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=given.batches_per_sum, compression=hvd.Compression.fp16
@@ -111,7 +113,7 @@ for epoch in range(found.get("epoch", 0), given.epochs):
         optimizer.zero_grad()
         for _ in range(given.batches_per_sum):
             images, labels = next(batches)
-            (F.cross_entropy(model(images), labels) / given.batches_per_sum).backward()
+            (F.cross_entropy(model(images.to(device)), labels.to(device)) / given.batches_per_sum).backward()
         optimizer.step()
     accuracy = validate()
     if hvd.rank() == 0:

@@ -42,6 +42,8 @@ parser.add_argument("--lr", type=float, default=0.03, help="per rank")
 given = parser.parse_args()
 
 hvd.init()
+# Each rank has a GPU, if there are any.
+device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
 torch.manual_seed(hvd.rank())  # ranks start from different weights: the broadcast below makes them equal
 
 # Each rank trains on its own part of the data.
@@ -49,7 +51,7 @@ train_set, test_set = make_images(2048, seed=1), make_images(512, seed=2)
 sampler = DistributedSampler(train_set, num_replicas=hvd.size(), rank=hvd.rank())
 loader = DataLoader(train_set, batch_size=given.batch_size, sampler=sampler)
 
-model = Net()
+model = Net().to(device)
 # A step sees `size` times as many images as on one rank, so the learning rate may be larger.
 optimizer = torch.optim.SGD(model.parameters(), lr=given.lr * hvd.size(), momentum=0.5)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -60,7 +62,7 @@ for epoch in range(given.epochs):
     sampler.set_epoch(epoch)  # another order in each epoch
     for images, labels in loader:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
+        loss = F.cross_entropy(model(images.to(device)), labels.to(device))
         loss.backward()  # sums each gradient over the ranks as soon as it is there
         optimizer.step()  # waits for the sums
     mean_loss = hvd.allreduce(loss.detach(), name="loss")
@@ -70,6 +72,6 @@ for epoch in range(given.epochs):
 # Each rank tests on a part, and the average over all ranks is the result.
 images, labels = test_set[hvd.rank() :: hvd.size()]
 with torch.no_grad():
-    accuracy = hvd.allreduce((model(images).argmax(1) == labels).float().mean(), name="accuracy")
+    accuracy = hvd.allreduce((model(images.to(device)).argmax(1) == labels.to(device)).float().mean(), name="accuracy")
 weights = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
 print(f"rank {hvd.rank()} of {hvd.size()}: accuracy {accuracy:.3f}, sum of weights {weights:.9f}", flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 WORKERS = Path(__file__).parent / "workers"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAST_LINE = re.compile(r"sum of weights (-?\d+\.\d+)")
 GPUS = torch.cuda.device_count()
 
 
@@ -42,15 +45,19 @@ OWN = [
 ]
 
 
-def launch(worker: str, n: int, variables: dict[str, str], *options: str, arguments: tuple[str, ...] = ()) -> str:
+def run(command: list[str], variables: dict[str, str], may_fail: bool = False) -> str:
+    """What it prints."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **variables})
+    print(done.stdout)
+    assert done.returncode == 0 or may_fail, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def launch(worker: str, n: int, variables: dict[str, str], *options: str) -> str:
     """What the ranks print."""
     mpirun = Path(sys.executable).with_name("mpirun")
     command = [str(mpirun), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *options, "-np", str(n)]
-    command += [sys.executable, str(WORKERS / worker), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **variables})
-    print(done.stdout)
-    assert done.returncode == 0 or "--enable-recovery" in options, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return run([*command, sys.executable, str(WORKERS / worker)], variables, may_fail="--enable-recovery" in options)
 
 
 @pytest.mark.parametrize(("n", "variables"), [ONE, SHARED, *OWN])
@@ -68,6 +75,60 @@ def test_two_ranks_on_one_gpu_go_through_host_memory():
 def test_a_dead_rank_does_not_keep_the_gpus_of_others(n: int, variables: dict[str, str]):
     going_on = ["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"]
     assert "REPORT dead (1,)" in launch("dead_rank.py", n, variables, *going_on)
+
+
+def test_a_gpu_error_is_not_committed_and_the_job_goes_on(tmp_path: Path):
+    job = [sys.executable, "-m", "collective_core.launch", "-np", "2", "--min-np", "1", "--max-restarts", "2"]
+    said = run([*job, sys.executable, str(WORKERS / "gpu_error.py"), str(tmp_path / "failed")], {})
+    assert "REPORT not committed: " in said
+    assert "device-side assert" in said
+    assert "REPORT done 0" in said
+
+
+HOST = pytest.param("collective", 2, {"TEST_WAY": "host"}, id="two ranks through host memory")
+NCCL = [
+    pytest.param("collective", 1, {"TEST_WAY": "nccl"}, id="one rank"),
+    pytest.param("cpu:collective,cuda:nccl", 1, {"TEST_WAY": "nccl"}, id="one rank, both named"),
+    pytest.param("collective", *SHARED.values, id=SHARED.id, marks=SHARED.marks),
+]
+
+
+@pytest.mark.parametrize(("backend", "n", "variables"), [HOST, *NCCL])
+def test_torch_distributed_with_tensors_of_a_gpu(backend: str, n: int, variables: dict[str, str]):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    said = run([*command, str(WORKERS / "distributed.py"), backend], {"TEST_WAY": "nccl", **variables})
+    assert said.count("REPORT ") == n
+    assert ("go through host memory" in said) == (variables.get("TEST_WAY") == "host")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_all_ranks_skip_a_step_in_which_one_overflows(n: int):
+    assert launch("scaled.py", n, {}).count("REPORT ") == n
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_jax_on_a_gpu(n: int):
+    pytest.importorskip("jax_cuda13_plugin")
+    assert launch("jax_gpu.py", n, {}).count("REPORT ") == n
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("script", ["pytorch_mnist", "pytorch_imagenet_resnet", "elastic_pytorch"])
+def test_examples_in_horovods_style(script: str, n: int, tmp_path: Path):
+    arguments = ["--checkpoints", str(tmp_path)] if "imagenet" in script else []
+    elastic = ["--min-np", "1"] if "elastic" in script else []
+    command = [sys.executable, "-m", "collective_core.launch", "-np", str(n), *elastic]
+    said = run([*command, sys.executable, str(EXAMPLES / f"{script}.py"), *arguments], {})
+    assert len(set(LAST_LINE.findall(said))) == 1, said
+
+
+@pytest.mark.parametrize("script", ["pytorch_ddp", "pytorch_fsdp2", "accelerate_ddp", "hf_trainer", "lightning_ddp"])
+def test_examples_for_torch_distributed(script: str):
+    n = 2 if script in ("pytorch_ddp", "pytorch_fsdp2") else 1
+    arguments = ["--devices", "1"] if "lightning" in script else []
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    said = run([*command, str(EXAMPLES / f"{script}.py"), *arguments], {})
+    assert len(set(LAST_LINE.findall(said))) == 1, said
 
 
 @pytest.mark.parametrize(("n", "variables"), [ONE, SHARED, *OWN])

@@ -32,6 +32,11 @@ def rows(count, dtype=torch.float32, width=5):
     return torch.randint(0, 9, (count, width), generator=generator).to(dtype)
 
 
+def exchanged(tensor, splits, **options):
+    received, rows_of_each = hvd.alltoall(tensor, splits, **options)
+    return [received, rows_of_each.to(received.device)]
+
+
 def in_turn(other):
     """Rows for a rank: none for some."""
     return (rank + other) % 3 * 100
@@ -46,9 +51,9 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch
         both(lambda tensor: [hvd.broadcast(tensor, size - 1), hvd.broadcast_(tensor.clone(), 0)], rows(count, dtype))
     for count in (1, 1000, 1 + rank, 1000 * rank, 0):
         both(lambda tensor: [hvd.allgather(tensor)], rows(count, dtype))
-        both(lambda tensor: hvd.alltoall(tensor, [len(tensor) // size] * size), rows(count * size, dtype))
+        both(lambda tensor: exchanged(tensor, [len(tensor) // size] * size), rows(count * size, dtype))
     splits = [in_turn(other) for other in range(size)]
-    both(lambda tensor, splits=splits: hvd.alltoall(tensor, splits), rows(sum(splits), dtype))
+    both(lambda tensor, splits=splits: exchanged(tensor, splits), rows(sum(splits), dtype))
     for count in (1, size, 100 * size, 100 * size + 1):
         both(lambda tensor: [hvd.reducescatter(tensor, op=hvd.Sum)], rows(count, dtype))
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -82,7 +87,7 @@ if size > 2:
     if rank < 2:
         both(lambda tensor: [hvd.allgather(tensor, process_set=few)], rows(rank + 1))
         both(lambda tensor: [hvd.reducescatter(tensor, op=hvd.Sum, process_set=few)], rows(7))
-        both(lambda tensor: hvd.alltoall(tensor, [1, 2], process_set=few), rows(3))
+        both(lambda tensor: exchanged(tensor, [1, 2], process_set=few), rows(3))
 
 # Training: gradients stay on the GPU, in buckets, and end the same as they must.
 torch.manual_seed(1)
