@@ -10,16 +10,18 @@ import contextlib
 import hashlib
 import http.client
 import io
+import netrc
 import os
 import shutil
+import ssl
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from provision.base import paths
 from provision.base.errors import ProvisionError, UsageError
@@ -115,6 +117,37 @@ def _receive(
         raise Unavailable(f"truncated: {received:,} of {size:,} bytes")
     if sha256 is not None and (found := checksum.hexdigest()) != sha256:
         raise Unavailable(f"wrong content: SHA-256 {found[:12]}…, expected {sha256[:12]}…")
+
+
+def index_opener(url: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> urllib.request.OpenerDirector:
+    """What reaches a server as pip and uv do: with pip's certificates and proxy, and the login of the index on that server.
+
+    ``settings`` and ``variables`` are those of `uv_support.online`; ``url`` has no login.
+    """
+    server = urllib.parse.urlsplit(url)
+    context = ssl.create_default_context(cafile=variables.get("SSL_CERT_FILE"))
+    if "SSL_CLIENT_CERT" in variables:
+        context.load_cert_chain(variables["SSL_CLIENT_CERT"])
+    if {server.hostname, f"{server.hostname}:{server.port}"} & set(settings["allow-insecure-host"]):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if "ALL_PROXY" in variables:
+        handlers.append(urllib.request.ProxyHandler({"http": variables["ALL_PROXY"], "https": variables["ALL_PROXY"]}))
+    listed = (settings.get("index-url", ""), *settings["extra-index-url"], *settings["find-links"])
+    places = [urllib.parse.urlsplit(place) for place in listed]
+    logins = [
+        (urllib.parse.unquote(place.username), urllib.parse.unquote(place.password or ""))
+        for place in places
+        if place.username and (place.hostname, place.port) == (server.hostname, server.port)
+    ]
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        known = netrc.netrc().authenticators(server.hostname or "")
+        logins += [(known[0], known[2] or "")] if known else []
+    if logins:
+        passwords = urllib.request.HTTPPasswordMgrWithPriorAuth()
+        passwords.add_password(None, f"{server.scheme}://{server.netloc}/", *logins[0], is_authenticated=True)
+        handlers.append(urllib.request.HTTPBasicAuthHandler(passwords))
+    return urllib.request.build_opener(*handlers)
 
 
 def store(path: Path, content: bytes) -> None:

@@ -46,9 +46,9 @@ def load(name: str) -> Any:
     from provision.base import validation
     from provision.catalog.models import FILES
 
-    hint, where = "correct the file, or install provision again", f"provision/catalog/{name}.yaml"
     if _overlay is not None and name in _overlay.files:
-        return _overlay.merged(name, validation.read(validation.decoded(content(name), where, hint), where, "yaml", hint))
+        return _overlay.merged(name)
+    hint, where = "correct the file, or install provision again", f"provision/catalog/{name}.yaml"
     return validation.parse(FILES[name], content(name), where, "yaml", hint)
 
 

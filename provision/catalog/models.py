@@ -224,9 +224,17 @@ class DriverBranches(Sourced):
         return end if end is not None and end < f"{self.date:%Y-%m}" else None
 
 
+class NvidiaLists(Sourced):
+    """NVIDIA's lists: the folder with its ``redistrib_*.json`` of CUDA releases, and its releases.json of driver branches."""
+
+    cuda: Url
+    drivers: Url
+
+
 class CudaVersions(File):
     """cuda.yaml."""
 
+    lists: NvidiaLists
     toolkits: Drivers
     driver_branches: DriverBranches
     minor_compatibility: Drivers
@@ -502,8 +510,9 @@ class Uv(PythonPackage):
 
 
 class PythonPackages(File, Sourced):
-    """python_packages.yaml."""
+    """python_packages.yaml. ``index``: where pip looks that is set up for no other."""
 
+    index: Url
     numpy: Numpy
     cmake: PythonPackage
     mpi4py: PythonPackage

@@ -15,12 +15,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from provision import catalog
 from provision.base import validation
 from provision.base.errors import UsageError
 from provision.catalog.models import FILES, Sourced
 
 LARGEST_BYTES = 1 << 20  # ours have at most 20 kB
-HINT = "correct the file, or remove it: without it the catalogue is ours alone"
+HINT = (
+    "correct the file or remove it, or let `provision catalog update` (with `--out` for another folder than yours) set it aside; "
+    "`provision catalog show` lists the rest"
+)
 
 
 class Head(Sourced):
@@ -46,9 +50,11 @@ class Overlay:
     files: Mapping[str, OverlayFile]
     digest: str
 
-    def merged(self, name: str, ours: Mapping[str, Any]) -> Any:
+    def merged(self, name: str) -> Any:
         """Our file ``name`` with the user's over it, as its model. Raises UsageError naming the user's file and line."""
         file = self.files[name]
+        hint, where = "install provision again", f"provision/catalog/{name}.yaml"
+        ours = validation.read(validation.decoded(catalog.content(name), where, hint), where, "yaml", hint)
         data = merge(_without_replaced_code(ours, file.rows) if name == "nccl" else ours, file.rows)
         return validation.validate(FILES[name], data, file.path, text=file.text, kind="yaml", hint=HINT)
 
@@ -66,10 +72,40 @@ def read(folders: Iterable[Path]) -> Overlay | None:
         UsageError: a file cannot be read, is too large, is none of the catalogue's, or is invalid; names file and line.
     """
     found: dict[str, OverlayFile] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.yaml")) if folder.is_dir() else ():
+    for path in _paths(folders):
+        file = _read(path)
+        found[path.stem] = _over(found[path.stem], file) if path.stem in found else file
+    return _overlay(found)
+
+
+def check(folders: Iterable[Path]) -> None:
+    """Raises UsageError as `read` does, and where a file is invalid once it is merged over ours."""
+    found = read(folders)
+    for name in found.files if found else ():
+        found.merged(name)  # type: ignore[union-attr]  # no file without an overlay
+
+
+def usable(folders: Iterable[Path]) -> tuple[Overlay | None, dict[Path, UsageError]]:
+    """The files of these folders that are valid, as `read`, and what is wrong with each of the others."""
+    found: dict[str, OverlayFile] = {}
+    invalid: dict[Path, UsageError] = {}
+    for path in _paths(folders):
+        try:
             file = _read(path)
-            found[path.stem] = _over(found[path.stem], file) if path.stem in found else file
+            file = _over(found[path.stem], file) if path.stem in found else file
+            Overlay({path.stem: file}, "").merged(path.stem)
+        except UsageError as error:
+            invalid[path] = error
+        else:
+            found[path.stem] = file
+    return _overlay(found), invalid
+
+
+def _paths(folders: Iterable[Path]) -> list[Path]:
+    return [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.yaml"))]
+
+
+def _overlay(found: Mapping[str, OverlayFile]) -> Overlay | None:
     if not found:
         return None
     content = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Newer rows for the catalogue, read from a package index's wheels and NVIDIA's lists: an overlay that later runs merge over ours.
+"""Newer rows for the catalogue, read from package indexes' wheels and NVIDIA's lists: an overlay that later runs merge over ours.
 
 Of NCCL and PyTorch only releases newer than the newest known are looked at. CUDA, NCCL and the GPUs that a build has code for are read from
 the wheels; of a wheel on a server that knows ranges only the library with GPU code is fetched, which is compressed, so whole.
@@ -11,13 +11,16 @@ import contextlib
 import datetime
 import html.parser
 import io
+import itertools
+import os
 import re
+import sys
 import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -26,12 +29,14 @@ import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, RootModel, ValidationError
 
 from provision import catalog
-from provision.base import downloads
+from provision.base import downloads, uv_support
+from provision.base.aptsources import without_logins
 from provision.base.downloads import Unavailable
-from provision.base.errors import ProvisionError
+from provision.base.errors import ProvisionError, UsageError
+from provision.base.terminal import neutral
 from provision.base.versions import key
 from provision.catalog import overlay
 from provision.hostside import gpu_code
@@ -53,38 +58,107 @@ _HEAD = """\
 """
 
 
+class _Absent(Unavailable):
+    """The server answers, and has no such page."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where an update looks. ``pip``, ``variables``: how servers are reached, as `uv_support.online` says it.
+
+    Attributes:
+        indexes: addresses of simple indexes, and folders with wheels.
+        cuda: address of, or a folder with, NVIDIA's ``redistrib_*.json``.
+        drivers: address or path of NVIDIA's releases.json.
+    """
+
+    indexes: tuple[str | Path, ...]
+    cuda: str | Path
+    drivers: str | Path
+    pip: Mapping[str, Any] = field(default_factory=lambda: uv_support.online({})[0])
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Sources:
+        return cls((folder,), folder, folder / "releases.json")
+
+    @classmethod
+    def of_pip(cls, index_url: str | None = None) -> Sources:
+        """The indexes that pip is set up for, or ``index_url`` instead of its main one, and NVIDIA's own servers."""
+        pip, variables, _ = uv_support.online(uv_support.pip_settings(os.environ, sys.prefix), index_url)
+        addresses = [] if pip["no-index"] else [pip.get("index-url") or catalog.python_packages().index, *pip["extra-index-url"]]
+        folders = [place for place in pip["find-links"] if "://" not in place or place.startswith("file://")]
+        if not addresses and not folders:
+            raise UsageError("pip is set up for no package index", hint="name one, or a folder with wheels: --from URL|DIR")
+        lists = catalog.cuda().lists
+        return cls(tuple(_local(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, pip, variables)
+
+    @contextlib.contextmanager
+    def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+        """An answer of a server. Raises Unavailable."""
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise Unavailable("not an http or https address")
+        try:
+            request = urllib.request.Request(without_logins(url), headers={"User-Agent": "provision", **headers})  # noqa: S310  scheme checked above
+            opener = downloads.index_opener(
+                request.full_url, {"extra-index-url": (), "allow-insecure-host": (), **self.pip}, self.variables
+            )
+            answer = opener.open(request, timeout=_SECONDS)
+        except urllib.error.HTTPError as error:
+            raise (_Absent if error.code in (404, 410) else Unavailable)(f"HTTP {error.code} {error.reason}") from error
+        except (urllib.error.URLError, ValueError) as error:
+            raise Unavailable(str(getattr(error, "reason", error))) from error
+        with answer:
+            yield answer
+
+    def page(self, url: str) -> bytes:
+        with self.opened(url, {}) as answer:
+            content: bytes = answer.read(_LARGEST_LIST + 1)
+        if len(content) > _LARGEST_LIST:
+            raise Unavailable(f"{url} is larger than {_LARGEST_LIST:,} bytes")
+        return content
+
+
+def _local(place: str) -> Path | None:
+    """The path of a file: address, or of what is no address."""
+    parts = urllib.parse.urlsplit(place)
+    return Path(urllib.parse.unquote(parts.path)) if parts.scheme in ("", "file") else None
+
+
 @dataclass
 class Update:
-    """What an update found: rows by catalogue file, a line for each new fact, and why what else was looked for could not be had."""
+    """What an update found: rows by catalogue file, a line for each new fact, and why what else was looked for could not be had.
+
+    Attributes:
+        index_read: a package index, or a folder with wheels, answered.
+        set_aside: files of the folder that were invalid, and where they are now.
+    """
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     found: list[str] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+    index_read: bool = False
 
 
-def update(index: str | Path, nvidia: str | Path, folder: Path, today: datetime.date, say: Callable[[str], None]) -> Update:
-    """Write what is newer than the catalogue in use to ``folder``, over what is there.
-
-    Args:
-        index: address of a simple index, or a folder with wheels.
-        nvidia: address, or a folder, with NVIDIA's ``redistrib_*.json``.
+def update(sources: Sources, folder: Path, today: datetime.date, say: Callable[[str], None]) -> Update:
+    """Write what is newer than the catalogue in use to ``folder``, over what is there. Invalid files there are renamed.
 
     Raises:
-        UsageError: the files in ``folder`` are invalid, or would be with the new rows; they are unchanged.
+        UsageError: the files would be invalid with the new rows; they are unchanged.
     """
     made = Update()
     for package in PACKAGES:
+        for wheels in _newer(package, sources, made):
+            _add_wheels(made, package, wheels, sources, say)
+    for what, place, add in (("CUDA", sources.cuda, _add_toolkits), ("driver branches", sources.drivers, _add_branches)):
         try:
-            for wheels in _newer(package, index):
-                _add_wheels(made, package, wheels, say)
+            add(made, sources)
         except (Unavailable, OSError) as error:
-            made.unreached.append(f"{package}: {_place(index)}: {error}")
-    try:
-        _add_toolkits(made, nvidia)
-    except (Unavailable, OSError) as error:
-        made.unreached.append(f"drivers and CUDA: {_place(nvidia)}: {error}")
-    _write(made, folder, f"`provision catalog update` from {_place(index)} and {_place(nvidia)}", today)
+            made.unreached.append(f"{what}: {_shown(place)}: {_sentence(error)}")
+    places = [_shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers)]
+    _write(made, folder, f"`provision catalog update` from {', '.join(dict.fromkeys(places))}", today)
     return made
 
 
@@ -99,7 +173,7 @@ class _Wheel:
     arch: str
     python: str
     name: str
-    place: str | Path
+    url: str
     size: int | None
 
 
@@ -128,12 +202,12 @@ class _Links(html.parser.HTMLParser):
             self.files.append(_IndexFile(filename=name, url=str(named["href"]), yanked="data-yanked" in named))
 
 
-def _newer(package: str, index: str | Path) -> Iterator[list[_Wheel]]:
+def _newer(package: str, sources: Sources, made: Update) -> Iterator[list[_Wheel]]:
     """The wheels of each release that is newer than what the catalogue knows, the oldest first."""
     known = catalog.pytorch().releases if package == "torch" else catalog.nccl().wheels.builds.get(package, {})
     newest = max(map(key, known), default=())
     releases: dict[str, list[_Wheel]] = {}
-    for file in _files(package, index):
+    for file in _listed(package, sources, made):
         wheel = _wheel(package, file)
         if wheel is not None and key(wheel.version) > newest:
             releases.setdefault(wheel.version, []).append(wheel)
@@ -141,12 +215,26 @@ def _newer(package: str, index: str | Path) -> Iterator[list[_Wheel]]:
         yield releases[version]
 
 
-def _files(package: str, index: str | Path) -> list[_IndexFile]:
+def _listed(package: str, sources: Sources, made: Update) -> Iterable[_IndexFile]:
+    """The files of a package in all indexes; of one that several have, the first's."""
+    files: dict[str, _IndexFile] = {}
+    absent: list[str] = []
+    for place in sources.indexes:
+        try:
+            for file in _files(package, place, sources):
+                files.setdefault(file.filename, file)
+            made.index_read = True
+        except (Unavailable, OSError) as error:
+            (absent if isinstance(error, _Absent) else made.unreached).append(f"{package}: {_shown(place)}: {_sentence(error)}")
+    made.unreached += absent if not files else []
+    return files.values()
+
+
+def _files(package: str, index: str | Path, sources: Sources) -> list[_IndexFile]:
     if isinstance(index, Path):
-        found = sorted(index.rglob("*.whl"))
-        return [_IndexFile(filename=path.name, url=str(path.absolute()), size=path.stat().st_size) for path in found]
+        return _files_of_folder(package, index)
     address = f"{index.rstrip('/')}/{package}/"
-    with _opened(address, {"Accept": f"{_JSON}, text/html;q=0.2"}) as answer:
+    with sources.opened(address, {"Accept": f"{_JSON}, text/html;q=0.2"}) as answer:
         content, kind, address = answer.read(_LARGEST_LIST + 1), answer.headers.get_content_type(), answer.url
     if len(content) > _LARGEST_LIST:
         raise Unavailable(f"its list of {package} is larger than {_LARGEST_LIST:,} bytes")
@@ -160,6 +248,18 @@ def _files(package: str, index: str | Path) -> list[_IndexFile]:
     except (ValidationError, RecursionError) as error:
         raise Unavailable(f"its list of {package} is not one of a package index") from error
     return [file.model_copy(update={"url": urllib.parse.urljoin(address, file.url)}) for file in files]
+
+
+def _files_of_folder(package: str, folder: Path) -> list[_IndexFile]:
+    """The wheels in a folder, or those that its page of the package names, where it has one as an index does."""
+    page = folder / package / "index.html"
+    if page.is_file():
+        with page.open("rb") as file:
+            links = _Links()
+            links.feed(file.read(_LARGEST_LIST).decode("utf-8", "replace"))
+        return [each.model_copy(update={"url": urllib.parse.urljoin(page.absolute().as_uri(), each.url)}) for each in links.files]
+    found = sorted(folder.rglob("*.whl"))
+    return [_IndexFile(filename=path.name, url=path.absolute().as_uri(), size=path.stat().st_size) for path in found]
 
 
 def _wheel(package: str, file: _IndexFile) -> _Wheel | None:
@@ -181,25 +281,28 @@ def _wheel(package: str, file: _IndexFile) -> _Wheel | None:
         or free_threaded
     ):
         return None
-    place = Path(file.url) if file.url.startswith("/") else file.url
-    return _Wheel(version.base_version, arch, python, file.filename, place, file.size)
+    return _Wheel(version.base_version, arch, python, file.filename, file.url, file.size)
 
 
-def _add_wheels(made: Update, package: str, wheels: list[_Wheel], say: Callable[[str], None]) -> None:
+def _add_wheels(made: Update, package: str, wheels: list[_Wheel], sources: Sources, say: Callable[[str], None]) -> None:
     """Add the row of a release; what cannot be read of it is said, and nothing of it added."""
     try:
         if package == "torch":
-            _add_torch(made, wheels, say)
+            _add_torch(made, wheels, sources, say)
         else:
-            _add_nccl(made, package, wheels, say)
+            _add_nccl(made, package, wheels, sources, say)
     except (Unavailable, OSError, zipfile.BadZipFile, gpu_code.Damaged, NotImplementedError, RuntimeError) as error:
-        made.unreached.append(f"{package} {wheels[0].version}: {error or type(error).__name__}")
+        made.unreached.append(f"{package} {wheels[0].version}: {_sentence(error)}")
 
 
-def _add_nccl(made: Update, package: str, wheels: list[_Wheel], say: Callable[[str], None]) -> None:
+def _sentence(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _add_nccl(made: Update, package: str, wheels: list[_Wheel], sources: Sources, say: Callable[[str], None]) -> None:
     wheel = min(wheels, key=lambda each: each.arch != "x86_64")
     say(f"reading {wheel.name}")
-    with _archive(wheel) as archive, _library(archive, NCCL_LIBRARY) as path:
+    with _archive(wheel, sources) as archive, _library(archive, NCCL_LIBRARY) as path:
         cuda, code = nccl_of(path)
     rows = made.rows.setdefault("nccl", {}).setdefault("wheels", {"builds": {}, "code": []})
     rows["builds"].setdefault(package, {})[wheel.version] = cuda
@@ -239,7 +342,7 @@ def _capabilities(code: gpu_code.GpuCode) -> list[str]:
     return plain
 
 
-def _add_torch(made: Update, wheels: list[_Wheel], say: Callable[[str], None]) -> None:
+def _add_torch(made: Update, wheels: list[_Wheel], sources: Sources, say: Callable[[str], None]) -> None:
     pythons = sorted({f"3.{each.python[3:]}" for each in wheels if re.fullmatch(r"cp3\d+", each.python)}, key=key)
     version, cuda, nccl, code = wheels[0].version, "", None, {}
     for arch in catalog.os().architectures:
@@ -247,7 +350,7 @@ def _add_torch(made: Update, wheels: list[_Wheel], say: Callable[[str], None]) -
         if wheel is None:
             continue
         say(f"reading {wheel.name}")
-        with _archive(wheel) as archive:
+        with _archive(wheel, sources) as archive:
             found = _TORCH_CUDA.search(_text(archive, "torch/version.py"))
             if found is None:
                 continue  # the index's build for this architecture is one without CUDA
@@ -285,8 +388,8 @@ def _nccl_required(archive: zipfile.ZipFile) -> str | None:
 class _Ranges(io.RawIOBase):
     """A file on a server that knows ranges: what is read of it is fetched."""
 
-    def __init__(self, url: str, size: int) -> None:
-        self._url, self._size, self._at = url, size, 0
+    def __init__(self, url: str, size: int, sources: Sources) -> None:
+        self._url, self._size, self._sources, self._at = url, size, sources, 0
 
     def readable(self) -> bool:
         return True
@@ -305,7 +408,7 @@ class _Ranges(io.RawIOBase):
         last = min(self._at + len(buffer), self._size) - 1
         if last < self._at:
             return 0
-        with _opened(self._url, {"Range": f"bytes={self._at}-{last}"}) as answer:
+        with self._sources.opened(self._url, {"Range": f"bytes={self._at}-{last}"}) as answer:
             if answer.status != 206:
                 raise Unavailable("the server knows no ranges")
             part: bytes = answer.read(last - self._at + 1)
@@ -315,18 +418,18 @@ class _Ranges(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _archive(wheel: _Wheel) -> Iterator[zipfile.ZipFile]:
+def _archive(wheel: _Wheel, sources: Sources) -> Iterator[zipfile.ZipFile]:
     """A wheel, opened where it lies; one on a server without ranges is fetched whole."""
-    if isinstance(wheel.place, Path):
-        with zipfile.ZipFile(wheel.place) as archive:
+    if (path := _local(wheel.url)) is not None:
+        with zipfile.ZipFile(path) as archive:
             yield archive
         return
-    with _opened(wheel.place, {"Range": "bytes=0-0"}) as answer:
+    with sources.opened(wheel.url, {"Range": "bytes=0-0"}) as answer:
         total = re.fullmatch(r"bytes 0-0/(\d{1,12})", answer.headers.get("Content-Range") or "") if answer.status == 206 else None
         with tempfile.TemporaryFile() as whole:
             if total is None:
                 _copy(answer, whole, _LARGEST_WHEEL)
-            source: IO[bytes] = io.BufferedReader(_Ranges(wheel.place, int(total[1])), _BLOCK) if total else whole
+            source: IO[bytes] = io.BufferedReader(_Ranges(wheel.url, int(total[1]), sources), _BLOCK) if total else whole
             with zipfile.ZipFile(source) as archive:
                 yield archive
 
@@ -361,22 +464,6 @@ def _library(archive: zipfile.ZipFile, name: str) -> Iterator[Path]:
         yield Path(target.name)
 
 
-@contextlib.contextmanager
-def _opened(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
-    """An answer of a server. Raises Unavailable."""
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise Unavailable("not an http or https address")
-    request = urllib.request.Request(url, headers={"User-Agent": "provision", **headers})  # noqa: S310  scheme checked above
-    try:
-        answer = urllib.request.urlopen(request, timeout=_SECONDS)  # noqa: S310
-    except urllib.error.HTTPError as error:
-        raise Unavailable(f"HTTP {error.code} {error.reason}") from error
-    except (urllib.error.URLError, ValueError) as error:
-        raise Unavailable(str(getattr(error, "reason", error))) from error
-    with answer:
-        yield answer
-
-
 # --- NVIDIA's lists ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -391,18 +478,19 @@ class _Redistributables(BaseModel):
     nvidia_driver: _Driver
 
 
-def _add_toolkits(made: Update, place: str | Path) -> None:
+def _add_toolkits(made: Update, sources: Sources) -> None:
     """The driver of each CUDA release that the catalogue does not know."""
+    place = sources.cuda
     known = catalog.cuda().toolkits.drivers
     newest = max(map(key, known))
     found: dict[str, str] = {}
-    for name in _lists(place):
+    for name in _lists(sources):
         cuda = re.fullmatch(r"redistrib_(\d+\.\d+)\.\d+\.json", name)
         if cuda is None or key(cuda[1]) <= newest:
             continue
-        content = (place / name).read_bytes() if isinstance(place, Path) else _page(f"{place.rstrip('/')}/{name}")
+        content = _content(place / name) if isinstance(place, Path) else sources.page(f"{place.rstrip('/')}/{name}")
         try:
-            read = _Redistributables.model_validate_json(content[:_LARGEST_LIST])
+            read = _Redistributables.model_validate_json(content)
         except ValidationError:
             made.unreached.append(f"{name}: it names no CUDA release and driver as NVIDIA's lists do")
             continue
@@ -413,28 +501,66 @@ def _add_toolkits(made: Update, place: str | Path) -> None:
         made.found += [f"CUDA {cuda}: driver {driver}" for cuda, driver in found.items()]
 
 
-def _lists(place: str | Path) -> list[str]:
-    if isinstance(place, Path):
-        return sorted(path.name for path in place.glob("redistrib_*.json"))
+def _lists(sources: Sources) -> list[str]:
+    if isinstance(sources.cuda, Path):
+        return sorted(path.name for path in sources.cuda.glob("redistrib_*.json"))
     links = _Links()
-    links.feed(_page(f"{place.rstrip('/')}/").decode("utf-8", "replace"))
+    links.feed(sources.page(f"{sources.cuda.rstrip('/')}/").decode("utf-8", "replace"))
     return sorted({file.filename for file in links.files})
 
 
-def _page(url: str) -> bytes:
-    with _opened(url, {}) as answer:
-        content: bytes = answer.read(_LARGEST_LIST + 1)
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_LIST + 1)
     if len(content) > _LARGEST_LIST:
-        raise Unavailable(f"{url} is larger than {_LARGEST_LIST:,} bytes")
+        raise Unavailable(f"{path.name} is larger than {_LARGEST_LIST:,} bytes")
     return content
+
+
+class _DriverRelease(BaseModel):
+    release_version: str = Field(max_length=30)
+
+
+class _DriverBranch(BaseModel):
+    type: str = Field(max_length=60)
+    driver_info: list[_DriverRelease] = Field(max_length=1000)
+
+
+class _DriverReleases(RootModel[dict[str, _DriverBranch]]):
+    """What is read of NVIDIA's releases.json: branch → what it is for, and its releases."""
+
+
+_KINDS = {"lts branch": "long-term", "production branch": "production", "new feature branch": "feature"}  # NVIDIA's words → ours
+
+
+def _add_branches(made: Update, sources: Sources) -> None:
+    """The driver branches that are newer than those of the catalogue, and released."""
+    place = sources.drivers
+    if isinstance(place, Path) and not place.exists():
+        return  # a folder need not have it
+    try:
+        branches = _DriverReleases.model_validate_json(_content(place) if isinstance(place, Path) else sources.page(place)).root
+    except ValidationError as error:
+        raise Unavailable("it does not name branches and their releases as NVIDIA's list does") from error
+    newest = max(map(int, catalog.driver().branches.of))
+    for name, branch in sorted(branches.items()):
+        released = any(each.release_version.startswith(f"{name}.") for each in branch.driver_info)
+        if not re.fullmatch(r"[1-9]\d\d", name) or int(name) <= newest or not released:
+            continue
+        kind = _KINDS.get(branch.type.strip().lower())
+        if kind is None:
+            made.unreached.append(f"driver branch {name}: what it is for is unknown: {neutral(branch.type)}")
+            continue
+        made.rows.setdefault("driver", {"branches": {"of": {}}})["branches"]["of"][name] = kind
+        made.found.append(f"driver branch {name}: {kind}")
 
 
 # --- the files ---------------------------------------------------------------------------------------------------------------------------
 
 
 def _write(made: Update, folder: Path, source: str, today: datetime.date) -> None:
-    """Merge the rows into the folder's files; all are checked before the first is written, and each is replaced atomically."""
-    before = overlay.read([folder])
+    """Merge the rows into the folder's files: all or none. What is invalid there is renamed, so that it counts no more."""
+    before, invalid = overlay.usable([folder])
     texts: dict[str, str] = {}
     for name, rows in made.rows.items():
         kept = before.files[name].rows if before and name in before.files else {}
@@ -443,20 +569,36 @@ def _write(made: Update, folder: Path, source: str, today: datetime.date) -> Non
     with tempfile.TemporaryDirectory() as place:
         for name, text in texts.items():
             (Path(place) / f"{name}.yaml").write_text(text, encoding="utf-8")
-        checked = overlay.read([Path(place)])
-        if checked is not None:
-            for name in checked.files:
-                checked.merged(name, yaml.safe_load(catalog.content(name)))
+        overlay.check([Path(place)])
+    if not texts and not invalid:
+        return
+    created = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            downloads.store(folder / f"{name}.yaml", text.encode())
-            made.written.append(str(folder / f"{name}.yaml"))
+        with tempfile.TemporaryDirectory(prefix=".update-", dir=folder) as fresh:  # what the disk has no room for is not half there
+            for name, text in texts.items():
+                downloads.store(Path(fresh) / f"{name}.yaml", text.encode())
+            made.set_aside += [_set_aside(path, error) for path, error in invalid.items()]
+            for name in texts:
+                os.replace(Path(fresh) / f"{name}.yaml", folder / f"{name}.yaml")
+                made.written.append(str(folder / f"{name}.yaml"))
     except OSError as error:
         raise ProvisionError(
             f"cannot be written: {error.strerror or error}", where=str(folder), hint="name another folder: --out DIR"
         ) from error
+    finally:
+        for each in created:
+            with contextlib.suppress(OSError):  # only empty ones can be removed
+                each.rmdir()
 
 
-def _place(place: str | Path) -> str:
-    return str(place) if isinstance(place, Path) else re.sub(r"(?<=://)[^/?#]*@", "", place)
+def _set_aside(path: Path, error: UsageError) -> str:
+    """Rename a file of the user's, so that nothing of theirs is lost; a sentence about it."""
+    names = (path.with_name(f"{path.name}.invalid{number or ''}") for number in itertools.count())
+    kept = next(each for each in names if not each.exists())
+    path.rename(kept)
+    return f"{next(iter(error.parts()))[0]}; it is now {kept.name}"
+
+
+def _shown(place: str | Path) -> str:
+    return without_logins(str(place))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,21 +15,21 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import overlay, update
 from provision.catalog.models import FILES, Sourced
+from provision.catalog.update import Sources
 from provision.cli.help import App
-from provision.cli.options import Json, url
+from provision.cli.options import CatalogFolder, Json, existing, url
 
 app = App(no_args_is_help=True, help="What provision knows about NCCL, CUDA, PyTorch and drivers: show it, and bring it up to date.")
-
-_NVIDIA = "https://developer.download.nvidia.com/compute/cuda/redist"
-_INDEX = "https://pypi.org/simple"
 
 
 @app.command()
 def show(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One file of the catalogue, e.g. `nccl`; all by default.")] = None,
+    catalog_folder: CatalogFolder = None,
     json_: Json = False,
 ) -> None:
     """Show every group of facts with its source, the date on which it was read, and whether your own files change it."""
+    invalid = _use([overlay.folder_of_user(), *([existing("--catalog", catalog_folder)] if catalog_folder else [])])
     if name is not None and name not in FILES:
         raise UsageError(f"the catalogue has no file {name}", hint=f"one of {', '.join(FILES)}")
     mine = catalog.overlay_in_use()
@@ -52,11 +53,24 @@ def show(
             )
     reach = catalog.reach()
     if json_:
-        terminal.print_json({"schema": 1, "reach": reach.model_dump(mode="json"), "groups": rows})
-        return
-    console = terminal.out()
-    console.print(terminal.table([{key: row[key] for key in ("facts", "date", "age", "from")} for row in rows]))
-    console.say(f"knows {reach}")
+        unused = [{"file": str(path), "what": str(error.what), "where": error.where} for path, error in invalid.items()]
+        terminal.print_json({"schema": 1, "reach": reach.model_dump(mode="json"), "groups": rows, "invalid": unused})
+    else:
+        console = terminal.out()
+        console.print(terminal.table([{key: row[key] for key in ("facts", "date", "age", "from")} for row in rows]))
+        console.say(f"knows {reach}")
+    if invalid:
+        raise UsageError(
+            "\n".join(text for error in invalid.values() for text, _hint in error.parts()),
+            hint=overlay.HINT,
+        )
+
+
+def _use(folders: Sequence[Path]) -> dict[Path, UsageError]:
+    """Merge the valid files of these folders over ours: the commands here must work where others refuse. Returns the invalid ones."""
+    valid, invalid = overlay.usable(folders)
+    catalog.use(valid)
+    return invalid
 
 
 def _groups(facts: BaseModel, at: str) -> list[tuple[str, Sourced]]:
@@ -75,32 +89,34 @@ def _groups(facts: BaseModel, at: str) -> list[tuple[str, Sourced]]:
 def update_(
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="DIR|URL", help="A folder with wheels and NVIDIA's redistrib_*.json, or another package index."),
+        typer.Option(
+            "--from",
+            metavar="DIR|URL",
+            help="A folder with wheels and NVIDIA's redistrib_*.json and releases.json, or a package index instead of pip's.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to, instead of your own.", file_okay=False)
     ] = None,
 ) -> None:
-    """Write what is newer than the catalogue, from a package index and NVIDIA's lists, into files that later runs merge over it."""
-    index: str | Path = _INDEX
-    nvidia: str | Path = _NVIDIA
-    if from_ is not None and "://" in from_:
-        index = str(url("--from", from_))
-    elif from_ is not None:
-        index = nvidia = Path(from_)
-        if not index.is_dir():
-            raise UsageError(f"--from {from_}: no such folder", hint="name a folder, or the address of a package index")
+    """Write what is newer than the catalogue, from pip's package index and NVIDIA's lists, into files that later runs merge over it."""
     folder = out or overlay.folder_of_user()
-    if out is not None:
-        catalog.use(overlay.read([overlay.folder_of_user(), out]))
+    invalid = _use([overlay.folder_of_user(), *([out] if out else [])])
+    if from_ is None or "://" in from_:
+        sources = Sources.of_pip(url("--from", from_))
+    else:
+        sources = Sources.of_folder(existing("--from", Path(from_), "name a folder, or the address of a package index"))
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()
-    made = update.update(index, nvidia, folder, today, terminal.say)
+    made = update.update(sources, folder, today, terminal.say)
     console = terminal.out()
     for line in made.found or ["nothing newer than the catalogue was found"]:
         console.say(line)
     for path in made.written:
         console.say(f"written: {path}")
+    unused = [text for path, error in invalid.items() if path.parent != folder for text, _hint in error.parts()]
+    for line in (*unused, *made.set_aside):
+        terminal.err().say(f"not used: {line}", "yellow")
     for line in made.unreached:
         terminal.err().say(f"not read: {line}", "yellow")
-    if made.unreached and not made.found:
-        raise ProvisionError("nothing could be updated", hint="name a folder with wheels and redistrib_*.json, or a package index: --from")
+    if not made.index_read:
+        raise ProvisionError("no package index could be read", hint="name another one, or a folder with wheels: --from URL|DIR")

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -56,6 +56,8 @@ from provision.resolve.what_if import WhatIf
 from provision.survey import collect
 
 _Result = TypeVar("_Result")
+# Commands that must work where a catalogue file of the user's is invalid: they help to correct it.
+_WITHOUT_OWN_FILES = frozenset({"catalog", "schema"})
 
 
 class _MainJobGroup(TyperGroup):
@@ -86,13 +88,19 @@ app.add_typer(catalog_commands.app, name="catalog")
 
 @app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001  main() acts on it
 ) -> None:
-    catalog.use(overlay.read([overlay.folder_of_user()]))
     if version:
-        terminal.out().say(f"provision {__version__}")
-        raise typer.Exit
+        _say_version()
+    if context.invoked_subcommand not in _WITHOUT_OWN_FILES:
+        catalog.use(overlay.read([overlay.folder_of_user()]))
+
+
+def _say_version() -> NoReturn:
+    terminal.out().say(f"provision {__version__}")
+    raise typer.Exit
 
 
 @app.command()
@@ -286,7 +294,7 @@ def run(
 ) -> None:
     """Run a program, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
     if where.version:
-        _root(version=True)
+        _say_version()
     inventory = target_hosts.select(where, options.np or options.per_node, options.elastic, os.environ, terminal.say)
     if where.check_build:
         with progress.make() as shown:

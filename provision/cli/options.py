@@ -68,7 +68,18 @@ AptMirror = Annotated[
         help="Mirror for Debian's or Ubuntu's packages; the hosts' own lists stay as they are, and `plan` uses them.",
     ),
 ]
+CatalogFolder = Annotated[
+    Path | None,
+    typer.Option("--catalog", metavar="DIR", help="Folder with catalogue files that are merged over ours and yours.", file_okay=False),
+]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder with the four MNIST files, instead of a download.", file_okay=False)]
+
+
+def existing(option: str, folder: Path, hint: str | None = None) -> Path:
+    """A folder that an option names. Raises UsageError where it is missing."""
+    if not folder.is_dir():
+        raise UsageError(f"{option} {folder}: no such folder", hint=hint)
+    return folder
 
 
 def requirements(
@@ -111,21 +122,16 @@ def requirements(
         ),
     ] = None,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Accept a requested version even if it is known to be bad.")] = False,
-    catalog_folder: Annotated[
-        Path | None,
-        typer.Option("--catalog", metavar="DIR", help="Folder with catalogue files that are merged over ours and yours.", file_okay=False),
-    ] = None,
+    catalog_folder: CatalogFolder = None,
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Resolve again instead of following provision.lock, and show what changes.")
     ] = False,
 ) -> Options:
     """The options that a plan depends on. Raises UsageError for invalid ones."""
     if catalog_folder is not None:
-        if not catalog_folder.is_dir():
-            raise UsageError(f"--catalog {catalog_folder}: no such folder")
-        catalog.use(overlay.read([overlay.folder_of_user(), catalog_folder]))
-    if wheels is not None and not wheels.is_dir():
-        raise UsageError(f"--wheels {wheels}: no such folder")
+        catalog.use(overlay.read([overlay.folder_of_user(), existing("--catalog", catalog_folder)]))
+    if wheels is not None:
+        existing("--wheels", wheels)
     one_of("--nccl-source", nccl_source, get_args(NcclSource))
     return Options(
         torch=not without_torch,

@@ -6,13 +6,10 @@ For bundles, images and the uv that hosts are given. Where packages come from is
 from __future__ import annotations
 
 import contextlib
-import netrc
 import os
-import ssl
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,32 +224,5 @@ def _fetch(wheel: WheelFile, settings: Mapping[str, Any], variables: Mapping[str
     place = urlsplit(wheel.url)
     if place.scheme in ("", "file"):
         return downloads.check_user_file(Path(unquote(place.path)), wheel.sha256, what=f"the wheel of {wheel.name} {wheel.version}")
-    opener = _opener(wheel.url, settings, variables)
+    opener = downloads.index_opener(wheel.url, settings, variables)
     return downloads.fetch(wheel.url, wheel.sha256, what=wheel.file, hint=_HINT, say=say, opener=opener)
-
-
-def _opener(url: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> urllib.request.OpenerDirector:
-    """What reaches a server as uv did: with pip's certificates and proxy, and the login of the index on that server."""
-    server = urlsplit(url)
-    context = ssl.create_default_context(cafile=variables.get("SSL_CERT_FILE"))
-    if "SSL_CLIENT_CERT" in variables:
-        context.load_cert_chain(variables["SSL_CLIENT_CERT"])
-    if {server.hostname, f"{server.hostname}:{server.port}"} & set(settings["allow-insecure-host"]):
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
-    if "ALL_PROXY" in variables:
-        handlers.append(urllib.request.ProxyHandler({"http": variables["ALL_PROXY"], "https": variables["ALL_PROXY"]}))
-    places = [urlsplit(place) for place in (settings.get("index-url", ""), *settings["extra-index-url"], *settings["find-links"])]
-    logins = [
-        (unquote(place.username), unquote(place.password or ""))
-        for place in places
-        if place.username and (place.hostname, place.port) == (server.hostname, server.port)
-    ]
-    with contextlib.suppress(OSError, netrc.NetrcParseError):
-        known = netrc.netrc().authenticators(server.hostname or "")
-        logins += [(known[0], known[2] or "")] if known else []
-    if logins:
-        passwords = urllib.request.HTTPPasswordMgrWithPriorAuth()
-        passwords.add_password(None, f"{server.scheme}://{server.netloc}/", *logins[0], is_authenticated=True)
-        handlers.append(urllib.request.HTTPBasicAuthHandler(passwords))
-    return urllib.request.build_opener(*handlers)

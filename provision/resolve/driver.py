@@ -148,7 +148,7 @@ def _branches(name: str, facts: Facts, offered: Sequence[str], requested: str) -
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in facts.nvidia.pci_ids])})" if facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
-        newest = max((each for each, kind in known.branches.of.items() if kind == "long-term"), key=int)
+        newest = max(offered, key=lambda each: (known.branches.of.get(each) == "long-term", int(each)))
         raise Conflict(
             name, what, (change_requirements(f"name a branch that supports them: --driver {newest}", driver=newest), exclude([name]))
         )

@@ -201,3 +201,22 @@ def test_the_command_line_uses_the_users_own_files(tmp_path: Path, monkeypatch: 
     plan = json.loads(shown("plan", "--facts", known, "--json", "--catalog", str(more)))
     assert plan["knowledge"]["cuda"] == "14.0"
     assert "CUDA ≤ 14.0" in shown("plan", "--facts", known, "--catalog", str(more))
+
+
+def test_an_invalid_file_stops_no_command_that_helps_to_correct_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    texts = {"cuda": NEWER_CUDA, "driver": "schema: 1\nsource: ]\n", "nccl": HEAD + "wheels: {builds: 7}\n"}
+    mine = written(tmp_path / "provision" / "catalog", **texts)
+    for words in (["survey", "localhost"], ["plan", "--facts", str(PLANS / "a100-570-cuda-12.8.json")]):
+        with pytest.raises(UsageError) as caught:
+            CliRunner().invoke(app, words, catch_exceptions=False)
+        assert str(caught.value.where or caught.value).startswith(f"{mine / 'driver.yaml'}:2")
+        assert "provision catalog update" in str(caught.value.hint)
+    done = CliRunner().invoke(app, ["catalog", "show", "--json"])
+    assert isinstance(done.exception, UsageError)
+    document = json.loads(done.stdout)
+    assert document["reach"]["cuda"] == "13.9"
+    assert {Path(each["file"]).name for each in document["invalid"]} == {"driver.yaml", "nccl.yaml"}
+    assert f"{mine / 'nccl.yaml'}:4" in str(done.exception)
+    assert "provision" in shown("--version")
+    assert "toolkits" in shown("schema", "catalogue", "cuda")
