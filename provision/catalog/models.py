@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -293,12 +293,38 @@ class DriverKinds(Sourced):
 
 
 class DriverOfGpus(Model):
+    name: Text
     first: Branch
     last: Branch | None = None
 
 
 class DriverGpus(Sourced):
+    """Compute capability, from this one to the next in the table → the branches that support such GPUs."""
+
     of: dict[Capability, DriverOfGpus]
+
+    def of_capability(self, capability: str) -> DriverOfGpus | None:
+        """The entry of a GPU; None for GPUs that are older than the table."""
+        return self.of.get(max((each for each in self.of if key(each) <= key(capability)), key=key, default=""))
+
+    def last_of(self, capabilities: Iterable[str]) -> str | None:
+        """The last branch that supports all GPUs of these compute capabilities; None where none is known."""
+        found = (self.of_capability(capability) for capability in capabilities)
+        return min((each.last for each in found if each is not None and each.last is not None), key=int, default=None)
+
+    def misfit(self, driver: str, capabilities: Iterable[str]) -> str | None:
+        """Why a driver (or a branch) does not support GPUs of these compute capabilities, as a sentence; None if it supports all."""
+        branch = int(driver.split(".")[0])
+        for capability in capabilities:
+            entry = self.of_capability(capability)
+            if entry is None:
+                return f"no branch that is known supports GPUs of compute capability {capability}"
+            gpus = f"GPUs of compute capability {capability} ({entry.name})"
+            if branch < int(entry.first):
+                return f"{gpus} need {entry.first} or newer"
+            if entry.last is not None and branch > int(entry.last):
+                return f"{gpus} end with {entry.last}"
+        return None
 
 
 class DriverModules(Sourced):

@@ -43,7 +43,7 @@ from provision.resolve.host_classes import (
     HostClasses,
     Interpreter,
     host_class_of,
-    with_driver_for,
+    with_newest_driver,
     with_packaged_pythons,
     without_gpus,
 )
@@ -57,6 +57,7 @@ from provision.resolve.remedies import (
     change_requirements,
     exclude,
     newer_drivers,
+    older_driver,
     other_pythons,
 )
 
@@ -364,9 +365,12 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
         elif host_class.driver_too_old:
             what = f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
             proposals[1:] = newer_drivers(host_class, names)
+        elif host_class.cuda is not None and (misfit := host_class.driver_misfit):
+            what = f"driver {host_class.driver or f'for CUDA {host_class.cuda}'} does not support its GPUs: {misfit}"
+            proposals = [*newer_drivers(host_class, names), *older_driver(host_class, names), _CPU_ONLY, exclude(names)]
         elif host_class.gpu_fault is not None:
             what = host_class.gpu_fault.what
-            newest = with_driver_for(host_class, max(catalog.cuda().toolkits.drivers, key=key))  # nobody knows which driver it will be
+            newest = with_newest_driver(host_class)  # nobody knows which driver it will be
             by_hand = host_class.gpu_fault.remedy.format(host=joined(names))
             asked = f"--driver auto: provision installs NVIDIA's driver on {joined(names)}, and reboots"
             installable = host_class.gpu_fault.cause in ("no-driver", "nouveau") and driver.has_packages(host_class)

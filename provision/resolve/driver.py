@@ -178,17 +178,8 @@ def _branches(name: str, facts: Facts, offered: Sequence[str], requested: str) -
 
 def _misfit(branch: str, capabilities: list[str], offered: Sequence[str]) -> str | None:
     """Why a branch cannot be installed on a host."""
-    table = catalog.driver().gpus.of
-    for capability in capabilities:
-        entry = max((each for each in table if key(each) <= key(capability)), key=key, default=None)
-        if entry is None:
-            return f"no branch that is known supports GPUs of compute capability {capability}"
-        if int(branch) < int(table[entry].first):
-            return f"GPUs of compute capability {capability} need {table[entry].first} or newer"
-        last = table[entry].last
-        if last is not None and int(branch) > int(last):
-            return f"GPUs of compute capability {capability} end with {last}"
-    return None if branch in offered else "no package of it is known for that system"
+    reason = catalog.driver().gpus.misfit(branch, capabilities)
+    return reason or (None if branch in offered else "no package of it is known for that system")
 
 
 def _open_modules(name: str, facts: Facts) -> bool:

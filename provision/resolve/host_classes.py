@@ -154,6 +154,17 @@ class HostClass:
         same_major = key(cuda)[0] == key(self.cuda)[0]
         return same_major and oldest is not None and (self.driver is None or key(self.driver) >= key(oldest))
 
+    @property
+    def driver_misfit(self) -> str | None:
+        """Why its driver does not support its GPUs, as a sentence; None if it does, or if nothing is known of one of them."""
+        drivers = catalog.cuda().toolkits.drivers
+        driver = self.driver or drivers.get(self.cuda or "")
+        if driver is None:
+            return None
+        # In WSL the driver is Windows', whose numbers in branch 580 are 580 to 582.
+        branches = (each for each in drivers.values() if key(each)[0] <= key(driver)[0])
+        return catalog.driver().gpus.misfit(max(branches, key=key, default=driver), self.capabilities)
+
     def of_release(self, table: Mapping[str, T]) -> T | None:
         """The entry of ``22.04`` or, for distributions with point releases, of ``9``; None without one."""
         return table.get(self.os_version, table.get(self.os_version.split(".")[0]))
@@ -226,6 +237,12 @@ def with_driver_for(host_class: HostClass, cuda: str) -> HostClass:
     """The same class with a working driver, the oldest that runs this CUDA natively."""
     driver = catalog.cuda().toolkits.drivers[cuda]
     return replace(host_class, cuda=cuda, driver=driver, driver_too_old=False, gpu_fault=None)
+
+
+def with_newest_driver(host_class: HostClass) -> HostClass:
+    """The same class with the newest working driver that supports its GPUs, else the newest."""
+    newest_first = [with_driver_for(host_class, cuda) for cuda in sorted(catalog.cuda().toolkits.drivers, key=key, reverse=True)]
+    return next((each for each in newest_first if each.driver_misfit is None), newest_first[0])
 
 
 def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str | None, str] | None]) -> tuple[Builder, ...]:

@@ -11,7 +11,7 @@ from provision.base.problems import Problem, Remedy
 from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for
+from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for, with_newest_driver
 
 MOST_REMEDIES = 2  # are offered for a conflict: the cheapest
 
@@ -103,12 +103,23 @@ def with_python(host_class: HostClass, version: str) -> HostClass:
 
 
 def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
-    """Every newer driver, the oldest first."""
+    """Every newer driver that supports its GPUs, the oldest first."""
     drivers = catalog.cuda().toolkits.drivers
+    last = catalog.driver().gpus.last_of(host_class.capabilities)
     for cuda in sorted(drivers, key=key):
-        if host_class.cuda is None or key(cuda) > key(host_class.cuda):
-            text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda})"
-            yield change_class(text, host_class, with_driver_for(host_class, cuda), "driver")
+        newer = with_driver_for(host_class, cuda)
+        if (host_class.cuda is None or key(cuda) > key(host_class.cuda)) and newer.driver_misfit is None:
+            until = f", at most branch {last}" if last else ""
+            text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
+            yield change_class(text, host_class, newer, "driver")
+
+
+def older_driver(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
+    """The newest driver that supports its GPUs, where theirs is newer."""
+    older = with_newest_driver(host_class)
+    if older.driver and host_class.driver and key(older.driver) < key(host_class.driver):
+        text = f"install driver branch {older.driver.split('.')[0]}, the last for its GPUs, on {joined(names)} instead"
+        yield change_class(text, host_class, older)
 
 
 def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collection[str]) -> Iterator[Proposal]:

@@ -25,7 +25,6 @@ Kind = Literal["driver", "python", "without"]
 _FORM = re.compile(r"(?:(?P<hosts>[^=:]+):)?(?P<kind>[a-z]+)=(?P<value>[^=:]+)")
 _HINT = "write driver=580, python=3.12 or without=HOST; for some hosts alone: HOST:driver=580"
 _MOST_HOSTS = 500  # of an inventory for which a hint is looked for: each change is a whole plan
-_NEWER_DRIVERS = 4  # are tried for the hint: the newest, which serve longest
 
 
 @dataclass(frozen=True)
@@ -187,11 +186,15 @@ def _rank(plan: Plan) -> tuple[object, ...]:
 
 
 def _candidates(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Change]:
-    """Single changes that may lift all hosts."""
+    """Single changes that may lift all hosts; of drivers those of supported branches for production, as `--driver auto`."""
     with_gpus = {name: facts[name] for name in plan.hosts if gpus.has_gpu(facts[name])}
-    drivers = catalog.cuda().toolkits.drivers
-    for cuda in sorted(drivers, key=key)[-_NEWER_DRIVERS:]:
+    capabilities = [gpu.compute_capability for host in with_gpus.values() for gpu in host.gpus if gpu.compute_capability]
+    drivers, kinds = catalog.cuda().toolkits.drivers, catalog.driver().branches.of
+    for cuda in sorted(drivers, key=key):
         branch = drivers[cuda].split(".")[0]
+        unsupported = kinds.get(branch, "feature") == "feature" or catalog.cuda().driver_branches.ended(branch)
+        if unsupported or catalog.driver().gpus.misfit(branch, capabilities):
+            continue
         older = tuple(name for name, host in with_gpus.items() if host.driver and host.driver.cuda and key(host.driver.cuda) < key(cuda))
         if older:
             scope = "" if len(older) == len(with_gpus) else f"{','.join(older)}:"

@@ -120,7 +120,7 @@ def test_a_driver_is_replaced_by_a_newer_one_and_by_an_older_one_only_if_allowed
         (machine(DEBIAN, security={"secure_boot": True}), "580", "Secure Boot is on", "mokutil --import"),
         (machine(DEBIAN, nvidia={"runfile": True}), "580", "NVIDIA's installer (.run)", "nvidia-uninstall"),
         (machine(DEBIAN, user={"sudo": "none"}), "580", "only root can install a driver", "sudo"),
-        (machine(DEBIAN, V100), "595", "GPUs of compute capability 7.0 end with 580", "--driver 580"),
+        (machine(DEBIAN, V100), "595", "GPUs of compute capability 7.0 (Volta, such as V100) end with 580", "--driver 580"),
         (machine(DEBIAN, V100, "2901"), "580", "no kernel modules run all its GPUs", "take the GPUs of one kind out"),
         (machine(UBUNTU), "620", "no package of it is known for that system", "--driver 595"),
         (machine(DEBIAN, "3fff"), "auto", "which GPUs it has is not known (PCI device 10de:3fff)", "--driver 620"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
-from invented_hosts import changed, gpu, host, plan_for, remedies
+from invented_hosts import REQUIREMENTS, changed, gpu, host, plan_for, remedies
 
 from provision import facts
 from provision.plan.model import HostPlan
@@ -163,3 +164,52 @@ def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() ->
     text = "".join(made.json())
     assert json.loads(text) == made.as_dict()
     assert HostPlan.from_dict(json.loads(text)["hosts"]["a"]).as_dict() == made.hosts["a"].as_dict()
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "what", "remedy"),
+    [
+        ("525.60.13", "10.0", "compute capability 10.0 (Blackwell, such as B200) need 570 or newer", "to 570.26 or newer (CUDA 12.8)"),
+        ("515.43.04", "9.0", "compute capability 9.0 (Hopper, such as H100) need 520 or newer", "to 525.60.13 or newer (CUDA 12.0)"),
+        (
+            "590.44.01",
+            "7.0",
+            "compute capability 7.0 (Volta, such as V100) end with 580",
+            "install driver branch 580, the last for its GPUs",
+        ),
+        (
+            "595.45.04",
+            "5.2",
+            "compute capability 5.2 (Maxwell, such as M40) end with 580",
+            "install driver branch 580, the last for its GPUs",
+        ),
+        (
+            "525.60.13",
+            "3.7",
+            "compute capability 3.7 (Kepler, such as K80) end with 470",
+            "install driver branch 470, the last for its GPUs",
+        ),
+        ("535.54.03", "2.0", "no branch that is known supports GPUs of compute capability 2.0", "--cpu"),
+    ],
+)
+def test_a_driver_that_does_not_support_the_gpus_is_a_conflict(driver: str, capability: str, what: str, remedy: str) -> None:
+    known = changed(host(), {"driver": {"version": driver}, "gpus": [{"compute_capability": capability}]})
+    (conflict,) = plan_for({"a": known}).conflicts
+    assert what in conflict.what
+    assert f"driver {driver}" in conflict.what
+    assert remedy in remedies(conflict)[0]
+    assert plan_for({"a": known}, replace(REQUIREMENTS, cpu=True)).hosts["a"].torch.version.endswith("+cpu")
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability"), [("580.65.06", "5.0"), ("582.10", "7.0"), ("470.42.01", "3.7"), ("570.26", "12.0"), ("999.1", "9.0")]
+)
+def test_the_first_and_the_last_branch_support_the_gpus(driver: str, capability: str) -> None:
+    known = changed(host(), {"driver": {"version": driver}, "gpus": [{"compute_capability": capability}]})
+    assert not any("does not support its GPUs" in conflict.what for conflict in plan_for({"a": known}).conflicts)
+
+
+def test_hosts_whose_gpus_have_no_driver_in_common_with_each_other_need_none() -> None:
+    volta = changed(host(), {"driver": {"version": "580.65.06"}, "gpus": [{"compute_capability": "7.0"}]})
+    newer = changed(host("10.0.0.2"), {"driver": {"version": "610.43.02"}, "gpus": [{"compute_capability": "10.0"}]})
+    assert plan_for({"a": volta, "b": newer}).hosts

@@ -149,8 +149,8 @@ def test_the_rejection_names_the_cuda_that_the_gpu_needs() -> None:
         ("5.2", "12.9", {"nccl_source": "repository"}, "2.27.7"),
         ("6.1", "12.9", {}, "2.30.7"),
         ("11.0", "12.9", {}, None),
-        ("11.0", "13.0", {}, "2.28.9"),
-        ("12.1", "12.9", {}, "2.30.7"),
+        ("11.0", "13.0", {}, "2.30.7"),
+        ("12.0", "12.9", {}, "2.30.7"),
     ],
 )
 def test_the_build_has_code_for_the_gpu(capability: str, cuda: str, asked: dict[str, Any], version: str | None) -> None:

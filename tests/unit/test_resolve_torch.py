@@ -41,7 +41,7 @@ def test_a_release_that_the_catalogue_does_not_know_comes_from_the_users_wheels_
         ("12.2", "cu126", "nvidia-nccl-cu12==2.30.7"),
         ("12.8", "cu126", "nvidia-nccl-cu12==2.30.7"),
         ("12.9", "cu126", "nvidia-nccl-cu12==2.30.7"),
-        ("13.1", "cu130", "nvidia-nccl-cu13==2.28.9"),
+        ("13.1", "cu130", "nvidia-nccl-cu13==2.30.7"),
     ],
 )
 def test_a_driver_decides_build_and_nccl(cuda: str, tag: str, nccl: str) -> None:
@@ -58,7 +58,7 @@ def test_an_old_driver_moves_the_whole_inventory_to_an_older_release() -> None:
 
 
 def test_a_driver_too_old_for_every_release_is_a_conflict_that_names_the_host() -> None:
-    made = plan_for({"a": host(), "ancient": host("10.0.0.2", cuda="10.2", gpus=1)})
+    made = plan_for({"a": host(), "ancient": gpu("10.2", "7.0", "10.0.0.2")})
     assert {conflict.host for conflict in made.conflicts} == {"ancient"}
     assert all("10.2" in conflict.what and len(remedies(conflict)) == 2 for conflict in made.conflicts)
 
@@ -68,7 +68,7 @@ def test_a_driver_older_than_every_cuda_is_a_conflict_and_not_the_cpu_build() ->
     made = plan_for({"a": changed(host(system=("ubuntu", "20.04")), old)})
     assert not made.hosts
     assert "driver 418.87 is older than every CUDA" in made.conflicts[0].what
-    assert remedies(made.conflicts[0]) == ("update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1)",)
+    assert remedies(made.conflicts[0]) == ("update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1), at most branch 580",)
 
 
 def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from invented_hosts import remedies
 from typer.testing import CliRunner
 
 from provision import facts
@@ -74,8 +75,23 @@ def test_one_host_is_changed_without_the_others_of_its_class() -> None:
 
 def test_a_change_may_make_it_worse() -> None:
     found = after("blackwell-580", "driver=525")
-    assert found.plan.conflicts
-    assert any(gain.what == "conflict" and not gain.now for gain in found.gains)
+    (conflict,) = found.plan.conflicts
+    assert conflict.what == (
+        "driver 525.60.13 does not support its GPUs: GPUs of compute capability 10.0 (Blackwell, such as B200) need 570 or newer"
+    )
+    assert remedies(conflict)[0] == "update the NVIDIA driver of b200 to 570.26 or newer (CUDA 12.8)"
+    assert [gain.then for gain in found.gains if gain.what == "conflict"] == [f"b200: {conflict.what}"]
+
+
+@pytest.mark.parametrize("newer", ["590", "615"])
+def test_a_newer_driver_may_have_dropped_the_gpus(newer: str) -> None:
+    (conflict,) = after("v100-470-cuda-11.4", f"driver={newer}").plan.conflicts
+    assert "compute capability 7.0 (Volta, such as V100) end with 580" in conflict.what
+    assert remedies(conflict)[0] == "install driver branch 580, the last for its GPUs, on dgx1 instead"
+
+
+def test_the_hint_names_no_driver_that_has_dropped_the_gpus() -> None:
+    assert "--what-if driver=580" in (what_if.hint(known("v100-470-cuda-11.4"), REQUIREMENTS, {}) or "")
 
 
 def test_no_change() -> None:
