@@ -717,6 +717,13 @@ class Xids(Sourced):
     known: dict[Number, KnownXid]
 
 
+class SwitchXids(Sourced):
+    """SXids, of NVSwitches: those that call themselves fatal, and the others."""
+
+    fatal: KnownXid
+    other: KnownXid
+
+
 class CounterLimit(Model):
     above: int
     severity: Severity
@@ -765,6 +772,7 @@ class GpuHealth(File):
     """gpu_health.yaml."""
 
     xids: Xids
+    sxids: SwitchXids
     nvlink_errors: CounterLimits
     rdma_errors: CounterLimits
     limits: HealthLimits

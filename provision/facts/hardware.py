@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from provision import catalog
@@ -93,12 +94,12 @@ def nvlink_domain(facts: Facts) -> str | None:
     return next((gpu.fabric_cluster for gpu in facts.gpus if gpu.fabric_cluster and not _NO_CLUSTER.fullmatch(gpu.fabric_cluster)), None)
 
 
-def fabric_faults(facts: Facts) -> list[str]:
-    """What the NVLink fabric says of GPUs that it has not accepted, each once."""
+def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
+    """What the NVLink fabric says of GPUs, as (state, status), that it has not accepted, each once."""
     wrong = [
-        f"state {gpu.fabric_state}, status {gpu.fabric_status or 'unknown'}"
-        for gpu in facts.gpus
-        if gpu.fabric_state and (gpu.fabric_state != "Completed" or gpu.fabric_status not in (None, "Success"))
+        f"state {state}, status {status or 'unknown'}"
+        for state, status in states
+        if state and (state != "Completed" or status not in (None, "Success"))
     ]
     return list(dict.fromkeys(wrong))
 

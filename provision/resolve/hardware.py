@@ -40,7 +40,7 @@ def _of_nccl(facts: Facts, *, alone: bool) -> Iterator[str]:
     if vgpus:
         licence = f"; without a licence ({unlicensed} of {vgpus}) they get slow: configure /etc/nvidia/gridd.conf" if unlicensed else ""
         yield f"vGPUs: only time-sliced ones of a whole GPU reach each other over NVLink, none over PCIe{licence}"
-    if faults := hardware.fabric_faults(facts):
+    if faults := hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus):
         yield f"the NVLink fabric has not accepted all GPUs ({'; '.join(faults)}): see provision doctor"
     if hardware.nvlink_domain(facts) and not alone:
         ready = (

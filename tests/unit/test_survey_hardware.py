@@ -147,7 +147,7 @@ def test_details_reach_the_gpus_of_nvidia_smi(tmp_path: Path) -> None:
     assert hardware.nvlink_domain(found) == "dc6e40c4-d722-4357-9ba6-5291dd461278"
     assert hardware.imex_ready(found)
     assert found.nvidia.fabric_manager is True  # the kernel cuts the name of nv-fabricmanager
-    assert hardware.fabric_faults(found) == []
+    assert hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in found.gpus) == []
 
 
 RDMA = "/sys/class/infiniband"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from provision.base.versions import key
 from provision.doctor.checks.registry import Observation, Observations, host_check
@@ -209,10 +210,15 @@ def _vgpu_licence(facts: Facts) -> Observations:
         yield Observation(f"{unlicensed} of {vgpus} vGPUs have no licence", "License Status: Licensed, in nvidia-smi -q")
 
 
+def fabric_observations(states: Iterable[tuple[str | None, str | None]]) -> Observations:
+    """What is wrong with the GPUs' (state, status) in the NVLink fabric: the survey's and those of the check of health are one finding."""
+    if faults := hardware.fabric_faults(states):
+        yield Observation(f"nvidia-smi says of the NVLink fabric: {'; '.join(faults)}", "state Completed, status Success")
+
+
 @host_check("nvlink-fabric-state")
 def _fabric(facts: Facts) -> Observations:
-    if faults := hardware.fabric_faults(facts):
-        yield Observation(f"nvidia-smi says of the NVLink fabric: {'; '.join(faults)}", "state Completed, status Success")
+    yield from fabric_observations((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus)
 
 
 @host_check("imex-not-running")

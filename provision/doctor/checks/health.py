@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from provision import catalog
 from provision.base.problems import Severity
 from provision.base.text import joined
+from provision.doctor.checks.gpus import fabric_observations
 from provision.doctor.checks.registry import Observation, Observations, health_check
 from provision.doctor.health.model import Gpu, Health, RdmaPort
 
@@ -50,16 +51,17 @@ def _lost(health: Health) -> Observations:
 
 @health_check("gpu-xid")
 def _xids(health: Health) -> Observations:
-    known = catalog.gpu_health().xids.known
+    known, switches = catalog.gpu_health().xids.known, catalog.gpu_health().sxids
     for xid in health.xids or ():
-        entry = known.get(str(xid.number))
+        entry = (switches.other if xid.nonfatal else switches.fatal) if xid.switch else known.get(str(xid.number))
+        name = f"{'SXid' if xid.switch else 'Xid'} {xid.number}"
         if entry is None:
             link = "https://docs.nvidia.com/deploy/xid-errors"
-            yield Observation(f"Xid {xid.number} on {xid.device}: {xid.text}", "no Xid", (f"look it up: {link}",), severity="warning")
+            yield Observation(f"{name} on {xid.device}: {xid.text}", "no Xid", (f"look it up: {link}",), severity="warning")
         else:
             severity: Severity = "warning" if xid.nonfatal and entry.severity == "error" else entry.severity
-            what = f"Xid {xid.number} on {xid.device}: {entry.meaning}"
-            yield Observation(what, "no Xid", (f"Xid {xid.number}: {entry.remedy}",), severity=severity)
+            what = f"{name} on {xid.device}: {entry.meaning}" + (f" ({xid.text})" if xid.switch else "")
+            yield Observation(what, "no Xid", (f"{name}: {entry.remedy}",), severity=severity)
 
 
 @health_check("gpu-ecc")
@@ -97,10 +99,13 @@ def _nvlinks(health: Health) -> Observations:
             if (count := link.errors.get(counter, 0)) > limit.above:
                 yield Observation(f"GPU {link.gpu}: {counter}: {count}", f"{limit.above} or fewer", severity=limit.severity)
     for name, gpu in _gpus(health):
-        if gpu.fabric and gpu.fabric != "Completed":
-            yield Observation(f"{name}: its NVLink fabric is `{gpu.fabric}`", "Completed", severity="error")
-        elif gpu.fabric and gpu.fabric_faults:
+        if gpu.fabric == "Completed" and gpu.fabric_faults:
             yield Observation(f"{name}: its NVLink fabric has {joined(gpu.fabric_faults)}", "a fabric without faults")
+
+
+@health_check("nvlink-fabric-state")
+def _fabric(health: Health) -> Observations:
+    yield from fabric_observations((gpu.fabric, gpu.fabric_status) for _, gpu in _gpus(health))
 
 
 @health_check("gpu-pcie")
@@ -108,7 +113,9 @@ def _pcie(health: Health) -> Observations:
     allowed = catalog.gpu_health().limits.pcie_replays
     for name, gpu in _gpus(health):
         severity: Severity = "note" if gpu.virtual else "warning"  # what a virtual machine sees of the link may not be so
-        if gpu.pcie_width and gpu.pcie_max_width and gpu.pcie_width < gpu.pcie_max_width:
+        # From PCI Express 6.0 on, an idle link switches lanes off (L0p).
+        idle = not gpu.busy and (gpu.pcie_generation or 0) >= 6
+        if gpu.pcie_width and gpu.pcie_max_width and gpu.pcie_width < gpu.pcie_max_width and not idle:
             yield Observation(f"{name} has {gpu.pcie_width} lanes", f"{gpu.pcie_max_width} lanes", severity=severity)
         # An idle GPU lowers its link's speed.
         if gpu.busy and gpu.pcie_generation and gpu.pcie_max_generation and gpu.pcie_generation < gpu.pcie_max_generation:

@@ -96,6 +96,7 @@ class Gpu(Answer):
     clock_setting: int | None = None
     default_clock_setting: int | None = None
     fabric: str | None = None
+    fabric_status: str | None = None
     fabric_faults: tuple[str, ...] = ()
 
 
@@ -124,12 +125,19 @@ class Topology(Answer):
 
 
 class Xid(Answer):
-    """One Xid of the kernel's log. ``device``: its address on the PCI bus. ``nonfatal``: the driver itself calls it that."""
+    """One Xid of the kernel's log.
+
+    Attributes:
+        device: its address on the PCI bus.
+        nonfatal: the driver itself calls it that.
+        switch: it is an SXid, of an NVSwitch.
+    """
 
     number: int
     device: str
     text: str
     nonfatal: bool = False
+    switch: bool = False
 
 
 class DcgmResult(Answer):

@@ -1,4 +1,4 @@
-"""Parsers of what NVIDIA's tools print, from driver 470 to 590. Pure: a text in, a model out, or a `ValueError` with one sentence.
+"""Parsers of what NVIDIA's tools print, from driver 470 to 615. Pure: a text in, a model out, or a `ValueError` with one sentence.
 
 The texts come from other machines: they are bounded, and XML with entities of its own is refused.
 """
@@ -153,7 +153,7 @@ def _gpu(node: ElementTree.Element) -> Gpu:
         sram_threshold_exceeded=_yes(node, ecc + "aggregate/sram_threshold_exceeded"),
         repair_pending=_yes(node, ecc + "channel_repair_pending") or _yes(node, ecc + "tpc_repair_pending"),
         unrepairable=_yes(node, ecc + "unrepairable_memory"),
-        remap_pending=_yes(node, "remapped_rows/remapped_row_pending"),
+        remap_pending=_yes(node, "remapped_rows/remapped_row_pending") or _yes(node, "remapped_banks/bank_remapper_pending"),
         remap_failed=_yes(node, "remapped_rows/remapped_row_failure"),
         remapped_rows=None if rows is None else _sum(rows, ("remapped_row_corr", "remapped_row_unc")),
         retirement_pending=_yes(node, "retired_pages/pending_retirement") or _yes(node, "retired_pages/pending_blacklist"),
@@ -167,6 +167,7 @@ def _gpu(node: ElementTree.Element) -> Gpu:
         clock_setting=_number(node, "applications_clocks/graphics_clock", int),
         default_clock_setting=_number(node, "default_applications_clocks/graphics_clock", int),
         fabric=_text(node, "fabric/state"),
+        fabric_status=_text(node, "fabric/status"),
         fabric_faults=tuple(_fabric_faults(node)),
     )
 
@@ -221,14 +222,13 @@ def _throttled(node: ElementTree.Element) -> Iterator[str]:
 
 
 def _fabric_faults(node: ElementTree.Element) -> Iterator[str]:
-    if (bandwidth := _text(node, "fabric/health/bandwidth")) and bandwidth != "Full":
-        yield f"bandwidth {bandwidth}"
+    """What is wrong with a fabric that has accepted the GPU; drivers below 580 have no ``summary``."""
+    for name, well in (("summary", "Healthy"), ("bandwidth", "Full"), ("incorrect_configuration", "None")):
+        if (value := _text(node, f"fabric/health/{name}")) and value != well:
+            yield f"{name} {value}"
     for name in ("route_recovery_in_progress", "route_unhealthy", "access_timeout_recovery"):
         if _yes(node, f"fabric/health/{name}"):
             yield name
-    status = _text(node, "fabric/status")
-    if status and status != "Success":
-        yield status
 
 
 # ---------------------------------------------------------------------------------------------- nvidia-smi nvlink, topo
@@ -285,15 +285,17 @@ def topology(text: str) -> Topology:
 # ---------------------------------------------------------------------------------------------- the kernel's log
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b[, ]*(.*)")
+_SXID = re.compile(r"\bSXid \(PCI:([0-9a-fA-F:.]{1,20})\): (\d{1,6})\b[, ]*(.*)")
 _OFF_THE_BUS = re.compile(r"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]{4,20}?):? .*fallen off the bus")
 FALLEN_OFF_THE_BUS = 79  # some drivers print its sentence without its number
 
 
 def xids(lines: tuple[str, ...]) -> Iterator[Xid]:
-    """The Xids in lines of the kernel's log, each once per GPU with its last line."""
+    """The Xids in lines of the kernel's log, each once per GPU or NVSwitch with its last line."""
     found: dict[tuple[int, str], Xid] = {}
     for line in lines:
-        if seen := _XID.search(line):
+        switch = _SXID.search(line)
+        if seen := switch or _XID.search(line):
             device, number, text = seen[1], int(seen[2]), seen[3]
         elif seen := _OFF_THE_BUS.search(line):
             device, number, text = seen[1], FALLEN_OFF_THE_BUS, "GPU has fallen off the bus"
@@ -301,8 +303,8 @@ def xids(lines: tuple[str, ...]) -> Iterator[Xid]:
             continue
         device = device.rpartition(".")[0] or device
         same = found.get((number, device))
-        nonfatal = "Nonfatal" in text and (same is None or same.nonfatal)
-        found[number, device] = Xid(number=number, device=device, text=text[:SHOWN], nonfatal=nonfatal)
+        nonfatal = bool(re.search(r"\bNon-?fatal\b", text)) and (same is None or same.nonfatal)
+        found[number, device] = Xid(number=number, device=device, text=text[:SHOWN], nonfatal=nonfatal, switch=switch is not None)
     yield from found.values()
 
 

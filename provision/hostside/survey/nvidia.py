@@ -85,7 +85,7 @@ GPU_DETAILS = {
     ("Fabric", "Status"): "fabric_status",
     ("Fabric", "ClusterUUID"): "fabric_cluster",
 }
-UNSUPPORTED = ("", "n/a", "not supported", "none")  # drivers differ in the word, and in brackets around it
+UNSUPPORTED = ("", "n/a", "not supported", "none", "gpu is lost")  # drivers differ in the word, and in brackets around it
 
 
 def read_gpu_details(text):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invented_hosts import stated
 from loading import load
 from typer.testing import CliRunner
 
@@ -28,7 +29,8 @@ from provision.doctor.health.model import Bandwidths, Gpu, Gpus, Health, HostAns
 from provision.doctor.health.verdict import verdicts, write_quarantine
 
 DATA = Path(__file__).parents[2] / "data" / "gpu_health"
-XMLS = sorted(path.name for path in DATA.glob("*.xml"))
+UNREPAIRABLE = "rubin-615.xml"
+WELL = sorted(path.name for path in DATA.glob("*.xml") if path.name != UNREPAIRABLE)
 
 
 def text(name: str) -> str:
@@ -59,7 +61,12 @@ def one(**values: Any) -> Health:
         ("t4-515.xml", "515.105.01", "Tesla T4", 0, 70.0),
         ("a10g-515.xml", "515.105.01", "NVIDIA A10G", 0, 300.0),
         ("a100-535.xml", "535.54.03", "NVIDIA A100-SXM4-80GB", 0, 500.0),
+        ("h100-vm-580.xml", "580.159.04", "NVIDIA H100 80GB HBM3", 0, 700.0),
+        ("b200-580.xml", "580.105.08", "NVIDIA B200", 0, 1000.0),
+        ("gb300-580.xml", "580.173.02", "NVIDIA GB300", 0, 1400.0),
         ("rtx-pro-6000-590.xml", "590.44.01", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None, 300.0),
+        ("t4-595.xml", "595.91.07", "Tesla T4", 0, 70.0),
+        ("rubin-615.xml", "615.23", "NVIDIA Graphics Device", 0, 2300.0),
     ],
 )
 def test_nvidia_smi_of_all_generations(name: str, driver: str, model: str, uncorrectable: int | None, limit: float) -> None:
@@ -77,10 +84,28 @@ def test_nvidia_smi_of_all_generations(name: str, driver: str, model: str, uncor
     assert not gpu.recovery
 
 
-@pytest.mark.parametrize("name", XMLS)
+def read_of(name: str) -> Health:
+    """The health of a host with the first GPU of a recorded output alone."""
+    return parsers.health(answer(nvidia_smi=re.sub("<attached_gpus>.<", "<attached_gpus>1<", text(name))))
+
+
+@pytest.mark.parametrize("name", WELL)
 def test_a_gpu_as_it_should_be_makes_no_host_unfit_or_degraded(name: str) -> None:
-    read = parsers.health(answer(nvidia_smi=text(name).replace("<attached_gpus>4<", "<attached_gpus>1<")))
-    assert {each.severity for each in judged(read).values()} <= {"note"}
+    assert {each.severity for each in judged(read_of(name)).values()} <= {"note"}
+
+
+def test_a_gpu_of_a_virtual_machine_is_healthy() -> None:
+    read = parsers.health(answer(nvidia_smi=text("h100-vm-580.xml"), nvlink_status="", nvlink_errors="", topology=text("topo-h100-vm.txt")))
+    assert judged(read) == {}
+    assert [each.word for each in verdicts(["h"], {"h": read}, (), HEALTH_CHECKS)] == ["healthy"]
+
+
+def test_a_gpu_whose_memory_cannot_be_repaired_and_whose_idle_link_has_two_lanes() -> None:
+    assert {name: each.severity for name, each in judged(read_of(UNREPAIRABLE)).items()} == {"gpu-ecc": "error"}
+    busy = text(UNREPAIRABLE).replace("<performance_state>P5", "<performance_state>P0")
+    assert judged(parsers.health(answer(nvidia_smi=busy)))["gpu-pcie"].observed == "GPU 0 has 2 lanes"
+    pending = text(UNREPAIRABLE).replace("<bank_remapper_pending>No", "<bank_remapper_pending>Yes")
+    assert "rows of its memory wait" in judged(parsers.health(answer(nvidia_smi=pending)))["gpu-ecc"].observed
 
 
 def test_topologies() -> None:
@@ -115,6 +140,10 @@ def test_xids() -> None:
         (31, "0000:01:00"): False,
         (94, "0000:9b:00"): False,
     }
+    of_switches = {
+        each.number: (each.switch, each.device, each.nonfatal) for each in parsers.xids(tuple(text("kernel-nvswitch.log").splitlines()))
+    }
+    assert of_switches == {12028: (True, "0000:05:00", True), 20034: (True, "0000:c5:00", False)}
     (lost,) = parsers.xids(("NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",))
     assert (lost.number, lost.device) == (79, "0000:01:00")
 
@@ -208,7 +237,8 @@ def test_an_answer_that_is_none_is_unreadable(document: str) -> None:
         ({"margin": 0}, "gpu-throttled", "warning"),
         ({"power_limit": 300.0, "default_power_limit": 700.0}, "gpu-power-limit", "warning"),
         ({"persistence": False}, "gpu-persistence", "note"),
-        ({"fabric": "In Progress"}, "gpu-nvlink", "error"),
+        ({"fabric": "In Progress"}, "nvlink-fabric-state", "error"),
+        ({"fabric": "Completed", "fabric_status": "Insufficient Resources"}, "nvlink-fabric-state", "error"),
         ({"fabric": "Completed", "fabric_faults": ("route_unhealthy",)}, "gpu-nvlink", "warning"),
     ],
 )
@@ -227,6 +257,27 @@ def test_the_worst_of_several_xids_counts() -> None:
     assert "Xid 149: reset the GPU; check the peer of the link" in found.fix
     programs = "\n".join(line for line in text("kernel.log").splitlines() if re.search(r": (31|45),", line))
     assert judged(parsers.health(answer(programs, nvidia_smi=text("rtx-pro-6000-590.xml"))))["gpu-xid"].severity == "note"
+
+
+def test_a_non_fatal_error_of_a_switch_is_a_note_and_a_fatal_one_is_not() -> None:
+    harmless, fatal = text("kernel-nvswitch.log").splitlines()
+    for lines, severity, number in ((harmless, "note", 12028), (f"{harmless}\n{fatal}", "error", 20034)):
+        seen = stated({"signs": {"kernel_log": lines.splitlines()}})
+        found = examine({"h": seen}, (), {}, {"h": parsers.health(answer(lines, nvidia_smi=text("h100-vm-580.xml")))})
+        in_driver = [each for each in found if each.layer == "driver"]
+        assert [(each.id, each.severity) for each in in_driver] == [("gpu-xid", severity)]
+        assert f"SXid {number}" in in_driver[0].observed
+
+
+def test_what_the_survey_and_the_check_of_health_say_of_the_fabric_is_one_finding() -> None:
+    xml = re.sub("<fabric>\\s*<state>N/A</state>", "<fabric><state>In Progress</state>", text("h100-vm-580.xml"))
+    read = parsers.health(answer(nvidia_smi=xml))
+    surveyed = stated({"gpus": [{"fabric_state": "In Progress"}]})
+    (found,) = (each for each in examine({"h": surveyed}, (), {}, {"h": read}) if each.layer == "driver")
+    assert (found.id, found.observed) == ("nvlink-fabric-state", "nvidia-smi says of the NVLink fabric: state In Progress, status unknown")
+    assert [each.word for each in verdicts(["h"], {"h": read}, [found], HEALTH_CHECKS)] == ["unfit"]
+    worn = text("gb300-580.xml").replace("<summary>Healthy", "<summary>Limited Capacity").replace("<bandwidth>Full", "<bandwidth>Degraded")
+    assert "summary Limited Capacity and bandwidth Degraded" in judged(parsers.health(answer(nvidia_smi=worn)))["gpu-nvlink"].observed
 
 
 def test_a_gpu_with_fewer_links_than_its_like() -> None:
