@@ -18,15 +18,13 @@ from provision import catalog, inventory
 from provision.base import downloads, tarball, terminal
 from provision.base.errors import UsageError
 from provision.catalog import overlay
-from provision.inventory import Inventory, last_run
-from provision.inventory.checks import HOST_NAME
+from provision.inventory import Inventory
 from provision.plan.options import Options
 from provision.plan.requirements import NcclSource, OpenMpiSource
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_LARGEST_LIST = 1 << 20  # bytes of a file that lists hosts
 
 Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
 OptionalHosts = Annotated[
@@ -186,42 +184,10 @@ def passwords(
 
 def inventory_of(hosts: str, limit: str | None) -> Inventory:
     """HOSTS and ``--limit`` as an inventory, whose warnings are printed. Raises UsageError for an invalid one."""
-    if limit is not None and last_run.FAILED in limit.split(","):
-        failed = ",".join(last_run.failed_hosts(inventory.load(hosts)))
-        limit = ",".join(failed if word == last_run.FAILED else word for word in limit.split(","))
-    found = inventory.load(hosts, limit=_without_listed(hosts, limit))
+    found = inventory.load(hosts, limit=limit)
     for problem in found.problems:
         terminal.err().say(f"{problem.where}: {problem.severity}: {problem.what}", hint=problem.hint)
     return found
-
-
-def _without_listed(hosts: str, limit: str | None) -> str | None:
-    """``--limit`` with each ``!@FILE`` as the hosts that the file lists; Ansible itself knows only ``@FILE``.
-
-    A file may list hosts that are not in this inventory. Raises UsageError where it cannot be read, or lists something else than hosts.
-    """
-    if limit is None or "!@" not in limit:
-        return limit
-    words: list[str] = []
-    everyone = {host.name for host in inventory.load(hosts).everyone}
-    for word in limit.split(","):
-        if not word.startswith("!@"):
-            words.append(word)
-            continue
-        path = Path(word[2:])
-        try:
-            if path.stat().st_size > _LARGEST_LIST:
-                raise UsageError("it is too large for a list of hosts", where=str(path))
-            listed = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror or error}", where=str(path), hint=f"--limit '{word}' reads it") from error
-        except ValueError as error:
-            raise UsageError("not UTF-8 text", where=str(path)) from error
-        for number, name in enumerate(listed, 1):
-            if not HOST_NAME.fullmatch(name):
-                raise UsageError(f"{name[:60]!a} is not a host name", where=f"{path}:{number}", hint="one name per line")
-        words += [f"!{name}" for name in listed if name in everyone]
-    return ",".join(words) or None
 
 
 def with_options(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]:

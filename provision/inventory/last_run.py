@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.base import paths
 from provision.base.errors import UsageError
-from provision.inventory import Inventory
+from provision.inventory.model import Inventory
 
 FAILED = "@failed"  # of ``--limit``: the hosts that failed in the last run
 _READY = ("ready", "installed", "unchanged")  # states of hosts that have what was planned for them

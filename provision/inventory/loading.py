@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from provision.base.errors import UsageError
 from provision.base.problems import Problem
-from provision.inventory import checks, parser
+from provision.inventory import checks, last_run, parser
 from provision.inventory.model import Host, Inventory, InventoryError, shown
 
 LOCAL = "localhost"
+_LISTED = "!@"  # of ``--limit``: without the hosts that the file of this name lists
+_LARGEST_LIST = 1 << 20  # bytes of such a file
 _FORMS = "name a file, `localhost`, or hosts as host1,host2 (user@host and host:port work too)"
 # Endings by which HOSTS is meant as a file, whether or not it exists.
 FILE_ENDINGS = (".ini", ".yml", ".yaml", ".json", ".cfg", ".conf", ".txt", ".toml", ".inv", ".inventory", ".hosts", ".py", ".sh")
@@ -30,15 +33,17 @@ def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventor
 
     Args:
         argument: a file or folder that Ansible accepts, ``localhost``, or ``host1,admin@host2:2222``.
-        limit: as for ``ansible --limit``; a list of names or patterns works too.
+        limit: as for ``ansible --limit``, and ``@failed`` and ``!@FILE``; a list of names or patterns works too.
 
     Raises:
         InventoryError: with every error and every warning.
-        UsageError: Ansible cannot read its own settings.
+        UsageError: Ansible cannot read its own settings, or a word of ``limit`` has no hosts.
     """
     parser.read_settings()
-    pattern = limit if limit is None or isinstance(limit, str) else ",".join(limit)
     argument = argument.strip()
+    pattern = limit if limit is None or isinstance(limit, str) else ",".join(limit)
+    if pattern is not None and _has_own_words(pattern):
+        pattern = _in_ansibles_words(pattern, load(argument))
     if argument != LOCAL and os.path.exists(argument):
         return _from_file(argument, pattern)
     if missing := _missing_file(argument):
@@ -47,12 +52,68 @@ def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventor
 
 
 def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory:
-    """Hosts of which only the names are known, after ``limit``. Raises InventoryError where that leaves none, or names others."""
+    """Hosts of which only the names are known, after ``limit``. Raises as `load` does."""
     parser.read_settings()
     everyone = tuple(Host(name, name) for name in names)
+    if limit is not None and _has_own_words(limit):
+        limit = _in_ansibles_words(limit, Inventory(argument, None, None, everyone))
     left, problems = _limited(everyone, limit)
     _raise_errors([*checks.host_names(everyone, argument), *problems])
     return Inventory(argument, None, None, left, everyone=everyone)
+
+
+def limited(inventory: Inventory, limit: str | None) -> Inventory:
+    """An inventory of which hosts were chosen already, after ``limit``. Raises as `load` does, and where none of those chosen is left."""
+    if limit is None:
+        return inventory
+    left = {host.name for host in load(inventory.argument, limit=limit).hosts}
+    hosts = tuple(host for host in inventory.hosts if host.name in left)
+    if not hosts:
+        names = ", ".join(host.name for host in inventory.hosts[:5]) + (", …" if len(inventory.hosts) > 5 else "")
+        raise InventoryError([Problem("error", "it leaves no host", f"hosts are {names}", where=f"--limit {limit}")])
+    return replace(inventory, hosts=hosts)
+
+
+def _has_own_words(limit: str) -> bool:
+    return any(word == last_run.FAILED or word.startswith(_LISTED) for word in limit.split(","))
+
+
+def _in_ansibles_words(limit: str, inventory: Inventory) -> str | None:
+    """``--limit`` with the hosts in place of ``@failed`` and of each ``!@FILE``: Ansible itself knows only ``@FILE``.
+
+    A file may list hosts that are not in this inventory. Raises UsageError where no host failed, or a file cannot be read or lists
+    something else than hosts.
+    """
+    words: list[str] = []
+    everyone = {host.name for host in inventory.everyone}
+    for word in limit.split(","):
+        if word == last_run.FAILED:
+            words += last_run.failed_hosts(inventory)
+        elif word.startswith(_LISTED):
+            words += [f"!{name}" for name in _listed(Path(word[len(_LISTED) :])) if name in everyone]
+        else:
+            words.append(word)
+    return ",".join(words) or None
+
+
+def _listed(path: Path) -> list[str]:
+    """The hosts in a file, one on each line."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_LIST + 1)
+        text = content.decode("utf-8")
+    except OSError as error:
+        hint = f"--limit '{_LISTED}{path}' reads it"
+        raise UsageError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+    except ValueError as error:
+        raise UsageError("not UTF-8 text", where=str(path)) from error
+    if len(content) > _LARGEST_LIST:
+        raise UsageError("it is too large for a list of hosts", where=str(path))
+    listed = [line.strip() for line in text.splitlines() if line.strip()]
+    for number, name in enumerate(listed, 1):
+        if not checks.HOST_NAME.fullmatch(name):
+            raise UsageError(f"{name[:60]!a} is not a host name", where=f"{path}:{number}", hint="one name per line")
+    return listed
 
 
 def _from_file(argument: str, limit: str | None) -> Inventory:

@@ -89,6 +89,9 @@ HOST_OPTIONS = (
     _ours(HOSTS, "--hosts HOSTS", str, "An inventory, or a list as for -H; default: that of the last successful run, else this machine."),
     _ours(HOSTS, "--host -H A:2,B:2", str, "Only these hosts, with so many slots each."),
     _ours(HOSTS, "--hostfile -hostfile FILE", Path, "The same as lines `host slots=N`.", dir_okay=False),
+    _ours(HOSTS, "--limit PATTERN", str,
+          "Of these hosts only some, as with Ansible: `a,b`, `!c`, a group; `@failed`: those that failed in the last run of provision up; "
+          "`!@FILE`: not those that FILE lists."),
     _ours(HOSTS, "--ssh-port -p N", int, "ssh's port on the hosts.", min=1, max=65535),
     _ours(HOSTS, "--ssh-identity-file -i FILE", Path, "The private key for the hosts.", exists=True, dir_okay=False),
     _ours(HOSTS, "--gpu-check/--no-gpu-check", bool,

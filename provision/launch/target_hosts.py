@@ -38,6 +38,7 @@ class HostOptions:
     hostfile: Path | None
     ssh_port: int | None
     ssh_identity_file: Path | None
+    limit: str | None
     gpu_check: bool
     check_build: bool
     version: bool
@@ -59,13 +60,16 @@ def select(
         say: prints where hosts come from that nobody has named.
 
     Raises:
-        UsageError: the options contradict each other, or nothing says where to run.
+        UsageError: the options contradict each other, nothing says where to run, or ``--limit`` leaves no host.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         raise UsageError(
             "this is a rank that torchrun started, and each of them would launch a job",
             hint="start the program itself with torchrun, and the engine takes ranks and hosts from it: torchrun … train.py",
         )
+    if options.limit is not None and elastic is not None and elastic.script is not None:
+        what = "--limit and --host-discovery-script: the script says again and again which hosts there are"
+        raise UsageError(what, hint="let the script leave hosts out")
     hosts, listed = options.hosts, options.host
     if is_list(hosts, np):
         if listed is not None:
@@ -82,7 +86,11 @@ def select(
         entries = run_discovery_script(elastic.script, elastic.slots_per_host)
     elif not hosts:
         entries = slurm_hosts(environment) or operator_hosts(environment)
-    inventory = choose(hosts, entries, np, say)
+    if options.limit is not None and elastic is not None and elastic.script is not None:
+        raise UsageError(
+            "--limit and --host-discovery-script: the script says again and again which hosts there are", hint="leave them out there"
+        )
+    inventory = loading.limited(choose(hosts, entries, np, say), options.limit)
     ssh: dict[str, Any] = {"port": options.ssh_port} if options.ssh_port else {}
     if options.ssh_identity_file is not None:
         ssh["key_file"] = str(options.ssh_identity_file.absolute())

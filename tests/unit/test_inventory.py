@@ -265,12 +265,12 @@ def test_a_list_with_users_or_ports_becomes_an_inventory_file(argument: str) -> 
         ("node*", ["node1", "node2", "node3"]),
         ("alpha,gamma", ["alpha", "gamma"]),
         (["alpha", "gamma"], ["alpha", "gamma"]),
-        ("@failed", ["beta", "node2"]),
+        ("@retry", ["beta", "node2"]),
         (None, ["alpha", "beta", "gamma", "node1", "node2", "node3"]),
     ],
 )
 def test_limit(limit: Any, left: list[str]) -> None:
-    written("failed", "beta\nnode2\n")
+    written("retry", "beta\nnode2\n")
     assert sorted(host.name for host in load(written("hosts.ini", INI), limit=limit).hosts) == left
 
 

@@ -450,3 +450,35 @@ def test_the_options_win_over_slurm_and_slurm_over_kubernetes(tmp_path: Path) ->
 def test_a_rank_of_torchrun_is_not_a_launcher() -> None:
     with pytest.raises(UsageError, match="start the program itself with torchrun"):
         select({"TORCHELASTIC_RUN_ID": "none"}, host="a")
+
+
+def test_limit_leaves_hosts_out_as_it_does_elsewhere(tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text("[gpu]\na slots=2\nb slots=2\n[cpu]\nc ansible_host=10.0.0.3\n")
+    unfit = tmp_path / "unfit.txt"
+    unfit.write_text("b\nelsewhere\n")
+
+    def left(limit: str, **given: Any) -> list[tuple[str, int | None]]:
+        return [(host.name, host.slots) for host in select({}, limit=limit, **given).hosts]
+
+    assert left(f"!@{unfit}", hosts=str(inventory)) == [("a", 2), ("c", None)]
+    assert left(f"gpu,!@{unfit}", hosts=str(inventory)) == [("a", 2)]
+    assert left("gpu", hosts=str(inventory), host="b:1,10.0.0.3:4") == [("b", 1)]
+    assert left(f"!@{unfit}", host="a:1,b:2,x:3") == [("a", 1), ("x", 3)]
+    with pytest.raises(UsageError, match="it leaves no host") as caught:
+        left(f"!@{unfit}", hosts=str(inventory), host="b:2")
+    assert caught.value.hint == "hosts are b"
+    with pytest.raises(UsageError, match="no host or group is called `z`"):
+        left("z", host="a:1")
+    with pytest.raises(UsageError, match="cannot be read"):
+        left("!@nowhere", host="a:1")
+    script = run_options(["train"], min_np=1, host_discovery_script=_script(tmp_path)).elastic
+    options = HostOptions(**{**dict.fromkeys(HostOptions.__dataclass_fields__), "limit": "a"})
+    with pytest.raises(UsageError, match="--limit and --host-discovery-script"):
+        target_hosts.select(options, 2, script, {}, lambda _: None)
+
+
+def _script(folder: Path) -> Path:
+    path = folder / "discover.sh"
+    path.write_text("#!/bin/sh\necho a:1\n")
+    return path

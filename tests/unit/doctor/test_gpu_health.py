@@ -27,6 +27,7 @@ from provision.doctor.health import parsers
 from provision.doctor.health.collect import HealthRequest, parse
 from provision.doctor.health.model import Bandwidths, Gpu, Gpus, Health, HostAnswer, KernelLog, Output, RdmaPort
 from provision.doctor.health.verdict import verdicts, write_quarantine
+from provision.inventory import by_name
 
 DATA = Path(__file__).parents[2] / "data" / "gpu_health"
 UNREPAIRABLE = "rubin-615.xml"
@@ -361,6 +362,7 @@ def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
     left = inventory_of("good,slow,bad", f"!@{file}")
     assert [host.name for host in left.hosts] == ["good", "slow"]
     assert [host.name for host in inventory_of("good,slow,bad", f"all,!@{file},!slow").hosts] == ["good"]
+    assert [host.name for host in by_name("facts.json", ["good", "slow", "bad"], f"!@{file}").hosts] == ["good", "slow"]
     write_quarantine(file, [])
     assert len(inventory_of("good,slow,bad", f"!@{file}").hosts) == 3
 
