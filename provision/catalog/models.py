@@ -243,6 +243,7 @@ class CudaVersions(File):
 
 
 PciId = Annotated[str, Form(r"[0-9a-f]{4}", "four hexadecimal digits")]
+PciIds = Annotated[str, Form(r"[0-9a-f]{4}-[0-9a-f]{4}", "a range of PCI device ids, such as 2300-23ff")]
 
 
 class PciAccelerators(Sourced):
@@ -272,9 +273,33 @@ class DmaBuf(Sourced):
     cuda: Cuda
 
 
+class PciTable(Sourced):
+    """Ranges of NVIDIA's PCI device ids → the compute capability of the GPUs in them."""
+
+    of: dict[PciIds, Capability]
+
+    def capability(self, device: str) -> str | None:
+        """The compute capability of a GPU by its PCI device id; None if it is unknown."""
+        found: dict[int, str] = {}
+        for ids, capability in self.of.items():
+            first, last = (int(each, 16) for each in ids.split("-"))
+            if first <= int(device, 16) <= last:
+                found[last - first] = capability
+        return found[min(found)] if found else None
+
+
+class Fabric(Sourced):
+    """PCI device ids of GPUs whose NVSwitches are elsewhere than on the host's PCI bus, and of those in NVLink domains of several hosts."""
+
+    nvswitch: tuple[PciId, ...]
+    imex: tuple[PciId, ...]
+
+
 class Hardware(File, Sourced):
     """hardware.yaml."""
 
+    pci_ids: PciTable
+    fabric: Fabric
     accelerators: tuple[PciAccelerators, ...]
     tegra: Tegra
     dma_buf: DmaBuf
@@ -283,7 +308,6 @@ class Hardware(File, Sourced):
 
 
 Branch = Annotated[str, Form(r"\d{3}", "a driver branch, such as 580")]
-PciIds = Annotated[str, Form(r"[0-9a-f]{4}-[0-9a-f]{4}", "a range of PCI device ids, such as 2300-23ff")]
 
 
 class DriverKinds(Sourced):
@@ -332,24 +356,6 @@ class DriverModules(Sourced):
     open_only_from: Capability
 
 
-class PciTable(Sourced):
-    of: dict[PciIds, Capability]
-
-    def capability(self, device: str) -> str | None:
-        """The compute capability of a GPU by its PCI device id; None if it is unknown."""
-        found: dict[int, str] = {}
-        for ids, capability in self.of.items():
-            first, last = (int(each, 16) for each in ids.split("-"))
-            if first <= int(device, 16) <= last:
-                found[last - first] = capability
-        return found[min(found)] if found else None
-
-
-class Fabric(Sourced):
-    nvswitch: tuple[PciId, ...]
-    imex: tuple[PciId, ...]
-
-
 class DriverStream(Model):
     open: Text
     proprietary: Text
@@ -379,8 +385,6 @@ class Driver(File):
     branches: DriverKinds
     gpus: DriverGpus
     modules: DriverModules
-    pci_ids: PciTable
-    fabric: Fabric
     packages: dict[Word, DriverPackages]
 
     def of(self, os_id: str) -> DriverPackages | None:

@@ -19,6 +19,7 @@ from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key
 from provision.facts import Facts, gpus
+from provision.facts import hardware as hardware_facts
 from provision.plan.model import (
     CPU_ONLY,
     HOROVOD_NAMES,
@@ -451,7 +452,7 @@ def _notes_on_infiniband(facts: Mapping[str, Facts], plans: Mapping[str, HostPla
     connected: dict[str, list[str]] = {}
     for name in sorted(plans):
         inside = torch.nccl_inside(plans[name].torch)
-        if inside and any("ACTIVE" in (port.state or "").upper() for port in facts[name].infiniband):
+        if inside and hardware_facts.active_ports(facts[name], "infiniband"):
             connected.setdefault(inside, []).append(name)
     for version, names in connected.items():
         for trouble in catalog.nccl().known_weak if len(names) > 1 else ():

@@ -72,7 +72,7 @@ def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts]) -> list[str]:
         f"{joined(new)}: the driver comes first; then these hosts are rebooted one after the other, and surveyed again",
         "`provision remove` leaves drivers, held at their version",
     ]
-    if racks := [name for name in new if set(facts[name].nvidia.pci_ids) & set(catalog.driver().fabric.imex)]:
+    if racks := [name for name in new if set(facts[name].nvidia.pci_ids) & set(catalog.hardware().fabric.imex)]:
         said.append(
             f"{joined(racks)}: IMEX is installed and not started: list the addresses of the hosts of its NVLink domain in "
             "/etc/nvidia-imex/nodes_config.cfg on each, then: systemctl enable --now nvidia-imex"
@@ -138,7 +138,7 @@ def _capabilities(facts: Facts) -> list[str]:
     """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; empty if one is unknown."""
     listed = [each.compute_capability for each in facts.gpus]
     if not listed or None in listed:
-        listed = [catalog.driver().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
+        listed = [catalog.hardware().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
     return sorted({str(each) for each in listed}, key=key) if None not in listed else []
 
 
@@ -226,7 +226,7 @@ def _component(
 ) -> Driver:
     kernel_flavour = _flavour(name, facts, host_class, packages)
     repository = _repository(name, host_class) if packages.from_ == "repository" else None
-    fabric, ids = catalog.driver().fabric, set(facts.nvidia.pci_ids)
+    fabric, ids = catalog.hardware().fabric, set(facts.nvidia.pci_ids)
 
     def filled(names: tuple[str, ...]) -> list[str]:
         return [each.format(branch=branch, flavour=kernel_flavour) for each in names]

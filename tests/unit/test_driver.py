@@ -150,7 +150,7 @@ def test_an_unknown_branch_is_an_error_that_lists_the_known_ones():
 
 
 def test_every_pci_id_that_is_named_has_a_compute_capability():
-    known = catalog.driver()
+    known = catalog.hardware()
     assert [known.pci_ids.capability(each) for each in (H100, A100, V100, P100, GB200)] == ["9.0", "8.0", "7.0", "6.0", "10.0"]
     assert all(known.pci_ids.capability(each) for each in (*known.fabric.nvswitch, *known.fabric.imex))
     assert known.pci_ids.capability("3fff") is None

@@ -249,7 +249,7 @@ def test_a_conflict_of_nccl_strict_offers_to_leave_it() -> None:
 
 
 def test_several_hosts_with_infiniband_are_told_of_the_nccl_inside_pytorch() -> None:
-    port = {"infiniband": [{"device": "mlx5_0", "port": 1, "state": "4: ACTIVE"}]}
+    port = {"infiniband": [{"device": "mlx5_0", "port": 1, "state": "active", "link_layer": "InfiniBand"}]}
     one = changed(with_driver("580.65.06", "13.0", "9.0"), port)
     two = changed(changed(one, port), hostname="other")
     (note,) = [each for each in plan_for({"a": one, "b": two}).notes if "inside PyTorch" in each]

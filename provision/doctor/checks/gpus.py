@@ -169,7 +169,7 @@ def _ports(facts: Facts) -> Observations:
 
 @host_check("nccl-ib-completion-4", "warning")
 def _peer_memory(facts: Facts) -> Observations:
-    rdma = any(port.state == "active" for port in facts.infiniband) and not hardware.active_ports(facts, "efa")
+    rdma = hardware.active_ports(facts, "infiniband") or hardware.active_ports(facts, "roce")
     if facts.gpus and rdma and not facts.nvidia.peer_memory and not hardware.dma_buf(facts):
         yield Observation(
             "the host has GPUs and RDMA ports, nvidia_peermem is not loaded, and DMA-BUF cannot take its place",
