@@ -121,10 +121,11 @@ class Dnf:
         return name, f"{version}-{release}"
 
     def installed(self, names):
-        _rc, out, _err = self.module.run_command(["rpm", "--query", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n", *names])
+        form = "%{NAME} %{VERSION}-%{RELEASE} %{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.*\n"
+        _rc, out, _err = self.module.run_command(["rpm", "--query", "--queryformat", form, *names])
         _rc, locked, _err = self.module.run_command(["dnf", "-q", "versionlock", "list"])
         rows = [line.split() for line in out.splitlines() if "is not installed" not in line]
-        return {row[0]: (row[1], f"{row[0]}-" in locked and row[1] in locked) for row in rows if len(row) == 2}
+        return {row[0]: (row[1], row[2] in locked.split()) for row in rows if len(row) == 3}
 
     @staticmethod
     def known_as(names):
@@ -141,6 +142,7 @@ class Dnf:
 
     def hold(self, names):
         self.module.run_command(["dnf", "-q", "-y", "install", VERSIONLOCK], check_rc=True)
+        self.release(names)  # a lock on another version would stay next to the new one
         self.module.run_command(["dnf", "-q", "versionlock", "add", *names], check_rc=True)
 
     def release(self, names):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gpu_machine
 from nccl_packages import package
 
 FLAVOUR = "provision-amd64"
@@ -36,7 +37,7 @@ def driver(folder: Path, work: Path, version: str) -> None:
         tree.mkdir(parents=True)
         if name == "nvidia-driver-cuda":
             (tree / "usr/bin").mkdir(parents=True)
-            (tree / "usr/bin/nvidia-smi").write_text(f"#!/bin/sh\necho {version.split('-')[0]}\n")
+            (tree / "usr/bin/nvidia-smi").write_text(gpu_machine.SMI.replace("VERSION", version.split("-")[0]))
             (tree / "usr/bin/nvidia-smi").chmod(0o755)
         more = [f"Conflicts: {conflicts[name]}"] if name in conflicts else []
         package(folder, name, version, tree, depends=needs, more=more)

@@ -1,7 +1,7 @@
-"""NVIDIA's driver installed for real on a host, by apt from a signed repository that the test serves, up to the reboot.
+"""NVIDIA's driver installed for real on a host, by apt from a signed repository that the test serves; then `provision up --driver`.
 
-The host has no GPU and is a container: its facts say that it is a machine with a GPU on its PCI bus. The packages are stand-ins with the
-real names and dependencies (see driver_packages.py); apt, its choice, the holds and the signature are real. Tests run in order.
+The host is a container that looks like a machine with a GPU (see gpu_machine.py). The packages are stand-ins with the real names and
+dependencies (see driver_packages.py); apt, its choice, the holds and the signature are real. Tests run in order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import docker
 import driver_packages
+import gpu_machine
 import nccl_packages
 import pytest
 from hosts import RUN_S, good, report, root
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.slow
 
 PLANNED, NEWER, OLDER = "580.126.20-1", "595.71.05-1", "570.211.01-1"
 NAMED = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")
-H100 = {"pci_devices": ["0000:41:00.0"], "pci_ids": ["2330"], "nouveau": True}
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -34,6 +34,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="module")
 def host(sandbox_factory) -> Sandbox:
     made: Sandbox = sandbox_factory(1, "debian:12", name="driver", slots=1)
+    gpu_machine.disguise(made.hosts[0], f"6.1.0-37-{driver_packages.FLAVOUR}")
     return made
 
 
@@ -84,13 +85,9 @@ def provision(catalogue) -> Command:
 
 @pytest.fixture(scope="module")
 def play(host, provision, tmp_path_factory) -> Command:
-    """The driver's playbook, up to the reboot, for facts that say that the host has a GPU."""
+    """The driver's playbook, up to the reboot."""
     folder = tmp_path_factory.mktemp("book")
-    facts = json.loads(good(provision("survey", str(host.inventory), "--json")).stdout)
-    (name,) = facts["hosts"]
-    facts["hosts"][name].update(container=None, nvidia=H100)
-    facts["hosts"][name]["os"]["kernel"] = f"6.1.0-37-{driver_packages.FLAVOUR}"
-    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / "facts.json").write_text(good(provision("survey", str(host.inventory), "--json")).stdout)
     words = ("--without-torch", "--facts", str(folder / "facts.json"), "--driver", "580", "--out", str(folder / "book"))
     good(provision("plan", str(host.inventory), *words))
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(host.inventory), "driver.yml", "-e", "@vars.json"]
@@ -143,7 +140,7 @@ def test_the_branch_is_installed_and_held_in_place_of_another_one(host, play):
     found = installed(host)
     assert "nvidia-kernel-dkms" not in found
     assert {found[name] for name in (*NAMED, "libcuda1", "libnvidia-ml1", "nvidia-persistenced")} == {(PLANNED, "hold")}
-    assert root(host.hosts[0], "nvidia-smi") == PLANNED.split("-")[0]
+    assert PLANNED.split("-")[0] in root(host.hosts[0], "cat $(command -v nvidia-smi)")
     assert "blacklist nouveau" in root(host.hosts[0], "cat /etc/modprobe.d/provision-nouveau.conf")
 
 
@@ -157,6 +154,17 @@ def test_an_upgrade_of_the_system_leaves_the_driver(host):
     root(host.hosts[0], "dpkg --purge nvidia-driver-pinning-580 && apt-get -q update && apt-get -q -y dist-upgrade")
     after = installed(host)
     assert {name: state for name, state in before.items() if "pinning" not in name} == after
+
+
+def test_up_reboots_the_host_and_plans_the_rest_for_the_driver_that_runs(host, provision):
+    words = ("up", str(host.inventory), "--driver", "580", "--without-torch", "--no-smoke", "--nccl-source", "wheel", "--json")
+    done = good(provision(*words))
+    assert root(host.hosts[0], f"cat {gpu_machine.REBOOTS}").count("provision has installed NVIDIA's driver") == 1
+    found = report(done)
+    assert any("NVIDIA's driver was installed and the host rebooted; nvidia-smi answers" in note for note in found["notes"])
+    again = report(good(provision(*words)))
+    assert root(host.hosts[0], f"cat {gpu_machine.REBOOTS} | wc -l") == "1"
+    assert [entry["changed"] for entry in again["hosts"]] == [0]
 
 
 def test_removal_leaves_the_driver_and_says_so(host, provision):
