@@ -236,7 +236,7 @@ def repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
 
 def repository_key(repository: Repository, say: Say) -> Path:
     """The verified file with a repository's key: NVIDIA's keyring package for apt, an armoured key for dnf."""
-    hint = "let this machine reach it (HTTPS_PROXY); NCCL can come from elsewhere: --nccl-source wheel, or --nccl-local FILE; a driver cannot"
+    hint = "let this machine reach it; NCCL can come from elsewhere: --nccl-source wheel, or --nccl-local FILE; a driver cannot"
     if repository.key_sha256 is None:
         raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, hint=hint)
     what = f"the key of the repository {repository.name}"
