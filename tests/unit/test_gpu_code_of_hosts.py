@@ -14,17 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from invented_hosts import stated
+from typer.testing import CliRunner
 
 from provision import inventory as inventories
 from provision.base import resources
 from provision.base.errors import ProvisionError
+from provision.cli.main import app
 from provision.hostside import gpu_code as script
 from provision.launch import program
 from provision.launch.launchers import RunOptions
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.survey import gpu_code
+from provision.survey import collect, gpu_code
 from provision.survey.gpu_code import Gpu, Library, Scan
 
 LIBRARIES = Path(__file__).parents[1] / "data" / "gpu_code"
@@ -195,6 +198,25 @@ def test_run_refuses_and_can_be_told_not_to(
     assert program.run(inventory, options, Progress(), {}, gpu_check=False) == 0
     assert program.run(inventory, replace(options, python=str(environment("NVIDIA H100, 9.0"))), Progress(), {}) == 0
     assert len(followed) == 2
+
+
+@pytest.mark.parametrize(("gpus", "wrong"), [("Tesla P100, 6.0", 2), ("NVIDIA H100, 9.0", 0), ("", 0)])
+def test_the_doctor_finds_it(environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, wrong: int) -> None:
+    """The facts are stated; the environment is looked at by the script that hosts run."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name, _, capability = gpus.partition(", ")
+    seen = [{"name": name, "compute_capability": capability}] if gpus else []
+    known = stated({"python": {"executable": str(environment(gpus))}, "gpus": seen})
+    monkeypatch.setattr(collect, "survey_hosts", lambda _: collect.Survey({"localhost": known}))
+    done = CliRunner().invoke(app, ["doctor", "localhost", "--only", "cuda-no-kernel-image", "--json"])
+    assert done.exit_code == (1 if wrong else 0), done.output
+    found = json.loads(done.stdout)["findings"]
+    assert [(each["id"], each["severity"]) for each in found] == [("cuda-no-kernel-image", "error")] * bool(wrong)
+        wrong
+    )
+    for library in ("compressed", "architectures") if wrong else ():
+        assert f"kernels/{library}.cpython-311.so has no code for its Tesla P100 (6.0)" in found[0]["cause"]
 
 
 def test_it_can_be_sent_as_one_argument() -> None:
