@@ -305,6 +305,8 @@ def run(
     if not options.command:
         raise UsageError("no program to run", hint="name it: provision run -np 4 python train.py")
     file = options.project
+    if file is not None:
+        environments.read(file)  # what cannot be read is an error before anything is done
     environment = (lambda session, plan: environments.ensure(session, plan, file, options.index_url)) if file is not None else None
     with progress.make() as shown:
         code = program.run(inventory, options, shown, passwords, gpu_check=where.gpu_check, environment=environment)

@@ -90,8 +90,17 @@ def _project(values: SimpleNamespace) -> Path | None:
     """The file of `--env`, which chose the variables that ranks get in earlier versions; sets ``variables`` where it still does."""
     file: Path | None = values.env
     if file is not None and str(file) in forwarded_variables.CHOICES and not file.exists():
+        if values.variables not in (forwarded_variables.KNOWN, str(file)):
+            what = f"--env {file} was the old name of --variables {file}"
+            raise UsageError(
+                f"{what}, and contradicts --variables {values.variables}", hint="leave --env out, or name a file: --env uv.lock"
+            )
         terminal.say(f"--env {file} is deprecated: it is called --variables {file} now")
         values.variables, file = str(file), None
+    if file is not None and not file.exists():
+        listed = "|".join(forwarded_variables.CHOICES)
+        hint = f"name a uv.lock, pyproject.toml or requirements.txt; which of this shell's variables ranks get: --variables {listed}"
+        raise UsageError(f"--env {file}: no such file", hint=hint)
     if file is None and values.index_url is not None:
         raise UsageError("--index-url is for --env, which is not given", hint="leave it out, or name the file: --env uv.lock")
     if file is not None and values.python is not None:

@@ -68,14 +68,22 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             return report
         session.step = "install"
         _install(session, report, plan, facts, sources, options)
-        if options.env is not None and not options.check and not report.failures:
+        if options.env is not None and not report.failures:
             session.step = "environment"
-            python = environments.ensure(session, plan, options.env, options.index_url, locks=False)
-            report.notes.append(f"the environment of {options.env} is {python.removesuffix('/bin/python')} on every host")
+            report.notes.append(_environment(session, report, plan, options.env, options))
         if options.smoke and not options.check and not report.failures:
             session.step = "training"
             _train(session, report, plan, bundle.complete_smoke(options.smoke) if bundle else options.smoke)
     return report
+
+
+def _environment(session: Session, report: Report, plan: Plan, file: Path, options: Options) -> str:
+    """Create the project's environment, or look what that would do; a sentence about it."""
+    if options.check:
+        installed = all(line.state == "unchanged" for line in report.hosts)
+        return environments.preview(session, plan, file, options.index_url, installed=installed)
+    python = environments.ensure(session, plan, file, options.index_url, locks=False)
+    return f"the environment of {file} is {python.removesuffix('/bin/python')} on every host"
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from provision.base import resources, uv_support
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.paths import home
+from provision.base.text import joined
 from provision.base.uv_support import canonical
 from provision.base.validation import Form
 from provision.install import wheels
@@ -374,16 +375,52 @@ def ensure(session: Session, plan: Plan, file: Path, index_url: str | None = Non
     Raises:
         ProvisionError: it fits some host not; nothing was changed. Or the installation failed on a host.
     """
-    project = read(file)
+    wanted = _wanted(session, plan, read(file), index_url)
+    if missing := _missing(session, plan, wanted.name):
+        with host_locks.acquired(session.inventory, "provision run --env") if locks else nullcontext():
+            _create(session, plan, missing, wanted, index_url)
+    return f"{wanted.folder}/bin/python"
+
+
+def preview(session: Session, plan: Plan, file: Path, index_url: str | None = None, *, installed: bool) -> str:
+    """What `ensure` would do, as a sentence; nothing is changed.
+
+    Args:
+        installed: whether the hosts hold the plan. Before that, which packages come in addition is not known.
+
+    Raises:
+        ProvisionError: it fits some host not.
+    """
+    if not installed:
+        return f"the environment of {file} would be created after the installation, with the packages that this lacks"
+    wanted = _wanted(session, plan, read(file), index_url)
+    missing = _missing(session, plan, wanted.name)
+    if not missing:
+        return f"the environment of {file} is on every host already: {wanted.folder}"
+    return f"the environment of {file} would be created on {joined(missing)}: {wanted.count} package(s) in {wanted.folder}"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The environment of a project. ``kinds``: host → kind; ``pins``: kind → packages; ``name`` and ``folder``: of the first host."""
+
+    project: Project
+    kinds: Mapping[str, str]
+    pins: Mapping[str, Any]
+    name: str
+    folder: str
+
+    @property
+    def count(self) -> int:
+        return max(len(found) for found in self.pins.values())
+
+
+def _wanted(session: Session, plan: Plan, project: Project, index_url: str | None) -> _Wanted:
     kinds = {name: _kind(host) for name, host in plan.hosts.items()}
     packages = _resolved(session, plan, kinds, project, index_url)
     pins = {kind: [pin.model_dump() for pin in found] for kind, found in packages.items()}
     name = _digest(pins)
-    folder = f"{next(iter(plan.hosts.values())).prefix}/{FOLDER}/{name}"
-    if missing := _missing(session, plan, name):
-        with host_locks.acquired(session.inventory, "provision run --env") if locks else nullcontext():
-            _create(session, plan, missing, name, kinds, pins, project, index_url)
-    return f"{folder}/bin/python"
+    return _Wanted(project, kinds, pins, name, f"{next(iter(plan.hosts.values())).prefix}/{FOLDER}/{name}")
 
 
 def _missing(session: Session, plan: Plan, name: str) -> list[str]:
@@ -405,10 +442,7 @@ def _create(
     session: Session,
     plan: Plan,
     missing: list[str],
-    name: str,
-    kinds: Mapping[str, str],
-    pins: Mapping[str, Any],
-    project: Project,
+    wanted: _Wanted,
     index_url: str | None,
 ) -> None:
     folder = session.folder / "environment"
@@ -418,26 +452,25 @@ def _create(
     hosts = {}
     for host_name in missing:
         host = plan.hosts[host_name]
-        of_torch = any(pin["name"].startswith("torch") for pin in pins[kinds[host_name]])
+        of_torch = any(pin["name"].startswith("torch") for pin in wanted.pins[wanted.kinds[host_name]])
         hosts[host_name] = {
             "prefix": host.prefix,
             "root": host.root,
             "interpreter": host.interpreter,
             "python": host.python.package,
-            "kind": kinds[host_name],
+            "kind": wanted.kinds[host_name],
             "index": host.torch.index if host.torch and of_torch else None,
         }
-    count = max(len(found) for found in pins.values())
-    note = {"file": project.path.name, "packages": count}
+    note = {"file": wanted.project.path.name, "packages": wanted.count}
     locked, session.locks_hosts = session.locks_hosts, True
     outcome = session.play(
         playbook,
-        f"Create the environment of {project.path.name}, {count} package(s)",
+        f"Create the environment of {wanted.project.path.name}, {wanted.count} package(s)",
         hosts=missing,
         extra_vars={
             "provision_owner": session.owner,
             "provision_dead_runs": session.dead_runs(),
-            "provision_environment": {"name": name, "hosts": hosts, "packages": pins, "index_url": index_url, "note": note},
+            "provision_environment": {"name": wanted.name, "hosts": hosts, "packages": wanted.pins, "index_url": index_url, "note": note},
         },
     )
     if outcome.failed or outcome.rc != 0:

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invented_hosts import host, plan_for
 from loading import run_ansible_module
 
+from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
 from provision.install import environments
 from provision.launch.launchers import Environment, RunOptions, mpi_job, own_job
+from provision.remote import ssh
+from provision.remote.progress import Progress
+from provision.remote.session import Session
 
 
 def wheel(folder: Path, name: str, version: str, *requires: str) -> str:
@@ -188,7 +193,42 @@ def test_jobs_run_in_the_environment_and_find_our_programs() -> None:
         assert made.environment["PATH"] == "/opt/p/envs/x/bin:/opt/p/venv/bin:{inherited}"
 
 
+def test_a_dry_run_says_which_hosts_would_get_the_environment(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the hosts' answers are stated."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    (tmp_path / "requirements.txt").write_text("pvdemo\n")
+    plan = plan_for({"a": host(), "b": host("10.0.0.2")})
+    asked: list[str] = []
+
+    def answered(_: Session, scripts: dict[str, str]) -> dict[str, ssh.Answer]:
+        asked.extend(scripts)
+        lacks = {"b": 0, "a": 0} if has_all else {"a": environments._MISSING, "b": 0}
+        return {
+            name: ssh.Answer(lacks[name] if "exit" in script else 0, f"{ssh.ANSWER}\n{json.dumps(OURS)}", "")
+            for name, script in scripts.items()
+        }
+
+    monkeypatch.setattr(ssh, "run", answered)
+    session = Session(inventories.load("a,b"), Progress(), {})
+    file = tmp_path / "requirements.txt"
+    said = environments.preview(session, plan, file, installed=False)
+    assert said == f"the environment of {file} would be created after the installation, with the packages that this lacks"
+    assert asked == [], "what is there now says nothing about then"
+    has_all = False
+    said = environments.preview(session, plan, file, installed=True)
+    assert re.fullmatch(rf"the environment of {file} would be created on a: 1 package\(s\) in /opt/provision/envs/[0-9a-f]{{16}}", said)
+    has_all = True
+    assert "is on every host already: /opt/provision/envs/" in environments.preview(session, plan, file, installed=True)
+
+
 def test_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("uv.lock").touch()
+    with pytest.raises(UsageError, match="--env non: no such file") as caught:
+        run_options(["train"], env=Path("non"))
+    assert "--variables known|all|none" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="--env all was the old name of --variables all"):
+        run_options(["train"], env=Path("all"), variables="none")
     assert run_options(["train"], env=Path("uv.lock")).project == Path("uv.lock")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     earlier = run_options(["train"], env=Path("none"))

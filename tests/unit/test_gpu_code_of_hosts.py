@@ -213,8 +213,6 @@ def test_the_doctor_finds_it(environment: Environment, tmp_path: Path, monkeypat
     assert done.exit_code == (1 if wrong else 0), done.output
     found = json.loads(done.stdout)["findings"]
     assert [(each["id"], each["severity"]) for each in found] == [("cuda-no-kernel-image", "error")] * bool(wrong)
-        wrong
-    )
     for library in ("compressed", "architectures") if wrong else ():
         assert f"kernels/{library}.cpython-311.so has no code for its Tesla P100 (6.0)" in found[0]["cause"]
 
