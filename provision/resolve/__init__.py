@@ -107,7 +107,7 @@ def resolve(
         if change.apply is not None:
             host_classes, requirements = change.apply(host_classes, requirements)
     class_of = {name: host_class for host_class, names in host_classes.items() for name in names}
-    facts = {name: host for name, host in facts.items() if name in class_of}
+    facts = {name: _with_changed_driver(host, class_of[name]) for name, host in facts.items() if name in class_of}
     components, conflicts, notes = _components(host_classes, requirements)
     networks: dict[str, Network] = {}
     for name, host in facts.items():
@@ -132,6 +132,14 @@ def resolve(
         *hardware.notes(facts, gpus_used=any(host_class.cuda is not None for host_class in class_of.values())),
     ]
     return Plan(plans, notes=(*notes, *network.notes(networks.values())), knowledge=known)
+
+
+def _with_changed_driver(facts: Facts, host_class: HostClass) -> Facts:
+    """The facts of a host after a change of its driver: what is noted of it must not be about the earlier one."""
+    now = facts.driver
+    if host_class.driver is None or (now is not None and now.version == host_class.driver):
+        return facts
+    return driver.running(facts, host_class.driver, host_class.cuda, now.open if now is not None else None)
 
 
 # --- components --------------------------------------------------------------------------------------------------------------------------

@@ -49,13 +49,17 @@ def with_driver(facts: Facts, driver: Driver) -> Facts:
     """The facts of a host once it runs this driver."""
     if not driver.is_new:
         return facts
+    return running(facts, _oldest_version(driver.version, driver.cuda), driver.cuda, driver.modules == "open")
+
+
+def running(facts: Facts, version: str, cuda: str | None, open_modules: bool | None) -> Facts:
+    """The facts of a host on which this version of the driver runs, installed or only thought of."""
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
     capabilities = _capabilities(facts) or [""]
     listed = [Gpu(compute_capability=each or None) for each in capabilities]
-    driver_facts = DriverFacts(version=_oldest_version(driver.version, driver.cuda), cuda=driver.cuda, open=driver.modules == "open")
     return facts.model_copy(
         update={
-            "driver": driver_facts,
+            "driver": DriverFacts(version=version, cuda=cuda, open=open_modules),
             "gpus": facts.gpus or [*listed, *[listed[-1]] * (count - len(listed))],
             "nvidia": facts.nvidia.model_copy(update={"smi_error": None, "nouveau": False}),
             "missing": [each for each in facts.missing if each not in ("driver.cuda", "gpus")],

@@ -44,6 +44,14 @@ def test_a_newer_driver_lifts_nccl_and_pytorch() -> None:
     assert gains(found)["NCCL"][1].endswith("for CUDA 12.9")
 
 
+def test_notes_are_about_the_driver_after_the_change() -> None:
+    name = "full-ubuntu-22.04-a100-535"
+    ended = "support for driver branch 535 ended"
+    assert any(ended in note for note in resolve(known(name), REQUIREMENTS, {}).notes)
+    assert any(ended in note for note in after(name, "python=3.12").plan.notes)
+    assert not any(ended in note for note in after(name, "driver=580").plan.notes)
+
+
 def test_changes_apply_together() -> None:
     python = gains(after("v100-470-cuda-11.4", "python=3.12"))
     both = gains(after("v100-470-cuda-11.4", "driver=580", "python=3.12"))
