@@ -98,6 +98,7 @@ def test_other_machines_are_no_jetson(tmp_path: Path) -> None:
             },
         ),
         ("mig-blackwell", {"00000001:04:00.0": {"mig_instances": 1, "mig": "Enabled"}}),
+        ("h100-580", {"00000000:00:06.0": {"mig_instances": 0, "mig": "Disabled", "virtualization": "Pass-Through"}}),
         (
             "fabric-refused",
             {
@@ -148,6 +149,29 @@ def test_details_reach_the_gpus_of_nvidia_smi(tmp_path: Path) -> None:
     assert hardware.imex_ready(found)
     assert found.nvidia.fabric_manager is True  # the kernel cuts the name of nv-fabricmanager
     assert hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in found.gpus) == []
+
+
+def test_an_h100_in_a_virtual_machine(tmp_path: Path) -> None:
+    """What such a machine has printed and shown in /sys and /proc; the fake nvidia-smi prints it."""
+    fake = tmp_path / "bin" / "nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        f"  -q) cat {OUTPUTS / 'h100-580.txt'} ;;\n"
+        "  --query-gpu=*) echo 'NVIDIA H100 80GB HBM3, GPU-1, 81559, 580.159.04, 00000000:00:06.0, 9.0' ;;\n"
+        "  *) echo '| NVIDIA-SMI 580.159.04             Driver Version: 580.159.04     CUDA Version: 13.0     |' ;;\nesac\n"
+    )
+    fake.chmod(0o755)
+    files = pci(("8086", "0d57", "060000"), ("1af4", "1042", "018000"), ("1af4", "1053", "ffff00"), ("10de", "2330", "030200"))
+    files["/proc/driver/nvidia/version"] = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \n"
+    host = machine(tmp_path / "root", files)
+    host.tool_path = f"{fake.parent}:{host.tool_path}"
+    found = stated(survey.nvidia(host))
+    assert found.driver
+    assert (found.driver.version, found.driver.cuda, found.driver.open) == ("580.159.04", "13.0", True)
+    assert [(gpu.compute_capability, gpu.virtualization) for gpu in found.gpus] == [("9.0", "Pass-Through")]
+    assert found.nvidia.pci_ids == ["2330"]
+    assert hardware.licensed_vgpus(found) == (0, 0)  # a whole GPU needs no licence
 
 
 RDMA = "/sys/class/infiniband"
