@@ -24,7 +24,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 # the package index (pip.conf).
 install = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/python $(PIP) $(2)
 
-.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint analyze unit engine engine-slow frameworks integration integration-slow setup clean
+.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint analyze unit unit-thorough engine engine-slow frameworks integration integration-slow setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -35,7 +35,7 @@ test:
 
 # The rest takes an hour: static analysis, sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds from source,
 # NVIDIA's repository. Run it when its area has changed.
-test-all: test analyze engine-slow frameworks integration-slow
+test-all: test analyze unit-thorough engine-slow frameworks integration-slow
 
 setup: $(DEV_STAMP) $(ENGINE_STAMP)
 
@@ -88,6 +88,10 @@ analyze: $(DEV_STAMP)
 
 unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 tests/unit
+
+# Ten times as many random inventories: minutes.
+unit-thorough: $(DEV_STAMP)
+	$(BIN)/python -m pytest -n 3 --hypothesis-profile thorough tests/unit/test_resolve_random.py
 
 engine: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	$(ENGINE_BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow and not frameworks" tests/engine

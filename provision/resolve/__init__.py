@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar, cast
 
 from provision import catalog
@@ -358,10 +359,10 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
     for host_class, names in host_classes.items():
         entry = known.distributions.get(host_class.os_id)
         supported = "; ".join(f"{name} {each.oldest} to {each.newest}" for name, each in known.distributions.items())
-        proposals: list[Proposal] = [exclude(names), Proposal(f"install a supported system there: {supported}")]
+        proposals: Iterable[Proposal] = (exclude(names), Proposal(f"install a supported system there: {supported}"))
         if host_class.arch not in known.architectures:
             what = f"architecture {host_class.arch} is not supported; supported are {', '.join(known.architectures)}"
-            proposals.pop()
+            proposals = (exclude(names),)
         elif host_class.family not in ("debian", "rhel"):
             listed = ", ".join(known.distributions)
             what = f"the distribution {host_class.system.strip()} is not known; known are {listed}, and those like them (ID_LIKE)"
@@ -369,14 +370,14 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
             what = f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
         elif host_class.obstacle is not None:
             what, remedy = host_class.obstacle.what, host_class.obstacle.remedy
-            proposals = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
-            proposals += [_CPU_ONLY, exclude(names)]
+            removed = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
+            proposals = (*removed, _CPU_ONLY, exclude(names))
         elif host_class.driver_too_old:
             what = f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
-            proposals[1:] = newer_drivers(host_class, names)
+            proposals = chain((exclude(names),), newer_drivers(host_class, names), (_CPU_ONLY,))
         elif host_class.cuda is not None and (misfit := host_class.driver_misfit):
             what = f"driver {host_class.driver or f'for CUDA {host_class.cuda}'} does not support its GPUs: {misfit}"
-            proposals = [*newer_drivers(host_class, names), *older_driver(host_class, names), _CPU_ONLY, exclude(names)]
+            proposals = chain(newer_drivers(host_class, names), older_driver(host_class, names), (_CPU_ONLY, exclude(names)))
         elif host_class.gpu_fault is not None:
             what = host_class.gpu_fault.what
             newest = with_newest_driver(host_class)  # nobody knows which driver it will be

@@ -147,11 +147,15 @@ class Trial:
         )
 
     def _remedies(self, subject: Hashable, conflict: Conflict) -> tuple[Remedy, ...]:
-        """Remedies that lead to a plan; without any, those that resolve this conflict; without any, those that move it to another host.
-        Then remedies that cannot be tried. A component that an earlier run chose is not the user's requirement, so none changes it."""
+        """Remedies that lead to a plan; without any, those that resolve this conflict; without any, those that move it to another host;
+        without any, those after which there are other conflicts. Then remedies that cannot be tried.
+
+        A component that an earlier run chose is not the user's requirement, so none changes it.
+        """
         complete: dict[str, Remedy] = {}
         partial: dict[str, Remedy] = {}
         moving: dict[str, Remedy] = {}
+        revealing: dict[str, Remedy] = {}
         untried = []
         for proposal in conflict.proposals:
             group = proposal.group or proposal.text
@@ -167,7 +171,9 @@ class Trial:
                     complete[group] = extended.remedy()
                 elif set(left) <= set(self.conflicts) and (same is None or (same.host, same.what) != (conflict.host, conflict.what)):
                     (moving if same else partial).setdefault(group, extended.remedy(" (not enough by itself)"))
-        return tuple([*(complete or partial or moving).values(), *untried][:MOST_REMEDIES])
+                elif same is None:
+                    revealing.setdefault(group, extended.remedy(" (not enough by itself)"))
+        return tuple([*(complete or partial or moving or revealing).values(), *untried][:MOST_REMEDIES])
 
     def _conflicts_after(self, proposal: Proposal) -> Conflicts:
         """The conflicts that are left after a remedy; without any host left, all of them."""

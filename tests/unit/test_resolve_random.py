@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from invented_hosts import changed, remedies
 
 from provision import catalog, facts
-from provision.base.versions import key
+from provision.base.versions import key, package_key
 from provision.plan import lock
 from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
@@ -22,6 +22,12 @@ SYSTEMS = [(name, release) for name, entry in catalog.os().distributions.items()
 RECENT = [("ubuntu", "22.04"), ("ubuntu", "24.04"), ("debian", "12"), ("debian", "13")]
 DRIVERS = {cuda: driver for cuda, driver in catalog.cuda().toolkits.drivers.items() if driver}
 CAPABILITIES = ["3.7", "5.0", "5.2", "6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
+
+
+def examples(count: int) -> settings:
+    """So many examples; ten times as many with ``--hypothesis-profile thorough``."""
+    return settings(deadline=None, max_examples=count * settings().max_examples // 100)
+
 
 gpus = st.one_of(
     st.none(), st.tuples(st.sampled_from(sorted(DRIVERS, key=key)), st.lists(st.sampled_from(CAPABILITIES), min_size=1, max_size=3))
@@ -172,7 +178,7 @@ def check_explained(plan: Plan) -> None:
 
 
 @given(inventories)
-@settings(deadline=None, max_examples=120)
+@examples(80)
 def test_any_inventory_gets_a_plan_that_fits_or_a_conflict_that_says_why(kinds: list[Any]) -> None:
     hosts = known(kinds)
     plan = resolve(hosts, Requirements(), {})
@@ -181,7 +187,7 @@ def test_any_inventory_gets_a_plan_that_fits_or_a_conflict_that_says_why(kinds: 
 
 
 @given(likely)
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_hosts_with_recent_drivers_always_get_a_plan(kinds: list[Any]) -> None:
     hosts = known(kinds)
     plan = resolve(hosts, Requirements(), {})
@@ -191,7 +197,7 @@ def test_hosts_with_recent_drivers_always_get_a_plan(kinds: list[Any]) -> None:
 
 
 @given(inventories, st.sampled_from([Requirements(), Requirements(nccl_version="2.21.5"), Requirements(torch_version="2.13.0")]))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_a_plan_exists_without_the_hosts_that_a_remedy_leaves_out(kinds: list[Any], asked: Requirements) -> None:
     hosts = known(kinds)
     for conflict in resolve(hosts, asked, {}).conflicts:
@@ -204,7 +210,7 @@ def test_a_plan_exists_without_the_hosts_that_a_remedy_leaves_out(kinds: list[An
 
 
 @given(inventories, looks)
-@settings(deadline=None, max_examples=80)
+@examples(60)
 def test_plans_follow_the_hosts_package_indexes_and_privileges(kinds: list[Any], seen: list[Any]) -> None:
     hosts = looked_at(known(kinds), seen)
     plan = resolve(hosts, Requirements(), {})
@@ -232,7 +238,7 @@ def test_plans_follow_the_hosts_package_indexes_and_privileges(kinds: list[Any],
         ]
     ),
 )
-@settings(deadline=None, max_examples=100)
+@examples(100)
 def test_a_lock_keeps_the_plan_whatever_package_indexes_offer_later(kinds: list[Any], seen: list[Any], asked: Requirements) -> None:
     hosts = looked_at(known(kinds), seen)
     plan = resolve(hosts, asked, {})
@@ -248,7 +254,7 @@ def test_a_lock_keeps_the_plan_whatever_package_indexes_offer_later(kinds: list[
 
 
 @given(inventories, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=60)
+@examples(40)
 def test_a_plan_is_reproducible_and_independent_of_the_order_of_hosts(kinds: list[Any], dice: Any) -> None:
     hosts = known(kinds)
     plan = resolve(hosts, Requirements(), {})
@@ -266,7 +272,7 @@ def test_a_plan_is_reproducible_and_independent_of_the_order_of_hosts(kinds: lis
     st.sampled_from([None, "2.21.5", "2.19.4", "2.26.2"]),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=80)
+@examples(40)
 def test_requested_nccl_is_planned(kinds: list[Any], source: Any, version: str | None, bad: bool) -> None:
     plan = resolve(known(kinds), Requirements(nccl_source=source, nccl_version=version, allow_bad=bad), {})
     for one in plan.hosts.values():
@@ -283,7 +289,7 @@ def test_requested_nccl_is_planned(kinds: list[Any], source: Any, version: str |
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=120)
+@examples(50)
 def test_requested_open_mpi_is_planned_or_refused(
     kinds: list[Any], source: Any, version: str | None, tarball: str | None, cuda: bool, verbs: bool
 ) -> None:
@@ -299,7 +305,7 @@ def test_requested_open_mpi_is_planned_or_refused(
 
 
 @given(likely, st.lists(st.sampled_from([None, "11.8", "12.2", "12.4", "12.8", "13.0"]), min_size=6, max_size=6))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_builds_from_source_fit_their_hosts_and_have_able_builders(kinds: list[Any], compilers: list[str | None]) -> None:
     hosts = {}
     for (name, host), cuda in zip(known(kinds).items(), compilers, strict=False):
@@ -326,3 +332,183 @@ def test_builds_from_source_fit_their_hosts_and_have_able_builders(kinds: list[A
             assert (other.nccl.cuda, other.nccl.options) == (one.nccl.cuda, one.nccl.options)  # it gets the same
         for gpu in hosts[name].gpus:
             assert f"code=sm_{gpu.compute_capability.replace('.', '')}" in one.nccl.options[0]
+
+
+# Hosts as they are found: drivers from too old to newer than the catalogue, working or not, GPUs of all kinds, Pythons, NCCL of others.
+VERSIONS = [
+    "418.87",
+    "450.36.06",
+    "450.119.04",
+    "460.27.03",
+    "470.256.02",
+    "510.39.01",
+    "515.43.04",
+    "520.61.05",
+    "525.60.13",
+    "535.183.06",
+]
+VERSIONS += [
+    "550.54.14",
+    "560.28.03",
+    "565.57.01",
+    "570.211.01",
+    "575.51.03",
+    "580.65.06",
+    "580.159.04",
+    "590.48.01",
+    "595.45.04",
+    "610.43.02",
+]
+VERSIONS += ["615.71.09", "620.10", "701.3"]
+STATES = ["works", "works", "works", "works", "no driver", "nouveau", "mismatch", "no CUDA", "no GPU"]
+INSTALLED = [None, None, "2.18.3-1+cuda12.2", "2.27.7-1+cuda12.9", "2.99.1-1+cuda13.9"]
+gpu_names = st.lists(st.sampled_from([*CAPABILITIES, None]), min_size=1, max_size=2)
+found_host = st.tuples(
+    st.sampled_from(SYSTEMS),
+    st.sampled_from(["x86_64", "x86_64", "aarch64"]),
+    st.sampled_from(STATES),
+    st.sampled_from(VERSIONS),
+    gpu_names,
+    st.sampled_from(["3.6.8", "3.8.10", "3.9.18", "3.10.12", "3.11.2", "3.12.3", "3.14.2"]),
+    st.sampled_from(INSTALLED),
+    st.sampled_from([True, True, False]),
+)
+found_hosts = st.lists(found_host, min_size=1, max_size=3)
+# Those that go together more often.
+modern = st.tuples(
+    st.sampled_from(SYSTEMS),
+    st.just("x86_64"),
+    st.sampled_from(["works", "works", "works", "no GPU"]),
+    st.sampled_from([each for each in VERSIONS if "525" <= each < "620"]),
+    st.lists(st.sampled_from(["5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]), min_size=1, max_size=2),
+    st.sampled_from(["3.6.8", "3.9.18", "3.10.12", "3.11.2", "3.12.3"]),
+    st.sampled_from(INSTALLED),
+    st.sampled_from([True, True, False]),
+)
+modern_hosts = st.lists(modern, min_size=1, max_size=3)
+choices = st.sampled_from(
+    [
+        *(Requirements(), Requirements(python_downloads=False), Requirements(packaged_pythons=True), Requirements(cpu=True)),
+        *(Requirements(nccl_source="repository"), Requirements(nccl_strict=True)),
+    ]
+)
+
+
+def survey_of(kinds: list[Any]) -> dict[str, facts.Facts]:
+    made = {}
+    for number, ((system, release), arch, state, version, capabilities, python, nccl, root) in enumerate(kinds):
+        fitting = [cuda for cuda, oldest in DRIVERS.items() if key(oldest) <= key(version)]
+        cuda = max(fitting, key=key, default=None) if state != "no CUDA" else None
+        with_driver = state in ("works", "no CUDA", "mismatch")
+        listed = state in ("works", "no CUDA")
+        family = catalog.os().distributions[system].family
+        names = ["libnccl", "libnccl-devel"] if family == "rhel" else ["libnccl2", "libnccl-dev"]
+        made[f"h{number}"] = facts.Facts.model_validate(
+            {
+                "os": {"id": system, "version": release},
+                "arch": arch,
+                "python": {"version": python, "executable": "/usr/bin/python3"},
+                "user": {"name": "trainer", "can_become": root},
+                "packages": dict.fromkeys(names, nccl) if nccl else {},
+                "driver": {"version": version, "cuda": cuda} if with_driver else None,
+                "gpus": [{"name": "GPU", "compute_capability": each} for each in capabilities] if listed else [],
+                "nvidia": {
+                    "smi": "/usr/bin/nvidia-smi" if with_driver else None,
+                    "smi_error": "Failed to initialize NVML: Driver/library version mismatch" if state == "mismatch" else None,
+                    "pci_devices": [] if state == "no GPU" else ["0000:00:06.0"] * len(capabilities),
+                    "nouveau": state == "nouveau",
+                },
+            }
+        )
+    return made
+
+
+def code_of(component: Any, arch: str) -> list[str] | None:
+    """What a build has machine code and PTX for, by the catalogue; None if that is not known."""
+    if component.package.startswith("torch=="):
+        return catalog.pytorch().releases[component.version.partition("+")[0]].builds[component.cuda].code.get(arch)
+    wheels, package = catalog.nccl().wheels, component.package.partition("==")[0]
+    return next((list(each.has) for each in wheels.code if component.version in each.wheels.get(package, ())), None)
+
+
+def runs(compiled: list[str], capability: str, *, ptx: bool) -> bool:
+    gpu = key(capability)
+    return any(key(each.removesuffix("+PTX")) <= gpu and (key(each)[0] == gpu[0] or (ptx and each.endswith("+PTX"))) for each in compiled)
+
+
+def check_hosts(hosts: dict[str, facts.Facts], plan: Plan, asked: Requirements) -> None:
+    assert bool(plan.hosts) != bool(plan.conflicts)
+    for conflict in plan.conflicts:
+        assert conflict.host in hosts
+        assert remedies(conflict), conflict.what
+    for name, one in plan.hosts.items():
+        known = hosts[name]
+        has_gpus = bool(known.gpus or known.nvidia.pci_devices)
+        assert one.torch is not None
+        assert (one.torch.cuda is not None) == (one.nccl is not None) == (has_gpus and not asked.cpu)
+        if asked.packaged_pythons:
+            assert one.python.package.startswith("/usr/bin/")
+        if one.nccl is None:
+            continue
+        driver = known.driver
+        assert driver is not None
+        assert known.nvidia.smi_error is None
+        for gpu in known.gpus:
+            if gpu.compute_capability is None:
+                continue
+            branches = catalog.driver().gpus.of_capability(gpu.compute_capability)
+            assert int(branches.first) <= key(driver.version)[0] <= int(branches.last or 999)
+            for component in (one.torch, one.nccl):
+                native = driver.cuda is not None and key(component.cuda) <= key(driver.cuda)
+                code = code_of(component, one.arch)
+                assert code is None or runs(code, gpu.compute_capability, ptx=native), (component.package, gpu)
+        for package in one.nccl_packages.packages if one.nccl_packages else ():
+            for installed, now in known.packages.items():
+                if package.startswith((f"{installed}=", f"{installed}-2")):
+                    assert package_key(package[len(installed) + 1 :]) >= package_key(now)
+
+
+@given(found_hosts, choices)
+@examples(60)
+def test_gpus_are_used_with_builds_that_run_on_them_or_there_is_a_conflict_with_a_remedy(kinds: list[Any], asked: Requirements) -> None:
+    hosts = survey_of(kinds)
+    check_hosts(hosts, resolve(hosts, asked, {}), asked)
+
+
+@given(modern_hosts, choices)
+@examples(100)
+def test_hosts_of_today_get_builds_that_run_on_their_gpus(kinds: list[Any], asked: Requirements) -> None:
+    hosts = survey_of(kinds)
+    check_hosts(hosts, resolve(hosts, asked, {}), asked)
+
+
+with_nccl = st.tuples(
+    st.sampled_from(SYSTEMS),
+    st.just("x86_64"),
+    st.just("works"),
+    st.sampled_from(["535.183.06", "550.54.14", "570.211.01", "580.159.04"]),
+    st.lists(st.sampled_from(["7.0", "8.0", "9.0"]), min_size=1, max_size=2),
+    st.just("3.11.2"),
+    st.sampled_from(INSTALLED),
+    st.just(True),
+)
+
+
+@given(st.lists(with_nccl, min_size=1, max_size=2), st.sampled_from([None, "2.21.5", "2.27.7"]))
+@examples(40)
+def test_nccl_that_is_installed_is_never_downgraded_unasked(kinds: list[Any], version: str | None) -> None:
+    hosts = survey_of(kinds)
+    asked = Requirements(nccl_source="repository", nccl_version=version)
+    check_hosts(hosts, resolve(hosts, asked, {}), asked)
+
+
+@given(modern_hosts, st.lists(st.sampled_from(PYTHONS), min_size=1, max_size=3, unique=True), choices)
+@examples(60)
+def test_more_pythons_never_give_an_older_pytorch(kinds: list[Any], more: list[str], asked: Requirements) -> None:
+    hosts = survey_of(kinds)
+    before = resolve(hosts, asked, {})
+    others = {"others": [{"path": f"/usr/bin/python{each}", "version": each} for each in more]}
+    after = resolve({name: changed(host, python={**host.python.model_dump(), **others}) for name, host in hosts.items()}, asked, {})
+    if before.hosts:
+        assert after.hosts
+        assert key(next(iter(after.hosts.values())).torch.version) >= key(next(iter(before.hosts.values())).torch.version)

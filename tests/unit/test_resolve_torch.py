@@ -68,7 +68,10 @@ def test_a_driver_older_than_every_cuda_is_a_conflict_and_not_the_cpu_build() ->
     made = plan_for({"a": changed(host(system=("ubuntu", "20.04")), old)})
     assert not made.hosts
     assert "driver 418.87 is older than every CUDA" in made.conflicts[0].what
-    assert remedies(made.conflicts[0]) == ("update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1), at most branch 580",)
+    assert remedies(made.conflicts[0]) == (
+        "update the NVIDIA driver of a to 455.23 or newer (CUDA 11.1), at most branch 580",
+        "--cpu: the CPU build on all hosts, their GPUs stay unused",
+    )
 
 
 def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:

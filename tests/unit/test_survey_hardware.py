@@ -163,7 +163,9 @@ def test_an_h100_in_a_virtual_machine(tmp_path: Path) -> None:
     )
     fake.chmod(0o755)
     files = pci(("8086", "0d57", "060000"), ("1af4", "1042", "018000"), ("1af4", "1053", "ffff00"), ("10de", "2330", "030200"))
-    files["/proc/driver/nvidia/version"] = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \n"
+    files["/proc/driver/nvidia/version"] = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \n"
+    )
     host = machine(tmp_path / "root", files)
     host.tool_path = f"{fake.parent}:{host.tool_path}"
     found = stated(survey.nvidia(host))
