@@ -127,6 +127,7 @@ def up(
     oversubscribe: Oversubscribe = False,
     epochs: Epochs = None,
     data: Data = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a newer NCCL is replaced by the requested one.")] = False,
     json_: Json = False,
     *,
     options: Options,
@@ -156,8 +157,14 @@ def up(
     if smoke:
         options = replace(options, smoke=SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))
     inventory = inventory_of(hosts, limit)
+
+    def downgrade(lines: list[str]) -> bool:
+        for line in lines:
+            terminal.say(line)
+        return yes or check or (sys.stdin.isatty() and terminal.confirm("Replace newer packages by older ones?"))
+
     with progress.make() as shown:
-        result = lifecycle.up(inventory, options, shown, passwords)
+        result = lifecycle.up(inventory, options, shown, passwords, downgrade)
     _print_report(result, json_)
 
 

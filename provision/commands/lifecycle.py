@@ -35,8 +35,17 @@ from provision.survey import collect, installed
 from provision.survey.collect import Survey
 
 
-def up(inventory: Inventory, options: Options, progress: Progress, passwords: Mapping[str, str]) -> Report:
-    """Make every host of the inventory ready and verify it. Problems of single hosts are in the report; the run goes on with the others."""
+def up(
+    inventory: Inventory,
+    options: Options,
+    progress: Progress,
+    passwords: Mapping[str, str],
+    downgrade: Callable[[list[str]], bool] = lambda _lines: False,
+) -> Report:
+    """Make every host of the inventory ready and verify it. Problems of single hosts are in the report; the run goes on with the others.
+
+    ``downgrade`` agrees, or not, to replace installed packages by older ones that were requested.
+    """
     catalog.check()
     if options.smoke:
         training_job.check_options(inventory, options.smoke)
@@ -54,6 +63,10 @@ def up(inventory: Inventory, options: Options, progress: Progress, passwords: Ma
             return report
         session.step = "plan"
         plan, sources = planning.make_plan(inventory, facts, options, locked)
+        agreed = planning.agreed_downgrade(plan, inventory, facts, options, locked, downgrade)
+        if agreed != options:
+            options = agreed
+            plan, sources = planning.make_plan(inventory, facts, options, locked)
         if installer.new_drivers(plan) and not options.check:
             session.step = "driver"
             facts = _install_drivers(session, report, plan, facts, sources)

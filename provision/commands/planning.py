@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from provision import catalog
@@ -20,6 +20,8 @@ from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, NCCL_STRICT, Plan
 from provision.plan.options import Options, requirements_of
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve, what_if
+from provision.resolve.host_classes import host_class_of
+from provision.resolve.nccl_builds import downgrades
 from provision.survey import collect, installed
 
 
@@ -61,6 +63,24 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
     if previous and (conflicts := tuple(previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
         plan = Plan(conflicts=conflicts)
     return with_checksums(plan, options.wheels), sources
+
+
+def agreed_downgrade(
+    plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], options: Options, lock: Lock | None, agreed: Callable[[list[str]], bool]
+) -> Options:
+    """The options with ``--allow-downgrade`` where a requested NCCL is older than installed packages, nothing else is in conflict, and
+    ``agreed`` says so of the lines that announce it; else as they are."""
+    if not plan.conflicts or options.allow_downgrade or options.driver or not (options.nccl_version or options.nccl_local):
+        return options
+    with_downgrade = replace(options, allow_downgrade=True)
+    changed, _sources = make_plan(inventory, facts, with_downgrade, lock)
+    lines = [
+        f"{name}: {package} {now} would be replaced by the older {then}"
+        for name, host in changed.hosts.items()
+        if host.nccl_packages
+        for package, now, then in downgrades(host.nccl_packages.packages, host_class_of(facts[name]))
+    ]
+    return with_downgrade if lines and agreed(lines) else options
 
 
 def plan_after(inventory: Inventory, facts: Mapping[str, Facts], options: Options, changes: Sequence[str]) -> what_if.WhatIf:

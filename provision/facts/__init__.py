@@ -9,9 +9,9 @@ from provision.facts.document import BEGIN, END, load_file, parse_output, parse_
 from provision.facts.model import Facts, Unsurveyed
 from provision.facts.preflight import (
     cluster_problems,
-    disk_problems,
     host_problems,
     inventory_problems,
+    lasting_problems,
     unsurveyed_problem,
     untested_system,
     why_no_root,
@@ -23,9 +23,9 @@ __all__ = [
     "Facts",
     "Unsurveyed",
     "cluster_problems",
-    "disk_problems",
     "host_problems",
     "inventory_problems",
+    "lasting_problems",
     "load_file",
     "parse_output",
     "parse_survey",

@@ -58,9 +58,12 @@ def host_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str, becom
     return [replace(problem, host=name) for problem in found]
 
 
-def disk_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str) -> list[Problem]:
-    """The problems of one host's file systems alone; the arguments are those of `host_problems`."""
-    return [replace(problem, host=name) for problem in _disk_space(facts, needed_mb, prefix)]
+def lasting_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str) -> list[Problem]:
+    """The problems of one host that old facts show, too: full file systems, a system on which no packages can be installed.
+
+    The arguments are those of `host_problems`.
+    """
+    return [replace(problem, host=name) for problem in (*_unmanaged_packages(facts), *_disk_space(facts, needed_mb, prefix))]
 
 
 def cluster_problems(known: Mapping[str, Facts], received_at: Mapping[str, float] | None = None) -> list[Problem]:
@@ -94,7 +97,12 @@ def _system(facts: Facts) -> Iterator[Problem]:
         yield Problem("error", f"{_name(system)} is too old", f"supported are {supported}")
     elif warning := untested_system(system):
         yield Problem("warning", warning)
-    unmanaged = known.ansible.unmanaged_packages.get(system.family, {}).get(system.version.split(".")[0])
+    yield from _unmanaged_packages(facts)
+
+
+def _unmanaged_packages(facts: Facts) -> Iterator[Problem]:
+    system = facts.os
+    unmanaged = catalog.os().ansible.unmanaged_packages.get(system.family, {}).get(system.version.split(".")[0])
     if unmanaged and facts.user.can_become:
         hint = (
             "upgrade it to a newer release; or install without root: provision_sudo=no in the inventory, "

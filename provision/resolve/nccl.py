@@ -52,7 +52,7 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
     notes += [
         f"{joined(names)}: {package} {now} is replaced by the older {then} (--allow-downgrade)"
         for host_class, names in host_classes.items()
-        for package, now, then in downgrades(builds[host_class], host_class)
+        for package, now, then in downgrades(builds[host_class].packages, host_class)
     ]
     return {host_class: choice.component(host_class) for host_class in host_classes}, notes
 

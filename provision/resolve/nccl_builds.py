@@ -120,7 +120,7 @@ def rejection(build: Build, host_class: HostClass, requirements: Requirements) -
         return Rejection("privileges", "only root can install it, and root is unavailable there")
     if wrong_gpu := _unsupported_gpu(build.cuda, host_class) or _gpu_without_code(build, host_class):
         return wrong_gpu
-    if not requirements.allow_downgrade and (older := downgrades(build, host_class)):
+    if not requirements.allow_downgrade and (older := downgrades(build.packages, host_class)):
         return Rejection("installed", f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it")
     known_bad = catalog.troubles(build.version, catalog.nccl().known_bad)
     if known_bad and not (requested and requirements.allows_bad("nccl")):
@@ -156,10 +156,10 @@ def requested_version(requirements: Requirements) -> str | None:
     return requirements.nccl_version or requirements.nccl_tarball_version or (local.version if local else None)
 
 
-def downgrades(build: Build, host_class: HostClass) -> list[tuple[str, str, str]]:
-    """(package, installed version, older version of the build) of packages that an earlier run did not install."""
+def downgrades(packages: Iterable[str], host_class: HostClass) -> list[tuple[str, str, str]]:
+    """(package, installed version, older version of a build's packages) of those that an earlier run did not install."""
     installed = dict(host_class.installed_nccl)
-    wanted = {_name_of(host_class, package): package for package in build.packages}
+    wanted = {_name_of(host_class, package): package for package in packages}
     pairs = ((name, installed[name], package[len(name) + 1 :]) for name, package in wanted.items() if name in installed)
     return [(name, now, then) for name, now, then in pairs if package_key(then) < package_key(now)]
 

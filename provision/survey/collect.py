@@ -141,7 +141,7 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
         found = read.get(host.name)
         if isinstance(found, Facts):
             known[host.name] = facts.with_python(found, host.python, f"{inventory.where}, host {host.name}")
-            problems += facts.disk_problems(host.name, found, needed_mb=_needed_mb(found), prefix=prefix_of(host, found))
+            problems += facts.lasting_problems(host.name, found, needed_mb=_needed_mb(found), prefix=prefix_of(host, found))
             if warning := facts.untested_system(found.os):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:

@@ -639,3 +639,11 @@ def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) 
     answer = f"{facts.BEGIN}\n{json.dumps(found)}\n{facts.END}\n"
     problems = collect._read_answer(Host("a", "a"), collect._Answer(answer), collect.Survey(), become_password=False)
     assert any("the disk is full" in problem.what for problem in problems) == full
+
+
+@pytest.mark.parametrize(("name", "says"), [("full-rocky-8-v100-535", "Ansible cannot install packages"), ("full-rhel-10-h100-580", None)])
+def test_a_facts_file_shows_where_no_packages_can_be_installed(name: str, says: str | None) -> None:
+    _inventory, _known, problems = collect.read_file(Path(__file__).parents[1] / "data" / "plans" / f"{name}.json", None)
+    errors = [problem for problem in problems if problem.severity == "error"]
+    assert [problem.host for problem in errors] == (["node1"] if says else [])
+    assert all(str(says) in problem.what for problem in errors)

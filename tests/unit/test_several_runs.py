@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import yaml
 from invented_hosts import changed
+from typer.testing import CliRunner
 
 from provision import facts
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
+from provision.cli import main
 from provision.cli.options import inventory_of
 from provision.commands import lifecycle, planning
 from provision.install import installer
@@ -436,3 +438,46 @@ def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: 
     entries.set_prospects(report, HostResult(steps=steps, changed=changed), {"linker"}, rewritten=False, drifted=drifted)
     assert report.steps["linker"] == said
     assert report.state == ("would change" if drifted or changed else "unchanged")
+
+
+NEWER_NCCL = {"libnccl2": "2.27.7-1+cuda12.9", "libnccl-dev": "2.27.7-1+cuda12.9"}
+OLDER_NCCL = replace(WITHOUT_TORCH, nccl_version="2.21.5", nccl_source="repository")
+
+
+def test_a_downgrade_is_announced_and_asked_for(hosts: Hosts) -> None:
+    hosts.change("a", packages=NEWER_NCCL)
+    asked: list[list[str]] = []
+
+    def up(options: Options, answer: bool) -> Report:
+        def agreed(lines: list[str]) -> bool:
+            asked.append(lines)
+            return answer
+
+        return lifecycle.up(hosts.inventory("a"), options, Progress(), {}, agreed)
+
+    assert "libnccl2 2.27.7-1+cuda12.9 is installed there, which is newer" in only(up(OLDER_NCCL, answer=False))
+    assert hosts.installed == []
+    assert asked[0][0].startswith("a: libnccl2 2.27.7-1+cuda12.9 would be replaced by the older 2.21.5-1+cuda12.")
+    assert up(OLDER_NCCL, answer=True).ok
+    assert hosts.nccl()["a"] == "2.21.5"
+    assert len(asked) == 2
+
+
+def test_nobody_is_asked_where_nothing_older_was_requested(hosts: Hosts) -> None:
+    def agreed(lines: list[str]) -> bool:
+        raise AssertionError(lines)
+
+    hosts.change("a", packages=NEWER_NCCL)
+    for options in (WITHOUT_TORCH, replace(OLDER_NCCL, allow_downgrade=True), replace(WITHOUT_TORCH, nccl_version="2.99.1")):
+        lifecycle.up(hosts.inventory("a"), replace(options, upgrade=True), Progress(), {}, agreed)
+
+
+def test_without_a_terminal_a_downgrade_needs_yes(hosts: Hosts) -> None:
+    hosts.change("a", packages=NEWER_NCCL)
+    words = ["up", str(hosts.file), "--limit", "a", "--without-torch", "--no-smoke", "--nccl", "2.21.5", "--nccl-source", "repository"]
+    refused = CliRunner().invoke(main.app, words)
+    assert refused.exit_code == 1
+    assert "would be replaced by the older" in refused.output
+    assert hosts.installed == []
+    assert CliRunner().invoke(main.app, [*words, "--yes"]).exit_code == 0
+    assert hosts.nccl()["a"] == "2.21.5"
