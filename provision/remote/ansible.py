@@ -30,7 +30,12 @@ _POLL_S = 0.5  # how soon an interrupt is noticed
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to one task on one host (host is empty for ``task``, the start of a task everywhere); ``path``: its ``file:line``."""
+    """What happened to one task on one host (host is empty for ``task``, the start of a task everywhere).
+
+    Attributes:
+        path: the task's ``file:line``.
+        action: its module.
+    """
 
     kind: Kind
     host: str
@@ -39,6 +44,12 @@ class Event:
     result: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     path: str = ""
+    action: str = ""
+
+    @property
+    def report(self) -> str:
+        """What a role says to the user; other modules' messages on success are about themselves."""
+        return " ".join(str(self.result.get("msg", "")).split()) if self.action.rpartition(".")[2] == "debug" else ""
 
     @property
     def text(self) -> str:
@@ -126,9 +137,8 @@ class _Collector:
             return None
         host = "" if kind == "task" else str(data.get("host", ""))
         task = str(data.get("task", "")).rpartition(" : ")[2]  # Ansible writes "role : task" in some events
-        return Event(
-            kind, host, str(data.get("role", "")), task, result, float(data.get("duration") or 0.0), str(data.get("task_path", ""))
-        )
+        role, path, action = (str(data.get(key, "")) for key in ("role", "task_path", "task_action"))
+        return Event(kind, host, role, task, result, float(data.get("duration") or 0.0), path, action)
 
     def _count(self, event: Event) -> None:
         if not event.host:

@@ -70,8 +70,8 @@ def _sentence(event: Event) -> str:
         return f"{event.host}: {event.task}: waiting: the package manager is held by {holder}"
     words = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
     took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""
-    message = event.result.get("msg") if event.kind in ("ok", "changed") else event.text
-    remark = f": {headline(str(message))}" if message and event.kind != "changed" else ""
+    message = event.report if event.kind in ("ok", "changed") else headline(event.text)
+    remark = f": {message}" if message else ""
     return f"{event.host}: {step}: {words[event.kind]}{took}{remark}"
 
 
@@ -97,7 +97,7 @@ class LiveProgress(Progress):
             with self._lock:
                 step = ": ".join(part for part in (event.role, event.task) if part)
                 self._now[event.host] = ("" if event.kind == "started" else event.kind, step, time.monotonic())
-        if event.kind in ("changed", "tolerated", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.result.get("msg")):
+        if event.kind in ("changed", "tolerated", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.report):
             super().event(event)
 
     def close(self) -> None:

@@ -20,8 +20,9 @@ from loading import run_ansible_module
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
-from provision.install import environments
+from provision.install import environments, installer
 from provision.launch.launchers import Environment, RunOptions, mpi_job, own_job
+from provision.plan.model import HostPlan
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -191,6 +192,12 @@ def test_jobs_run_in_the_environment_and_find_our_programs() -> None:
         made = job(where, [("a", 1)], RunOptions(("python", "train.py")))
         assert list(made.program)[-2:] == ["/opt/p/envs/x/bin/python", "train.py"]
         assert made.environment["PATH"] == "/opt/p/envs/x/bin:/opt/p/venv/bin:{inherited}"
+
+
+def test_run_finds_what_up_has_created() -> None:
+    plan = plan_for({"a": host()})
+    recorded = HostPlan.from_dict(json.loads(json.dumps(installer.manifest(plan, "a", "cluster", {})["host"])))
+    assert environments._kind(recorded) == environments._kind(plan.hosts["a"])
 
 
 def test_a_dry_run_says_which_hosts_would_get_the_environment(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:

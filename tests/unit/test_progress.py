@@ -43,6 +43,14 @@ def test_one_line_per_event(given: Event, line: str) -> None:
     assert line in shown(given)
 
 
+@pytest.mark.parametrize("kind", ["ok", "changed"])
+def test_what_a_role_reports_is_shown_and_what_modules_say_of_themselves_is_not(kind: Kind) -> None:
+    said = Event(kind, "a", "driver", "Report packages", {"msg": "would install x,\ny"}, action="ansible.builtin.debug")
+    assert f"a: driver: Report packages: {kind}: would install x, y" in shown(said, live=True)
+    said = Event(kind, "a", "", "Check", {"msg": "All assertions passed"}, action="ansible.builtin.assert")
+    assert "All assertions passed" not in shown(said) + shown(said, live=True)
+
+
 def test_nothing_for_what_is_skipped_and_one_line_for_a_long_wait() -> None:
     wait = event("waiting", stdout="apt-get (pid 7)\n")
     lines = shown(event("skipped"), event("started"), wait, wait, wait).splitlines()
