@@ -127,7 +127,7 @@ def test_examples_for_torch_distributed(script: str):
     n = 2 if script in ("pytorch_ddp", "pytorch_fsdp2") else 1
     arguments = ["--devices", "1"] if "lightning" in script else []
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
-    said = run([*command, str(EXAMPLES / f"{script}.py"), *arguments], {})
+    said = run([*command, str(EXAMPLES / f"{script}.py"), *arguments], {"HF_HUB_OFFLINE": "1"})
     assert len(set(LAST_LINE.findall(said))) == 1, said
 
 

@@ -9,10 +9,8 @@ from datetime import timedelta
 
 import collective_core.torch as hvd
 import common
-import gpus_by_gloo
 import torch
 import torch.distributed as dist
-from collective_core.torch import nccl
 from collective_core.torch.distributed import cuda
 
 
@@ -30,28 +28,7 @@ class Pretended(cuda.Cuda):
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
-class Later(gpus_by_gloo.Done):
-    """A copy that is not there at the first look."""
-
-    looks = 0
-
-    def query(self):
-        self.looks += 1
-        return self.looks > 2
-
-
-class Copies(gpus_by_gloo.GlooOnCpu):
-    """On the way through host memory."""
-
-    def holds(self, tensor):
-        return tensor.dtype is torch.float64
-
-    def event(self, _device):
-        return Later()
-
-
 cuda.platform = Pretended()
-nccl.platform = Copies()
 warnings.simplefilter("always")
 dist.init_process_group("cpu:collective,cuda:nccl")
 rank, size = dist.get_rank(), dist.get_world_size()

@@ -1,6 +1,6 @@
-"""torch.distributed's collectives with tensors of a GPU over the backend of the argument; DDP and FSDP2; nobody waits for the GPU.
+"""torch.distributed's collectives with tensors of a GPU over the backend of the argument; DDP and FSDP2.
 
-Every rank takes the first GPU. TEST_WAY: ``nccl`` or ``host``, which way tensors have to go.
+Every rank takes the first GPU. TEST_WAY: ``nccl`` or ``host``, which way tensors have to go. With NCCL nobody waits for the GPU.
 """
 
 import os
@@ -76,16 +76,7 @@ def fill_and_sum():
 for _ in range(2):
     fill_and_sum().wait()
     torch.cuda.synchronize()
-if os.environ["TEST_WAY"] == "nccl":
-    work, asked, waited = busy.asked_for(fill_and_sum)
-else:  # the sum ends behind the work of the GPU
-    torch.cuda._sleep(2_000_000_000)
-    begin = time.perf_counter()
-    work = fill_and_sum()
-    asked = time.perf_counter() - begin
-    work.wait()
-    waited = time.perf_counter() - begin
-    assert asked < waited / 2, (asked, waited)
+(work, asked, _) = busy.asked_for(fill_and_sum) if os.environ["TEST_WAY"] == "nccl" else (fill_and_sum(), 0.0, 0.0)
 work.wait()
 assert (tensor == size * (size + 1) / 2).all()
 

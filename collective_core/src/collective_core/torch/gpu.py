@@ -200,32 +200,13 @@ def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
     plain = tensor.detach()
     if not holds(tensor):
         return plain.cpu().contiguous(), None
-    memory = host_memory(plain)
-    with nccl.platform.stream(_stream_of_copies(tensor.device), nccl.platform.event(tensor.device)):
+    if tensor.device not in _streams:
+        _streams[tensor.device] = nccl.platform.new_stream(tensor.device)
+    memory = nccl.platform.host_memory(plain)
+    with nccl.platform.stream(_streams[tensor.device], nccl.platform.event(tensor.device)):
         memory.copy_(plain, non_blocking=True)
         nccl.platform.keep(plain)
         return memory, nccl.platform.event(tensor.device)
-
-
-def host_memory(like: torch.Tensor) -> torch.Tensor:
-    """Pinned and contiguous, with any values."""
-    return nccl.platform.host_memory(like)
-
-
-def copy_to_device(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Waits until the values of a tensor in host memory are in one on a GPU of which :func:`host_copy` has copied the former values.
-
-    Not for what the program has put on its stream since then: it does not wait for that.
-    """
-    with nccl.platform.stream(_stream_of_copies(target.device)), torch.no_grad():
-        target.copy_(source, non_blocking=True)
-        nccl.platform.event(target.device).synchronize()
-
-
-def _stream_of_copies(device: torch.device) -> Any:
-    if device not in _streams:
-        _streams[device] = nccl.platform.new_stream(device)
-    return _streams[device]
 
 
 class Copying:
@@ -247,15 +228,11 @@ class Copying:
         begin_copied()
         return self._error is not None or (self._work is not None and self._work.is_done())
 
-    def begun(self) -> Work:
-        """Waits for the copy. Raises what has kept it from beginning."""
+    def result(self) -> Any:
         begin_copied(self)
         if self._work is None:
             raise self._error or CollectiveError("the operation was forgotten", "closed")
-        return self._work
-
-    def result(self) -> Any:
-        return self.begun().result()
+        return self._work.result()
 
 
 def when_copied(copied: Any, begin: Callable[[], Work], blocking: bool) -> Work | Copying:
@@ -266,15 +243,10 @@ def when_copied(copied: Any, begin: Callable[[], Work], blocking: bool) -> Work 
     if copied is None or blocking:
         return begin()
     work = Copying(copied, begin)
-    begin_in_turn(work)
-    return work
-
-
-def begin_in_turn(work: Copying) -> None:
-    """Has it begin behind those before it, once its copy is there and somebody looks (:func:`begin_copied`)."""
     with _copying_turn:
         _copying.append(work)
     begin_copied()
+    return work
 
 
 def begin_copied(until: Copying | None = None, everything: bool = False) -> None:

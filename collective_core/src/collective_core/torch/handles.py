@@ -68,10 +68,6 @@ class Work:
     def is_done(self) -> bool:
         return not self._engine_handle or _native.is_done(self._engine_handle)
 
-    def wait(self, seconds: float) -> bool:
-        """Waits at most so long; says whether it is done. Raises :class:`CollectiveError` if it failed."""
-        return not self._engine_handle or operations.wait(self._engine_handle, _kept.get(self._engine_handle), seconds)
-
     def result(self) -> Any:
         """Waits. Raises :class:`CollectiveError` if the collective failed. To be called once."""
         if self._engine_handle:

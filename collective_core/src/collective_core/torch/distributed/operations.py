@@ -10,7 +10,7 @@ import torch
 from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import operations
-from collective_core.torch import gpu, handles
+from collective_core.torch import handles
 from collective_core.torch.distributed.work import Completer, Work, for_group
 from collective_core.torch.ops.tensors import dtype_name, objection_to_tensor
 
@@ -75,19 +75,8 @@ class Operations:
         return self._start(self._operation(_native.ALLREDUCE, name, token, token, problem), opts, [], nothing, token)
 
     def _start(
-        self,
-        operation: _native.Operation,
-        opts: Any,
-        tensors: list[torch.Tensor],
-        finish: Callable[[], None],
-        *memory: Any,
-        copied: Any = None,
+        self, operation: _native.Operation, opts: Any, tensors: list[torch.Tensor], finish: Callable[[], None], *memory: Any
     ) -> Work:
-        """``copied``: the event behind which the operation's memory has its values, if they come from a GPU."""
-        if copied is not None and getattr(opts, "asyncOp", True):
-            return self._start_when_copied(copied, operation, tensors, finish, memory)
-        if copied is not None:
-            copied.synchronize()
         if not getattr(opts, "asyncOp", True):
             try:
                 operations.run(operation, *memory)
@@ -96,25 +85,6 @@ class Operations:
             finish()
             return self._done(tensors)
         return self._started(operation, _native.submit(operation), finish, tensors, memory)
-
-    def _start_when_copied(
-        self, copied: Any, operation: _native.Operation, tensors: list[torch.Tensor], finish: Callable[[], None], memory: Any
-    ) -> Work:
-        started = gpu.Copying(copied, lambda: handles.Work(_native.submit(operation), finish, (operation, finish, memory)))
-
-        def wait_for(seconds: float) -> bool:
-            if not (seconds or copied.query()):
-                return False
-            copied.synchronize()
-            try:
-                return started.begun().wait(seconds)
-            except CollectiveError as error:
-                raise for_group(error) from None
-
-        gpu.begin_in_turn(started)
-        work = Work(self._completer, str(operation.name.decode()), wait_for, started.result, tensors)
-        self._completer.put(work)  # other ranks need it, whether or not anybody waits for it here
-        return work
 
     def _started(
         self,
@@ -130,7 +100,7 @@ class Operations:
 
         def wait_for(seconds: float) -> bool:
             try:
-                return started.wait(seconds)
+                return operations.wait(handle, operation, seconds)
             except CollectiveError as error:
                 raise for_group(error) from None
 

@@ -13,7 +13,7 @@ from collective_core import _native
 from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.exchanges import Exchanges
 from collective_core.torch.distributed.operations import options_of
-from collective_core.torch.distributed.tensors import as_real, bring_home, copy_into, listed, memory_for, on_host_soon
+from collective_core.torch.distributed.tensors import as_real, bring_home, copy_into, listed, on_host
 from collective_core.torch.distributed.work import Work
 from collective_core_autoload import NAME
 
@@ -53,10 +53,10 @@ class Reductions(Exchanges):
             return self._refused("all_reduce", f"{tensor.dtype} has no {_name_of(opts.reduceOp)}", opts)
         if _kind_of(opts.reduceOp) in _BITWISE:
             return self._reduce_gathered(tensor, target, _BITWISE[_kind_of(opts.reduceOp)], opts)
-        source, copied, reduce, scale, problem = self._prepared(tensor, opts.reduceOp)
+        source, reduce, scale, problem = self._prepared(tensor, opts.reduceOp)
         result = source if target is tensor else torch.empty_like(source)
         operation = self._operation(_native.ALLREDUCE, "all_reduce", source, result, problem, reduce=reduce, prescale=scale)
-        return self._start(operation, opts, [target], partial(bring_home, result, target), source, copied=copied)
+        return self._start(operation, opts, [target], partial(bring_home, result, target), source)
 
     @on_its_device
     def reduce(self, tensors: Any, opts: Any = None, op: Any = dist.ReduceOp.SUM) -> Work:
@@ -102,27 +102,27 @@ class Reductions(Exchanges):
             summed = torch.empty_like(whole)
             work = self._reduce_gathered(whole, summed, _BITWISE[_kind_of(opts.reduceOp)], opts)
             return self._then(work, [output], lambda: copy_into(output, summed.view(self._ranks, -1)[self._me].view(output.shape)))
-        source, copied, reduce, scale, problem = self._prepared(whole, opts.reduceOp)
+        source, reduce, scale, problem = self._prepared(whole, opts.reduceOp)
         if output.numel() * self._ranks != whole.numel() or output.dtype != whole.dtype:
             problem = f"{whole.numel()} elements of {whole.dtype} cannot be scattered into {output.numel()} of {output.dtype} on each rank"
             source = source.new_zeros(self._ranks)
         rows = source.reshape(self._ranks, -1)
-        target = as_real(memory_for(output))
+        target = as_real(on_host(output))
         operation = self._operation(_native.REDUCESCATTER, "reduce_scatter", rows, target, problem, reduce=reduce, prescale=scale)
-        return self._start(operation, opts, [output], partial(bring_home, target, output), rows, copied=copied)
+        return self._start(operation, opts, [output], partial(bring_home, target, output), rows)
 
-    def _prepared(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, Any, int, float, str]:
-        """What the engine reads, and behind which event; its reduction, the factor before it, and why it cannot (empty: it can)."""
-        (source, copied), kind = on_host_soon(tensor), _kind_of(op)
+    def _prepared(self, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, int, float, str]:
+        """What the engine reads, its reduction, the factor before it, and why it cannot (empty: it can)."""
+        source, kind = on_host(tensor), _kind_of(op)
         if tensor.is_complex():
             source = as_real(source)
             if kind not in _BY_PARTS:
-                return source, copied, _native.SUM, 1.0, f"complex tensors have no {_name_of(op)}"
+                return source, _native.SUM, 1.0, f"complex tensors have no {_name_of(op)}"
         if kind in _REDUCTIONS:
-            return source, copied, _REDUCTIONS[kind], 1.0, ""
+            return source, _REDUCTIONS[kind], 1.0, ""
         if kind == dist.ReduceOp.PREMUL_SUM:
-            return source, copied, _native.SUM, float(op.factor if hasattr(op, "factor") else op.__getstate__()[1]), ""
-        return source, copied, _native.SUM, 1.0, f"the backend {NAME} has no reduction {_name_of(op)}"
+            return source, _native.SUM, float(op.factor if hasattr(op, "factor") else op.__getstate__()[1]), ""
+        return source, _native.SUM, 1.0, f"the backend {NAME} has no reduction {_name_of(op)}"
 
     def _reduce_gathered(self, tensor: torch.Tensor, target: torch.Tensor, combine: Callable[..., torch.Tensor], opts: Any) -> Work:
         everyone = torch.empty(self._ranks, *tensor.shape, dtype=tensor.dtype)

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from collective_core.torch import gpu
-
 
 def listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if torch.is_tensor(tensors) else list(tensors)
@@ -15,22 +13,7 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where the engine can read and write it in place, otherwise a contiguous copy in host memory."""
-    copy, copied = on_host_soon(tensor)
-    if copied is not None:
-        copied.synchronize()
-    return copy
-
-
-def on_host_soon(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """As :func:`on_host`, and the event behind which a copy from a GPU is there; None: it is there now."""
-    if gpu.holds(tensor):
-        return gpu.host_copy(tensor)
-    return tensor.detach().cpu().resolve_conj().contiguous(), None
-
-
-def memory_for(result: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where the engine can write it in place, otherwise contiguous memory of the host, with any values."""
-    return gpu.host_memory(result) if gpu.holds(result) else on_host(result)
+    return tensor.detach().cpu().resolve_conj().contiguous()
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,10 +44,8 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def bring_home(buffer: torch.Tensor, target: torch.Tensor) -> None:
     """Copies a result to where it belongs, if it is not there."""
-    if buffer.data_ptr() == target.data_ptr() and buffer.device == target.device:
-        return
-    shaped = torch.view_as_complex(buffer) if target.is_complex() and not buffer.is_complex() else buffer.view(target.shape)
-    if gpu.holds(target):
-        gpu.copy_to_device(shaped, target)
-    else:
-        copy_into(target, shaped)
+    if buffer.data_ptr() != target.data_ptr() or buffer.device != target.device:
+        with torch.no_grad():
+            copy_into(
+                target, torch.view_as_complex(buffer) if target.is_complex() and not buffer.is_complex() else buffer.view(target.shape)
+            )
