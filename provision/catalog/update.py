@@ -10,16 +10,21 @@ from __future__ import annotations
 import contextlib
 import datetime
 import html.parser
+import http.client
 import io
 import itertools
+import lzma
 import os
 import re
+import stat
+import struct
 import sys
 import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +57,21 @@ _LARGEST_TEXT = 4 << 20  # of a text in a wheel
 _LARGEST_LIBRARY = 4 << 30  # of a library in a wheel
 _BLOCK = 1 << 22  # bytes that are fetched at once
 _LARGEST_WHEEL = 8 << 30
+_LARGEST_DIRECTORY = 32 << 20  # that are read until a wheel's list of files is known: PyTorch's has 2 MB
+#: What reading an archive raises where its content is not what it says.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    UnicodeDecodeError,
+    NotImplementedError,
+    RuntimeError,
+    gpu_code.Damaged,
+)
 _JSON = "application/vnd.pypi.simple.v1+json"
+_NOT_SEEN = "read from the wheels of a package index; that PyTorch's own index has this build was not seen"
 _HEAD = """\
 # Written by `provision catalog update`: merged over provision's own catalogue. Remove the file to go back to that.
 """
@@ -106,10 +125,15 @@ class Sources:
             answer = opener.open(request, timeout=_SECONDS)
         except urllib.error.HTTPError as error:
             raise (_Absent if error.code in (404, 410) else Unavailable)(f"HTTP {error.code} {error.reason}") from error
+        except http.client.HTTPException as error:
+            raise Unavailable("it does not answer as a web server does") from error
         except (urllib.error.URLError, ValueError) as error:
             raise Unavailable(str(getattr(error, "reason", error))) from error
-        with answer:
-            yield answer
+        try:
+            with answer:
+                yield answer
+        except http.client.HTTPException as error:
+            raise Unavailable("its answer is cut off") from error
 
     def page(self, url: str) -> bytes:
         with self.opened(url, {}) as answer:
@@ -117,6 +141,15 @@ class Sources:
         if len(content) > _LARGEST_LIST:
             raise Unavailable(f"{url} is larger than {_LARGEST_LIST:,} bytes")
         return content
+
+
+def _opened_file(path: Path) -> IO[bytes]:
+    """A regular file. Raises Unavailable for anything else, such as a pipe, which would block."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise Unavailable(f"{path} is not a regular file")
 
 
 def _local(place: str) -> Path | None:
@@ -167,9 +200,13 @@ def update(sources: Sources, folder: Path, today: datetime.date, say: Callable[[
 
 @dataclass(frozen=True)
 class _Wheel:
-    """A wheel for Linux on one architecture, and one of the Pythons that its release has wheels for."""
+    """A wheel for Linux on one architecture, and one of the Pythons that its release has wheels for.
+
+    ``build``: the local part of its version, such as cu130; empty without one.
+    """
 
     version: str
+    build: str
     arch: str
     python: str
     name: str
@@ -191,9 +228,13 @@ class _IndexPage(BaseModel):
 class _Links(html.parser.HTMLParser):
     """The links of a page of a simple index."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: bytes) -> None:
         super().__init__()
         self.files: list[_IndexFile] = []
+        try:
+            self.feed(page.decode("utf-8", "replace"))
+        except (AssertionError, ValueError) as error:  # the parser's own, and an address that is none
+            raise Unavailable("its page is no list of links") from error
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         named = dict(attributes)
@@ -239,25 +280,19 @@ def _files(package: str, index: str | Path, sources: Sources) -> list[_IndexFile
     if len(content) > _LARGEST_LIST:
         raise Unavailable(f"its list of {package} is larger than {_LARGEST_LIST:,} bytes")
     try:
-        if kind == _JSON:
-            files = _IndexPage.model_validate_json(content).files
-        else:
-            links = _Links()
-            links.feed(content.decode("utf-8", "replace"))
-            files = links.files
-    except (ValidationError, RecursionError) as error:
+        files = _IndexPage.model_validate_json(content).files if kind == _JSON else _Links(content).files
+        files = [file.model_copy(update={"url": urllib.parse.urljoin(address, file.url)}) for file in files]
+    except (ValueError, RecursionError) as error:
         raise Unavailable(f"its list of {package} is not one of a package index") from error
-    return [file.model_copy(update={"url": urllib.parse.urljoin(address, file.url)}) for file in files]
+    return [file for file in files if _local(file.url) is None]  # a server names no files of this machine
 
 
 def _files_of_folder(package: str, folder: Path) -> list[_IndexFile]:
     """The wheels in a folder, or those that its page of the package names, where it has one as an index does."""
     page = folder / package / "index.html"
     if page.is_file():
-        with page.open("rb") as file:
-            links = _Links()
-            links.feed(file.read(_LARGEST_LIST).decode("utf-8", "replace"))
-        return [each.model_copy(update={"url": urllib.parse.urljoin(page.absolute().as_uri(), each.url)}) for each in links.files]
+        files = _Links(_content(page)).files
+        return [each.model_copy(update={"url": urllib.parse.urljoin(page.absolute().as_uri(), each.url)}) for each in files]
     found = sorted(folder.rglob("*.whl"))
     return [_IndexFile(filename=path.name, url=path.absolute().as_uri(), size=path.stat().st_size) for path in found]
 
@@ -277,11 +312,12 @@ def _wheel(package: str, file: _IndexFile) -> _Wheel | None:
         or arch is None
         or version.is_prerelease
         or version.is_postrelease
+        or version.epoch
         or file.yanked
         or free_threaded
     ):
         return None
-    return _Wheel(version.base_version, arch, python, file.filename, file.url, file.size)
+    return _Wheel(version.base_version, version.local or "", arch, python, file.filename, file.url, file.size)
 
 
 def _add_wheels(made: Update, package: str, wheels: list[_Wheel], sources: Sources, say: Callable[[str], None]) -> None:
@@ -291,7 +327,7 @@ def _add_wheels(made: Update, package: str, wheels: list[_Wheel], sources: Sourc
             _add_torch(made, wheels, sources, say)
         else:
             _add_nccl(made, package, wheels, sources, say)
-    except (Unavailable, OSError, zipfile.BadZipFile, gpu_code.Damaged, NotImplementedError, RuntimeError) as error:
+    except (Unavailable, OSError, *_DAMAGED) as error:
         made.unreached.append(f"{package} {wheels[0].version}: {_sentence(error)}")
 
 
@@ -334,40 +370,54 @@ def _capabilities(code: gpu_code.GpuCode) -> list[str]:
     """The compute capabilities of machine code for all kernels, lowest first; the newest with +PTX where all have its PTX.
 
     Kernels for one GPU or family alone (``9.0a``) are in containers of their own, which do not count.
+
+    Raises:
+        Unavailable: there is none.
     """
     most = max(code.machine_code.values(), default=0)
     plain = sorted((each for each, count in code.machine_code.items() if each[-1].isdigit() and count == most), key=key)
-    if plain and code.ptx.get(plain[-1], 0) >= most:
+    if not plain:
+        raise Unavailable("its library has no machine code for all GPUs of a compute capability")
+    if code.ptx.get(plain[-1], 0) >= most:
         plain[-1] += "+PTX"
     return plain
 
 
 def _add_torch(made: Update, wheels: list[_Wheel], sources: Sources, say: Callable[[str], None]) -> None:
-    pythons = sorted({f"3.{each.python[3:]}" for each in wheels if re.fullmatch(r"cp3\d+", each.python)}, key=key)
-    version, cuda, nccl, code = wheels[0].version, "", None, {}
-    for arch in catalog.os().architectures:
-        wheel = next((each for each in wheels if each.arch == arch), None)
-        if wheel is None:
-            continue
-        say(f"reading {wheel.name}")
-        with _archive(wheel, sources) as archive:
-            found = _TORCH_CUDA.search(_text(archive, "torch/version.py"))
-            if found is None:
-                continue  # the index's build for this architecture is one without CUDA
-            cuda = found[1]
-            nccl = _nccl_required(archive) or nccl
-            with _library(archive, TORCH_LIBRARY) as path:
-                read = gpu_code.read(str(path))
-        if read is None:
-            raise Unavailable(f"{TORCH_LIBRARY} has no GPU code")
-        code[arch] = _capabilities(read)
-    if not code:
+    """A build for each CUDA: an index as PyTorch's has several of a release, and some without CUDA."""
+    version, builds, pythons = wheels[0].version, dict[str, dict[str, Any]](), set[str]()
+    for build, arch in itertools.product(dict.fromkeys(each.build for each in wheels), catalog.os().architectures):
+        of_build = [each for each in wheels if (each.build, each.arch) == (build, arch)]
+        if of_build and (read := _torch_of(of_build[0], sources, say)):
+            cuda, nccl, code = read
+            row = builds.setdefault(cuda, {"nccl": nccl, "code": {}, "weak": _NOT_SEEN})
+            row["nccl"] = row["nccl"] or nccl
+            row["code"].setdefault(arch, code)
+            pythons |= {f"3.{each.python[3:]}" for each in of_build if re.fullmatch(r"cp3\d+", each.python)}
+    if not builds:
         raise Unavailable("its wheels have no CUDA")
-    weak = "read from the wheels of a package index; that PyTorch's own index has this build was not seen"
-    row = {"pythons": pythons, "builds": {cuda: {"nccl": nccl, "code": code, "weak": weak}}}
+    if not pythons:
+        raise Unavailable("it has wheels for no release of Python")
+    row = {"pythons": sorted(pythons, key=key), "builds": builds}
     made.rows.setdefault("pytorch", {}).setdefault("releases", {})[version] = row
-    listed = "; ".join(f"{arch}: {', '.join(has)}" for arch, has in code.items())
-    made.found.append(f"torch {version}: CUDA {cuda}, NCCL {nccl or 'of its own'}, Python {pythons[0]} to {pythons[-1]}, code for {listed}")
+    for cuda, build_row in builds.items():
+        listed = "; ".join(f"{arch}: {', '.join(has)}" for arch, has in build_row["code"].items())
+        of = f"Python {row['pythons'][0]} to {row['pythons'][-1]}"
+        made.found.append(f"torch {version}: CUDA {cuda}, NCCL {build_row['nccl'] or 'of its own'}, {of}, code for {listed}")
+
+
+def _torch_of(wheel: _Wheel, sources: Sources, say: Callable[[str], None]) -> tuple[str, str | None, list[str]] | None:
+    """(CUDA, the NCCL that it pins, compute capabilities) of a wheel; None for a build without CUDA."""
+    say(f"reading {wheel.name}")
+    with _archive(wheel, sources) as archive:
+        cuda = _TORCH_CUDA.search(_text(archive, "torch/version.py"))
+        if cuda is None:
+            return None
+        with _library(archive, TORCH_LIBRARY) as path:
+            code = gpu_code.read(str(path))
+        if code is None:
+            raise Unavailable(f"{TORCH_LIBRARY} has no GPU code")
+        return cuda[1], _nccl_required(archive), _capabilities(code)
 
 
 def _nccl_required(archive: zipfile.ZipFile) -> str | None:
@@ -385,11 +435,12 @@ def _nccl_required(archive: zipfile.ZipFile) -> str | None:
 # --- wheels ------------------------------------------------------------------------------------------------------------------------------
 
 
-class _Ranges(io.RawIOBase):
-    """A file on a server that knows ranges: what is read of it is fetched."""
+class _Parts(io.RawIOBase):
+    """A file of which parts are fetched when they are read. ``left``: bytes that may be; None for all."""
 
-    def __init__(self, url: str, size: int, sources: Sources) -> None:
-        self._url, self._size, self._sources, self._at = url, size, sources, 0
+    def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
+        self._size, self._fetch, self._at = size, fetch, 0
+        self.left: int | None = _LARGEST_DIRECTORY
 
     def readable(self) -> bool:
         return True
@@ -405,13 +456,14 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        last = min(self._at + len(buffer), self._size) - 1
-        if last < self._at:
+        size = min(len(buffer), self._size - self._at)
+        if size <= 0:
             return 0
-        with self._sources.opened(self._url, {"Range": f"bytes={self._at}-{last}"}) as answer:
-            if answer.status != 206:
-                raise Unavailable("the server knows no ranges")
-            part: bytes = answer.read(last - self._at + 1)
+        if self.left is not None:
+            self.left -= size
+            if self.left < 0:
+                raise Unavailable(f"its list of files is larger than {_LARGEST_DIRECTORY:,} bytes")
+        part = self._fetch(self._at, size)
         buffer[: len(part)] = part
         self._at += len(part)
         return len(part)
@@ -420,18 +472,37 @@ class _Ranges(io.RawIOBase):
 @contextlib.contextmanager
 def _archive(wheel: _Wheel, sources: Sources) -> Iterator[zipfile.ZipFile]:
     """A wheel, opened where it lies; one on a server without ranges is fetched whole."""
-    if (path := _local(wheel.url)) is not None:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-        return
-    with sources.opened(wheel.url, {"Range": "bytes=0-0"}) as answer:
-        total = re.fullmatch(r"bytes 0-0/(\d{1,12})", answer.headers.get("Content-Range") or "") if answer.status == 206 else None
-        with tempfile.TemporaryFile() as whole:
-            if total is None:
-                _copy(answer, whole, _LARGEST_WHEEL)
-            source: IO[bytes] = io.BufferedReader(_Ranges(wheel.url, int(total[1]), sources), _BLOCK) if total else whole
-            with zipfile.ZipFile(source) as archive:
-                yield archive
+
+    def fetched(at: int, size: int) -> bytes:
+        with sources.opened(wheel.url, {"Range": f"bytes={at}-{at + size - 1}"}) as answer:
+            if answer.status != 206:
+                raise Unavailable("the server knows no ranges")
+            part: bytes = answer.read(size)
+        return part
+
+    with contextlib.ExitStack() as stack:
+        whole = None
+        if (path := _local(wheel.url)) is not None:
+            whole = stack.enter_context(_opened_file(path))
+        else:
+            with sources.opened(wheel.url, {"Range": "bytes=0-0"}) as answer:
+                total = re.fullmatch(r"bytes 0-0/(\d{1,12})", answer.headers.get("Content-Range") or "") if answer.status == 206 else None
+                if total is None:
+                    whole = stack.enter_context(tempfile.TemporaryFile())
+                    _copy(answer, whole, _LARGEST_WHEEL)
+        if whole is not None:
+            file = whole.fileno()
+            parts = _Parts(whole.seek(0, io.SEEK_END), lambda at, size: os.pread(file, size, at))
+        elif total and int(total[1]) <= _LARGEST_WHEEL:
+            parts = _Parts(int(total[1]), fetched)
+        else:
+            raise Unavailable(f"a file of more than {_LARGEST_WHEEL:,} bytes")
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(io.BufferedReader(parts, _BLOCK)))
+        except (MemoryError, OverflowError) as error:
+            raise Unavailable("its list of files is too large") from error
+        parts.left = None
+        yield archive
 
 
 def _copy(source: IO[bytes], target: IO[bytes], largest: int) -> None:
@@ -504,13 +575,12 @@ def _add_toolkits(made: Update, sources: Sources) -> None:
 def _lists(sources: Sources) -> list[str]:
     if isinstance(sources.cuda, Path):
         return sorted(path.name for path in sources.cuda.glob("redistrib_*.json"))
-    links = _Links()
-    links.feed(sources.page(f"{sources.cuda.rstrip('/')}/").decode("utf-8", "replace"))
+    links = _Links(sources.page(f"{sources.cuda.rstrip('/')}/"))
     return sorted({file.filename for file in links.files})
 
 
 def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with _opened_file(path) as file:
         content = file.read(_LARGEST_LIST + 1)
     if len(content) > _LARGEST_LIST:
         raise Unavailable(f"{path.name} is larger than {_LARGEST_LIST:,} bytes")

@@ -12,6 +12,7 @@ As a script it prints the host's GPUs and the GPU code of all libraries in the e
 What it has found is kept in the user's cache folder, by each file's path, size and time.
 """
 
+import itertools
 import json
 import os
 import re
@@ -27,11 +28,12 @@ MAGIC = struct.pack("<I", 0xBA55ED50)
 CONTAINER = struct.Struct("<4xHHQ")  # behind the magic: version, size of this header, size of the entries
 ENTRY = struct.Struct("<HHIQ12xI8xQ")  # kind, version, size of this header, size of the code, architecture (90), flags
 PTX, MACHINE_CODE = 1, 2
+EMPTY = (0, "")  # an entry that each container costs, as one may have none
 #: Flags: the code runs on exactly this architecture (sm_90a), or only within its family (sm_100f). Source: libraries made by nvcc 13.0.
 SPECIFIC, FAMILY = 1 << 20, 1 << 21
 SECTION_HEADER = struct.Struct("<II16xQQ24x")  # name, kind, (flags, address,) offset, size
 MOST_SECTIONS = 10000
-MOST_ENTRIES = 500000  # PyTorch's largest library has 20,000
+MOST_ENTRIES = 500000  # and containers; PyTorch's largest library has 20,000
 LONGEST_GAP = 4096  # bytes between two containers, which are aligned
 LIBRARY = re.compile(r"\.so(\.[0-9.]+)?$")
 SMALLEST = 4096  # bytes of a library with GPU code
@@ -116,11 +118,11 @@ def count(file: int, at: int, length: int) -> GpuCode:
         if at > end or not size_of_header:
             raise Damaged("a container is larger than its section")
         in_container = set()
-        for kind, architecture in entries(file, first, at):
+        for entry in itertools.chain([EMPTY], entries(file, first, at)):
             left -= 1
-            if not left:
-                raise Damaged("it has more than %d entries" % MOST_ENTRIES)
-            in_container.add((kind, architecture))
+            if left < 0:
+                raise Damaged("it has more than %d containers and entries" % MOST_ENTRIES)
+            in_container.add(entry)
         found = found._replace(containers=found.containers + 1)
         for kind, architecture in in_container:
             if kind in (PTX, MACHINE_CODE):

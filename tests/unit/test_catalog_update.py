@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import re
+import struct
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given as inputs
+from hypothesis import settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from provision import catalog
@@ -26,6 +30,7 @@ from provision.base.errors import ProvisionError
 from provision.catalog import overlay, update
 from provision.catalog.update import Sources
 from provision.cli.main import app
+from provision.hostside import gpu_code
 
 LIBRARY = (Path(__file__).parents[1] / "data" / "gpu_code" / "linked.so").read_bytes()  # 8.0 in both of its containers, 9.0 in one
 TODAY = datetime.date(2027, 3, 1)
@@ -40,12 +45,17 @@ def _only_ours_afterwards() -> Iterator[None]:
 
 @dataclass
 class Index:
-    """A package index and NVIDIA's list: path → (type, content). ``fetched``: bytes of each path that were sent."""
+    """A package index and NVIDIA's list: path → (type, content).
+
+    ``fetched``: bytes of each path that were sent; ``total``: the size that files claim to have; ``raw``: path → all that is sent instead.
+    """
 
     url: str
     pages: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     fetched: dict[str, int] = field(default_factory=dict)
+    raw: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
+    total: int | None = None
     login: str | None = None
 
 
@@ -57,6 +67,9 @@ def index() -> Iterator[Index]:
             if served.login not in (None, self.headers.get("Authorization")):
                 self.send_error(401)
                 return
+            if self.path in served.raw:
+                self.wfile.write(served.raw[self.path])
+                return
             if content is None:
                 self.send_error(404)
                 return
@@ -64,7 +77,7 @@ def index() -> Iterator[Index]:
             body = content[int(part[1]) : int(part[2]) + 1] if part else content
             self.send_response(206 if part else 200)
             if part:
-                self.send_header("Content-Range", f"bytes {part[1]}-{int(part[1]) + len(body) - 1}/{len(content)}")
+                self.send_header("Content-Range", f"bytes {part[1]}-{int(part[1]) + len(body) - 1}/{served.total or len(content)}")
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -84,10 +97,13 @@ def index() -> Iterator[Index]:
     server.server_close()
 
 
+FILLER = b"".join(hashlib.sha256(bytes([n % 251, n // 251])).digest() for n in range(60_000))
+
+
 def wheel(files: dict[str, bytes], path: Path) -> bytes:
     """A wheel, with much beside what is read of it."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(zipfile.ZipInfo("filler"), b"".join(hashlib.sha256(bytes([n % 251, n // 251])).digest() for n in range(60_000)))
+        archive.writestr(zipfile.ZipInfo("filler"), FILLER)
         for name, content in files.items():
             archive.writestr(name, content)
     return path.read_bytes()
@@ -106,6 +122,20 @@ def torch(path: Path, required: str = "nvidia-nccl-cu13==2.40.1; platform_system
 
 NCCL = "nvidia_nccl_cu13-2.40.1-py3-none-manylinux_2_18_x86_64.whl"
 TORCH = ["torch-2.90.0-cp312-cp312-manylinux_2_28_x86_64.whl", "torch-2.90.0-cp313-cp313-manylinux_2_28_x86_64.whl"]
+
+
+def library(*entries: tuple[int, float]) -> bytes:
+    """An ELF file with one container of these (kind, compute capability)."""
+    content = b"".join(struct.pack("<HHIQ12xI8xQ16x", kind, 0x101, 48, 16, int(of * 10), 0) for kind, of in entries)
+    content = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
+    names = b"\0.nv_fatbin\0"
+    sections = [(0, 0, 0, 0), (1, 1, 64, len(content)), (0, 3, 64 + len(content), len(names))]
+    table = b"".join(struct.pack("<II16xQQ24x", *each) for each in sections)
+    head = b"\x7fELF\x02\x01".ljust(0x28, b"\0") + struct.pack("<Q", 64 + len(content) + len(names))
+    return head.ljust(0x3A, b"\0") + struct.pack("<HHH", 64, 3, 2) + content + names + table
+
+
+MACHINE_CODE_90, PTX_90 = (gpu_code.MACHINE_CODE, 9.0), (gpu_code.PTX, 9.0)
 
 
 def serve(index: Index, tmp_path: Path, *, as_html: bool) -> None:
@@ -246,6 +276,135 @@ def test_wheels_that_are_no_archives_or_unpack_to_too_much(tmp_path: Path, index
     monkeypatch.setattr(update, "_LARGEST_LIBRARY", 100)
     made = run(index, tmp_path / "c")
     assert [line.partition(":")[0] for line in made.unreached] == ["nvidia-nccl-cu13 2.40.1", "torch 2.90.0"]
+
+
+def refused(index: Index, folder: Path) -> list[str]:
+    """What is said of PyTorch where its row cannot be had; that of NCCL is written anyway."""
+    made = run(index, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["cuda.yaml", "driver.yaml", "nccl.yaml"]
+    return [line.partition(": ")[2] for line in made.unreached]
+
+
+def test_a_wheel_that_claims_to_be_larger_than_any(tmp_path: Path, index: Index) -> None:
+    serve(index, tmp_path, as_html=False)
+    index.total = 900 * 10**9
+    assert {line.partition(": ")[2] for line in run(index, tmp_path / "c").unreached} == {"a file of more than 8,589,934,592 bytes"}
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_the_list_of_files_of_a_wheel_is_bounded(tmp_path: Path, index: Index, ranges: bool) -> None:
+    serve(index, tmp_path, as_html=False)
+    index.ranges = ranges
+    size = 33 << 20
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, size, 0, 0)
+    index.pages[f"/files/{TORCH[0]}"] = ("", bytes(size) + end)
+    assert refused(index, tmp_path / "c") == ["its list of files is larger than 33,554,432 bytes"]
+    assert not ranges or index.fetched[f"/files/{TORCH[0]}"] < 1 << 20
+
+
+def test_links_of_a_server_to_files_of_this_machine_are_left_out(tmp_path: Path, index: Index) -> None:
+    serve(index, tmp_path, as_html=True)
+    (tmp_path / TORCH[0]).unlink()
+    os.mkfifo(tmp_path / TORCH[0])
+    links = "".join(f'<a href="{(tmp_path / name).as_uri()}">x</a>' for name in TORCH)
+    index.pages["/torch/"] = ("text/html", links.encode())
+    assert refused(index, tmp_path / "c") == []
+
+
+def test_a_pipe_instead_of_a_wheel(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    os.mkfifo(given / TORCH[0])
+    os.mkfifo(given / "redistrib_13.9.1.json")
+    made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
+    assert made.unreached == [
+        f"torch 2.90.0: {given / TORCH[0]} is not a regular file",
+        f"CUDA: {given}: {given / 'redistrib_13.9.1.json'} is not a regular file",
+    ]
+
+
+@pytest.mark.parametrize("page", [b'<a href="http://[">x</a>', b"<![x["])
+def test_pages_that_are_no_lists_of_links(tmp_path: Path, index: Index, page: bytes) -> None:
+    serve(index, tmp_path, as_html=True)
+    index.pages["/torch/"] = index.pages["/nvidia/"] = ("text/html", page)
+    made = run(index, tmp_path / "c")
+    assert [line.partition(": ")[0] for line in made.unreached] == ["torch", "CUDA"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"garbage\r\n\r\n", "it does not answer as a web server does"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/html\r\n\r\nff\r\nabc", "its answer is cut off"),
+    ],
+)
+def test_a_server_that_speaks_no_http_or_stops_in_between(tmp_path: Path, index: Index, sent: bytes, said: str) -> None:
+    serve(index, tmp_path, as_html=True)
+    index.raw = dict.fromkeys(["/torch/", f"/files/{NCCL}", "/nvidia/", "/releases.json"], sent)
+    assert [line.rpartition(": ")[2] for line in run(index, tmp_path / "c").unreached] == [said] * 4
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_wheel_with_damaged_content(tmp_path: Path, index: Index, method: int) -> None:
+    serve(index, tmp_path, as_html=False)
+    path = tmp_path / "damaged.whl"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("torch/version.py", hashlib.sha256().hexdigest())
+        at = archive.getinfo("torch/version.py").header_offset + 30 + len("torch/version.py")
+    content = bytearray(path.read_bytes())
+    content[at + 4 : at + 24] = b"\xff" * 20
+    index.pages[f"/files/{TORCH[0]}"] = ("", bytes(content))
+    assert len(refused(index, tmp_path / "c")) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@inputs(st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5))
+def test_damaged_wheels_are_named_or_read(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, bytes]]) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    with zipfile.ZipFile(folder / TORCH[0], "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("torch/version.py", "cuda: str = '13.9'\n")
+        archive.writestr(update.TORCH_LIBRARY, library(MACHINE_CODE_90))
+    content = bytearray((folder / TORCH[0]).read_bytes())
+    for at, new in changes:
+        start = at % len(content)
+        content[start : start + len(new)] = new
+    (folder / TORCH[0]).write_bytes(content)
+    made = update.update(Sources.of_folder(folder), folder / "c", TODAY, lambda _line: None)  # anything raised is a defect
+    assert len(made.unreached) + len(made.found) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("torch-2.90.0-py3-none-manylinux_2_28_x86_64.whl", MACHINE_CODE_90, "it has wheels for no release of Python"),
+        (TORCH[0], PTX_90, "its library has no machine code for all GPUs of a compute capability"),
+    ],
+)
+def test_of_a_release_that_would_make_a_useless_row_nothing_is_added(
+    tmp_path: Path, name: str, content: tuple[int, float], said: str
+) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    wheel({"torch/version.py": b"cuda: str = '13.9'\n", update.TORCH_LIBRARY: library(content)}, given / name)
+    made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
+    assert (made.unreached, made.rows) == ([f"torch 2.90.0: {said}"], {})
+
+
+def test_an_index_with_several_builds_of_a_release(tmp_path: Path) -> None:
+    """As PyTorch's download pages have them; a build without CUDA says nothing about Pythons."""
+    given = tmp_path / "given"
+    given.mkdir()
+    for build, python, cuda in (("cpu", "314", "None"), ("cu126", "312", "'12.6'"), ("cu130", "313", "'13.0'")):
+        name = f"torch-2.90.0+{build}-cp{python}-cp{python}-linux_x86_64.whl"
+        code = library(MACHINE_CODE_90, PTX_90) if build == "cu130" else library(MACHINE_CODE_90)
+        wheel({"torch/version.py": f"cuda: Optional[str] = {cuda}\n".encode(), update.TORCH_LIBRARY: code}, given / name)
+    made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
+    assert (made.unreached, len(made.found)) == ([], 2)
+    catalog.use(overlay.read([tmp_path / "c"]))
+    release = catalog.pytorch().releases["2.90.0"]
+    assert release.pythons == ("3.12", "3.13")
+    code_of = {cuda: build.code for cuda, build in release.builds.items()}
+    assert code_of == {"12.6": {"x86_64": ("9.0",)}, "13.0": {"x86_64": ("9.0+PTX",)}}
 
 
 @pytest.mark.parametrize(
