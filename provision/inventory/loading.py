@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +43,8 @@ def load(argument: str, *, limit: str | Sequence[str] | None = None) -> Inventor
     argument = argument.strip()
     pattern = limit if limit is None or isinstance(limit, str) else ",".join(limit)
     if pattern is not None and _has_own_words(pattern):
-        pattern = _in_ansibles_words(pattern, load(argument))
+        of_ansible, left_out = _own_words(pattern, load(argument))
+        return _left(load(argument, limit=of_ansible), lambda host: host.name not in left_out, pattern)
     if argument != LOCAL and os.path.exists(argument):
         return _from_file(argument, pattern)
     if missing := _missing_file(argument):
@@ -56,7 +57,8 @@ def by_name(argument: str, names: Sequence[str], limit: str | None) -> Inventory
     parser.read_settings()
     everyone = tuple(Host(name, name) for name in names)
     if limit is not None and _has_own_words(limit):
-        limit = _in_ansibles_words(limit, Inventory(argument, None, None, everyone))
+        of_ansible, left_out = _own_words(limit, Inventory(argument, None, None, everyone))
+        return _left(by_name(argument, names, of_ansible), lambda host: host.name not in left_out, limit)
     left, problems = _limited(everyone, limit)
     _raise_errors([*checks.host_names(everyone, argument), *problems])
     return Inventory(argument, None, None, left, everyone=everyone)
@@ -66,8 +68,13 @@ def limited(inventory: Inventory, limit: str | None) -> Inventory:
     """An inventory of which hosts were chosen already, after ``limit``. Raises as `load` does, and where none of those chosen is left."""
     if limit is None:
         return inventory
-    left = {host.name for host in load(inventory.argument, limit=limit).hosts}
-    hosts = tuple(host for host in inventory.hosts if host.name in left)
+    names = {host.name for host in load(inventory.argument, limit=limit).hosts}
+    return _left(inventory, lambda host: host.name in names, limit)
+
+
+def _left(inventory: Inventory, stays: Callable[[Host], bool], limit: str) -> Inventory:
+    """The inventory with those of its hosts that stay. Raises InventoryError where ``limit`` leaves none."""
+    hosts = tuple(host for host in inventory.hosts if stays(host))
     if not hosts:
         names = ", ".join(host.name for host in inventory.hosts[:5]) + (", …" if len(inventory.hosts) > 5 else "")
         raise InventoryError([Problem("error", "it leaves no host", f"hosts are {names}", where=f"--limit {limit}")])
@@ -78,22 +85,22 @@ def _has_own_words(limit: str) -> bool:
     return any(word == last_run.FAILED or word.startswith(_LISTED) for word in limit.split(","))
 
 
-def _in_ansibles_words(limit: str, inventory: Inventory) -> str | None:
-    """``--limit`` with the hosts in place of ``@failed`` and of each ``!@FILE``: Ansible itself knows only ``@FILE``.
+def _own_words(limit: str, inventory: Inventory) -> tuple[str | None, set[str]]:
+    """(``--limit`` with the hosts in place of ``@failed`` and without ``!@FILE``, the hosts in these files): Ansible knows only ``@FILE``.
 
-    A file may list hosts that are not in this inventory. Raises UsageError where no host failed, or a file cannot be read or lists
-    something else than hosts.
+    What files list is no pattern of Ansible's, which splits ``!fe80::1`` at its colons. They may list hosts that are not in this
+    inventory. Raises UsageError where no host failed, or a file cannot be read or lists something else than hosts.
     """
     words: list[str] = []
-    everyone = {host.name for host in inventory.everyone}
+    left_out: set[str] = set()
     for word in limit.split(","):
         if word == last_run.FAILED:
             words += last_run.failed_hosts(inventory)
         elif word.startswith(_LISTED):
-            words += [f"!{name}" for name in _listed(Path(word[len(_LISTED) :])) if name in everyone]
+            left_out.update(_listed(Path(word[len(_LISTED) :])))
         else:
             words.append(word)
-    return ",".join(words) or None
+    return ",".join(words) or None, left_out
 
 
 def _listed(path: Path) -> list[str]:

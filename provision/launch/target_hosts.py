@@ -86,10 +86,6 @@ def select(
         entries = run_discovery_script(elastic.script, elastic.slots_per_host)
     elif not hosts:
         entries = slurm_hosts(environment) or operator_hosts(environment)
-    if options.limit is not None and elastic is not None and elastic.script is not None:
-        raise UsageError(
-            "--limit and --host-discovery-script: the script says again and again which hosts there are", hint="leave them out there"
-        )
     inventory = loading.limited(choose(hosts, entries, np, say), options.limit)
     ssh: dict[str, Any] = {"port": options.ssh_port} if options.ssh_port else {}
     if options.ssh_identity_file is not None:

@@ -367,6 +367,18 @@ def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
     assert len(inventory_of("good,slow,bad", f"!@{file}").hosts) == 3
 
 
+def test_unfit_hosts_named_by_addresses_are_left_out(tmp_path: Path) -> None:
+    file, inventory = tmp_path / "quarantine", tmp_path / "hosts.ini"
+    file.write_text("fe80::1\n")
+    names = ["fe80::1", "fe80::2", "c"]
+    inventory.write_text("".join(f"{name}\n" for name in names))
+    for left in (inventory_of(str(inventory), f"!@{file}"), by_name("facts.json", names, f"!@{file}")):
+        assert [host.name for host in left.hosts] == ["fe80::2", "c"]
+    assert [host.name for host in inventory_of(str(inventory), f"fe80::1,c,!@{file}").hosts] == ["c"]
+    with pytest.raises(UsageError, match="it leaves no host"):
+        inventory_of(str(inventory), f"fe80::1,!@{file}")
+
+
 @pytest.mark.parametrize("content", [b"a b\n", b"!a\n", b"{{ x }}\n", b"\xff\xfe"])
 def test_a_list_of_something_else_than_hosts_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "list").write_bytes(content)
