@@ -24,14 +24,15 @@ from typing import Annotated, Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
-from provision.base import resources, uv_support
+from provision.base import resources, uv_support, validation
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.paths import home
 from provision.base.text import joined
 from provision.base.uv_support import canonical
 from provision.base.validation import Form
+from provision.base.versions import minor
 from provision.install import wheels
 from provision.install.installer import copy_modules
 from provision.plan.model import COMPONENTS, HostPlan, Plan
@@ -55,13 +56,18 @@ _HINT_SOURCES = (
 _INDEX_OPTIONS = frozenset({"-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host", "--pre"})
 _MEANT_ANYWAY = frozenset({"--require-hashes", "--only-binary", "--prefer-binary"})
 _VERSION = r"[0-9][0-9A-Za-z.+!_-]*"
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+
+
+def _of_packaging(version: str) -> str:
+    Version(version)  # raises InvalidVersion, a ValueError
+    return version
 
 
 class _Package(BaseModel, strict=True):
     """A package of our environment on a host."""
 
-    version: Annotated[str, Form(_VERSION, "a version")]
+    version: Annotated[str, Form(_VERSION, "a version"), AfterValidator(_of_packaging)]
     requires: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)]
 
 
@@ -283,12 +289,19 @@ def _hint(base: _Base) -> str:
 
 
 def _write_stubs(folder: Path, base: _Base) -> None:
-    """Wheels with nothing but metadata, by which uv knows what is on the host: no index need have it."""
+    """Wheels with nothing but metadata, by which uv knows what is on the host: no index need have it.
+
+    What they require of others is there, as the environment is complete; another host is not made to install more. Extras may be missing.
+    """
     folder.mkdir()
     for name, package in base.packages.items():
         stem = re.sub(r"[-_.]+", "_", name)
         info = f"{stem}-{package.version}.dist-info"
-        requires = [str(each) for each in map(_requirement, package.requires) if each is not None and each.url is None]
+        requires = [
+            str(each)
+            for each in map(_requirement, package.requires)
+            if each is not None and each.url is None and (canonical(each.name) in base.versions or _is_of_extra(each, base))
+        ]
         extras = sorted(set(re.findall(r"extra == [\"']([\w.-]+)[\"']", "\n".join(requires))))
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {package.version}"]
         lines += [f"Provides-Extra: {extra}" for extra in extras] + [f"Requires-Dist: {each}" for each in requires]
@@ -300,9 +313,17 @@ def _write_stubs(folder: Path, base: _Base) -> None:
 
 def _requirement(text: str) -> Requirement | None:
     try:
-        return Requirement(text)
+        return Requirement(" ".join(text.split()))  # a line of metadata
     except InvalidRequirement:
         return None
+
+
+def _is_of_extra(requirement: Requirement, base: _Base) -> bool:
+    """Whether it is needed only where somebody asks for an extra."""
+    try:
+        return not _applies(requirement, base)
+    except ValueError:  # a comparison that its marker cannot make
+        return False
 
 
 def _pins(project: Project, found: Project, base: _Base) -> list[Pin]:
@@ -342,23 +363,12 @@ def _resolved(session: Session, plan: Plan, kinds: Mapping[str, str], project: P
         return _Resolved.validate_json(kept.read_bytes())
     except (OSError, ValidationError):
         pass  # it is new, or was damaged
-    first: dict[str, str] = {}
-    for host_name, kind in kinds.items():
-        first.setdefault(kind, host_name)
-    session.progress.stage(f"Resolve {project.path.name}", list(first.values()))
+    session.progress.stage(f"Resolve {project.path.name}", list(kinds))
     for note in project.notes:
         session.progress.line(note)
-    scripts = {}
-    for name in first.values():
-        python = shlex.quote(f"{plan.hosts[name].prefix}/venv/bin/python")
-        scripts[name] = f"echo {ssh.ANSWER}; {resources.inline_command('environment.py', interpreter=python)}"
-    answers = ssh.run(session, scripts)
     found = {}
-    for kind, name in first.items():
-        try:
-            base = _Base.model_validate_json(answers[name].body)
-        except ValidationError as error:
-            raise ProvisionError(f"it did not say what is installed: {answers[name].error}", where=name) from error
+    for kind, bases in _bases(session, plan, kinds).items():
+        name, base = next(iter(bases.items()))
         torch = plan.hosts[name].torch
         found[kind] = resolve(project, base, name, index_url, torch.index if torch else None)
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -366,6 +376,53 @@ def _resolved(session: Session, plan: Plan, kinds: Mapping[str, str], project: P
     draft.write_bytes(_Resolved.dump_json(found))
     draft.replace(kept)
     return found
+
+
+def _bases(session: Session, plan: Plan, kinds: Mapping[str, str]) -> dict[str, dict[str, _Base]]:
+    """Kind → host → our environment there. All hosts are asked, so that none decides alone what those of its kind install.
+
+    Raises:
+        ProvisionError: a host does not say what is installed, or something else than another of its kind.
+    """
+    scripts = {}
+    for name in kinds:
+        python = shlex.quote(f"{plan.hosts[name].prefix}/venv/bin/python")
+        scripts[name] = f"echo {ssh.ANSWER}; {resources.inline_command('environment.py', interpreter=python)}"
+    found: dict[str, dict[str, _Base]] = {}
+    for name, answer in ssh.run(session, scripts).items():
+        try:
+            base = _Base.model_validate_json(answer.body)
+        except ValidationError as error:
+            wrong = "; ".join(what for _line, what in validation.problems(error)[:3]) if answer.body else answer.error
+            raise ProvisionError(f"it did not say what is installed: {wrong}", where=name) from error
+        found.setdefault(kinds[name], {})[name] = base
+    for bases in found.values():
+        (first, expected), *others = bases.items()
+        for name, base in others:
+            if differs := _difference(base, expected):
+                what = f"its environment is not that of {first}, though both have the same plan: {differs}"
+                hint = "remove what was installed there by hand, or install both again: provision remove HOSTS, then provision up HOSTS"
+                raise ProvisionError(what, where=name, hint=hint)
+    return found
+
+
+def _difference(base: _Base, expected: _Base) -> str | None:
+    """What one environment has and another has not. Patch releases of Python may differ, as hosts are updated one after the other."""
+    for what, found, other in (
+        ("Python", minor(base.python), minor(expected.python)),
+        ("architecture", base.arch, expected.arch),
+        ("glibc", base.glibc, expected.glibc),
+    ):
+        if found != other:
+            return f"{what} {found} instead of {other}"
+    for name in sorted(base.packages.keys() | expected.packages.keys()):
+        package, other_package = base.packages.get(name), expected.packages.get(name)
+        if package is None or other_package is None or package.version != other_package.version:
+            versions = (each.version if each else "none" for each in (package, other_package))
+            return f"{name} {' instead of '.join(versions)}"
+        if package.requires != other_package.requires:
+            return f"{name} {package.version} requires other packages"
+    return None
 
 
 def ensure(session: Session, plan: Plan, file: Path, index_url: str | None = None, *, locks: bool = True) -> str:

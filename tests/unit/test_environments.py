@@ -156,11 +156,72 @@ def test_unsupported_file_is_refused_with_its_line(tmp_path: Path, name: str, te
 
 
 @pytest.mark.parametrize(
-    "packages", [{"a b": {"version": "1", "requires": []}}, {"../x": {"version": "1", "requires": []}}, {"a": {"version": "1\n2"}}]
+    "packages",
+    [
+        {"a b": {"version": "1", "requires": []}},
+        {"../x": {"version": "1", "requires": []}},
+        {"a-": {"version": "1", "requires": []}},
+        {"a": {"version": "1\n2", "requires": []}},
+        {"torch": {"version": "2..1", "requires": []}},
+    ],
 )
 def test_hosts_answer_is_data(packages: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="packages"):
         base(packages=packages)
+
+
+def test_a_host_adds_no_packages_to_those_of_others(tmp_path: Path, index: Path) -> None:
+    """What a host's packages require is there; only extras, which a project asks for, need not be."""
+    wheel(index, "pvextra", "1.0")
+    wheel(index, "pvevil", "1.0")
+    wheel(index, "pvuser", "1.0", "pvarray[more]", "torch")
+    hostile = ["pvevil", "pvevil; os_name ~= 'x'", "a; extra == 'x'\nRequires-Dist: pvevil", "pvevil; extra != 'x'", "pvtyping>=2"]
+    packages = {
+        **OURS["packages"],
+        "torch": {"version": "2.13.0+cpu", "requires": [*hostile, "a; extra == 'x\nRequires-Dist: pvevil\n'"]},
+        "pvarray": {"version": "2.3.1", "requires": ["pvextra; extra == 'more'", "pvevil; extra == 'less'"]},
+    }
+    (tmp_path / "requirements.txt").write_text("pvuser\n")
+    found = environments.resolve(environments.read(tmp_path / "requirements.txt"), base(packages=packages), "node1")
+    assert sorted(pin.name for pin in found) == ["pvextra", "pvuser"]
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (
+            {"packages": {"torch": {"version": "2.13.0+cpu", "requires": ["pvtyping>=2", "pvdemo"]}}},
+            "torch 2.13.0+cpu requires other packages",
+        ),
+        ({"packages": {"pvarray": {"version": "2.4", "requires": []}}}, "pvarray 2.4 instead of 2.3.1"),
+        ({"packages": {"six": {"version": "1.0", "requires": []}}}, "six 1.0 instead of none"),
+        ({"python": "3.12.1"}, "Python 3.12 instead of 3.11"),
+        ({"python": "3.11.9"}, None),
+        ({"python": "three"}, "it did not say what is installed: `python` must be a version of Python, not 'three'"),
+    ],
+)
+def test_hosts_with_the_same_plan_must_have_the_same_environment(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], says: str | None
+) -> None:
+    """Only the hosts' answers are stated."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    (tmp_path / "requirements.txt").write_text("pvdemo\n")
+    answers = {"a": OURS, "b": {**OURS, **other, "packages": {**OURS["packages"], **other.get("packages", {})}}}
+
+    def answered(_: Session, scripts: dict[str, str]) -> dict[str, ssh.Answer]:
+        return {name: ssh.Answer(0, f"{ssh.ANSWER}\n{json.dumps(answers[name])}", "") for name in scripts}
+
+    monkeypatch.setattr(ssh, "run", answered)
+    session = Session(inventories.load("a,b"), Progress(), {})
+    plan = plan_for({"a": host(), "b": host("10.0.0.2")})
+    if says is None:
+        assert "on every host already" in environments.preview(session, plan, tmp_path / "requirements.txt", installed=True)
+    else:
+        with pytest.raises(ProvisionError) as caught:
+            environments.preview(session, plan, tmp_path / "requirements.txt", installed=True)
+        assert str(caught.value).startswith("b: ")
+        assert says in str(caught.value)
+        assert "the same plan" not in str(caught.value) or "that of a," in str(caught.value)
 
 
 def test_module_installs_over_another_environment_once(tmp_path: Path, index: Path) -> None:
