@@ -6,7 +6,7 @@ Python 3.6+, standard library only. Options are JSON on standard input::
 
 The document that it prints::
 
-    {"gpus": number of NVIDIA's devices on the PCI bus,
+    {"gpus": number of NVIDIA's devices on the PCI bus that nvidia-smi should show; 0 in a container,
      "outputs": {name: {"found": bool, "code": n or null, "timed_out": bool, "text": what it printed}},
      "kernel_log": {"readable": bool, "lines": [...]},
      "rdma": [{"device", "port", "state", "phys_state", "rate", "link_layer", "counters": {name: text}}]}
@@ -35,6 +35,7 @@ LARGEST_ANSWER = 1 << 20  # of one output, after what nobody reads is dropped
 LINES, LINE = 200, 400
 PLACES = ("/usr/local/bin", "/usr/sbin", "/sbin", "/usr/local/cuda/bin", "/opt/nccl-tests/build", "~/nccl-tests/build", "~/nvbandwidth")
 UNREAD = re.compile(r"<(supported_clocks|processes|accounted_processes|mig_devices)>.*?</\1>", re.S)
+CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container", "run/secrets/kubernetes.io")
 XID = re.compile(r"NVRM: .*\bXid\b|fallen off the bus|\bSXid\b")
 
 
@@ -93,10 +94,20 @@ def read(path):
         return ""
 
 
-def gpus():
-    """NVIDIA's display and 3D controllers on the PCI bus."""
-    folders = glob.glob("/sys/bus/pci/devices/*")
-    return sum(read(folder + "/vendor") == "0x10de" and read(folder + "/class")[:6] in ("0x0300", "0x0302") for folder in folders)
+def gpus(devices="/sys/bus/pci/devices", root="/"):
+    """How many of NVIDIA's display and 3D controllers on the PCI bus nvidia-smi should show.
+
+    Those that another driver has, such as vfio-pci for a virtual machine, are not this system's. nouveau's are: it takes them by mistake. A
+    container sees the bus of the whole machine, and only nvidia-smi knows which of its GPUs it was given.
+    """
+    if any(os.path.exists(os.path.join(root, mark)) for mark in CONTAINER_MARKS):
+        return 0
+    found = 0
+    for folder in glob.glob(devices + "/*"):
+        if read(folder + "/vendor") == "0x10de" and read(folder + "/class")[:6] in ("0x0300", "0x0302"):
+            link = folder + "/driver"
+            found += not os.path.islink(link) or os.path.basename(os.readlink(link)) in ("nvidia", "nouveau")
+    return found
 
 
 def kernel_log():
@@ -125,21 +136,22 @@ def collect(order):
         "nvlink-errors": (["nvidia-smi", "nvlink", "-e"], QUERY_S),
         "topology": (["nvidia-smi", "topo", "-m"], QUERY_S),
     }
-    found, level = gpus(), order.get("dcgm_level") or 1
-    tests = {
-        "dcgm": (["dcgmi", "diag", "-r", str(level), "-j"], DCGM_S[level]),
-        "nvbandwidth": (["nvbandwidth", "-t", "host_to_device_memcpy_ce", "device_to_host_memcpy_ce"], TEST_S),
-        "allreduce": (["all_reduce_perf", "-b", "256M", "-e", "2G", "-f", "2", "-g", str(max(1, found))], TEST_S),
-    }
+    level = order.get("dcgm_level") or 1
     outputs = {}
     for name, (command, seconds) in commands.items():
         outputs[name] = run(command, seconds)
         if not outputs[name]["found"] or outputs[name]["timed_out"]:
             break  # what nvidia-smi cannot say once, it cannot say at all
     else:
+        usable = max(1, outputs["nvidia-smi"]["text"].count("<gpu id="))
+        tests = {
+            "dcgm": (["dcgmi", "diag", "-r", str(level), "-j"], DCGM_S[level]),
+            "nvbandwidth": (["nvbandwidth", "-t", "host_to_device_memcpy_ce", "device_to_host_memcpy_ce"], TEST_S),
+            "allreduce": (["all_reduce_perf", "-b", "256M", "-e", "2G", "-f", "2", "-g", str(usable)], TEST_S),
+        }
         for name in order.get("tests", []):
             outputs[name] = run(*tests[name])
-    return {"gpus": found, "outputs": outputs, "kernel_log": kernel_log(), "rdma": rdma()}
+    return {"gpus": gpus(), "outputs": outputs, "kernel_log": kernel_log(), "rdma": rdma()}
 
 
 if __name__ == "__main__":

@@ -37,18 +37,18 @@ def examine(
     connections, healths = connections or {}, healths or {}
     found = [_of_problem(problem) for problem in problems]
     for check in CHECKS:
-        error = known_error(check.id)
-        found += [
-            Finding.of(
-                error,
-                severity=seen.severity or check.severity or error.severity,
-                host=seen.host,
-                observed=seen.what,
-                expected=seen.expected,
-                fix=seen.fix or error.fix,
+        for seen in check.observe(hosts, connections, healths):
+            error = known_error(seen.id or check.id)
+            found.append(
+                Finding.of(
+                    error,
+                    severity=seen.severity or check.severity or error.severity,
+                    host=seen.host,
+                    observed=seen.what,
+                    expected=seen.expected,
+                    fix=seen.fix or error.fix,
+                )
             )
-            for seen in check.observe(hosts, connections, healths)
-        ]
     for name, facts in hosts.items():
         in_log = _of_kernel_log(name, facts)
         # The check of health reads all Xids, and knows more of each.

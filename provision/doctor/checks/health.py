@@ -15,7 +15,7 @@ from provision.base.problems import Severity
 from provision.base.text import joined
 from provision.doctor.checks.gpus import fabric_observations
 from provision.doctor.checks.registry import Observation, Observations, health_check
-from provision.doctor.health.model import Gpu, Health, RdmaPort
+from provision.doctor.health.model import Gpu, Health, RdmaPort, Test
 
 
 def _gpus(health: Health) -> Iterator[tuple[str, Gpu]]:
@@ -179,8 +179,15 @@ def _dcgm(health: Health) -> Observations:
         yield Observation(f"{each.test}{where}: {each.text or each.status}", "pass", severity=severity)
 
 
+def _failed(health: Health, test: Test) -> Observations:
+    for each in health.failed:
+        if each.test == test:
+            yield Observation(f"{test} failed (exit code {each.code}): {each.said}", "exit code 0", severity="error")
+
+
 @health_check("gpu-bandwidth")
 def _bandwidth(health: Health) -> Observations:
+    yield from _failed(health, "nvbandwidth")
     limits = catalog.gpu_health().limits
     gpus = list(health.gpus.gpus if health.gpus else ())
     for test, speeds in (health.bandwidths.tests if health.bandwidths else {}).items():
@@ -198,6 +205,7 @@ def _bandwidth(health: Health) -> Observations:
 
 @health_check("gpu-allreduce")
 def _all_reduce(health: Health) -> Observations:
+    yield from _failed(health, "allreduce")
     measured, known = health.allreduce, catalog.gpu_health().all_reduce
     if measured is None:
         return

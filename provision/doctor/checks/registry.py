@@ -18,6 +18,7 @@ class Observation:
         fix: commands with this host's own paths and names, instead of the entry's general ones.
         host: in checks of several hosts, the one that it is about.
         severity: where it depends on what was observed; otherwise the check's or the entry's.
+        id: of another known error than the check's.
     """
 
     what: str
@@ -25,6 +26,7 @@ class Observation:
     fix: tuple[str, ...] = ()
     host: str = ""
     severity: Severity | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,11 @@ def health_check(name: str, severity: Severity | None = None) -> Callable[[Calla
     def register(check: Callable[[Health], Observations]) -> None:
         def observe(_: Hosts, __: Connections, healths: Healths) -> Observations:
             for host, health in healths.items():
-                yield from (replace(observation, host=host) for observation in check(health))
+                try:
+                    yield from [replace(observation, host=host) for observation in check(health)]
+                except Exception as error:  # noqa: BLE001  what one host's tools print must not end the examination of the others
+                    what = f"the check {name} cannot read this host's outputs: {type(error).__name__}: {str(error)[:160]}"
+                    yield Observation(what, "outputs that can be read", host=host, severity="warning", id="gpu-health-unreadable")
 
         CHECKS.append(Check(name, observe, severity, of_health=True))
 

@@ -45,7 +45,7 @@ class RdmaPort(Answer):
 
 
 class HostAnswer(Answer):
-    """The document of `hostside/gpu_health.py`. ``gpus``: NVIDIA's devices on the PCI bus."""
+    """The document of `hostside/gpu_health.py`. ``gpus``: NVIDIA's devices on the PCI bus that nvidia-smi should show."""
 
     gpus: int
     outputs: dict[str, Output]
@@ -178,13 +178,22 @@ class Unreadable(Answer):
     test: Test | None = None
 
 
+class FailedTest(Answer):
+    """A test that ran and did not end well. ``code``: its exit code; ``said``: the last line of its output."""
+
+    test: Test
+    code: int
+    said: str
+
+
 class Health(Answer):
     """What is known of one host's health.
 
     Attributes:
-        devices: NVIDIA's devices on the PCI bus.
+        devices: NVIDIA's devices on the PCI bus that nvidia-smi should show.
         gpus: None where nvidia-smi said nothing that can be read.
         missing: tests that were asked for and whose program is not installed.
+        failed: tests whose program says that they failed; DCGM says it in its document.
         unreadable: what could not be read, and why.
         xids: None where the kernel's log could not be read.
     """
@@ -199,4 +208,5 @@ class Health(Answer):
     bandwidths: Bandwidths | None = None
     allreduce: AllReduce | None = None
     missing: tuple[Test, ...] = ()
+    failed: tuple[FailedTest, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()

@@ -19,6 +19,7 @@ from provision.doctor.health.model import (
     Bandwidths,
     Dcgm,
     DcgmResult,
+    FailedTest,
     Gpu,
     Gpus,
     Health,
@@ -41,13 +42,19 @@ _LARGEST_COUNT = 10**15
 # A fault of cooling, power supply or board; the others (idle, a set clock, the power cap) are how GPUs work.
 _FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _NOTHING = frozenset({"", "n/a", "[n/a]", "none", "not supported", "[not supported]", "requested functionality has been deprecated"})
-_LOST = re.compile(r"GPU is lost|GPU requires reset|Unknown Error", re.IGNORECASE)
+_LOST = re.compile(r"GPU is lost|GPU requires reset", re.IGNORECASE)
+_UNKNOWN = re.compile(r"Unknown Error", re.IGNORECASE)
+_ALWAYS_KNOWN = ("uuid", "pci/pci_bus_id", "fb_memory_usage/total")  # of a GPU that answers; fans and sensors fail without it
+BANDWIDTH_TESTS = ("host_to_device_memcpy_ce", "device_to_host_memcpy_ce")  # as hostside/gpu_health.py asks for them
+_FAIL_BY_CODE = ("nvbandwidth", "allreduce")  # dcgmi also ends with its own codes where tests passed with a warning
+_NOT_STARTED = 127  # of the dynamic linker: a library is missing, which says nothing about the GPUs
 
 
 def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
     """Everything of a host's answer that can be read. ``asked``: the tests that should have run."""
     unreadable: list[Unreadable] = []
     missing: list[Test] = []
+    failed: list[FailedTest] = []
 
     def parsed(name: str, parse: Callable[[str], _Parsed], test: Test | None = None) -> _Parsed | None:
         output = answer.outputs.get(name)
@@ -55,6 +62,8 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
             if output is not None and test:
                 missing.append(test)
             return None
+        if test and test in _FAIL_BY_CODE and output.code and output.code != _NOT_STARTED:
+            failed.append(FailedTest(test=test, code=output.code, said=_last_line(output)))
         try:
             if output.timed_out:
                 raise ValueError("it did not end in time")
@@ -62,6 +71,8 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
                 raise ValueError("it is too large")
             return parse(output.text)
         except (ValueError, ValidationError, RecursionError, OverflowError) as error:
+            if any(each.test == test for each in failed):
+                return None
             why = "it has invalid values" if isinstance(error, ValidationError) else str(error)
             unreadable.append(Unreadable(what=name, why=why + _quote(output), test=test))
             return None
@@ -71,6 +82,9 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
         unreadable.append(Unreadable(what="nvidia-smi", why="it is not installed"))
     status = parsed("nvlink-status", nvlink_status) if gpus else None
     errors = parsed("nvlink-errors", nvlink_errors) if gpus else None
+    bandwidths = parsed("nvbandwidth", nvbandwidth, "nvbandwidth") if "nvbandwidth" in asked else None
+    if bandwidths and (without := [each for each in BANDWIDTH_TESTS if each not in bandwidths.tests]) and not failed:
+        unreadable.append(Unreadable(what="nvbandwidth", why=f"it has no result of {' and '.join(without)}", test="nvbandwidth"))
     return Health(
         devices=answer.gpus,
         gpus=gpus,
@@ -79,9 +93,10 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
         xids=tuple(xids(answer.kernel_log.lines)) if answer.kernel_log.readable else None,
         rdma=answer.rdma,
         dcgm=parsed("dcgm", dcgm, "dcgm") if "dcgm" in asked else None,
-        bandwidths=parsed("nvbandwidth", nvbandwidth, "nvbandwidth") if "nvbandwidth" in asked else None,
+        bandwidths=bandwidths,
         allreduce=parsed("allreduce", all_reduce, "allreduce") if "allreduce" in asked else None,
         missing=tuple(missing),
+        failed=tuple(failed),
         unreadable=tuple(unreadable),
     )
 
@@ -91,6 +106,13 @@ def _quote(output: Output) -> str:
     line = next((line.strip() for line in output.text[:LARGEST].splitlines() if line.strip()), "")
     ended = f" (exit code {output.code})" if output.code else ""
     return f"{ended}: {line[:SHOWN]}" if line else ended
+
+
+def _last_line(output: Output) -> str:
+    """The last line that has a word."""
+    return next(
+        (line.strip()[:SHOWN] for line in reversed(output.text[:LARGEST].splitlines()) if re.search(r"\w", line)), "it printed nothing"
+    )
 
 
 def _count(text: str) -> int:
@@ -135,7 +157,7 @@ def _gpu(node: ElementTree.Element) -> Gpu:
     return Gpu(
         bus_id=(_text(node, "pci/pci_bus_id") or node.get("id") or "")[:40],
         name=(_text(node, "product_name") or "GPU")[:100],
-        lost=any(_LOST.search(word) for word in words),
+        lost=any(_LOST.search(word) for word in words) or any(_UNKNOWN.search(node.findtext(path) or "") for path in _ALWAYS_KNOWN),
         recovery=_recovery(node),
         persistence=_switch(node, "persistence_mode"),
         virtual=_text(node, "gpu_virtualization_mode/virtualization_mode") is not None,
@@ -373,7 +395,7 @@ def nvbandwidth(text: str) -> Bandwidths:
     for line in text.splitlines():
         if found := re.match(r"\s*Running (\w{1,80})\.", line):
             name = found[1]
-        elif name and name not in tests and re.match(r"\s*0(\s+(\d+\.\d+|N/A))+\s*$", line):
+        elif name and name not in tests and re.match(r"\s*0(\s+(\d+\.\d+|N/A))+\s*$", line) and "." in line:
             tests[name] = tuple(_finite(word) for word in line.split()[1:] if word != "N/A")[:MOST_GPUS]
     if not tests:
         raise ValueError("it has no result")

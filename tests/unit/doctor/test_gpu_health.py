@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from invented_hosts import stated
@@ -318,6 +319,80 @@ def test_bandwidths() -> None:
     assert (unknown.severity, "is not known" in unknown.observed) == ("note", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "printed", "found"),
+    [
+        (
+            "nvbandwidth",
+            1,
+            "Running host_to_device_memcpy_ce.\n 0 55.00\nRunning device_to_host_memcpy_ce.\n[CUDA_ERROR_ECC_UNCORRECTABLE]\n\n",
+            {"gpu-bandwidth": ("error", "nvbandwidth failed (exit code 1): [CUDA_ERROR_ECC_UNCORRECTABLE]")},
+        ),
+        ("nvbandwidth", -11, "", {"gpu-bandwidth": ("error", "nvbandwidth failed (exit code -11): it printed nothing")}),
+        (
+            "nvbandwidth",
+            0,
+            "Running host_to_device_memcpy_ce.\n 0 55.00\n",
+            {"gpu-health-unreadable": ("warning", "nvbandwidth: it has no result of device_to_host_memcpy_ce")},
+        ),
+        (
+            "nvbandwidth",
+            0,
+            "Running host_to_device_memcpy_ce.\n 0 N/A\nRunning device_to_host_memcpy_ce.\n 0 55.00\n",
+            {"gpu-health-unreadable": ("warning", "nvbandwidth: it has no result of host_to_device_memcpy_ce")},
+        ),
+        (
+            "nvbandwidth",
+            127,
+            "nvbandwidth: error while loading shared libraries: libboost_program_options.so.1.74.0",
+            {
+                "gpu-health-unreadable": (
+                    "warning",
+                    "nvbandwidth: it has no result (exit code 127): nvbandwidth: error while loading shared libraries: "
+                    "libboost_program_options.so.1.74.0",
+                )
+            },
+        ),
+    ],
+)
+def test_a_test_that_does_not_end_well(name: str, code: int, printed: str, found: dict[str, tuple[str, str]]) -> None:
+    output = Output(found=True, code=code, timed_out=False, text=printed)
+    read = parsers.health(answer(gpus=0).model_copy(update={"outputs": {name: output}}), ("nvbandwidth",))
+    assert {each.id: (each.severity, each.observed) for each in judged(read).values()} == found
+
+
+def test_an_allreduce_that_crashes_after_its_first_size_is_an_error() -> None:
+    begun = text("allreduce-h100.txt").rpartition("#  ")[0] + "h: Test NCCL failure common.cu:303 'unhandled cuda error'\n"
+    outputs = {"allreduce": Output(found=True, code=3, timed_out=False, text=begun)}
+    found = judged(parsers.health(answer().model_copy(update={"outputs": outputs}), ("allreduce",)))["gpu-allreduce"]
+    assert (found.severity, "allreduce failed (exit code 3): h: Test NCCL failure" in found.observed) == ("error", True)
+
+
+def test_what_a_check_cannot_read_is_a_finding_on_that_host_alone() -> None:
+    odd = Health(bandwidths=Bandwidths(tests={"host_to_device_memcpy_ce": ()}))
+    found = examine({}, (), {}, {"odd": odd, "bad": one(uncorrectable=1)})
+    assert [(each.id, each.host, each.severity) for each in found] == [
+        ("gpu-ecc", "bad", "error"),
+        ("gpu-health-unreadable", "odd", "warning"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "is_lost"),
+    [("fan_speed", False), ("temperature/gpu_temp", False), ("uuid", True), ("pci/pci_bus_id", True), ("fb_memory_usage/total", True)],
+)
+def test_a_gpu_is_lost_where_what_every_gpu_knows_is_unknown(path: str, is_lost: bool) -> None:
+    root = ElementTree.fromstring(text("h100-vm-580.xml"))  # noqa: S314  a file of ours
+    element = root.find(f"gpu/{path}")
+    assert element is not None
+    element.text = "[Unknown Error]"
+    unknown = parsers.health(answer(nvidia_smi='<?xml version="1.0" ?>' + ElementTree.tostring(root, encoding="unicode")))
+    assert ("gpu-lost" in judged(unknown)) is is_lost
+    element.text = "[GPU requires reset]"
+    lost = parsers.health(answer(nvidia_smi='<?xml version="1.0" ?>' + ElementTree.tostring(root, encoding="unicode")))
+    assert judged(lost)["gpu-lost"].severity == "error"
+
+
 def port(name: str = "mlx5_0", state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)", **counters: str) -> RdmaPort:
     return RdmaPort(device=name, port="1", state=state, phys_state="5: LinkUp", rate=rate, link_layer="InfiniBand", counters=counters)
 
@@ -421,11 +496,11 @@ def collected(order: dict[str, Any]) -> str:
 def test_the_script_collects_what_the_tools_print(tools: Any) -> None:
     fake_nvidia_smi(tools, "rtx-pro-6000-590.xml")
     tools("dcgmi", f'[ "$*" = "diag -r 3 -j" ] && cat {DATA}/dcgm-4.2.json; exit 226')
-    tools("nvbandwidth", f"cat {DATA}/nvbandwidth-a10.txt")
-    tools("all_reduce_perf", f"cat {DATA}/allreduce-h100.txt")
+    tools("nvbandwidth", f'[ "$*" = "-t {" ".join(parsers.BANDWIDTH_TESTS)}" ] && cat {DATA}/nvbandwidth-rtx3050.txt')
+    tools("all_reduce_perf", f'[ "$*" = "-b 256M -e 2G -f 2 -g 1" ] && cat {DATA}/allreduce-h100.txt')
     request = HealthRequest(("dcgm", "nvbandwidth", "allreduce"), 3)
     read = parse(collected(request.order()), request)
-    assert read.unreadable == read.missing == ()
+    assert read.unreadable == read.missing == read.failed == ()
     assert None not in (read.gpus, read.dcgm, read.bandwidths, read.allreduce, read.topology)
     assert read.nvlinks[0].active == 18
     assert {each.number for each in read.xids or ()} == {63, 45, 144, 149, 31, 94}
@@ -449,6 +524,22 @@ def test_a_tool_that_hangs_or_floods_is_stopped(tools: Any) -> None:
     assert flooded["timed_out"]
     assert len(flooded["text"]) == script.LARGEST_ANSWER
     assert script.run(["absent-program"], 1)["found"] is False
+
+
+def test_only_gpus_that_nvidia_smi_should_show_are_counted(tmp_path: Path) -> None:
+    script = load("gpu_health_counting", resources.hostside("gpu_health.py"))
+    (tmp_path / "run").mkdir()
+    for number, driver in enumerate(("nvidia", "vfio-pci", "nouveau", None)):
+        device = tmp_path / "devices" / f"0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+        if driver:
+            (device / "driver").symlink_to(f"../../drivers/{driver}")
+    counted = (str(tmp_path / "devices"), str(tmp_path))
+    assert script.gpus(*counted) == 3
+    (tmp_path / "run/.containerenv").touch()
+    assert script.gpus(*counted) == 0
 
 
 def test_a_prolog_is_silent_or_one_line(tools: Any) -> None:
