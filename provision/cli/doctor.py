@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from provision import catalog
 from provision.base import terminal
-from provision.base.errors import UsageError
+from provision.base.errors import UsageError, as_provision_error
+from provision.catalog import overlay
 from provision.cli.help import App
-from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
+from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, use_own_files, with_options
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
 from provision.doctor import fixes, show, support_bundle
@@ -31,7 +33,7 @@ from provision.doctor.host_checks import (
     examine_this_machine,
     with_logs,
 )
-from provision.inventory import Inventory
+from provision.inventory import Inventory, listed
 from provision.remote import progress
 from provision.remote.session import Session
 
@@ -76,7 +78,7 @@ def gpu_options(
     ] = False,
     quarantine: Annotated[
         Path | None,
-        typer.Option("--quarantine", help="With --gpu: write the unfit hosts to this file, for `--limit '!@FILE'`.", dir_okay=False),
+        typer.Option("--quarantine", help="With --gpu: list the unfit hosts in this file, for `--limit '!@FILE'`.", dir_okay=False),
     ] = None,
     prolog: Annotated[
         bool, typer.Option("--prolog", help="As Slurm's Prolog: this machine's GPUs only; silent, and 1 if they are unfit.")
@@ -88,6 +90,8 @@ def gpu_options(
         raise UsageError(f"--prolog and {alone[0]} exclude each other", hint="a prolog has to be quick and changes no file")
     if alone and not gpu:
         raise UsageError(f"{alone[0]} belongs to --gpu", hint=f"provision doctor HOSTS --gpu {alone[0]} …")
+    if quarantine is not None and quarantine.exists():
+        listed(quarantine)  # a file of something else is an error before hosts are examined
     level = dcgm or (_FULL_LEVEL if full else None)
     tests: tuple[Test, ...] = (*(("dcgm",) if level else ()), *(("nvbandwidth", "allreduce") if full else ()))
     return _GpuOptions(HealthRequest(tests, level) if gpu else None, quarantine, prolog)
@@ -114,6 +118,7 @@ def check(
             raise UsageError("--prolog checks this machine alone and takes no other options", hint="provision doctor --prolog")
         _prolog()
         return
+    use_own_files()
     if gpu.request and fix:
         raise UsageError("--gpu and --fix exclude each other", hint="what --gpu finds is not fixed automatically")
     wanted = {signatures.known_error(name).id for name in only or ()}
@@ -169,6 +174,7 @@ def bundle(
     passwords: Mapping[str, str],
 ) -> None:
     """Collect facts, findings and logs of the hosts for a colleague, without secrets, keys, tokens and user names."""
+    use_own_files()
     with progress.make() as shown:
         session = Session(inventory_of(hosts, limit), shown, passwords)
         try:
@@ -186,10 +192,19 @@ def list_() -> None:
 
 
 def _prolog() -> None:
-    """Exit as Slurm wants: 0, or 1 and one line on standard error, with which slurmd drains the node."""
+    """Exit as Slurm wants: 0, or 1 and one line on standard error, with which slurmd drains the node.
+
+    What is wrong with provision or its files says nothing about the GPUs, and must not drain all nodes that share it.
+    """
     name = socket.gethostname() or THIS_MACHINE
-    examination = examine_gpus_of_this_machine(name)
-    (verdict,) = verdict_of(examination.hosts, examination.healths, examination.findings, HEALTH_CHECKS)
+    try:
+        catalog.use(overlay.usable([overlay.folder_of_user()])[0])
+        examination = examine_gpus_of_this_machine(name)
+        (verdict,) = verdict_of(examination.hosts, examination.healths, examination.findings, HEALTH_CHECKS)
+    except Exception as error:  # noqa: BLE001  see above
+        said = " ".join(str(as_provision_error(error).what).split())
+        terminal.err().say(f"provision: {name}: the GPUs were not checked: {said[:300]}")
+        return
     if verdict.reasons:
         worst = verdict.reasons[0]
         more = f" (and {len(verdict.reasons) - 1} more)" if len(verdict.reasons) > 1 else ""
@@ -199,14 +214,15 @@ def _prolog() -> None:
 
 
 def _verdicts(examination: Examination, gpu: _GpuOptions) -> list[Verdict]:
-    """The verdicts on all hosts, where GPUs were checked; the unfit ones are written where ``--quarantine`` says."""
+    """The verdicts on all hosts, where GPUs were checked; the unfit ones are listed where ``--quarantine`` says."""
     if gpu.request is None:
         return []
     made = verdict_of(examination.hosts, examination.healths, examination.findings, HEALTH_CHECKS)
     if gpu.quarantine is not None:
         unfit = write_quarantine(gpu.quarantine, made)
-        counted = f"{len(unfit)} unfit host{'s' * (len(unfit) != 1)}"
-        terminal.say(f"{counted} written to {gpu.quarantine}; to leave them out: --limit '!@{gpu.quarantine}'")
+        kept = len(set(unfit) - {verdict.host for verdict in made})
+        counted = f"{len(unfit)} unfit host{'s' * (len(unfit) != 1)}{f' ({kept} of them not examined now)' if kept else ''}"
+        terminal.say(f"{counted} listed in {gpu.quarantine}; to leave them out: --limit '!@{gpu.quarantine}'")
     return made
 
 

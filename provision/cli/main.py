@@ -14,10 +14,9 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from provision import __version__, catalog
+from provision import __version__
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError, as_provision_error
-from provision.catalog import overlay
 from provision.cli import catalog as catalog_commands
 from provision.cli import doctor, image, sandbox
 from provision.cli.bench import bench
@@ -39,6 +38,7 @@ from provision.cli.options import (
     passwords,
     requirements,
     url,
+    use_own_files,
     with_options,
 )
 from provision.cli.run_options import run_options
@@ -56,8 +56,9 @@ from provision.resolve.what_if import WhatIf
 from provision.survey import collect
 
 _Result = TypeVar("_Result")
-# Commands that must work where a catalogue file of the user's is invalid: they help to correct it.
-_WITHOUT_OWN_FILES = frozenset({"catalog", "schema"})
+# Commands that must work where a catalogue file of the user's is invalid, because they help to correct it, and those that read these files
+# themselves, because they can do something without them (`doctor --prolog`, `run --version`).
+_WITHOUT_OWN_FILES = frozenset({"catalog", "schema", "doctor", "run"})
 
 
 class _MainJobGroup(TyperGroup):
@@ -95,7 +96,7 @@ def _root(
     if version:
         _say_version()
     if context.invoked_subcommand not in _WITHOUT_OWN_FILES:
-        catalog.use(overlay.read([overlay.folder_of_user()]))
+        use_own_files()
 
 
 def _say_version() -> NoReturn:
@@ -302,6 +303,7 @@ def run(
     """Run a program, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
     if where.version:
         _say_version()
+    use_own_files()
     inventory = target_hosts.select(where, options.np or options.per_node, options.elastic, os.environ, terminal.say)
     if where.check_build:
         with progress.make() as shown:

@@ -80,6 +80,11 @@ def existing(option: str, folder: Path, hint: str | None = None) -> Path:
     return folder
 
 
+def use_own_files(*folders: Path) -> None:
+    """Use the user's own catalogue files, and those of these folders over them. Raises UsageError for an invalid one."""
+    catalog.use(overlay.read([overlay.folder_of_user(), *folders]))
+
+
 def requirements(
     torch: Annotated[str | None, typer.Option("--torch", help="PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
     torch_index: Annotated[str | None, typer.Option(help="Package index for PyTorch.", metavar="URL")] = None,
@@ -127,7 +132,7 @@ def requirements(
 ) -> Options:
     """The options that a plan depends on. Raises UsageError for invalid ones."""
     if catalog_folder is not None:
-        catalog.use(overlay.read([overlay.folder_of_user(), existing("--catalog", catalog_folder)]))
+        use_own_files(existing("--catalog", catalog_folder))
     if wheels is not None:
         existing("--wheels", wheels)
     one_of("--nccl-source", nccl_source, get_args(NcclSource))

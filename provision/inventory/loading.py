@@ -97,14 +97,14 @@ def _own_words(limit: str, inventory: Inventory) -> tuple[str | None, set[str]]:
         if word == last_run.FAILED:
             words += last_run.failed_hosts(inventory)
         elif word.startswith(_LISTED):
-            left_out.update(_listed(Path(word[len(_LISTED) :])))
+            left_out.update(listed(Path(word[len(_LISTED) :])))
         else:
             words.append(word)
     return ",".join(words) or None, left_out
 
 
-def _listed(path: Path) -> list[str]:
-    """The hosts in a file, one on each line."""
+def listed(path: Path) -> list[str]:
+    """The hosts in a file, one on each line. Raises UsageError where it cannot be read or lists something else."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_LIST + 1)
@@ -116,11 +116,11 @@ def _listed(path: Path) -> list[str]:
         raise UsageError("not UTF-8 text", where=str(path)) from error
     if len(content) > _LARGEST_LIST:
         raise UsageError("it is too large for a list of hosts", where=str(path))
-    listed = [line.strip() for line in text.splitlines() if line.strip()]
-    for number, name in enumerate(listed, 1):
+    names = [line.strip() for line in text.splitlines() if line.strip()]
+    for number, name in enumerate(names, 1):
         if not checks.HOST_NAME.fullmatch(name):
             raise UsageError(f"{name[:60]!a} is not a host name", where=f"{path}:{number}", hint="one name per line")
-    return listed
+    return names
 
 
 def _from_file(argument: str, limit: str | None) -> Inventory:

@@ -207,7 +207,8 @@ def test_an_invalid_file_stops_no_command_that_helps_to_correct_it(tmp_path: Pat
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     texts = {"cuda": NEWER_CUDA, "driver": "schema: 1\nsource: ]\n", "nccl": HEAD + "wheels: {builds: 7}\n"}
     mine = written(tmp_path / "provision" / "catalog", **texts)
-    for words in (["survey", "localhost"], ["plan", "--facts", str(PLANS / "a100-570-cuda-12.8.json")]):
+    others = (["doctor"], ["run", "-np", "1", "true"])
+    for words in (["survey", "localhost"], ["plan", "--facts", str(PLANS / "a100-570-cuda-12.8.json")], *others):
         with pytest.raises(UsageError) as caught:
             CliRunner().invoke(app, words, catch_exceptions=False)
         assert str(caught.value.where or caught.value).startswith(f"{mine / 'driver.yaml'}:2")
@@ -219,4 +220,6 @@ def test_an_invalid_file_stops_no_command_that_helps_to_correct_it(tmp_path: Pat
     assert {Path(each["file"]).name for each in document["invalid"]} == {"driver.yaml", "nccl.yaml"}
     assert f"{mine / 'nccl.yaml'}:4" in str(done.exception)
     assert "provision" in shown("--version")
+    assert "provision" in shown("run", "--version")
+    assert "nvml-driver-mismatch" in shown("doctor", "list")
     assert "toolkits" in shown("schema", "catalogue", "cuda")

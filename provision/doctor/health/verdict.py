@@ -12,6 +12,7 @@ from typing import Any, Literal
 from provision.base.errors import UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor.health.model import Health
+from provision.inventory import listed
 
 Word = Literal["healthy", "degraded", "unfit"]
 WORDS: tuple[Word, ...] = ("unfit", "degraded", "healthy")  # worst first
@@ -61,12 +62,17 @@ def _gpus(health: Health) -> str:
 
 
 def write_quarantine(path: Path, made: Sequence[Verdict]) -> list[str]:
-    """Write the unfit hosts, one name per line, as `--limit '!@FILE'` reads them; an empty file where there are none.
+    """Bring a list of unfit hosts up to date, one name per line, as `--limit '!@FILE'` reads them: with this examination's unfit hosts, and
+    without those that it found fit. A host that was not examined stays listed.
+
+    Returns the names in the file.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file cannot be written, or lists something else than hosts.
     """
-    unfit = sorted(verdict.host for verdict in made if verdict.word == "unfit")
+    examined = {verdict.host: verdict.word for verdict in made}
+    before = listed(path) if path.exists() else []
+    unfit = sorted({*(name for name in before if name not in examined), *(name for name, word in examined.items() if word == "unfit")})
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fresh.write_text("".join(f"{host}\n" for host in unfit), encoding="utf-8")

@@ -24,7 +24,7 @@ from provision.cli.main import app
 from provision.cli.options import inventory_of
 from provision.diagnosis.findings import Finding
 from provision.doctor.checks import examine
-from provision.doctor.health import parsers
+from provision.doctor.health import collect, parsers
 from provision.doctor.health.collect import HealthRequest, parse
 from provision.doctor.health.model import Bandwidths, Gpu, Gpus, Health, HostAnswer, KernelLog, Output, RdmaPort
 from provision.doctor.health.verdict import verdicts, write_quarantine
@@ -438,7 +438,11 @@ def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
     assert [host.name for host in left.hosts] == ["good", "slow"]
     assert [host.name for host in inventory_of("good,slow,bad", f"all,!@{file},!slow").hosts] == ["good"]
     assert [host.name for host in by_name("facts.json", ["good", "slow", "bad"], f"!@{file}").hosts] == ["good", "slow"]
-    write_quarantine(file, [])
+    others = verdicts(["good", "slow"], {name: healths[name] for name in ("good", "slow")}, (), HEALTH_CHECKS)
+    assert write_quarantine(file, others) == ["bad", "gone"]  # neither was examined this time
+    assert write_quarantine(file, verdicts(["bad", "slow"], {"bad": one()}, (), HEALTH_CHECKS)) == ["gone", "slow"]
+    assert file.read_text() == "gone\nslow\n"
+    write_quarantine(file, verdicts(["gone", "slow"], {"gone": one(), "slow": one()}, (), HEALTH_CHECKS))
     assert len(inventory_of("good,slow,bad", f"!@{file}").hosts) == 3
 
 
@@ -555,6 +559,26 @@ def test_a_prolog_is_silent_or_one_line(tools: Any) -> None:
     assert "Xid 79 on 0000:61:00: the GPU has fallen off the PCI bus [gpu-xid]" in ill.stderr
 
 
+def test_what_is_wrong_with_provision_fails_no_prolog(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvidia_smi(tools, "rtx-pro-6000-590.xml")
+    tools("dmesg", "echo 'NVRM: Xid (PCI:0000:61:00): 79, GPU has fallen off the bus.'")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    own = tmp_path / "provision" / "catalog" / "gpu_health.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("xids: ]")
+    ill = CliRunner().invoke(app, ["doctor", "--prolog"])
+    assert (ill.exit_code, len(ill.stderr.splitlines())) == (1, 1)  # the rest of the catalogue still says what an Xid means
+    assert isinstance(CliRunner().invoke(app, ["doctor", "--gpu"]).exception, UsageError)
+
+    def broken(_request: HealthRequest) -> Health:
+        raise OSError("no space left\non device")
+
+    monkeypatch.setattr(collect, "of_this_machine", broken)
+    done = CliRunner().invoke(app, ["doctor", "--prolog"])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (0, "", 1)
+    assert "the GPUs were not checked: " in done.stderr
+
+
 def test_this_machine_with_a_table_of_verdicts(tools: Any, tmp_path: Path) -> None:
     fake_nvidia_smi(tools, "rtx-pro-6000-590.xml")
     file = tmp_path / "quarantine"
@@ -564,6 +588,15 @@ def test_this_machine_with_a_table_of_verdicts(tools: Any, tmp_path: Path) -> No
     assert verdict["verdict"] == "unfit"
     assert "gpu-xid" in verdict["findings"]
     assert file.read_text() == "localhost\n"
+    assert f"1 unfit host listed in {file}" in done.stderr
+    file.write_text("bad\n")
+    again = CliRunner().invoke(app, ["doctor", "--gpu", "--json", "--quarantine", str(file)])
+    assert file.read_text() == "bad\nlocalhost\n"
+    assert "2 unfit hosts (1 of them not examined now) listed" in again.stderr
+    file.write_text("bad ansible_host=10.0.0.1\n")  # an inventory by mistake
+    with pytest.raises(UsageError, match="is not a host name"):
+        CliRunner().invoke(app, ["doctor", "--gpu", "--quarantine", str(file)], catch_exceptions=False)
+    assert file.read_text() == "bad ansible_host=10.0.0.1\n"
 
 
 @pytest.mark.parametrize(
