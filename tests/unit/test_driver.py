@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from invented_hosts import REQUIREMENTS, changed, host, plan_for, remedies
 from rendered import variables_in
 
 from provision import catalog, inventory
-from provision.base import engine_source
+from provision.base import engine_source, resources
 from provision.base.errors import UsageError
 from provision.cli.options import driver_branch
 from provision.facts import Facts
@@ -172,3 +173,39 @@ def test_the_playbook_installs_on_all_hosts_and_reboots_one_at_a_time(system, tm
     found = variables_in(tmp_path / "book/vars.json")
     assert found["provision_plan"]["hosts"]["a"]["driver"]["version"] == "580"
     assert "driver" not in found["provision_manifests"]["a"]["host"]
+
+
+OWN = """
+    nvidia-driver-580-server-open nvidia-headless-no-dkms-580-server-open nvidia-utils-580-server nvidia-compute-utils-580
+    nvidia-dkms-580 nvidia-kernel-common-580 nvidia-kernel-source-580-open nvidia-firmware-580-580.95.05 nvidia-fabricmanager-580
+    nvidia-imex-580 libnvidia-compute-580-server libnvidia-gl-580:i386 libnvidia-decode-580 libnvidia-encode-580 libnvidia-cfg1-580
+    libnvidia-common-580 libnvidia-extra-580 libnvidia-fbc1-580 libnvidia-nscq-580 xserver-xorg-video-nvidia-580
+    linux-modules-nvidia-580-server-open-generic linux-modules-nvidia-580-open-6.8.0-60-generic
+    linux-objects-nvidia-580-6.8.0-60-generic linux-signatures-nvidia-6.8.0-60-generic nvidia-384 libcuda1-384 nvidia-opencl-icd-384
+    nvidia-open-580 cuda-drivers cuda-drivers-fabricmanager-580 nvlink5-580 nvlsm libnvsdm-580 nvidia-driver-pinning-580 nvidia-driver
+    nvidia-driver-bin nvidia-driver-cuda nvidia-driver-libs:amd64 nvidia-kernel-open-dkms nvidia-kernel-dkms nvidia-kernel-support
+    nvidia-kernel-common nvidia-modprobe nvidia-persistenced nvidia-smi nvidia-alternative nvidia-legacy-check firmware-nvidia-gsp
+    libcuda1 libcudadebugger1 libnvcuvid1 libnvidia-ml1 libnvidia-cfg1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4 libnvidia-nvvm70
+    libnvidia-pkcs11-openssl3 libnvidia-egl-wayland1 libnvidia-glcore libegl-nvidia0 libgles-nvidia2 libgl1-nvidia-glvnd-glx
+    glx-alternative-nvidia nvidia-tesla-470-driver libnvidia-tesla-470-cuda1 nvidia-legacy-390xx-driver nvidia-cuda-mps
+    nvidia-driver-cuda-libs nvidia-driver-NVML nvidia-kmod-common kmod-nvidia-open-dkms kmod-nvidia-latest-dkms kmod-nvidia
+    kmod-nvidia-580.95.05-5.14.0-570.12.1 akmod-nvidia akmod-nvidia-470xx dkms-nvidia nvidia-fabric-manager nvidia-libXNVCtrl
+    libnvidia-ml libnvidia-cfg nvidia-settings nvidia-xconfig xorg-x11-nvidia xorg-x11-drv-nvidia-cuda dnf-plugin-nvidia
+"""
+OF_OTHERS = """
+    nvidia-container-toolkit nvidia-container-toolkit-base nvidia-container-runtime libnvidia-container1 libnvidia-container-tools
+    nvidia-docker2 nvidia-cuda-toolkit nvidia-cuda-dev nvidia-cuda-gdb nvidia-cudnn nvidia-visual-profiler nvidia-opencl-dev
+    nvidia-openjdk-8-jre libnvidia-ml-dev nvidia-gds nvidia-gds-12-4 nvidia-fs nvidia-fs-dkms linux-modules-nvidia-fs-6.8.0-60-generic
+    kmod-nvidia-fs libnvinfer10 libnvjpeg-12-4 libnvvm4 libnvtoolsext1 libnvpair3linux libcudart12 libcudnn9-cuda-13 libnccl2
+    cuda-toolkit-13-0 cuda-compat-13-0 cuda-13-0 nvtop nvme-cli nvidia-jetpack datacenter-gpu-manager-4-core gpu-monitor
+"""
+
+
+def test_only_packages_of_the_driver_may_go_for_another_branch():
+    own = re.compile(yaml.safe_load((resources.folder("playbooks") / "roles/driver/vars/main.yml").read_text())["driver_own"])
+    assert [name for name in OWN.split() if not own.match(name)] == []
+    assert [name for name in OF_OTHERS.split() if own.match(name)] == []
+    branches = {"branch": "580", "flavour": "generic"}
+    for of_system in catalog.driver().packages.values():
+        named = (*of_system.open, *of_system.proprietary, *of_system.fabric, *of_system.imex)
+        assert all(own.match(name.format(**branches)) for name in named)
