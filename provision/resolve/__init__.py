@@ -104,7 +104,7 @@ def resolve(
     for name in sorted(class_of):  # common decisions must not depend on the inventory's order
         by_class.setdefault(class_of[name], []).append(name)
     host_classes: HostClasses = by_class
-    for change in changes:
+    for change in (*changes, *([_CPU_ONLY] if changes and requirements.cpu else [])):  # a new driver does not undo --cpu
         if change.apply is not None:
             host_classes, requirements = change.apply(host_classes, requirements)
     class_of = {name: host_class for host_class, names in host_classes.items() for name in names}

@@ -60,6 +60,16 @@ def test_changes_apply_together() -> None:
     assert key(both["PyTorch"][1]) > key(both["PyTorch"][0])
 
 
+def test_a_newer_driver_does_not_undo_cpu() -> None:
+    hosts = known("full-ubuntu-22.04-h100-550")
+    cpu = Requirements(engine_version="0.0.0", cpu=True)
+    found = what_if.what_if(hosts, cpu, {}, what_if.parse(["driver=595"], hosts))
+    assert {host.nccl for host in found.plan.hosts.values()} == {None}
+    assert {host.torch.version.partition("+")[2] for host in found.plan.hosts.values() if host.torch and host.torch.version} == {"cpu"}
+    assert found.gains == ()
+    assert what_if.hint(hosts, cpu, {}) is None or "driver" not in what_if.hint(hosts, cpu, {})
+
+
 def test_what_resolves_a_conflict_gains_a_plan() -> None:
     before = resolve(known("v100-470-and-blackwell-580"), REQUIREMENTS, {})
     assert before.conflicts
