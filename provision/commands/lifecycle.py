@@ -34,6 +34,8 @@ from provision.smoke import training_job
 from provision.survey import collect, installed
 from provision.survey.collect import Survey
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the survey reads the same: a container on this machine has the same, a clone another
+
 
 def up(
     inventory: Inventory,
@@ -67,6 +69,9 @@ def up(
         if agreed != options:
             options = agreed
             plan, sources = planning.make_plan(inventory, facts, options, locked)
+        if own_reboots := list(_own_reboots(inventory, installer.new_drivers(plan), facts)):
+            report.failures += own_reboots
+            return report
         if installer.new_drivers(plan) and not options.check:
             session.step = "driver"
             facts = _install_drivers(session, report, plan, facts, sources)
@@ -134,6 +139,16 @@ def _survey(session: Session, report: Report, first_step: str | None) -> Mapping
     without = [name for name, facts in usable.items() if not facts.installed.venv.works]
     report.failures += [Problem("error", what, "leave --from out", host=name, where="survey") for name in without]
     return {} if without else usable
+
+
+def _own_reboots(inventory: Inventory, names: list[str], facts: Mapping[str, Facts]) -> Iterator[Problem]:
+    """Hosts whose reboot would end this run, because it runs on them: by a local connection, or by ssh to the machine itself."""
+    boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else None
+    local = {host.name for host in inventory.hosts if host.connection == "local"}
+    for name in names:
+        if name in local or (boot and facts[name].boot_id == boot):
+            what = "a new driver needs a reboot, and this run is on that machine; nothing was changed"
+            yield Problem("error", what, "run provision from another machine, or leave --driver out", host=name, where="driver")
 
 
 def _install_drivers(

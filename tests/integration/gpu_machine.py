@@ -41,7 +41,7 @@ def disguise(host: SandboxHost, release: str) -> None:
         host,
         f"""set -e; rm -f /.dockerenv; mkdir -p {bus}
         echo 0x030200 > {bus}/class; echo 0x10de > {bus}/vendor; echo 0x2330 > {bus}/device
-        cat /proc/sys/kernel/random/boot_id > /srv/fake/boot_id
+        cat /proc/sys/kernel/random/uuid > /srv/fake/boot_id
         cat > /usr/lib/python3/dist-packages/fake_kernel.pth <<'END'\n{_KERNEL.format(release=release)}END
         cat > /usr/sbin/shutdown <<'END'\n{_SHUTDOWN}END
         chmod 755 /usr/sbin/shutdown""",

@@ -440,6 +440,31 @@ def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: 
     assert report.state == ("would change" if drifted or changed else "unchanged")
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_no_driver_is_installed_on_the_machine_that_a_run_is_on(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, check: bool) -> None:
+    begun: list[list[str]] = []
+
+    def install_drivers(_session: Session, plan: Plan, *_more: Any) -> Outcome:
+        begun.append(installer.new_drivers(plan))
+        return Outcome(2, {}, hosts.file)
+
+    monkeypatch.setattr("provision.install.installer.install_drivers", install_drivers)
+    with_driver = replace(WITHOUT_TORCH, driver="580", check=check)
+    for name in hosts.facts:
+        bare = {"os": {"id": "debian", "version": "12", "kernel": "6.1.0-37-amd64"}, "driver": None, "gpus": []}
+        hosts.change(name, **bare, nvidia={"pci_devices": ["0000:41:00.0"], "pci_ids": ["2330"]}, boot_id="another")
+    hosts.up(with_driver)
+    assert begun == ([] if check else [["a", "b"]])
+    begun.clear()
+    refused = "a new driver needs a reboot, and this run is on that machine; nothing was changed → run provision from another machine"
+    hosts.change("b", boot_id=lifecycle.BOOT_ID.read_text().strip())  # over ssh to this machine
+    assert only(hosts.up(with_driver)).startswith(f"b: {refused}")
+    hosts.change("b", boot_id="another")
+    hosts.file.write_text("a ansible_connection=local\nb ansible_host=10.0.0.2\n")
+    assert only(hosts.up(with_driver)).startswith(f"a: {refused}")
+    assert (begun, hosts.installed) == ([], [])
+
+
 NEWER_NCCL = {"libnccl2": "2.27.7-1+cuda12.9", "libnccl-dev": "2.27.7-1+cuda12.9"}
 OLDER_NCCL = replace(WITHOUT_TORCH, nccl_version="2.21.5", nccl_source="repository")
 
