@@ -157,13 +157,15 @@ def _install_drivers(
     """Install the plan's drivers and survey the hosts again; no facts where a driver failed, because everything else depends on it."""
     session.write("plan-with-drivers.json", plan.as_dict())
     outcome = installer.install_drivers(session, plan, facts, sources)
+    before = len(report.failures)  # of other hosts, which could not be surveyed
     entries.add_driver_failures(report, session.inventory, outcome)
-    if report.failures:
+    if len(report.failures) > before:
         return {}
     names = installer.new_drivers(plan)
     report.notes.append(f"{joined(names)}: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers")
     again = _survey(session, report, None)
-    report.notes = list(dict.fromkeys(report.notes))  # warnings of the first survey that still hold
+    # What the first survey found and still holds is said once.
+    report.notes, report.failures = list(dict.fromkeys(report.notes)), list(dict.fromkeys(report.failures))
     return again
 
 

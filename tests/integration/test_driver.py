@@ -35,6 +35,9 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 def host(sandbox_factory) -> Sandbox:
     made: Sandbox = sandbox_factory(1, "debian:12", name="driver", slots=1)
     gpu_machine.disguise(made.hosts[0], f"6.1.0-37-{driver_packages.FLAVOUR}")
+    # What a container lacks of a machine with a kernel.
+    initramfs = "/usr/sbin/update-initramfs"
+    root(made.hosts[0], f"mkdir -p /etc/modprobe.d && printf '#!/bin/sh\n' > {initramfs} && chmod 755 {initramfs}")
     return made
 
 
@@ -119,11 +122,6 @@ def test_a_dry_run_says_what_would_be_installed_and_changes_nothing(host, play):
 
 
 def test_packages_of_others_are_not_removed(host, play, address):
-    # What a container lacks of a machine with a kernel.
-    root(
-        host.hosts[0],
-        "mkdir -p /etc/modprobe.d && printf '#!/bin/sh\n' > /usr/sbin/update-initramfs && chmod 755 /usr/sbin/update-initramfs",
-    )
     line, path = f"deb [trusted=yes] {address}/debian12/x86_64/ /", "/etc/apt/sources.list.d/by-hand.list"
     older = " ".join(f"{name}={OLDER}" for name in ("nvidia-kernel-dkms", "firmware-nvidia-gsp", "nvidia-kernel-support"))
     root(host.hosts[0], f"echo '{line}' > {path} && apt-get -q update && apt-get -q -y install gpu-monitor {older} && rm {path}")

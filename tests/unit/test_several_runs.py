@@ -465,6 +465,26 @@ def test_no_driver_is_installed_on_the_machine_that_a_run_is_on(hosts: Hosts, mo
     assert (begun, hosts.installed) == ([], [])
 
 
+def test_a_host_that_is_down_does_not_keep_others_from_what_comes_after_their_driver(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    working = hosts.facts["a"]
+
+    def install_drivers(_session: Session, _plan: Plan, *_more: Any) -> Outcome:
+        hosts.facts["a"] = working
+        return Outcome(0, {}, hosts.file)
+
+    def look(_session: Session, **_more: Any) -> Survey:
+        return Survey({"a": hosts.facts["a"]}, [Problem("error", "no answer", host="b")])
+
+    monkeypatch.setattr("provision.install.installer.install_drivers", install_drivers)
+    monkeypatch.setattr("provision.survey.collect.survey_hosts", look)
+    bare = {"os": {"id": "debian", "version": "12", "kernel": "6.1.0-37-amd64"}, "driver": None, "gpus": []}
+    hosts.change("a", **bare, nvidia={"pci_devices": ["0000:41:00.0"], "pci_ids": ["2330"]}, boot_id="another")
+    report = hosts.up(replace(WITHOUT_TORCH, driver="580"))
+    assert "a: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers" in report.notes
+    assert hosts.installed == ["a"]
+    assert only(report).startswith("b: no answer")
+
+
 NEWER_NCCL = {"libnccl2": "2.27.7-1+cuda12.9", "libnccl-dev": "2.27.7-1+cuda12.9"}
 OLDER_NCCL = replace(WITHOUT_TORCH, nccl_version="2.21.5", nccl_source="repository")
 
