@@ -540,9 +540,8 @@ class Uv(PythonPackage):
 
 
 class PythonPackages(File, Sourced):
-    """python_packages.yaml. ``index``: where pip looks that is set up for no other."""
+    """python_packages.yaml."""
 
-    index: Url
     numpy: Numpy
     cmake: PythonPackage
     mpi4py: PythonPackage

@@ -15,7 +15,7 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import overlay, update
 from provision.catalog.models import FILES, Sourced
-from provision.catalog.update import Sources
+from provision.catalog.update.sources import Sources
 from provision.cli.help import App
 from provision.cli.options import CatalogFolder, Json, existing, url
 

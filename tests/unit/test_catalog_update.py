@@ -26,9 +26,11 @@ from typer.testing import CliRunner
 
 from provision import catalog
 from provision.base import downloads
-from provision.base.errors import ProvisionError
+from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import overlay, update
-from provision.catalog.update import Sources
+from provision.catalog.update import archive, wheels
+from provision.catalog.update.found import Update
+from provision.catalog.update.sources import Sources
 from provision.cli.main import app
 from provision.hostside import gpu_code
 
@@ -110,13 +112,13 @@ def wheel(files: dict[str, bytes], path: Path) -> bytes:
 
 
 def nccl(path: Path, library: bytes = LIBRARY + NCCL_TEXT) -> bytes:
-    return wheel({update.NCCL_LIBRARY: library}, path)
+    return wheel({wheels.NCCL_LIBRARY: library}, path)
 
 
 def torch(path: Path, required: str = "nvidia-nccl-cu13==2.40.1; platform_system == 'Linux'") -> bytes:
     version = b"__version__ = '2.90.0+cu139'\ncuda: Optional[str] = '13.9'\nhip: Optional[str] = None\n"
     metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: 2.90.0\nRequires-Dist: {required}\n".encode()
-    files = {"torch/version.py": version, "torch-2.90.0.dist-info/METADATA": metadata, update.TORCH_LIBRARY: LIBRARY}
+    files = {"torch/version.py": version, "torch-2.90.0.dist-info/METADATA": metadata, wheels.TORCH_LIBRARY: LIBRARY}
     return wheel(files, path)
 
 
@@ -180,7 +182,7 @@ def sources(index: Index) -> Sources:
     return Sources((index.url,), f"{index.url}/nvidia", f"{index.url}/releases.json")
 
 
-def run(index: Index, folder: Path) -> update.Update:
+def run(index: Index, folder: Path) -> Update:
     return update.update(sources(index), folder, TODAY, lambda _line: None)
 
 
@@ -207,7 +209,7 @@ def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index, as_html: b
 
 
 def test_of_large_wheels_only_parts_are_fetched(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update, "_BLOCK", 1 << 14)
+    monkeypatch.setattr(archive, "_BLOCK", 1 << 14)
     serve(index, tmp_path, as_html=False)
     assert run(index, tmp_path / "c").unreached == []
     place = f"/files/{NCCL}"
@@ -273,7 +275,7 @@ def test_hostile_lists_add_nothing(tmp_path: Path, index: Index, page: bytes) ->
 def test_wheels_that_are_no_archives_or_unpack_to_too_much(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(index, tmp_path, as_html=False)
     index.pages[f"/files/{NCCL}"] = ("", b"PK" * 500)
-    monkeypatch.setattr(update, "_LARGEST_LIBRARY", 100)
+    monkeypatch.setattr(archive, "_LARGEST_LIBRARY", 100)
     made = run(index, tmp_path / "c")
     assert [line.partition(":")[0] for line in made.unreached] == ["nvidia-nccl-cu13 2.40.1", "torch 2.90.0"]
 
@@ -363,7 +365,7 @@ def test_damaged_wheels_are_named_or_read(tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("damaged")
     with zipfile.ZipFile(folder / TORCH[0], "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("torch/version.py", "cuda: str = '13.9'\n")
-        archive.writestr(update.TORCH_LIBRARY, library(MACHINE_CODE_90))
+        archive.writestr(wheels.TORCH_LIBRARY, library(MACHINE_CODE_90))
     content = bytearray((folder / TORCH[0]).read_bytes())
     for at, new in changes:
         start = at % len(content)
@@ -385,7 +387,7 @@ def test_of_a_release_that_would_make_a_useless_row_nothing_is_added(
 ) -> None:
     given = tmp_path / "given"
     given.mkdir()
-    wheel({"torch/version.py": b"cuda: str = '13.9'\n", update.TORCH_LIBRARY: library(content)}, given / name)
+    wheel({"torch/version.py": b"cuda: str = '13.9'\n", wheels.TORCH_LIBRARY: library(content)}, given / name)
     made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
     assert (made.unreached, made.rows) == ([f"torch 2.90.0: {said}"], {})
 
@@ -397,7 +399,7 @@ def test_an_index_with_several_builds_of_a_release(tmp_path: Path) -> None:
     for build, python, cuda in (("cpu", "314", "None"), ("cu126", "312", "'12.6'"), ("cu130", "313", "'13.0'")):
         name = f"torch-2.90.0+{build}-cp{python}-cp{python}-linux_x86_64.whl"
         code = library(MACHINE_CODE_90, PTX_90) if build == "cu130" else library(MACHINE_CODE_90)
-        wheel({"torch/version.py": f"cuda: Optional[str] = {cuda}\n".encode(), update.TORCH_LIBRARY: code}, given / name)
+        wheel({"torch/version.py": f"cuda: Optional[str] = {cuda}\n".encode(), wheels.TORCH_LIBRARY: code}, given / name)
     made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
     assert (made.unreached, len(made.found)) == ([], 2)
     catalog.use(overlay.read([tmp_path / "c"]))
@@ -485,6 +487,17 @@ def test_the_command_asks_all_of_pips_indexes_with_their_logins(tmp_path: Path, 
     assert f"not read: driver branches: {index.url}/missing.json: HTTP 404" in said.replace("\n", "")
     assert "secret" not in said
     assert "secret" not in (folder / "nccl.yaml").read_text(encoding="utf-8")
+
+
+def test_pip_that_is_set_up_for_nothing_has_an_index_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    (own,) = Sources.of_pip().indexes
+    assert re.fullmatch(r"https://[^/]+/simple/?", str(own))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(UsageError, match="pip is set up for no package index"):
+        Sources.of_pip()
 
 
 def test_without_any_index_the_command_fails_and_leaves_nothing(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

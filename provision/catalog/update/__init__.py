@@ -1,0 +1,95 @@
+"""Newer rows for the catalogue, read from package indexes' wheels and NVIDIA's lists: an overlay that later runs merge over ours.
+
+Of NCCL and PyTorch only releases newer than the newest known are looked at. CUDA, NCCL and the GPUs that a build has code for are read from
+the wheels; of a wheel on a server that knows ranges only the library with GPU code is fetched, which is compressed, so whole.
+Everything that comes from a server or a given folder is data: bounded in size, validated by models, and nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from provision.base import downloads
+from provision.base.downloads import Unavailable
+from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import overlay
+from provision.catalog.update.found import Update
+from provision.catalog.update.nvidia import add_branches, add_toolkits
+from provision.catalog.update.package_index import newer_wheels
+from provision.catalog.update.sources import Sources, sentence, shown
+from provision.catalog.update.wheels import add_release
+
+PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch")
+_HEAD = """\
+# Written by `provision catalog update`: merged over provision's own catalogue. Remove the file to go back to that.
+"""
+
+
+def update(sources: Sources, folder: Path, today: datetime.date, say: Callable[[str], None]) -> Update:
+    """Write what is newer than the catalogue in use to ``folder``, over what is there. Invalid files there are renamed.
+
+    Raises:
+        UsageError: the files would be invalid with the new rows; they are unchanged.
+    """
+    made = Update()
+    for package in PACKAGES:
+        for wheels in newer_wheels(package, sources, made):
+            add_release(made, package, wheels, sources, say)
+    for what, place, add in (("CUDA", sources.cuda, add_toolkits), ("driver branches", sources.drivers, add_branches)):
+        try:
+            add(made, sources)
+        except (Unavailable, OSError) as error:
+            made.unreached.append(f"{what}: {shown(place)}: {sentence(error)}")
+    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers)]
+    _write(made, folder, f"`provision catalog update` from {', '.join(dict.fromkeys(places))}", today)
+    return made
+
+
+def _write(made: Update, folder: Path, source: str, today: datetime.date) -> None:
+    """Merge the rows into the folder's files: all or none. What is invalid there is renamed, so that it counts no more."""
+    before, invalid = overlay.usable([folder])
+    texts: dict[str, str] = {}
+    for name, rows in made.rows.items():
+        kept = before.files[name].rows if before and name in before.files else {}
+        content = {"schema": 1, "source": source, "date": today.isoformat(), **overlay.merge(kept, rows)}
+        texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
+    with tempfile.TemporaryDirectory() as place:
+        for name, text in texts.items():
+            (Path(place) / f"{name}.yaml").write_text(text, encoding="utf-8")
+        overlay.check([Path(place)])
+    if not texts and not invalid:
+        return
+    created = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".update-", dir=folder) as fresh:  # what the disk has no room for is not half there
+            for name, text in texts.items():
+                downloads.store(Path(fresh) / f"{name}.yaml", text.encode())
+            made.set_aside += [_set_aside(path, error) for path, error in invalid.items()]
+            for name in texts:
+                os.replace(Path(fresh) / f"{name}.yaml", folder / f"{name}.yaml")
+                made.written.append(str(folder / f"{name}.yaml"))
+    except OSError as error:
+        raise ProvisionError(
+            f"cannot be written: {error.strerror or error}", where=str(folder), hint="name another folder: --out DIR"
+        ) from error
+    finally:
+        for each in created:
+            with contextlib.suppress(OSError):  # only empty ones can be removed
+                each.rmdir()
+
+
+def _set_aside(path: Path, error: UsageError) -> str:
+    """Rename a file of the user's, so that nothing of theirs is lost; a sentence about it."""
+    names = (path.with_name(f"{path.name}.invalid{number or ''}") for number in itertools.count())
+    kept = next(each for each in names if not each.exists())
+    path.rename(kept)
+    return f"{next(iter(error.parts()))[0]}; it is now {kept.name}"

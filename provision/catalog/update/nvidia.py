@@ -1,0 +1,95 @@
+"""NVIDIA's lists: the driver of each CUDA release, and the driver's branches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, Field, RootModel, ValidationError
+
+from provision import catalog
+from provision.base.downloads import Unavailable
+from provision.base.terminal import neutral
+from provision.base.versions import key
+from provision.catalog.update.found import Update
+from provision.catalog.update.package_index import Links
+from provision.catalog.update.sources import Sources, content_of
+
+
+class _Driver(BaseModel):
+    version: str = Field(pattern=r"^\d+(\.\d+){1,2}$")
+
+
+class _Redistributables(BaseModel):
+    """What is read of a ``redistrib_*.json``: the CUDA release, and the driver that was packaged with it."""
+
+    release_label: str = Field(pattern=r"^\d+\.\d+\.\d+$")
+    nvidia_driver: _Driver
+
+
+def add_toolkits(made: Update, sources: Sources) -> None:
+    """The driver of each CUDA release that the catalogue does not know."""
+    place = sources.cuda
+    known = catalog.cuda().toolkits.drivers
+    newest = max(map(key, known))
+    found: dict[str, str] = {}
+    for name in _lists(sources):
+        cuda = re.fullmatch(r"redistrib_(\d+\.\d+)\.\d+\.json", name)
+        if cuda is None or key(cuda[1]) <= newest:
+            continue
+        content = content_of(place / name) if isinstance(place, Path) else sources.page(f"{place.rstrip('/')}/{name}")
+        try:
+            read = _Redistributables.model_validate_json(content)
+        except ValidationError:
+            made.unreached.append(f"{name}: it names no CUDA release and driver as NVIDIA's lists do")
+            continue
+        driver = read.nvidia_driver.version
+        found[cuda[1]] = min(driver, found.get(cuda[1], driver), key=key)
+    if found:
+        made.rows["cuda"] = {"toolkits": {"drivers": found}}
+        made.found += [f"CUDA {cuda}: driver {driver}" for cuda, driver in found.items()]
+
+
+def _lists(sources: Sources) -> list[str]:
+    if isinstance(sources.cuda, Path):
+        return sorted(path.name for path in sources.cuda.glob("redistrib_*.json"))
+    links = Links(sources.page(f"{sources.cuda.rstrip('/')}/"))
+    return sorted({file.filename for file in links.files})
+
+
+class _DriverRelease(BaseModel):
+    release_version: str = Field(max_length=30)
+
+
+class _DriverBranch(BaseModel):
+    type: str = Field(max_length=60)
+    driver_info: list[_DriverRelease] = Field(max_length=1000)
+
+
+class _DriverReleases(RootModel[dict[str, _DriverBranch]]):
+    """What is read of NVIDIA's releases.json: branch → what it is for, and its releases."""
+
+
+_KINDS = {"lts branch": "long-term", "production branch": "production", "new feature branch": "feature"}  # NVIDIA's words → ours
+
+
+def add_branches(made: Update, sources: Sources) -> None:
+    """The driver branches that are newer than those of the catalogue, and released."""
+    place = sources.drivers
+    if isinstance(place, Path) and not place.exists():
+        return  # a folder need not have it
+    try:
+        branches = _DriverReleases.model_validate_json(content_of(place) if isinstance(place, Path) else sources.page(place)).root
+    except ValidationError as error:
+        raise Unavailable("it does not name branches and their releases as NVIDIA's list does") from error
+    newest = max(map(int, catalog.driver().branches.of))
+    for name, branch in sorted(branches.items()):
+        released = any(each.release_version.startswith(f"{name}.") for each in branch.driver_info)
+        if not re.fullmatch(r"[1-9]\d\d", name) or int(name) <= newest or not released:
+            continue
+        kind = _KINDS.get(branch.type.strip().lower())
+        if kind is None:
+            made.unreached.append(f"driver branch {name}: what it is for is unknown: {neutral(branch.type)}")
+            continue
+        made.rows.setdefault("driver", {"branches": {"of": {}}})["branches"]["of"][name] = kind
+        made.found.append(f"driver branch {name}: {kind}")

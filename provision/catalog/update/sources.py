@@ -1,0 +1,135 @@
+"""Where an update of the catalogue looks, and how it reads there: what comes back is data, bounded in size."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import uv
+
+from provision import catalog
+from provision.base import downloads, uv_support
+from provision.base.aptsources import without_logins
+from provision.base.downloads import Unavailable
+from provision.base.errors import UsageError
+
+_SECONDS = 30.0  # a server that is silent for this long counts as unavailable
+LARGEST_LIST = 16 << 20  # bytes of an index page or a JSON list: PyTorch's page has 400 kB
+
+
+class Absent(Unavailable):
+    """The server answers, and has no such page."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where an update looks. ``pip``, ``variables``: how servers are reached, as `uv_support.online` says it.
+
+    Attributes:
+        indexes: addresses of simple indexes, and folders with wheels.
+        cuda: address of, or a folder with, NVIDIA's ``redistrib_*.json``.
+        drivers: address or path of NVIDIA's releases.json.
+    """
+
+    indexes: tuple[str | Path, ...]
+    cuda: str | Path
+    drivers: str | Path
+    pip: Mapping[str, Any] = field(default_factory=lambda: uv_support.online({})[0])
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Sources:
+        return cls((folder,), folder, folder / "releases.json")
+
+    @classmethod
+    def of_pip(cls, index_url: str | None = None) -> Sources:
+        """The indexes that pip is set up for, or ``index_url`` instead of its main one, and NVIDIA's own servers."""
+        pip, variables, _ = uv_support.online(uv_support.pip_settings(os.environ, sys.prefix), index_url)
+        addresses = [] if pip["no-index"] else [*_index_of(pip), *pip["extra-index-url"]]
+        folders = [place for place in pip["find-links"] if "://" not in place or place.startswith("file://")]
+        if not addresses and not folders:
+            raise UsageError("pip is set up for no package index", hint="name one, or a folder with wheels: --from URL|DIR")
+        lists = catalog.cuda().lists
+        return cls(tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, pip, variables)
+
+    @contextlib.contextmanager
+    def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+        """An answer of a server. Raises Unavailable."""
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise Unavailable("not an http or https address")
+        try:
+            request = urllib.request.Request(without_logins(url), headers={"User-Agent": "provision", **headers})  # noqa: S310  scheme checked above
+            opener = downloads.index_opener(
+                request.full_url, {"extra-index-url": (), "allow-insecure-host": (), **self.pip}, self.variables
+            )
+            answer = opener.open(request, timeout=_SECONDS)
+        except urllib.error.HTTPError as error:
+            raise (Absent if error.code in (404, 410) else Unavailable)(f"HTTP {error.code} {error.reason}") from error
+        except http.client.HTTPException as error:
+            raise Unavailable("it does not answer as a web server does") from error
+        except (urllib.error.URLError, ValueError) as error:
+            raise Unavailable(str(getattr(error, "reason", error))) from error
+        try:
+            with answer:
+                yield answer
+        except http.client.HTTPException as error:
+            raise Unavailable("its answer is cut off") from error
+
+    def page(self, url: str) -> bytes:
+        with self.opened(url, {}) as answer:
+            content: bytes = answer.read(LARGEST_LIST + 1)
+        if len(content) > LARGEST_LIST:
+            raise Unavailable(f"{url} is larger than {LARGEST_LIST:,} bytes")
+        return content
+
+
+def _index_of(pip: Mapping[str, Any]) -> list[str]:
+    """pip's main index; where it is set up for none, the one that uv, as pip, has for that case. uv tells it without a network."""
+    if "index-url" in pip:
+        return [pip["index-url"]]
+    words = ("pip", "compile", "--quiet", "--no-config", "--offline", "--no-header", "--emit-index-url", "--python", sys.executable, "-")
+    done = subprocess.run([uv.find_uv_bin(), *words], input="", capture_output=True, text=True, timeout=_SECONDS, check=False)
+    return re.findall(r"^--index-url (\S+)$", done.stdout, re.M)
+
+
+def opened_file(path: Path) -> IO[bytes]:
+    """A regular file. Raises Unavailable for anything else, such as a pipe, which would block."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise Unavailable(f"{path} is not a regular file")
+
+
+def local_path(place: str) -> Path | None:
+    """The path of a file: address, or of what is no address."""
+    parts = urllib.parse.urlsplit(place)
+    return Path(urllib.parse.unquote(parts.path)) if parts.scheme in ("", "file") else None
+
+
+def content_of(path: Path) -> bytes:
+    with opened_file(path) as file:
+        content = file.read(LARGEST_LIST + 1)
+    if len(content) > LARGEST_LIST:
+        raise Unavailable(f"{path.name} is larger than {LARGEST_LIST:,} bytes")
+    return content
+
+
+def sentence(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def shown(place: str | Path) -> str:
+    return without_logins(str(place))
