@@ -126,14 +126,16 @@ def check(
         raise UsageError("--fix needs HOSTS", hint="provision doctor localhost --fix")
     if bandwidth:
         terminal.say("--bandwidth is deprecated and measures nothing: `provision bench HOSTS` measures every pair of hosts")
-    in_logs = logs.read(log) if log else []
+    reading = logs.read(log) if log else None
+    in_logs = reading.findings if reading else []
     if hosts is None:
-        if log and not gpu.request:
-            _print(_chosen(in_logs, wanted), json_, examined=_names(log))
+        if reading and log and not gpu.request:
+            _print(_chosen(in_logs, wanted), json_, examined=f"in {_names(log)}", searched=_searched(reading, hosts=False))
         else:
             examination = examine_this_machine(gpu.request)
             findings = with_logs(examination.findings, in_logs, CHECKED)
-            _print(_chosen(findings, wanted), json_, examined="this machine", verdicts=_verdicts(examination, gpu))
+            searched, made = _searched(reading, hosts=True), _verdicts(examination, gpu)
+            _print(_chosen(findings, wanted), json_, examined="on this machine", searched=searched, verdicts=made)
         return
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
@@ -152,7 +154,8 @@ def check(
         show.overview(findings, examination.hosts, terminal.out())
     made = _verdicts(examination, gpu)
     answered = len(examination.facts)
-    _print(findings, json_, examined=f"{answered} of {len(examination.hosts)} hosts", failed=not answered, verdicts=made)
+    examined, searched = f"on {answered} of {len(examination.hosts)} hosts", _searched(reading, hosts=True)
+    _print(findings, json_, examined=examined, searched=searched, failed=not answered, verdicts=made)
     if not fixed:
         raise typer.Exit(1)
 
@@ -186,9 +189,15 @@ def bundle(
 
 
 @app.command("list")
-def list_() -> None:
+def list_(
+    layer: Annotated[
+        str | None, typer.Option("--layer", help=f"Only of this layer: {', '.join(signatures.LAYERS)}.", metavar="LAYER")
+    ] = None,
+) -> None:
     """Print the known errors, by layer."""
-    show.known_errors(terminal.out())
+    if layer is not None and layer not in signatures.LAYERS:
+        raise UsageError(f"there is no layer {layer}", hint=f"one of {', '.join(signatures.LAYERS)}")
+    show.known_errors(terminal.out(), layer)
 
 
 def _prolog() -> None:
@@ -226,15 +235,32 @@ def _verdicts(examination: Examination, gpu: _GpuOptions) -> list[Verdict]:
     return made
 
 
-def _print(found: list[Finding], as_json: bool, *, examined: str, failed: bool = False, verdicts: Sequence[Verdict] = ()) -> None:
+def _print(
+    found: list[Finding],
+    as_json: bool,
+    *,
+    examined: str,
+    searched: str,
+    failed: bool = False,
+    verdicts: Sequence[Verdict] = (),
+) -> None:
+    """Print the findings, and exit with 1 if one of them is an error or in a log; with 2 if nothing was examined (``failed``)."""
     if as_json:
         made = {"verdicts": {verdict.host: verdict.as_dict() for verdict in verdicts}} if verdicts else {}
         terminal.print_json({**document(found), **made})
     else:
-        show.findings(found, terminal.out(), examined=examined)
+        show.findings(found, terminal.out(), examined=examined, searched=searched)
         show.verdicts(verdicts, terminal.out())
-    if failed or found:
-        raise typer.Exit(2 if failed else 1)
+    if failed:
+        raise typer.Exit(2)
+    if any(finding.severity == "error" or finding.host is None for finding in found):
+        raise typer.Exit(1)
+
+
+def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:
+    """What was looked for: how much it means that nothing was found."""
+    read = f"{reading.lines:,} line{'s' * (reading.lines != 1)} read, {len(show.listed())} known errors" if reading else ""
+    return ", ".join(filter(None, (read, f"{len(CHECKS)} checks" if hosts else "")))
 
 
 def _fix(

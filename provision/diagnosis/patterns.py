@@ -47,7 +47,16 @@ class Pattern:
 
     def spans(self, text: bytes, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
         """(begin, end) of each match between ``begin`` and ``end`` of a text in `latin1`."""
-        return map(methodcaller("span"), self._latin1.finditer(text, begin, end))
+        return map(methodcaller("span"), self.matches(text, begin, end))
+
+    def matches(self, text: bytes, begin: int = 0, end: int | None = None) -> Iterator[Any]:
+        """Each match there, as Python's."""
+        found: Iterator[Any] = self._latin1.finditer(text, begin, end)
+        return found
+
+    def is_in(self, text: bytes) -> bool:
+        """Whether it matches anywhere in a text in `latin1`."""
+        return self._latin1.search(text) is not None
 
     def at(self, text: bytes, begin: int) -> Any:
         """The match that begins there in a text in `latin1`, as Python's match, or None."""

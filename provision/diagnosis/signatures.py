@@ -95,12 +95,16 @@ class ErrorShape(Model):
     """How errors look that no signature describes (error_shapes.yaml).
 
     ``certainty``: `certain` only where something went wrong; `likely`, too, but another line says more about it; `possible` is also in
-    logs of runs that went well, and counts where a symptom says that this one failed.
+    logs of runs that went well, and counts where a symptom says that this one failed. ``patterns``: of one with a group, the line in which
+    the group is gets quoted. ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger
+    says INFO or WARNING.
     """
 
     id: _Id
     certainty: Literal["certain", "likely", "possible"]
     patterns: _Patterns
+    unless: tuple[_Pattern, ...] = ()
+    at_any_level: bool = True
 
 
 class Signatures(RootModel[tuple[Signature, ...]]):

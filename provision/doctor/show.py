@@ -7,29 +7,47 @@ from collections.abc import Sequence
 from provision.base.problems import SEVERITIES
 from provision.base.terminal import Console
 from provision.diagnosis.findings import Finding
+from provision.diagnosis.logs.scanner import KEPT_MATCHES
 from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures
 from provision.doctor.health.verdict import Verdict
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 VERDICT_STYLES = {"unfit": "bold red", "degraded": "bold yellow", "healthy": "green"}
 LONGEST_QUOTE = 300  # characters of a log line
+MOST_QUOTES = 4  # log lines of one error
+MOST_HOSTS = 12  # named in a line
 
 
-def findings(found: Sequence[Finding], console: Console, *, examined: str) -> None:
-    """Print all findings, then one line that counts them. ``examined`` names the hosts or logs."""
-    for finding in found:
-        if finding.is_root_cause:
-            _root_cause(finding, console)
+def findings(found: Sequence[Finding], console: Console, *, examined: str, searched: str) -> None:
+    """Print all findings, then one line that counts them.
+
+    Args:
+        examined: in which logs, or on which hosts.
+        searched: what was looked for in them: without a finding it says how much that means.
+    """
+    for group in _groups(found):
+        if group[0].is_root_cause:
+            _root_cause(group, console)
         else:
-            place = f" ({finding.evidence[0].file}:{finding.evidence[0].line})" if finding.evidence else ""
-            console.say(f"    then: {finding.what}{place}", "dim")
-    roots = [finding for finding in found if finding.is_root_cause]
+            evidence = group[0].evidence
+            place = f" ({evidence[0].file}:{evidence[0].line})" if evidence else ""
+            console.say(f"    then: {group[0].what}{place}", "dim")
+    roots = [group[0] for group in _groups(found) if group[0].is_root_cause]
     if not roots:
-        console.say(f"nothing found in {examined}", "bold green")
+        console.say(f"nothing that it knows {examined}: {searched}", "bold")
         return
     counts = {severity: sum(each.severity == severity for each in roots) for severity in SEVERITIES}
     counted = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts.items() if count)
-    console.say(f"\n{counted} in {examined}", STYLES[roots[0].severity])
+    worst = min((each.severity for each in roots), key=SEVERITIES.index)
+    console.say(f"\n{counted} {examined}", STYLES[worst])
+
+
+def _groups(found: Sequence[Finding]) -> list[list[Finding]]:
+    """The findings, those of one error on several hosts together."""
+    groups: dict[tuple[str, str, str | None], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.id, finding.severity, finding.caused_by), []).append(finding)
+    return list(groups.values())
 
 
 def overview(found: Sequence[Finding], hosts: Sequence[str], console: Console) -> None:
@@ -61,19 +79,40 @@ def _reasons(verdict: Verdict) -> str:
     return ", ".join(dict.fromkeys(each.id for each in verdict.reasons)) or "-"
 
 
-def _root_cause(finding: Finding, console: Console) -> None:
-    host = f"{finding.host}: " if finding.host else ""
-    console.say(f"\n{host}{finding.severity}: {finding.what}  [{finding.id}]", STYLES[finding.severity])
+def _root_cause(group: Sequence[Finding], console: Console) -> None:
+    """Print one error, with the hosts that have it and what was observed on them."""
+    finding = group[0]
+    console.say(f"\n{_hosts_of(group)}{finding.severity}: {finding.what}  [{finding.id}]", STYLES[finding.severity])
     console.say(f"  {finding.summary}")
-    if finding.observed:
-        expected = f"; expected {finding.expected}" if finding.expected else ""
-        console.say(f"  observed: {finding.observed}{expected}")
-    for each in finding.evidence[:2]:
-        console.say(f"  {each.file}:{each.line}: {each.text[:LONGEST_QUOTE]}", "cyan")
+    seen: dict[str, list[Finding]] = {}
+    for each in group:
+        if each.observed:
+            expected = f"; expected {each.expected}" if each.expected else ""
+            seen.setdefault(each.observed + expected, []).append(each)
+    for observed, those in seen.items():
+        console.say(f"  observed{f' on {_names(those)}' if len(seen) > 1 else ''}: {observed}")
+    evidence = [line for each in group for line in each.evidence[:2]]
+    for line in list(dict.fromkeys(evidence))[:MOST_QUOTES]:
+        console.say(f"  {line.file}:{line.line}: {line.text[:LONGEST_QUOTE]}", "cyan")
     if finding.times > 2:
-        console.say(f"  … {finding.times} times in all", "dim")
-    for step in finding.fix:
-        console.say(f"  → {step}")
+        console.say(f"  … {finding.times} times{' or more' * (finding.times >= KEPT_MATCHES)} in all", "dim")
+    fixes: dict[str, list[Finding]] = {}
+    for each in group:
+        for step in each.fix:
+            fixes.setdefault(step, []).append(each)
+    for step, those in fixes.items():
+        console.say(f"  → {step}" + (f"   # on {_names(those)}" if len(those) < len(group) else ""))
+
+
+def _hosts_of(group: Sequence[Finding]) -> str:
+    return f"{_names(group)}: " if group[0].host else ""
+
+
+def _names(group: Sequence[Finding]) -> str:
+    """The hosts of these findings; of many, the first ones and how many more."""
+    names = list(dict.fromkeys(each.host or "" for each in group))
+    more = f" and {len(names) - MOST_HOSTS} more" if len(names) > MOST_HOSTS else ""
+    return ", ".join(names[:MOST_HOSTS]) + more
 
 
 def entry(error: Signature, console: Console, *, checked: bool) -> None:
@@ -96,11 +135,16 @@ def entry(error: Signature, console: Console, *, checked: bool) -> None:
         console.say(f"\nIt is often a symptom of: {causes}")
 
 
-def known_errors(console: Console) -> None:
-    """Print the id and title of every known error in logs, by layer."""
-    for layer in LAYERS:
-        entries = [each for each in all_signatures().values() if each.layer == layer and not isinstance(each, Symptom)]
+def listed() -> list[Signature]:
+    """The known errors in logs."""
+    return [each for each in all_signatures().values() if not isinstance(each, Symptom)]
+
+
+def known_errors(console: Console, layer: str | None = None) -> None:
+    """Print the id and title of every known error in logs, by layer, or of one layer."""
+    for name in LAYERS if layer is None else (layer,):
+        entries = [each for each in listed() if each.layer == name]
         if entries:
-            console.say(f"\n{layer}", "bold")
+            console.say(f"\n{name}", "bold")
         for each in entries:
             console.say(f"  {each.id:30} {each.title}")

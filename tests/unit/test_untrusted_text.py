@@ -188,7 +188,7 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
             model.show_problems(problems, console)
             found = examine(hosts, problems)
             show.overview(found, list(hosts), console)
-            show.findings(found, console, examined="2 hosts")
+            show.findings(found, console, examined="on 2 hosts", searched="60 checks")
             summary.show(resolve(hosts, Requirements(engine_version="1.0"), {}), console)
 
         stream = io.StringIO()

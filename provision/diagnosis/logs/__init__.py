@@ -11,6 +11,7 @@ import io
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -20,8 +21,16 @@ from provision.diagnosis.logs.root_causes import findings
 from provision.diagnosis.logs.scanner import Scanner
 
 
-def read(names: Sequence[str]) -> list[Finding]:
-    """The findings of these files together; ``-`` is standard input.
+@dataclass(frozen=True)
+class Reading:
+    """What was found in logs, and how many lines they have."""
+
+    findings: list[Finding]
+    lines: int
+
+
+def read(names: Sequence[str]) -> Reading:
+    """Read these files together; ``-`` is standard input.
 
     Raises:
         UsageError: one of them cannot be read.
@@ -34,7 +43,7 @@ def read(names: Sequence[str]) -> list[Finding]:
         except (OSError, EOFError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"cannot read it: {reason}", where=name) from error
-    return findings(scanner)
+    return Reading(findings(scanner), scanner.lines)
 
 
 def known_errors(text: str, where: str) -> list[Finding]:

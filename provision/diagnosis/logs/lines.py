@@ -1,52 +1,191 @@
-"""Lines of a log without what launchers, terminals and loggers add to them: prefixes of ranks, time stamps, colours."""
+"""Lines of a log without what launchers, terminals and loggers add to them: prefixes of ranks, time stamps, colours, JSON."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
 
 from provision.diagnosis.patterns import Pattern, latin1
+
+BLOCK = 1 << 20  # bytes read at once
+LONGEST_LINE = 1 << 13  # bytes; what is longer is cut into parts of this size
+PART = b"\r"  # begins what is no line of the file: an update of a progress bar, the next part of a long line
 
 _ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 # Prefixes: whose line it is, and when it was printed.
 _PREFIX = Pattern(
     r"\s*(?:(?:"
-    r"\[\d+,(?P<mpi>\d+)\](?:<\w+>)?:?"  # mpirun --tag-output
+    r"\[(?:[\w.-]+@)?\d+,(?P<mpi>\d+)\](?:<\w+>)?:?"  # mpirun --tag-output
     r"|\[(?P<horovod>\d+)\]<\w+>:?"  # Horovod
     r"|\[(?:rank|default)(?P<torch>\d+)\]:?"  # torchrun
     r"|\[Rank (?P<named>\d+)\]:?"
     r"|(?P<srun>\d{1,5}): "  # srun --label
-    r"|\(\w*\s?pid=\d+(?:, ip=[\w.:]+)?\)"  # Ray
+    r"|\(\w*\s?pid=\d+(?:, ip=[\w.:]+)?\)|\(raylet(?:, ip=[\w.:]+)?\)"  # Ray
     r"|[\w.-]+\s+\| "  # docker compose
-    r")|(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?"
+    r"|\[(?:pod/)?[\w.-]+/[\w.-]+(?:/[\w.-]+)?\] "  # kubectl logs --prefix
+    r"|#\d{1,4} (?:\d+\.\d+ )?"  # BuildKit
+    r")|(?:(?:[^\t\n]{1,80}\t){2}\d{4}-[\w:.-]+Z"  # GitHub: job, step
+    r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s\d\d[OE]\+?)?"  # the last one: GitLab
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
-    r"|\[\s*\d+\.\d{6}\]"
+    r"|\[\s*\d+\.\d+\]"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ (?:kernel|\S+\[\d+\]):"
-    r"|\d\d:\d\d:\d\d(?:[.,]\d+)?)\s)"
+    r"|[\w.-]+ (?:kernel|[\w.@/-]+\[\d+\]):"  # journalctl -o short-iso, behind its time
+    r"|\d\d:\d\d:\d\d(?:[.,]\d+)?)\s"
+    r"|(?:[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:)?\d{1,9}:|[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:"  # grep -H, -n
+    r")"
 )
-_LONGEST = 8192  # characters of a line that are matched
+_LEVEL = "(DEBUG|TRACE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL)"
+# What loggers put in front of a message, the level in one of the groups.
+_HEADER = Pattern(
+    r"\s*(?:"
+    rf"- [\w.-]+ - {_LEVEL} - "  # Python's logging
+    rf"|{_LEVEL}:[\w.-]+:"
+    rf"|\| {_LEVEL}\s*\| [\w.<>-]+:[\w.<>-]+:\d+ - "  # loguru
+    rf"|\[{_LEVEL}\] ?(?:\[[^\]\s]{{1,80}}\] )?(?:- )?"
+    rf"|\[[\w.-]+\] ?\[{_LEVEL}\](?: - | )"
+    rf"|{_LEVEL} (?:\d\d-\d\d \d\d:\d\d:\d\d )?\[?[\w./-]+\.py:\d+\]?(?: -- |[: ] ?)"  # Ray, vLLM
+    r")"
+)
+# Signs of a level in a message that stay in it.
+_LESSER = Pattern(
+    r"(?:[\w./-]+\.py:\d+: \w*Warning:"
+    r"|[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|WARN|WARNING|Warning|warning|debug1)\b"
+    r"|[IW]:|\[?[IWD](?:\d{4} | )[^\]\n]{1,120}\])"
+)
+_CALLED_LESSER = frozenset({"DEBUG", "TRACE", "INFO", "NOTICE", "WARN", "WARNING"})
+_MOST_PREFIXES = 8
+_BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
+_TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
 
 
 class Line(NamedTuple):
-    """The message, the same in `patterns.latin1`, and the rank that printed it, if the line names one."""
+    """The message, the same in `patterns.latin1`, and the rank that printed it, if the line names one.
+
+    ``is_lesser``: its logger says that it is less than an error.
+    """
 
     text: str
     latin1: bytes
     rank: str | None
+    is_lesser: bool
 
 
 def clean(raw: bytes) -> Line:
     """The message in a line. Any bytes are allowed."""
-    text = raw[: _LONGEST * 2].decode("utf-8", "replace")[:_LONGEST]
+    text = raw[: LONGEST_LINE * 2].decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.replace("", text)
-    text = text.replace("\r", " ").replace("\x00", "")
-    plain, begin = latin1(text), 0
-    rank: bytes | None = None
-    for _ in range(4):
-        found = _PREFIX.at(plain, begin)
-        if not found:
+    text = text.replace("\r", " ").replace("\x00", "").strip()
+    rank, is_lesser = None, False
+    for _ in range(_MOST_PREFIXES):
+        plain, begin, own = latin1(text), 0, ""
+        if found := _PREFIX.at(plain, 0):
+            begin = found.end()
+            if plain[:1] in _BEFORE_RANKS:
+                rank = next((value.decode() for value in found.groups() if value), rank)
+        elif found := _HEADER.at(plain, 0):
+            level, at = next((value.decode(), found.start(number)) for number, value in enumerate(found.groups(), 1) if value)
+            is_lesser = level in _CALLED_LESSER
+            if not is_lesser:  # an error's level stays
+                text = text[at - plain[:at].endswith(b"[") :].strip()
+                break
+            begin = found.end()
+        elif message := _from_json(text):
+            own, level = message
+            is_lesser = level in _CALLED_LESSER or is_lesser
+        else:
             break
-        rank = next((value for value in found.groups() if value), rank)
-        begin = found.end()
-    text = text[begin:].strip()
-    return Line(text, latin1(text), rank.decode() if rank else None)
+        text = (own or text[begin:]).strip()
+    plain = latin1(text)
+    return Line(text, plain, rank, is_lesser or bool(_LESSER.at(plain, 0)))
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------------------------
+
+_LEVEL_KEYS = ("level", "severity", "levelname", "lvl", "log_level")
+_TEXT_KEYS = ("message", "msg", "event", "error", "err", "exception", "exc_info", "stderr", "module_stderr", "stdout", "module_stdout")
+
+
+def _from_json(text: str) -> tuple[str, str] | None:
+    """The message in a line of JSON, and its level in capital letters; None if it has no message."""
+    if text[:1] == '"' and text.rstrip(",")[-1:] == '"' and len(text) > 2:  # one of Ansible's `stdout_lines`
+        value = _parsed(text.rstrip(","))
+        return (value, "") if isinstance(value, str) and value.strip() else None
+    head = ""
+    if task := _TASK.match(text):
+        head, text = text[: task.end() - 1].strip(), text[task.end() - 1 :]
+    if text[:1] != "{" or text[-1:] != "}":
+        return None
+    value = _parsed(text)
+    if not isinstance(value, dict):
+        return None
+    if isinstance(line := value.get("log"), str) and "stream" in value:  # Docker
+        return (line, "") if line.strip() else None
+    level = next((each.upper() for key in _LEVEL_KEYS if isinstance(each := value.get(key), str)), "")
+    said = [each.strip() for key in _TEXT_KEYS if isinstance(each := value.get(key), str) and each.strip()]
+    if not said:
+        return None
+    head = head or (f"{level}:" if level and level not in _CALLED_LESSER else "")
+    return " ".join((head, *said)).strip(), level
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+# --- files ------------------------------------------------------------------------------------------------------------------------------
+
+
+def blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """A log in blocks of UTF-8; an empty one ends it. Its lines end in ``\\n``; what begins with `PART` is no line of its own.
+
+    UTF-16 is known by its mark.
+    """
+    data = stream.read(BLOCK)
+    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    decoder = codecs.getincrementaldecoder("utf-16")("replace") if wide else None
+    data = data.removeprefix(codecs.BOM_UTF8)
+    kept = b""  # whether a line ends there is not known yet
+    while data:
+        block = kept + (decoder.decode(data).encode("utf-8", "replace") if decoder else data)
+        kept = b""
+        if b"\r" in block:
+            if block.endswith(b"\r"):
+                block, kept = block[:-1], b"\r"
+            block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n" + PART)
+        if block:
+            yield block
+        data = stream.read(BLOCK)
+    yield b""
+
+
+def with_short_lines(block: bytes) -> bytes:
+    """The block with long lines in parts, as binary files have them, cut where a space is if possible, and JSON's texts unfolded."""
+    lines = block.split(b"\n")
+    folded = b"\\n" in block
+    if max(map(len, lines)) <= LONGEST_LINE and not folded:
+        return block
+    return b"\n".join((b"\n" + PART).join(_parts(line)) if len(line) > LONGEST_LINE or folded else line for line in lines)
+
+
+def _parts(line: bytes) -> Iterator[bytes]:
+    if b'{"' in line and b"\\n" in (text := line.replace(b'\\n"', b'"')):  # a text of several lines in JSON
+        for part in text.replace(b'\\"', b'"').split(b"\\n"):
+            yield from _cut(part)
+    else:
+        yield from _cut(line)
+
+
+def _cut(line: bytes) -> Iterator[bytes]:
+    begin = 0
+    while len(line) - begin > LONGEST_LINE:
+        space = line.rfind(b" ", begin + LONGEST_LINE - 512, begin + LONGEST_LINE)
+        end = space if space > 0 else begin + LONGEST_LINE
+        yield line[begin:end]
+        begin = end
+    yield line[begin:]

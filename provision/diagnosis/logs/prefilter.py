@@ -44,7 +44,7 @@ class WordSearch:
 
     def __init__(self, words: Iterable[bytes]) -> None:
         self._words = sorted(set(words))
-        self._any = re2.compile(b"|".join(map(re2.escape, self._words)), latin1_options())
+        self._any = re2.compile(b"|".join(map(re2.escape, self._words)) or b"[^\x00-\xff]", latin1_options())
         self._set = re2.Set.SearchSet(latin1_options())
         for word in self._words:
             self._set.Add(re2.escape(word))
@@ -136,6 +136,8 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
             literal += chr(value)
         elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and _is_space(value[2]):
             literal += " "
+        elif _is_digits(name, value):
+            continue  # reduced lines have none
         else:
             end_literal()
             if name == "SUBPATTERN":
@@ -152,6 +154,11 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
 
 def _is_space(tree: Sequence[tuple[Any, Any]]) -> bool:
     return len(tree) == 1 and "CATEGORY_SPACE" in str(tree[0])
+
+
+def _is_digits(name: str, value: Any) -> bool:
+    inner = value[2] if name in ("MAX_REPEAT", "MIN_REPEAT") else [(name, value)]
+    return len(inner) == 1 and str(inner[0][0]) == "IN" and [str(each) for each in inner[0][1]] == ["(CATEGORY, CATEGORY_DIGIT)"]
 
 
 def _words_of(literal: str) -> Iterable[_Words]:

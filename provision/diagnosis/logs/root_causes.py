@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from provision.base.problems import SEVERITIES
@@ -11,6 +11,8 @@ from provision.diagnosis.logs.scanner import Match, Matches, Scanner
 from provision.diagnosis.signatures import Signature, Symptom, all_signatures, error_shapes
 
 SHOWN_LINES = 5  # of evidence per finding
+LINES_TO_TRACEBACK = 4  # after a message that announces it
+_TRACEBACK = ("exception", "traceback")  # ids of error shapes
 
 
 def findings(scanner: Scanner) -> list[Finding]:
@@ -43,17 +45,21 @@ def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
     signatures = all_signatures()
     kept: dict[str, Matches] = {}
     for name, matches in known.items():
+        is_symptom = isinstance(signatures[name], Symptom)
         rivals = [
-            match
+            theirs
             for other, theirs in known.items()
-            if name in signatures[other].supersedes
-            or (isinstance(signatures[name], Symptom) and not isinstance(signatures[other], Symptom))
-            for match in theirs.first
+            if name in signatures[other].supersedes or (is_symptom and not isinstance(signatures[other], Symptom))
         ]
-        first = [match for match in matches.first if not any(_overlap(match, rival) for rival in rivals)]
+        first = [match for match in matches.first if not any(_claims(rival, match) for rival in rivals)]
         if first:
-            kept[name] = Matches(first, matches.times - len(matches.first) + len(first))
+            kept[name] = Matches(first)
     return kept
+
+
+def _claims(rival: Matches, match: Match) -> bool:
+    """Whether an error shows on the match's lines. Of one that was no longer looked for, that is not known: it is assumed."""
+    return any(_overlap(match, each) for each in rival.first) or (rival.is_full and _place(match) > _place(rival.first[-1]))
 
 
 def _overlap(one: Match, other: Match) -> bool:
@@ -102,17 +108,11 @@ def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:
 
 
 def _unknown(scanner: Scanner, found: Mapping[str, Matches]) -> Finding | None:
-    """The first line that looks like an error and that nothing claims; None if there is none."""
-    signatures = all_signatures()
-    claimed = [match for matches in found.values() for match in matches.first]
-    failed = any(isinstance(signatures[name], Symptom) for name in found)
-    match = None
-    for certainty in ("certain", "likely", *(["possible"] if failed else [])):
-        shapes = [shape.id for shape in error_shapes() if shape.certainty == certainty]
-        match = match or _first_unclaimed((match for shape in shapes for match in scanner.unknown[shape].first), claimed)
-    if match is None:
-        quoted = [matches.first[0] for name, matches in found.items() if isinstance(own := signatures[name], Symptom) and own.quoted_alone]
-        match = min(quoted, key=_place, default=None)
+    """The line that says what went wrong, of those that look like an error and that nothing claims; None if there is none."""
+    symptoms = {name: matches.first[0] for name, matches in found.items() if isinstance(all_signatures()[name], Symptom)}
+    match = _decisive(scanner, failed=bool(symptoms))
+    if match is None:  # a symptom is no cause, but a sign that something is wrong
+        match = min(symptoms.values(), key=_place, default=None)
     if match is None:
         return None
     printed_by = f"rank {match.rank}" if match.rank is not None else "a process that the log does not name"
@@ -121,15 +121,31 @@ def _unknown(scanner: Scanner, found: Mapping[str, Matches]) -> Finding | None:
         what="An error that is not among the known ones",
         id=UNKNOWN,
         layer="unknown",
-        summary=f"Something failed that doctor does not know; the first line that looks like an error is quoted, printed by {printed_by}.",
-        cause=f"Not known. The first error line, printed by {printed_by}: {match.text}",
-        fix=("Read the log from the quoted line on", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
+        summary=f"Something failed that doctor does not know; the line that says most about it is quoted, printed by {printed_by}.",
+        cause=f"Not known. The error's line, printed by {printed_by}: {match.text}",
+        fix=("Read the log around the quoted line", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
         evidence=_evidence(scanner, match),
     )
 
 
-def _first_unclaimed(matches: Iterable[Match], claimed: list[Match]) -> Match | None:
-    return min((match for match in matches if not any(_overlap(match, other) for other in claimed)), key=_place, default=None)
+def _decisive(scanner: Scanner, *, failed: bool) -> Match | None:
+    """The first line of the surest kind; of a message with a traceback, the exception's. ``failed``: a symptom says so."""
+    for certainty in ("certain", "likely", *(["possible"] if failed else [])):
+        shapes = [shape.id for shape in error_shapes() if shape.certainty == certainty]
+        first = min((match for shape in shapes for match in scanner.unknown[shape].first), key=_place, default=None)
+        if first:
+            return _exception_below(scanner, first) or first
+    return None
+
+
+def _exception_below(scanner: Scanner, match: Match) -> Match | None:
+    """The exception of the traceback that follows at once; the first of a chain."""
+    exceptions, tracebacks = (
+        [each for each in scanner.unknown[shape].first if each.file == match.file and each.rank == match.rank] for shape in _TRACEBACK
+    )
+    if match in exceptions or not any(match.first <= each.first <= match.last + LINES_TO_TRACEBACK for each in tracebacks):
+        return None
+    return min((each for each in exceptions if each.first > match.last), key=_place, default=None)
 
 
 def _place(match: Match) -> tuple[int, int]:

@@ -2,30 +2,32 @@
 
 Only candidate lines (prefilter.py) are examined. A candidate is matched together with its neighbours, because messages take several
 lines and are broken differently: first with the neighbours of the same rank, then with all. Where candidates are close together, each
-pattern is searched once for all of them, so time grows with the log and not with the number of candidates.
+pattern is searched once for all of them. A pattern that has matched often, and a word that was in many different lines, are no longer
+looked for: so time grows with the log and hardly with what is in it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from typing import BinaryIO, Literal, NamedTuple
 
-from provision.diagnosis.logs.lines import Line, clean
+from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
-from provision.diagnosis.patterns import Pattern
-from provision.diagnosis.signatures import all_signatures, error_shapes, harmless
+from provision.diagnosis.patterns import Pattern, latin1
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless
 
-BLOCK = 1 << 20  # bytes read at once
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
-LONGEST_LINE = 1 << 18  # bytes; what is longer is cut into lines of this size
-KEPT_MATCHES = 100  # of one error; all further ones are only counted
+KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
+# Lines with a word of patterns that are examined; then the word is no longer looked for. The first is for the first lines of all words.
+LINES_OF_A_WORD, LINES_OF_A_LATE_WORD = 10_000, 50
+EARLY_LINES = 40_000
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,21 @@ class Match:
 
 @dataclass
 class Matches:
-    """All matches of one error; of many, ``first`` has those that came first."""
+    """The matches of one error that came first, at most `KEPT_MATCHES`."""
 
     first: list[Match] = field(default_factory=list)
-    times: int = 0
 
     def add(self, match: Match) -> None:
-        if any(match.file == other.file and match.first == other.first for other in self.first[-20:]):
-            return
-        self.times += 1
-        if len(self.first) < KEPT_MATCHES:
+        if not self.is_full and not any(match.file == other.file and match.first == other.first for other in self.first[-20:]):
             self.first.append(match)
+
+    @property
+    def times(self) -> int:
+        return len(self.first)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.first) >= KEPT_MATCHES
 
 
 class Scanner:
@@ -59,6 +65,7 @@ class Scanner:
 
     Attributes:
         files: labels of the logs, in the order in which they were read.
+        lines: how many lines they have together.
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         recovered: id of a signature → (file, line) of the last message that it went well after all.
@@ -66,9 +73,13 @@ class Scanner:
 
     def __init__(self) -> None:
         self._rules = _rules()
+        self._of_word = {word: list(rules) for word, rules in self._rules.of_word.items()}  # those that are still looked for
         self._prefilter = Prefilter(self._rules.search)
         self._repeats: dict[bytes, int] = defaultdict(int)
+        self._lines_of_word: Counter[bytes] = Counter()
+        self._examined = 0
         self.files: list[str] = []
+        self.lines = 0
         self.known: dict[str, Matches] = defaultdict(Matches)
         self.unknown: dict[str, Matches] = defaultdict(Matches)
         self.recovered: dict[str, tuple[int, int]] = {}
@@ -77,43 +88,69 @@ class Scanner:
         """Read one log to its end. Memory does not grow with its length."""
         self.files.append(label)
         carried = b""
-        number = 1  # of the first line in the block
+        before = 0  # lines of the file before the block
         fresh = 0  # index of the first line that has not been examined
-        while True:
-            data = stream.read(BLOCK)
-            block = _with_line_ends(carried + data)
+        for data in blocks(stream):
+            block = with_short_lines(carried + data)
             lines = block.split(b"\n")
+            numbers = _numbers(lines, before)
             # The last lines wait for the lines that follow them, unless there are none.
             done = len(lines) if not data else max(fresh, len(lines) - 1 - LINES_AFTER)
             reduced_lines = reduced(block).split(b"\n")
             candidates = {
                 index: words
                 for index, words in self._prefilter.candidates(reduced_lines)
-                if fresh <= index < done and self._is_new(reduced_lines[index])
+                if fresh <= index < done and self._is_new(reduced_lines[index], words)
             }
             if candidates:
-                self._match(_Block(lines, reduced_lines), candidates, number)
+                self._match(_Block(lines, reduced_lines), candidates, numbers)
+                self._forget_words()
             if not data:
+                self.lines += numbers[-1] - (not lines[-1])
                 return
             kept = max(0, done - LINES_BEFORE)
             carried = b"\n".join(lines[kept:])
-            number += kept
+            before = numbers[kept - 1] if kept else before
             fresh = done - kept
 
-    def _is_new(self, line: bytes) -> bool:
+    def _is_new(self, line: bytes, words: Iterable[bytes]) -> bool:
         self._repeats[line] += 1
-        if self._repeats[line] <= REPEATS:
-            return True
-        self._prefilter.forget(line)
-        del self._repeats[line]
-        return False
+        if self._repeats[line] > REPEATS:
+            self._prefilter.forget(line)
+            del self._repeats[line]
+            return False
+        late = self._examined > EARLY_LINES
+        most = LINES_OF_A_LATE_WORD if late else LINES_OF_A_WORD
+        if all(self._lines_of_word[word] >= most for word in words):
+            return False
+        self._lines_of_word.update(words)
+        self._examined += 1
+        return True
 
-    def _match(self, block: _Block, candidates: Mapping[int, tuple[bytes, ...]], number: int) -> None:
-        """Match a block's candidate lines (index → words). ``number`` is that of the block's first line."""
+    def _forget_words(self) -> None:
+        """Leave out words that are no longer looked for: of errors that were found often, and of too many lines."""
+        most = LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
+        full = {rule for rules in self._of_word.values() for rule in rules if self._is_full(rule)}
+        left = {
+            word: still
+            for word, rules in self._of_word.items()
+            if self._lines_of_word[word] < most and (still := [rule for rule in rules if rule not in full])
+        }
+        if len(left) < len(self._of_word):
+            self._prefilter = Prefilter(WordSearch(left))
+            self._repeats.clear()
+        self._of_word = left
+
+    def _is_full(self, rule: _Rule) -> bool:
+        found = self.known if rule.kind == "known" else self.unknown
+        return rule.kind != "recovery" and rule.id in found and found[rule.id].is_full
+
+    def _match(self, block: _Block, candidates: Mapping[int, tuple[bytes, ...]], numbers: Sequence[int]) -> None:
+        """Match a block's candidate lines (index → words). ``numbers``: of the block's lines."""
         wanted: dict[_Rule, list[int]] = defaultdict(list)
         for index, words in candidates.items():
             near = block.reduced_near(index)
-            for rule in self._rules.with_words(words):
+            for rule in {rule for word in words for rule in self._of_word.get(word, ())}:
                 if rule.is_possible(near):
                     wanted[rule].append(index)
         block.clean(sorted({index for indexes in wanted.values() for index in indexes}))
@@ -121,10 +158,16 @@ class Scanner:
         touched = sorted({index for _, span in found for index in span.candidates})
         harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text)]
         ignored = {index for rule in harmless_rules for span in block.spans(rule, touched) for index in span.candidates}
+        claimed = {
+            index for rule, span in found if rule.kind == "known" for index in range(span.first, span.last + 1) if index not in ignored
+        }
         for rule, span in sorted(found, key=lambda each: (each[1].candidates[0], each[0].number)):
-            if not ignored.issuperset(span.candidates):
-                line = block.lines[span.first]
-                self._add(rule, Match(len(self.files) - 1, number + span.first, number + span.last, line.text, line.rank))
+            if ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
+                continue
+            line = block.lines[span.quoted]
+            if rule.shape is None or _counts(rule.shape, line, span.text):
+                first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
+                self._add(rule, Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank))
 
     def _add(self, rule: _Rule, match: Match) -> None:
         if rule.kind == "known":
@@ -135,12 +178,19 @@ class Scanner:
             self.recovered[rule.id] = (match.file, match.first)
 
 
+def _numbers(lines: Sequence[bytes], before: int) -> list[int]:
+    """The number of each line in the file; parts of lines have that of the line."""
+    return list(accumulate((not line.startswith(PART) for line in lines), initial=before))[1:]
+
+
 class _Span(NamedTuple):
-    """Lines (indexes in a block) that a pattern matches, and the candidates among them."""
+    """Lines (indexes in a block) that a pattern matches, the candidates among them, and the line to quote."""
 
     first: int
     last: int
     candidates: list[int]
+    quoted: int
+    text: str
 
 
 class _Block:
@@ -188,30 +238,38 @@ class _Block:
         windows = [(index if rule.begins_on_candidate else begin, end) for index in candidates for begin, end in [self.neighbours(index)]]
         begun = -1  # the line on which the last match began; further ones on it count as the same
         for begin, end in _merged(windows):
-            for first, last in text.spans(rule.pattern, begin, end):
+            for start, stop, quoted in rule.spans(text.text, *text.bounds(begin, end)):
+                first, last = text.line_at(start), text.line_at(max(start, stop - 1))
                 touched = candidates[bisect_left(candidates, first) : bisect_right(candidates, last)]
                 if touched and first != begun and (touched[0] == first or not rule.begins_on_candidate):
                     begun = first
-                    yield _Span(first, last, list(touched))
+                    yield _Span(first, last, list(touched), *text.quote(quoted))
 
 
 class _Text:
     """Lines as one text, and the index of each."""
 
     def __init__(self, lines: Mapping[int, Line]) -> None:
+        self._lines = lines
         self._indexes = list(lines)
         self._starts = list(accumulate((len(line.latin1) + 1 for line in lines.values()), initial=0))
         self.text = b"\n".join(line.latin1 for line in lines.values())
 
-    def spans(self, pattern: Pattern, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """(first, last) line of each match in the lines with an index from ``begin`` to ``end``."""
+    def bounds(self, begin: int, end: int) -> tuple[int, int]:
+        """Where the lines with an index from ``begin`` to ``end`` are."""
         first, behind = bisect_left(self._indexes, begin), bisect_left(self._indexes, end)
-        if first < behind:
-            for start, stop in pattern.spans(self.text, self._starts[first], self._starts[behind] - 1):
-                yield self._line_at(start), self._line_at(max(start, stop - 1))
+        return (self._starts[first], self._starts[behind] - 1) if first < behind else (0, 0)
 
-    def _line_at(self, offset: int) -> int:
+    def line_at(self, offset: int) -> int:
         return self._indexes[bisect_right(self._starts, offset) - 1]
+
+    def quote(self, offset: int) -> tuple[int, str]:
+        """The index of the line there, and what of it to quote: of a message of several lines that one."""
+        number = bisect_right(self._starts, offset) - 1
+        index = self._indexes[number]
+        text, at = self._lines[index].text, offset - self._starts[number]
+        begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+        return index, text[begin : end if end >= 0 else len(text)].strip()
 
 
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -225,15 +283,6 @@ def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _with_line_ends(block: bytes) -> bytes:
-    """The block with a line without end, as binary files have, cut, so that it cannot fill the memory."""
-    tail = block.rfind(b"\n") + 1
-    if len(block) - tail <= LONGEST_LINE:
-        return block
-    pieces = [block[at : at + LONGEST_LINE] for at in range(tail, len(block), LONGEST_LINE)]
-    return block[:tail] + b"\n".join(pieces)
-
-
 # --- what is searched -------------------------------------------------------------------------------------------------------------------
 
 
@@ -241,10 +290,10 @@ _Kind = Literal["known", "recovery", "unknown", "harmless"]
 
 
 class _Rule:
-    """A pattern, what it stands for, and the words without which it cannot match."""
+    """A pattern, what it stands for, and the words without which it cannot match. ``shape``: of an unknown error."""
 
-    def __init__(self, number: int, kind: _Kind, id: str, pattern: Pattern) -> None:
-        self.number, self.kind, self.id, self.pattern = number, kind, id, pattern
+    def __init__(self, number: int, kind: _Kind, id: str, pattern: Pattern, shape: ErrorShape | None = None) -> None:
+        self.number, self.kind, self.id, self.pattern, self.shape = number, kind, id, pattern, shape
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
         self.begins_on_candidate = kind in ("recovery", "unknown")
 
@@ -258,29 +307,39 @@ class _Rule:
                 return False
         return True
 
+    def spans(self, text: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(begin, end, where to quote) of each match."""
+        for match in self.pattern.matches(text, begin, end):
+            start, stop = match.span()
+            quoted = match.start(1) if self.shape and match.re.groups else start
+            yield start, stop, quoted if quoted >= 0 else start
+
+
+def _counts(shape: ErrorShape, line: Line, quoted: str) -> bool:
+    """Whether what looks like an error is one in this line."""
+    if line.is_lesser and not shape.at_any_level:
+        return False
+    return not (shape.unless and any(pattern.is_in(latin1(quoted)) for pattern in shape.unless))
+
 
 class _Rules:
-    """All rules of the data files."""
+    """All rules of the data files. ``of_word``: the rules that need the word, apart from harmless ones; ``search`` finds these words."""
 
     def __init__(self) -> None:
-        patterns: list[tuple[_Kind, str, Pattern]] = []
+        made: list[tuple[_Kind, str, Pattern, ErrorShape | None]] = []
         for signature in all_signatures().values():
-            patterns += [("known", signature.id, pattern) for pattern in signature.patterns]
-            patterns += [("recovery", signature.id, pattern) for pattern in signature.recovered_by]
-        patterns += [("unknown", shape.id, pattern) for shape in error_shapes() for pattern in shape.patterns]
-        patterns += [("harmless", "", pattern) for pattern in harmless()]
-        rules = [_Rule(number, *each) for number, each in enumerate(patterns)]
+            made += [("known", signature.id, pattern, None) for pattern in signature.patterns]
+            made += [("recovery", signature.id, pattern, None) for pattern in signature.recovered_by]
+        made += [("unknown", shape.id, pattern, shape) for shape in error_shapes() for pattern in shape.patterns]
+        made += [("harmless", "", pattern, None) for pattern in harmless()]
+        rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]
-        self.search = WordSearch(word for rule in rules for word in rule.words[0])
-        self._with_word: dict[bytes, list[_Rule]] = defaultdict(list)
+        self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)
         for rule in rules:
             for word in rule.words[0]:
                 if rule.kind != "harmless":
-                    self._with_word[word].append(rule)
-
-    def with_words(self, words: Iterable[bytes]) -> set[_Rule]:
-        """The rules, apart from the harmless ones, that need one of these words."""
-        return {rule for word in words for rule in self._with_word.get(word, ())}
+                    self.of_word[word].append(rule)
+        self.search = WordSearch(self.of_word)
 
 
 _rules = cache(_Rules)

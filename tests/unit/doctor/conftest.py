@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ DATA = Path(__file__).parents[2] / "data" / "doctor"
 @pytest.fixture(scope="session")
 def load() -> Callable[[str], dict[str, Any]]:
     """``load(NAME)``: a file of logs, id → log or logs."""
-    return lambda name: yaml.safe_load((DATA / name).read_text(encoding="utf-8"))
+    return cache(lambda name: yaml.safe_load((DATA / name).read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Findings in logs: known errors alone, in other versions' words, mixed, and behind prefixes; unknown errors; harmless logs."""
 
 import io
+import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from provision.diagnosis.findings import UNKNOWN
 from provision.diagnosis.logs import Scanner, findings
-from provision.diagnosis.logs.scanner import BLOCK
+from provision.diagnosis.logs.lines import BLOCK
 
 
 def roots(found):
@@ -26,14 +28,94 @@ def test_nearly_every_variant_of_other_versions_is_recognised(explain, load) -> 
     assert len(missed) <= 0.05 * len(variants), missed
 
 
+def harmless_logs(load) -> list[str]:
+    return [*(each["log"] for each in load("harmless.yaml")), *load("fresh.yaml")["harmless"]]
+
+
 def test_harmless_logs_have_no_findings(explain, load) -> None:
-    logs = [*load("harmless.yaml").values(), *load("fresh.yaml")["harmless"]]
-    told = {log[:80]: found for log in logs if (found := [each.id for each in explain(log)])}
+    logs = harmless_logs(load)
+    told = {log[:80]: found for log in logs if (found := [(each.id, each.evidence[0].text) for each in explain(log)])}
     assert not told
+    assert len(logs) >= 200
 
 
 def test_harmless_logs_together_have_no_findings(explain, load) -> None:
-    assert explain("\n".join(load("harmless.yaml").values())) == []
+    assert explain("\n".join(harmless_logs(load))) == []
+
+
+def of_lines(prefix: Callable[[int, str], str]) -> Callable[[str], str]:
+    return lambda log: "\n".join(prefix(number, line) for number, line in enumerate(log.splitlines(), 12))
+
+
+PREFIXES = {
+    "none": lambda log: log,
+    "kubectl logs --prefix": of_lines(lambda _, line: f"[pod/train-0/worker] {line}"),
+    "kubectl logs --timestamps": of_lines(lambda _, line: f"2026-01-02T03:04:05.678901234Z {line}"),
+    "Docker": of_lines(lambda _, line: json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-01-02T03:04:05.678901234Z"})),
+    "journalctl": of_lines(lambda _, line: f"Jan 02 03:04:05 node1 train.sh[4711]: {line}"),
+    "journalctl -o short-iso": of_lines(lambda _, line: f"2026-01-02T03:04:05+0000 node1 train[4711]: {line}"),
+    "Ansible": of_lines(lambda _, line: f"        {json.dumps(line)},"),
+    "logging": of_lines(lambda _, line: f"2026-01-02 03:04:05,678 - launcher - INFO - {line}"),
+    "logging.basicConfig": of_lines(lambda _, line: f"INFO:launcher:{line}"),
+    "loguru": of_lines(lambda _, line: f"2026-01-02 03:04:05.678 | INFO     | launcher:stream:88 - {line}"),
+    "grep -n": of_lines(lambda number, line: f"{number}:{line}"),
+    "grep -Hn": of_lines(lambda number, line: f"logs/rank-0.log:{number}:{line}"),
+    "GitHub": of_lines(lambda _, line: f"train\tRun training\t2026-01-02T03:04:05.6789012Z {line}"),
+    "GitLab": of_lines(lambda _, line: f"2026-01-02T03:04:05.678901Z 01O {line}"),
+    "mpirun": of_lines(lambda _, line: f"[1,0]<stderr>:{line}"),
+    "torchrun": of_lines(lambda _, line: f"[rank0]:{line}"),
+    "torchrun --role": of_lines(lambda _, line: f"[default0]:{line}"),
+    "srun --label": of_lines(lambda _, line: f"0: {line}"),
+    "Ray": of_lines(lambda _, line: f"(RayTrainWorker pid=1234, ip=10.0.0.4) {line}"),
+    "BuildKit": of_lines(lambda _, line: f"#12 3.456 {line}"),
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_unlisted_errors_are_named_or_quoted_by_the_decisive_line_behind_any_prefix(explain, load, prefix: str) -> None:
+    cases = load("unlisted.yaml")
+    assert len(cases) >= 100
+    missed = []
+    for case in cases:
+        found = explain(PREFIXES[prefix](case["log"]))
+        quoted = [each.text for finding in found if finding.id == UNKNOWN for each in finding.evidence]
+        line = case.get("line", case["log"].strip())
+        if not found or (quoted and not any(line in text or (text in line and "line" not in case) for text in quoted)):
+            missed.append((line, quoted))
+    assert len(missed) <= 0.02 * len(cases), missed
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_samples_are_recognised_behind_any_prefix(explain, load, prefix: str) -> None:
+    samples = [(name, log) for name, logs in load("samples.yaml").items() for log in logs[:1]]
+    missed = [name for name, log in samples if name not in {each.id for each in explain(PREFIXES[prefix](log))}]
+    assert len(missed) <= 0.05 * len(samples), missed
+
+
+def test_an_error_in_a_field_of_ansibles_answer_is_quoted_alone(explain) -> None:
+    log = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\nKeyError: 'lr'"
+    (found,) = explain("fatal: [node1]: FAILED! => " + json.dumps({"changed": True, "rc": 1, "stderr": log, "stdout": ""}))
+    assert found.evidence[0].line == 1
+    assert found.evidence[0].text.startswith("KeyError: 'lr'")
+
+
+def test_updates_of_a_progress_bar_are_lines_of_their_own_but_not_of_the_file(explain) -> None:
+    bar = "".join(f"\r {number % 100}%|####      | {number}/100 [00:01<00:02, 4.5it/s]" for number in range(4000))
+    (found,) = explain(f"begin\r\nEpoch 1{bar}\rFATAL: the data server is gone\nend\n")
+    assert (found.evidence[0].line, found.evidence[0].text) == (2, "FATAL: the data server is gone")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_a_mark_says_the_encoding(explain, encoding: str) -> None:
+    mark = "\ufeff" if encoding.endswith("e") else ""
+    log = f"{mark}Début\r\n" + "ordinary\r\n" * BLOCK + f"{REFUSED}\r\n"
+    (found,) = explain(log.encode(encoding))
+    assert (found.id, found.evidence[0].line) == ("ssh-host-key-verification", BLOCK + 2)
+
+
+def test_an_error_far_inside_a_long_line_is_found(explain) -> None:
+    (found,) = explain("one\n" + "step " * 300_000 + f"{REFUSED} " + "step " * 300_000 + "\nthree\n")
+    assert (found.id, found.evidence[0].line) == ("ssh-host-key-verification", 2)
 
 
 def test_fresh_logs_of_known_errors_are_recognised_and_named_first(explain, load) -> None:

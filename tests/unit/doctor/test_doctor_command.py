@@ -1,0 +1,61 @@
+"""`provision doctor` as a user runs it on logs: what it prints, and how it ends."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from provision.base.errors import UsageError
+from provision.base.terminal import Console
+from provision.cli.main import app
+from provision.diagnosis.findings import Finding
+from provision.diagnosis.signatures import known_error
+from provision.doctor import show
+
+
+def doctor(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("log", "status", "said"),
+    [
+        ("epoch 1\nepoch 2\n", 0, f"2 lines read, {len(show.listed())} known errors"),
+        ("epoch 1", 0, "1 line read"),
+        ("", 0, "0 lines read"),
+        ("epoch 1\nnode1:71:88 [0] NCCL WARN the ring is broken\n", 1, "NCCL WARN the ring is broken"),
+        ("Host key verification failed.\n", 1, "[ssh-host-key-verification]"),
+    ],
+)
+def test_a_log_ends_with_0_only_where_nothing_was_found(tmp_path: Path, log: str, status: int, said: str) -> None:
+    file = tmp_path / "job.log"
+    file.write_text(log)
+    code, printed = doctor("--log", str(file))
+    assert code == status
+    assert said in printed
+    assert ("nothing that it knows" in printed) == (code == 0)
+
+
+def test_list_keeps_to_a_layer() -> None:
+    code, printed = doctor("list", "--layer", "nccl")
+    assert code == 0
+    assert "nccl-shm-too-small" in printed
+    assert "apt-lock" not in printed
+    assert isinstance(CliRunner().invoke(app, ["doctor", "list", "--layer", "nonsense"]).exception, UsageError)
+
+
+def test_one_error_on_several_hosts_is_one_block(capsys) -> None:
+    error = known_error("too-many-open-files")
+    found = [
+        Finding.of(error, severity="warning", host=f"n{number}", observed=f"ulimit -n is {1024 if number < 3 else 512}", expected="4096")
+        for number in range(5)
+    ]
+    show.findings(found, Console(), examined="on 5 of 5 hosts", searched="73 checks")
+    printed = capsys.readouterr().out
+    assert printed.count("[too-many-open-files]") == 1
+    assert "n0, n1, n2, n3, n4: warning:" in printed
+    assert "observed on n0, n1, n2: ulimit -n is 1024; expected 4096" in printed
+    assert "observed on n3, n4: ulimit -n is 512; expected 4096" in printed
+    assert printed.count(error.fix[0]) == 1
+    assert "1 warning on 5 of 5 hosts" in printed
