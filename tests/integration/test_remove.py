@@ -93,6 +93,7 @@ def test_a_host_on_which_an_installation_was_cut_off_is_left_as_it_was(bare, tmp
     assert state(host) == before[host.name]
 
 
+@pytest.mark.slow
 def test_what_came_with_us_goes_and_what_others_did_stays(bare):
     sandbox, before = bare
     one, two = sandbox.hosts

@@ -132,6 +132,7 @@ def test_keys_are_private(mixed):
 # The controller's settings reach the hosts
 
 
+@pytest.mark.slow
 def test_packages_from_the_controllers_mirror_and_index(mixed, ssh):
     """apt, then pip from the controller's index, with the controller's trust: what the product does first on every host."""
     for host in mixed.hosts:

@@ -111,6 +111,7 @@ def test_the_second_run_changes_nothing(cluster):
     assert [(host["state"], host["changed"]) for host in document["hosts"]] == [("unchanged", 0)] * 2
 
 
+@pytest.mark.slow
 def test_a_dry_run_on_finished_hosts_would_change_nothing(cluster):
     document = report(good(provision("up", inventory(cluster), "--check", "--full", "--json")))
     assert [(host["state"], host["changed"]) for host in document["hosts"]] == [("unchanged", 0)] * 2
