@@ -205,6 +205,15 @@ class Drivers(Sourced):
     drivers: dict[Number, Number]
 
 
+class Toolkits(Drivers):
+    """CUDA release → the oldest driver that was packaged with it."""
+
+    def of_branch(self, driver: str) -> str | None:
+        """The newest CUDA that a driver (or a branch) runs natively: its whole branch does, also a beta, and Jetson's 580.00."""
+        fitting = [cuda for cuda, oldest in self.drivers.items() if key(oldest)[0] <= key(driver)[0]]
+        return max(fitting, key=key, default=None)
+
+
 class GpuFloors(Sourced):
     lowest: dict[Number, Capability]
 
@@ -235,7 +244,7 @@ class CudaVersions(File):
     """cuda.yaml."""
 
     lists: NvidiaLists
-    toolkits: Drivers
+    toolkits: Toolkits
     driver_branches: DriverBranches
     minor_compatibility: Drivers
     gpu_floors: GpuFloors
@@ -539,6 +548,10 @@ class Uv(PythonPackage):
     pythons: dict[Python, Version]
 
 
+class UsualPython(Sourced):
+    version: Python
+
+
 class PythonPackages(File, Sourced):
     """python_packages.yaml."""
 
@@ -547,6 +560,7 @@ class PythonPackages(File, Sourced):
     mpi4py: PythonPackage
     cloudpickle: PythonPackage
     uv: Uv
+    usual: UsualPython
     build: dict[Word, Version]
 
 
@@ -595,6 +609,18 @@ class OperatingSystems(File, Sourced):
     ansible: AnsibleSupport
     architectures: dict[Architecture, tuple[Word, ...]]
     distributions: dict[Word, Distribution]
+
+    @property
+    def supported(self) -> str:
+        """The supported systems as a list to read: ``debian 11 to 13, …, amzn 2023``."""
+        spans = {
+            name: each.oldest if each.oldest == each.newest else f"{each.oldest} to {each.newest}"
+            for name, each in self.distributions.items()
+        }
+        alike: dict[tuple[str, str], list[str]] = {}
+        for name, span in spans.items():
+            alike.setdefault((self.distributions[name].family, span), []).append(name)
+        return "; ".join(f"{', '.join(names)} {span}" for (_family, span), names in alike.items())
 
 
 class CudaTags(Sourced):

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from provision import __version__
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError, as_provision_error
+from provision.base.text import joined
 from provision.cli import catalog as catalog_commands
 from provision.cli import doctor, image, sandbox
 from provision.cli.bench import bench
@@ -233,8 +234,8 @@ def plan(
     else:
         with progress.make() as shown:
             surveyed = collect.survey_hosts(Session(inventory, shown, passwords))
-        model.show_problems(surveyed.problems, terminal.err())
-        found = surveyed.hosts
+        found, problems = surveyed.hosts, surveyed.problems
+        model.show_problems(problems, terminal.err())
     if what_if:
         after = planning.plan_after(inventory, found, options, what_if)
         if json_:
@@ -259,6 +260,10 @@ def plan(
         summary.show(made, terminal.out())
         if (hint := planning.hint(inventory, found, options)) is not None:
             terminal.out().say(f"hint: {hint}", "cyan")
+        if errors := [problem for problem in problems if problem.severity == "error" and problem.host in made.hosts]:
+            count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
+            where = joined(list(dict.fromkeys(str(problem.host) for problem in errors)))
+            terminal.err().say(f"provision up would not install this: {count} at the top ({where})", "red")
     if out is not None and made.hosts:
         try:
             playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())

@@ -7,9 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from provision import catalog
+from provision.base.versions import key
 from provision.facts.model import Facts
 
-Cause = Literal["no-driver", "not-loaded", "nouveau", "version-mismatch", "nvml", "no-devices", "silent"]
+Cause = Literal[
+    "no-driver",
+    "not-loaded",
+    "nouveau",
+    "version-mismatch",
+    "nvml",
+    "misfit",
+    "open-modules",
+    "proprietary-modules",
+    "no-devices",
+    "silent",
+]
 
 # Messages of nvidia-smi and NVML.
 _MISMATCH = re.compile(r"version mismatch", re.IGNORECASE)
@@ -26,6 +39,11 @@ _REMEDIES: Mapping[Cause, str] = {
     "NVIDIA's driver, and reboot it",
     "version-mismatch": "reboot {host}: its driver was updated on disk, and the old one is still loaded",
     "nvml": f"fix the driver on {{host}} until nvidia-smi works there: {_SEE_LOG}, or reboot it",
+    "misfit": "install on {host} a branch of the driver that supports its GPUs instead",
+    "open-modules": "install the open kernel modules of NVIDIA's driver on {host} instead, and reboot it (Ubuntu: "
+    "nvidia-driver-BRANCH-server-open; NVIDIA's repository: nvidia-open)",
+    "proprietary-modules": "install the proprietary kernel modules of NVIDIA's driver on {host} instead, and reboot it (Ubuntu: "
+    "nvidia-driver-BRANCH-server, without -open; NVIDIA's repository: cuda-drivers)",
     "no-devices": f"power {{host}} off and on, or install the driver that its GPUs need: {_SEE_LOG}",
     "silent": f"install the whole driver on {{host}}, with nvidia-smi and libcuda.so.1, until nvidia-smi works there: {_SEE_LOG}",
 }
@@ -53,6 +71,14 @@ def has_gpu(facts: Facts) -> bool:
     return bool(nvidia.pci_devices) or (bool(facts.driver) and ("gpus" in facts.missing or bool(nvidia.smi_error)))
 
 
+def capabilities(facts: Facts) -> list[str]:
+    """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; empty if one is unknown."""
+    listed = [each.compute_capability for each in facts.gpus]
+    if not listed or None in listed:
+        listed = [catalog.hardware().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
+    return sorted({str(each) for each in listed}, key=key) if None not in listed else []
+
+
 def hidden_from_container(facts: Facts) -> bool:
     """Whether the host is a container that was started without the GPUs of its machine, which are on the PCI bus all the same."""
     nvidia = facts.nvidia
@@ -74,7 +100,8 @@ def fault(facts: Facts) -> Fault | None:
         "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
         "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
     }.get(cause, f"it has {there}, whose driver does not work")
-    return Fault(cause, what + (f": nvidia-smi says `{message[:200]}`" if message else ""))
+    reasons = [_unsupported(facts).get(cause), f"nvidia-smi says `{message[:200]}`" if message else None]
+    return Fault(cause, ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])))
 
 
 def version_mismatch(facts: Facts) -> bool:
@@ -94,8 +121,25 @@ def _causes(facts: Facts) -> Iterator[Cause]:
         yield "nvml"
     if not facts.gpus:
         if _NO_DEVICES.search(message):
+            yield from _unsupported(facts)
             yield "no-devices"
         if message:
             yield "nvml"
         if "gpus" not in facts.missing:  # the survey asked nvidia-smi, or the driver's library where there is none
             yield "silent"
+
+
+def _unsupported(facts: Facts) -> dict[Cause, str]:
+    """Why a driver that is loaded finds none of the GPUs on the PCI bus, where their kind alone explains it."""
+    driver, known, found = facts.driver, catalog.driver(), capabilities(facts)
+    if driver is None or driver.version is None or not found:
+        return {}
+    if misfit := known.gpus.misfit(driver.version, found):
+        return {"misfit": f"driver {driver.version} does not support it: {misfit}"}
+    if driver.open is False and key(found[-1]) >= key(known.modules.open_only_from):
+        reason = f"GPUs of compute capability {found[-1]} need the open kernel modules, and the proprietary ones are loaded"
+        return {"open-modules": reason}
+    if driver.open and key(found[0]) < key(known.modules.open_from):
+        reason = f"GPUs of compute capability {found[0]} need the proprietary kernel modules, and the open ones are loaded"
+        return {"proprietary-modules": reason}
+    return {}

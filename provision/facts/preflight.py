@@ -90,11 +90,10 @@ def _system(facts: Facts) -> Iterator[Problem]:
     if facts.arch and facts.arch not in known.architectures:
         yield Problem("error", f"its architecture {facts.arch} is not supported", "supported are " + ", ".join(known.architectures))
     entry = known.distributions.get(system.id)
-    supported = "; ".join(f"{name} {each.oldest} to {each.newest}" for name, each in known.distributions.items())
     if entry is None and system.family not in ("debian", "rhel"):
-        yield Problem("error", f"{_name(system)} is not supported", f"supported are {supported}")
+        yield Problem("error", f"{_name(system)} is not supported", f"supported are {known.supported}")
     elif entry is not None and _release(system.version) < key(entry.oldest):
-        yield Problem("error", f"{_name(system)} is too old", f"supported are {supported}")
+        yield Problem("error", f"{_name(system)} is too old", f"supported are {known.supported}")
     elif warning := untested_system(system):
         yield Problem("warning", warning)
     yield from _unmanaged_packages(facts)

@@ -45,6 +45,9 @@ def show(plan: Plan, console: Console) -> None:
         _show_components(hosts[0], [name for name in COMPONENTS if name not in common], console, width)
     if groups:
         console.print()
+        _print(console, "in short:", width, style="bold")
+        for names, parts in _in_short(groups):
+            _print(console, f"  {names}: {parts}", width, indent=6)
     if plan.knowledge is not None:
         _print(console, f"catalogue: {_reach(plan.knowledge)}", width, indent=_INDENT, style="dim")
     for note in plan.notes:
@@ -71,6 +74,19 @@ def _groups(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
         key = (host.system, host.arch, host.prefix, host.root, *(id(getattr(host, name)) for name in COMPONENTS))
         groups.setdefault(key, []).append(host)
     return list(groups.values())
+
+
+def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[str, str]]:
+    """(names of hosts, what they get): the versions of the main components, hosts with the same ones together."""
+    same: dict[str, list[str]] = {}
+    for hosts in groups:
+        found = [("Driver", hosts[0].driver)] + [
+            (_TITLES[name], getattr(hosts[0], name)) for name in ("python", "openmpi", "nccl", "torch")
+        ]
+        parts = ", ".join(f"{title} {component.version}" for title, component in found if component is not None)
+        same.setdefault(parts, []).extend(host.name for host in hosts)
+    for parts, names in same.items():
+        yield (joined(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"), parts
 
 
 def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:

@@ -50,12 +50,12 @@ from provision.resolve.host_classes import (
     without_gpus,
 )
 from provision.resolve.knowledge import knowledge, notes_on_driver_branches
+from provision.resolve.remedies import CPU_ONLY as CPU_ONLY_REMEDY
 from provision.resolve.remedies import (
     Conflict,
     Proposal,
     Trial,
     change_class,
-    change_hosts,
     change_requirements,
     exclude,
     newer_drivers,
@@ -104,7 +104,7 @@ def resolve(
     for name in sorted(class_of):  # common decisions must not depend on the inventory's order
         by_class.setdefault(class_of[name], []).append(name)
     host_classes: HostClasses = by_class
-    for change in (*changes, *([_CPU_ONLY] if changes and requirements.cpu else [])):  # a new driver does not undo --cpu
+    for change in (*changes, *([CPU_ONLY_REMEDY] if changes and requirements.cpu else [])):  # a new driver does not undo --cpu
         if change.apply is not None:
             host_classes, requirements = change.apply(host_classes, requirements)
     class_of = {name: host_class for host_class, names in host_classes.items() for name in names}
@@ -128,6 +128,7 @@ def resolve(
         *notes_on_driver_branches(facts),
         *_notes_without_root(plans),
         *_notes_on_unused_gpus(facts, class_of),
+        *_notes_on_hosts_without_gpus(class_of),
         *_notes_on_assumptions(facts),
         *_notes_on_infiniband(facts, plans),
         *hardware.notes(facts, gpus_used=any(host_class.cuda is not None for host_class in class_of.values())),
@@ -334,9 +335,6 @@ def _host_plan(
 # --- conflicts of hosts ------------------------------------------------------------------------------------------------------------------
 
 
-_CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus)
-
-
 def _driver_problems(
     facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], requirements: Requirements, conflicts: dict[Hashable, Conflict]
 ) -> tuple[Problem, ...]:
@@ -358,8 +356,7 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
     found: dict[Hashable, Conflict] = {}
     for host_class, names in host_classes.items():
         entry = known.distributions.get(host_class.os_id)
-        supported = "; ".join(f"{name} {each.oldest} to {each.newest}" for name, each in known.distributions.items())
-        proposals: Iterable[Proposal] = (exclude(names), Proposal(f"install a supported system there: {supported}"))
+        proposals: Iterable[Proposal] = (exclude(names), Proposal(f"install a supported system there: {known.supported}"))
         if host_class.arch not in known.architectures:
             what = f"architecture {host_class.arch} is not supported; supported are {', '.join(known.architectures)}"
             proposals = (exclude(names),)
@@ -371,13 +368,13 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
         elif host_class.obstacle is not None:
             what, remedy = host_class.obstacle.what, host_class.obstacle.remedy
             removed = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
-            proposals = (*removed, _CPU_ONLY, exclude(names))
+            proposals = (*removed, exclude(names), CPU_ONLY_REMEDY)
         elif host_class.driver_too_old:
             what = f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
-            proposals = chain((exclude(names),), newer_drivers(host_class, names), (_CPU_ONLY,))
+            proposals = chain((exclude(names),), newer_drivers(host_class, names), (CPU_ONLY_REMEDY,))
         elif host_class.cuda is not None and (misfit := host_class.driver_misfit):
             what = f"driver {host_class.driver or f'for CUDA {host_class.cuda}'} does not support its GPUs: {misfit}"
-            proposals = chain(newer_drivers(host_class, names), older_driver(host_class, names), (_CPU_ONLY, exclude(names)))
+            proposals = chain(newer_drivers(host_class, names), older_driver(host_class, names), (exclude(names), CPU_ONLY_REMEDY))
         elif host_class.gpu_fault is not None:
             what = host_class.gpu_fault.what
             newest = with_newest_driver(host_class)  # nobody knows which driver it will be
@@ -386,8 +383,8 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
             installable = host_class.gpu_fault.cause in ("no-driver", "nouveau") and driver.has_packages(host_class)
             proposals = [
                 change_class(asked if installable else by_hand, host_class, newest),
-                _CPU_ONLY,
                 exclude(names),
+                CPU_ONLY_REMEDY,
             ]
         else:
             continue
@@ -454,6 +451,17 @@ def _notes_on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, Hos
             unused.setdefault(class_of[name].cuda_why, []).append(name)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
     return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
+
+
+def _notes_on_hosts_without_gpus(class_of: Mapping[str, HostClass]) -> Iterator[str]:
+    """Hosts without GPUs among hosts that compute on theirs."""
+    without = sorted(name for name, host_class in class_of.items() if host_class.cuda is None)
+    if without and len(without) < len(class_of):
+        few = f" (--limit '{','.join(f'!{name}' for name in without)}' leaves {'it' if len(without) == 1 else 'them'} out)"
+        yield (
+            f"{joined(without)}: no GPU is used there, unlike on the other hosts: every step of training waits for the CPU, and NCCL, "
+            f"which connects GPUs only, cannot reach {'it' if len(without) == 1 else 'them'}{few if len(without) <= 3 else ''}"
+        )
 
 
 def _notes_on_infiniband(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def with_driver(facts: Facts, driver: Driver) -> Facts:
 def running(facts: Facts, version: str, cuda: str | None, open_modules: bool | None) -> Facts:
     """The facts of a host on which this version of the driver runs, installed or only thought of."""
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
-    capabilities = _capabilities(facts) or [""]
+    capabilities = gpus.capabilities(facts) or [""]
     listed = [Gpu(compute_capability=each or None) for each in capabilities]
     return facts.model_copy(
         update={
@@ -138,17 +138,9 @@ def _release(host_class: HostClass, packages: DriverPackages) -> str | None:
     return next((each for each in (version, version.split(".")[0]) if each in packages.releases), None)
 
 
-def _capabilities(facts: Facts) -> list[str]:
-    """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; empty if one is unknown."""
-    listed = [each.compute_capability for each in facts.gpus]
-    if not listed or None in listed:
-        listed = [catalog.hardware().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
-    return sorted({str(each) for each in listed}, key=key) if None not in listed else []
-
-
 def _branches(name: str, facts: Facts, offered: Sequence[str], requested: str) -> tuple[list[str], list[Rejected]]:
     """(the branches that fit the request, the GPUs and the system, newest first; rejected ones). Raises Conflict without any."""
-    known, capabilities = catalog.driver(), _capabilities(facts)
+    known, capabilities = catalog.driver(), gpus.capabilities(facts)
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in facts.nvidia.pci_ids])})" if facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
@@ -188,7 +180,7 @@ def _misfit(branch: str, capabilities: list[str], offered: Sequence[str]) -> str
 
 def _open_modules(name: str, facts: Facts) -> bool:
     """Whether the open kernel modules run its GPUs; unknown ones are newer than the catalogue. Raises Conflict where neither runs all."""
-    known, capabilities = catalog.driver().modules, _capabilities(facts)
+    known, capabilities = catalog.driver().modules, gpus.capabilities(facts)
     if not capabilities or key(capabilities[0]) >= key(known.open_from):
         return True
     if key(capabilities[-1]) >= key(known.open_only_from):
@@ -263,7 +255,7 @@ def _component(
         held=held,
         services=tuple(services),
         repository=repository,
-        cuda=_cuda(branch),
+        cuda=catalog.cuda().toolkits.of_branch(branch),
     )
 
 
@@ -288,12 +280,6 @@ def _repository(name: str, host_class: HostClass) -> Repository:
     return found
 
 
-def _cuda(branch: str) -> str | None:
-    """The newest known CUDA that a branch runs natively."""
-    fitting = [cuda for cuda, oldest in catalog.cuda().toolkits.drivers.items() if key(oldest)[0] <= int(branch)]
-    return max(fitting, key=key, default=None)
-
-
 def _oldest_version(branch: str, cuda: str | None) -> str:
     """The oldest version of a branch that runs that CUDA."""
     oldest = catalog.cuda().toolkits.drivers.get(cuda or "", "")
@@ -301,7 +287,7 @@ def _oldest_version(branch: str, cuda: str | None) -> str:
 
 
 def _why(facts: Facts, branch: str, modules: str, packages: DriverPackages, requested: str) -> tuple[str, ...]:
-    known, capabilities = catalog.driver(), _capabilities(facts)
+    known, capabilities = catalog.driver(), gpus.capabilities(facts)
     why = [
         f"{_described(branch)}, requested by name" if requested != AUTO else f"{_described(branch)}, the newest for production that fits"
     ]

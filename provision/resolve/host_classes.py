@@ -329,11 +329,9 @@ def _cuda(facts: Facts) -> tuple[str | None, str]:
     if driver.cuda:
         return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
     if driver.version:
-        drivers = catalog.cuda().toolkits.drivers
-        fitting = [cuda for cuda, oldest in drivers.items() if key(oldest) <= key(driver.version)]
-        if not fitting:
+        cuda = catalog.cuda().toolkits.of_branch(driver.version)
+        if cuda is None:
             return None, f"driver {driver.version} is older than every CUDA in NVIDIA's table"
-        cuda = max(fitting, key=key)
         return cuda, f"driver {driver.version} runs CUDA {cuda} by NVIDIA's table"
     return None, "neither version nor CUDA of its driver is known"
 

@@ -24,7 +24,8 @@ def _choices(
     host_classes: HostClasses, others: Mapping[HostClass, Sequence[Interpreter]], preferred: Sequence[Collection[str]]
 ) -> Iterator[dict[HostClass, Interpreter]]:
     """The hosts' own if they agree; a version that all can have, for which the fewest hosts download one, then the fewest install one, then
-    the fewest change, the newest first; each its own; each its own if it is one of ``preferred``, else another of these."""
+    the fewest change, the usual one first, then the newest; each its own; each its own if it is one of ``preferred``, else another of
+    these."""
     own = {host_class: host_class.python for host_class in host_classes}
     versions = {python.minor for python in own.values()}
     agree = len(versions) == 1
@@ -33,12 +34,12 @@ def _choices(
     available = {each: {python.minor: python for python in (*reversed(others[each]), each.python)} for each in host_classes}
     common = set.intersection(*(set(found) for found in available.values())) & set(catalog.python_packages().numpy.by_python)
 
-    def cost(version: str) -> tuple[int, int, int, tuple[int, ...]]:
+    def cost(version: str) -> tuple[int, int, int, bool, tuple[int, ...]]:
         chosen = [(available[host_class][version], host_class, len(names)) for host_class, names in host_classes.items()]
         downloaded = sum(count for python, _host_class, count in chosen if python.from_uv)
         installed = sum(count for python, _host_class, count in chosen if python.packages)
         changed = sum(count for _python, host_class, count in chosen if host_class.python.minor != version)
-        return downloaded, installed, changed, tuple(-part for part in key(version))
+        return downloaded, installed, changed, not _usual(version), tuple(-part for part in key(version))
 
     for version in sorted(common - (versions if agree else set()), key=cost):
         yield {host_class: found[version] for host_class, found in available.items()}
@@ -52,7 +53,14 @@ def _preferred(host_class: HostClass, others: Sequence[Interpreter], preferred: 
     if host_class.python.minor in preferred:
         return host_class.python
     fitting = (each for each in others if each.minor in preferred)
-    return max(fitting, key=lambda each: (not each.from_uv, not each.packages, key(each.version)), default=host_class.python)
+    return max(
+        fitting, key=lambda each: (not each.from_uv, not each.packages, _usual(each.minor), key(each.version)), default=host_class.python
+    )
+
+
+def _usual(version: str) -> bool:
+    """Whether it is the Python that most projects have wheels for."""
+    return version == catalog.python_packages().usual.version
 
 
 def rejection(python: Interpreter) -> str | None:

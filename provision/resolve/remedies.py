@@ -11,7 +11,7 @@ from provision.base.problems import Problem, Remedy
 from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for, with_newest_driver
+from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for, with_newest_driver, without_gpus
 
 MOST_REMEDIES = 2  # are offered for a conflict: the cheapest
 
@@ -77,6 +77,9 @@ def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str
         return changed, requirements
 
     return Proposal(text, apply=apply, group=group)
+
+
+CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus)
 
 
 def change_class(text: str, before: HostClass, after: HostClass, group: str = "") -> Proposal:

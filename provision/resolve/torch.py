@@ -14,7 +14,7 @@ from provision.catalog.models import PytorchRelease
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
-from provision.resolve.remedies import Conflict, Proposal, change_requirements, exclude, newer_drivers, other_pythons
+from provision.resolve.remedies import CPU_ONLY, Conflict, Proposal, change_requirements, exclude, newer_drivers, other_pythons
 
 CPU = "cpu"
 
@@ -153,11 +153,13 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             reason = f"PyTorch {version} has no wheel for Python {python}"
             found.append(_Rejection(names[0], True, reason, _fitting_python(release, host_class, requirements)))
         if not builds:
-            reason = f"no build of PyTorch {version} runs on a driver for CUDA {host_class.cuda}"
-            if any(host_class.runs(cuda) for cuda in release.builds):
-                gpus = ", ".join(host_class.capabilities)
-                driver = f"that a driver for CUDA {host_class.cuda} runs"
-                reason = f"no build of PyTorch {version} {driver} has code for compute capability {gpus}"
+            gpus, driver = ", ".join(host_class.capabilities), f"a driver for CUDA {host_class.cuda}"
+            if not any(_has_code(build.code.get(host_class.arch), host_class) for build in release.builds.values()):
+                reason = f"no build of PyTorch {version} for {host_class.arch} has code for compute capability {gpus}"
+            elif any(host_class.runs(cuda) for cuda in release.builds):
+                reason = f"no build of PyTorch {version} that {driver} runs has code for compute capability {gpus}"
+            else:
+                reason = f"no build of PyTorch {version} runs on {driver}"
             found.append(_Rejection(names[0], False, reason, _fitting_driver(release, host_class)))
     return found
 
@@ -199,7 +201,8 @@ def _notes_on_an_older_release(
             if lifted_by:
                 yield f"PyTorch {chosen} is not the newest: {joined(sorted(names))}: {reason}; what lifts it: {lifted_by}"
         if not causes:
-            yield f"PyTorch {chosen} is not the newest: the builds of {best} for these hosts have different NCCLs inside"
+            inside = " and ".join(_nccls(best, selection.fitting[best]))
+            yield f"PyTorch {chosen} is not the newest: the builds of {best} for these hosts have NCCL {inside} inside: ranks need the same"
     cause = "requested" if requirements.torch_version else "no other fits"
     for problem in known_bad(chosen):
         yield f"PyTorch {chosen} is known bad ({'an earlier run chose it' if 'torch' in requirements.kept else cause}): {problem}"
@@ -373,4 +376,5 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     yield from other_pythons(host_class, names, pythons)
     yield exclude(names)
     yield from newer_drivers(host_class, names)
+    yield CPU_ONLY
     yield change_requirements("--without-torch: Open MPI and the engine's NumPy side only", torch=False)

@@ -18,7 +18,7 @@ from provision.facts import Facts, gpus
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
-from provision.resolve.host_classes import HostClass, with_driver_for
+from provision.resolve.host_classes import HostClass, host_class_of, with_driver_for
 from provision.resolve.remedies import Proposal, change_named, exclude, with_python
 
 Kind = Literal["driver", "python", "without"]
@@ -173,10 +173,24 @@ def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[
     if best is None:
         return None
     _, change, after = best
-    gains = ", ".join(f"{gain.what} {gain.then} instead of {gain.now}" for gain in _versions(plan, after))
+    gains = ", ".join(f"{title} {then} instead of {now}" for title, now, then in _releases(plan, after))
     fewer = len(_problems(plan)) - len(_problems(after))
     solved = f"{fewer} known problem{'s' if fewer > 1 else ''} fewer" if fewer > 0 else ""
-    return f"{_proposal(change).text} would give {' and '.join(filter(None, (gains, solved)))}: --what-if {change.text}"
+    what = f"leaving {joined(change.hosts)} out" if change.kind == "without" else _proposal(change).text
+    return f"{what} would give {' and '.join(filter(None, (gains, solved)))}: --what-if {change.text}"
+
+
+def _releases(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
+    """(component, now, then) of the releases that change, whatever their builds are."""
+    for title, name in (("PyTorch", "torch"), ("NCCL", "nccl")):
+        now, then = (
+            joined(
+                sorted({each.version.partition("+")[0] for host in plan.hosts.values() if (each := getattr(host, name)) and each.version})
+            )
+            for plan in (before, after)
+        )
+        if now != then:
+            yield title, now, then
 
 
 def _rank(plan: Plan) -> tuple[object, ...]:
@@ -189,13 +203,14 @@ def _candidates(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Change]:
     """Single changes that may lift all hosts; of drivers those of supported branches for production, as `--driver auto`."""
     with_gpus = {name: facts[name] for name in plan.hosts if gpus.has_gpu(facts[name])}
     capabilities = [gpu.compute_capability for host in with_gpus.values() for gpu in host.gpus if gpu.compute_capability]
+    cudas = {name: host_class_of(host).cuda for name, host in with_gpus.items()}
     drivers, kinds = catalog.cuda().toolkits.drivers, catalog.driver().branches.of
     for cuda in sorted(drivers, key=key):
         branch = drivers[cuda].split(".")[0]
         unsupported = kinds.get(branch, "feature") == "feature" or catalog.cuda().driver_branches.ended(branch)
         if unsupported or catalog.driver().gpus.misfit(branch, capabilities):
             continue
-        older = tuple(name for name, host in with_gpus.items() if host.driver and host.driver.cuda and key(host.driver.cuda) < key(cuda))
+        older = tuple(name for name, now in cudas.items() if now is not None and key(now) < key(cuda))
         if older:
             scope = "" if len(older) == len(with_gpus) else f"{','.join(older)}:"
             yield Change(f"{scope}driver={branch}", "driver", branch, older)

@@ -125,6 +125,7 @@ def test_full_disks_of_the_facts_are_named(tmp_path: Path) -> None:
     assert "full: error: the disk is full: /opt/provision has 1.5 GB free, 2.4 GB are needed" in said
     assert "/tmp (temporary files) has 5 MB free, 100 MB are needed" in said
     assert "well:" not in said
+    assert said.rstrip().endswith("provision up would not install this: 2 errors at the top (full)")
     installed = BARE | {"disk": full, "installed": {"manifest": {"host": {}}}}
     assert "/opt/provision has" not in provision("plan", "--facts", facts_file(tmp_path, full=installed)).stderr
 

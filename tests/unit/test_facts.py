@@ -591,6 +591,7 @@ def test_text_from_a_host_can_be_encoded() -> None:
 MODULE = {"version": "550.54.15", "cuda": "12.4", "kernel_module": "550.54.15"}
 LISTED = [{"name": "A100", "compute_capability": "8.0"}]
 ON_THE_BUS = ["0000:41:00.0"]
+NONE_FOUND = {"pci_devices": ON_THE_BUS, "smi_error": "No devices were found"}
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
 FAILED = {"smi": "/usr/bin/nvidia-smi", "smi_error": "NVIDIA-SMI has failed because …"}
 NODE = ["/dev/nvidia0"]
@@ -618,6 +619,13 @@ NODE = ["/dev/nvidia0"]
         ),
         ({"driver": MODULE, "gpus": [], "nvidia": {"smi_error": "No devices were found"}}, "no-devices"),
         ({"driver": MODULE, "gpus": [], "nvidia": {"smi_error": "No devices were found", "pci_devices": ON_THE_BUS}}, "no-devices"),
+        ({"driver": {"version": "580.159.03", "open": False}, "gpus": [], "nvidia": {**NONE_FOUND, "pci_ids": ["2c3a"]}}, "open-modules"),
+        ({"driver": {"version": "580.159.03", "open": True}, "gpus": [], "nvidia": {**NONE_FOUND, "pci_ids": ["2c3a"]}}, "no-devices"),
+        (
+            {"driver": {"version": "570.172.08", "open": True}, "gpus": [], "nvidia": {**NONE_FOUND, "pci_ids": ["1db1"]}},
+            "proprietary-modules",
+        ),
+        ({"driver": {"version": "590.48.01", "open": True}, "gpus": [], "nvidia": {**NONE_FOUND, "pci_ids": ["1b81"]}}, "misfit"),
         ({"driver": MODULE, "gpus": [], "nvidia": {"pci_devices": ON_THE_BUS}}, "silent"),
         ({"driver": MODULE, "gpus": [], "container": "docker", "nvidia": {"pci_devices": ON_THE_BUS}}, None),
         (

@@ -101,11 +101,31 @@ def test_gpus_without_a_driver_are_a_conflict_unless_cpu_is_requested() -> None:
     dark = changed(host(), {"nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"]}})
     (conflict,) = plan_for({"a": dark, "b": host("10.0.0.2")}).conflicts
     assert (conflict.host, conflict.what) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
-    assert [way.partition(" ")[0] for way in remedies(conflict)] == ["--driver", "--cpu:"]
+    assert [way.partition(" ")[0] for way in remedies(conflict)] == ["--driver", "leave"]
     meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Requirements(cpu=True))
     assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.13.0+cpu")}
     assert meant.notes[-1:] == ("a and b: 1 GPUs stay unused: --cpu was requested; --no-cpu reverts it",)
     assert plan_for({"b": host()}).notes == ()
+
+
+def test_a_host_without_gpu_among_hosts_with_gpus_is_named() -> None:
+    mixed = {"a": gpu("12.4"), "b": host("10.0.0.2"), "c": host("10.0.0.3")}
+    (note,) = [each for each in plan_for(mixed).notes if "NCCL" in each]
+    assert note.startswith("b and c: no GPU is used there")
+    assert "--limit '!b,!c'" in note
+    for alike in ({"b": host()}, {"a": gpu("12.4")}):
+        assert not any("no GPU is used" in each for each in plan_for(alike).notes)
+    assert not any("no GPU is used" in each for each in plan_for(mixed, Requirements(cpu=True)).notes)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda"),
+    # nvidia-smi of betas and of Jetson Thor: NVIDIA/open-gpu-kernel-modules#433, #840, and Jetson Linux 38
+    [("525.60.11", "12.0"), ("575.51.02", "12.9"), ("580.00", "13.0"), ("570.86.15", "12.8"), ("551.88", "12.4"), ("581.57", "13.0")],
+)
+def test_every_driver_of_a_branch_runs_its_cuda(version: str, cuda: str) -> None:
+    known = changed(host(), {"driver": {"version": version}, "gpus": [{"compute_capability": "9.0"}]})
+    assert f"driver {version} runs CUDA {cuda} by NVIDIA's table" in plan_for({"a": known}).hosts["a"].torch.why[0]
 
 
 def test_the_gpus_of_the_machine_around_a_container_are_not_its_own() -> None:
@@ -187,7 +207,7 @@ def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() ->
             "525.60.13",
             "3.7",
             "compute capability 3.7 (Kepler, such as K80) end with 470",
-            "install driver branch 470, the last for its GPUs",
+            "--cpu",
         ),
         ("535.54.03", "2.0", "no branch that is known supports GPUs of compute capability 2.0", "--cpu"),
     ],

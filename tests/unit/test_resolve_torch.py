@@ -113,10 +113,18 @@ def test_uv_downloads_a_python_for_a_newer_release_only_where_no_other_has_it() 
     assert plan_for({"a": with_packages}, Requirements(torch_version="2.7.1")).hosts["a"].python.source == "distribution"
 
 
-def test_uv_downloads_the_newest_python_of_the_architecture() -> None:
+def test_uv_downloads_the_usual_python_of_the_architecture() -> None:
     python = plan_for({"a": host(arch="aarch64", **OLD)}, NEWER_TORCH).hosts["a"].python
-    release = catalog.python_packages().uv.pythons["3.14"]
-    assert python.package == f"python/cpython-{release}-linux-aarch64-gnu/bin/python3.14"
+    known = catalog.python_packages()
+    usual, release = known.usual.version, known.uv.pythons[known.usual.version]
+    assert python.package == f"python/cpython-{release}-linux-aarch64-gnu/bin/python{usual}"
+
+
+def test_gpus_that_no_build_has_code_for_are_the_reason_whatever_the_driver_is() -> None:
+    k80 = changed(host(python="3.11.2"), {"driver": {"version": "470.223.02"}, "gpus": [{"compute_capability": "3.7"}]})
+    conflict = plan_for({"a": k80}).conflicts[0]
+    assert conflict.what == "no build of PyTorch 2.13.0 for x86_64 has code for compute capability 3.7"
+    assert remedies(conflict)[0].startswith("--cpu")
 
 
 def test_uv_downloads_no_python_for_bundles_images_or_where_the_inventory_names_one() -> None:

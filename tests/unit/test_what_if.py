@@ -155,7 +155,14 @@ def test_the_hint_is_a_change_that_was_tried() -> None:
     lifted = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse([change], hosts)).plan.hosts["dgx1"].torch
     assert before
     assert lifted
-    assert f"PyTorch {lifted.version} instead of {before.version}" in hint
+    assert f"PyTorch {lifted.version.partition('+')[0]} instead of {before.version.partition('+')[0]}" in hint
+
+
+def test_the_hint_needs_no_more_than_the_version_of_a_driver() -> None:
+    hosts = known("real-b200-570-and-h100-550")  # their reports do not name the driver's CUDA
+    assert what_if.hint(hosts, REQUIREMENTS, {}) == (
+        "driver 580 on b200 and h100 would give PyTorch 2.13.0 instead of 2.11.0: --what-if driver=580"
+    )
 
 
 @pytest.mark.parametrize("name", ["blackwell-580", "cpu-only", "v100-470-and-blackwell-580"])
