@@ -601,6 +601,7 @@ class AnsibleSupport(Sourced):
 
     oldest_python: dict[Version, Python]
     unmanaged_packages: dict[Family, dict[Number, Text]]
+    alike: dict[Family, dict[Number, Version]]
 
 
 class OperatingSystems(File, Sourced):

@@ -101,13 +101,22 @@ def _system(facts: Facts) -> Iterator[Problem]:
 
 def _unmanaged_packages(facts: Facts) -> Iterator[Problem]:
     system = facts.os
-    unmanaged = catalog.os().ansible.unmanaged_packages.get(system.family, {}).get(system.version.split(".")[0])
+    unmanaged = catalog.os().ansible.unmanaged_packages.get(system.family, {}).get(_release_of_family(system))
     if unmanaged and facts.user.can_become:
         hint = (
             "upgrade it to a newer release; or install without root: provision_sudo=no in the inventory, "
             "and provision_python with the path of a newer Python"
         )
         yield Problem("error", f"{_name(system)}: {unmanaged}", hint)
+
+
+def _release_of_family(system: System) -> str:
+    """The major release; of a distribution that is not listed, such as TencentOS 3, that of its family which it was made from."""
+    known = catalog.os()
+    if system.id in known.distributions or system.libc is None:
+        return system.version.split(".")[0]
+    of_family = known.ansible.alike.get(system.family, {})
+    return next((release for release, newer in of_family.items() if key(system.libc) < key(newer)), "")
 
 
 def untested_system(system: System) -> str | None:

@@ -655,3 +655,19 @@ def test_a_facts_file_shows_where_no_packages_can_be_installed(name: str, says: 
     errors = [problem for problem in problems if problem.severity == "error"]
     assert [problem.host for problem in errors] == (["node1"] if says else [])
     assert all(str(says) in problem.what for problem in errors)
+
+
+@pytest.mark.parametrize(
+    ("system", "unmanaged"),
+    [
+        ({"id": "tencentos", "version": "3.1", "id_like": ["rhel", "fedora", "centos"], "libc": "2.28"}, True),
+        ({"id": "alinux", "version": "3", "id_like": ["rhel", "fedora", "centos", "anolis"], "libc": "2.32"}, True),
+        ({"id": "tencentos", "version": "4.2", "id_like": ["rhel", "fedora", "centos"], "libc": "2.38"}, False),
+        ({"id": "rocky", "version": "9.4", "libc": "2.34"}, False),
+        ({"id": "amzn", "version": "2023", "libc": "2.34"}, False),
+    ],
+)
+def test_distributions_made_from_release_8_are_managed_as_little_as_it(system: dict[str, Any], unmanaged: bool) -> None:
+    known = facts.Facts.model_validate({"os": system, "arch": "x86_64"})
+    found = facts.lasting_problems("a", known, needed_mb=0, prefix="/opt/provision")
+    assert [problem.severity for problem in found] == (["error"] if unmanaged else [])

@@ -37,6 +37,8 @@ def stated(found: dict[str, Any], **more: Any) -> Facts:
         (pci(("1002", "164e", "030000")), ""),
         (pci(("1002", "744c", "030000"), mem_info_vram_total="25753026560\n"), "1 x AMD GPU"),  # Radeon RX 7900 XTX
         (pci(("1da3", "1020", "120000"), ("1a03", "2000", "030000")), "1 x Intel Gaudi (Habana)"),
+        (pci(*[("19e5", "d802", "120000")] * 8, ("19e5", "0222", "020000")), "8 x Huawei Ascend NPU"),  # and a network card
+        (pci(("1d22", "3684", "120000")), "1 x Baidu Kunlun XPU"),
         (pci(("8086", "0bd5", "038000"), ("8086", "56c0", "038000")), "2 x Intel data-centre GPU"),
         (pci(("8086", "4680", "038000"), ("8086", "7d1d", "120000")), ""),  # a processor's graphics without a monitor, and its NPU
         (pci(("1a03", "2000", "030000"), ("10de", "2330", "030200")), ""),  # a server's console, an H100
