@@ -259,8 +259,10 @@ def _print(
 
 def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:
     """What was looked for: how much it means that nothing was found."""
-    read = f"{reading.lines:,} line{'s' * (reading.lines != 1)} read, {len(show.listed())} known errors" if reading else ""
-    return ", ".join(filter(None, (read, f"{len(CHECKS)} checks" if hosts else "")))
+    said = [f"{reading.lines:,} line{'s' * (reading.lines != 1)} read", f"{len(show.listed())} known errors"] if reading else []
+    if reading and not reading.is_complete:
+        said.append("with so many lines that might be errors that not all of them were examined")
+    return ", ".join([*said, *([f"{len(CHECKS)} checks"] if hosts else [])])
 
 
 def _fix(

@@ -5,10 +5,9 @@ Python's own engine backtracks: a line of four kilobytes, written for it, can ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from operator import methodcaller
 from typing import Any
 
 import re2
@@ -45,18 +44,9 @@ class Pattern:
         except re2.error as error:
             raise ValueError(f"{error.args[0].decode()}: {self.source}") from error
 
-    def spans(self, text: bytes, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
-        """(begin, end) of each match between ``begin`` and ``end`` of a text in `latin1`."""
-        return map(methodcaller("span"), self.matches(text, begin, end))
-
-    def matches(self, text: bytes, begin: int = 0, end: int | None = None) -> Iterator[Any]:
-        """Each match there, as Python's."""
-        found: Iterator[Any] = self._latin1.finditer(text, begin, end)
-        return found
-
-    def is_in(self, text: bytes) -> bool:
-        """Whether it matches anywhere in a text in `latin1`."""
-        return self._latin1.search(text) is not None
+    def first(self, text: bytes, begin: int = 0, end: int | None = None) -> Any:
+        """The first match between ``begin`` and ``end`` of a text in `latin1`, as Python's match, or None."""
+        return self._latin1.search(text, begin, end)
 
     def at(self, text: bytes, begin: int) -> Any:
         """The match that begins there in a text in `latin1`, as Python's match, or None."""
@@ -80,7 +70,7 @@ def latin1_options() -> Any:
 
 
 def latin1(text: str) -> bytes:
-    """A text with one byte for each character, for `Pattern.spans`: patterns are ASCII, other characters become ``?``."""
+    """A text with one byte for each character, for `Pattern.first`: patterns are ASCII, other characters become ``?``."""
     return text.encode("latin-1", "replace")
 
 

@@ -23,10 +23,11 @@ from provision.diagnosis.logs.scanner import Scanner
 
 @dataclass(frozen=True)
 class Reading:
-    """What was found in logs, and how many lines they have."""
+    """What was found in logs, how many lines they have, and whether all of those that might be errors were examined."""
 
     findings: list[Finding]
     lines: int
+    is_complete: bool
 
 
 def read(names: Sequence[str]) -> Reading:
@@ -43,7 +44,7 @@ def read(names: Sequence[str]) -> Reading:
         except (OSError, EOFError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"cannot read it: {reason}", where=name) from error
-    return Reading(findings(scanner), scanner.lines)
+    return Reading(findings(scanner), scanner.lines, scanner.is_complete)
 
 
 def known_errors(text: str, where: str) -> list[Finding]:

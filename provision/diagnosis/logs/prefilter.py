@@ -170,7 +170,8 @@ def _words_of(literal: str) -> Iterable[_Words]:
 
 
 def _best(candidates: Sequence[_Words]) -> _Words | None:
-    return max(candidates, key=lambda words: min(_rarity(word) for word in words), default=None)
+    """The set that is in the fewest texts; of equal ones the last: messages begin with more general words."""
+    return max(reversed(candidates), key=lambda words: min(_rarity(word) for word in words), default=None)
 
 
 def _rarity(word: str) -> float:

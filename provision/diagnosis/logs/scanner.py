@@ -24,10 +24,12 @@ from provision.diagnosis.signatures import ErrorShape, all_signatures, error_sha
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
+AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
-# Lines with a word of patterns that are examined; then the word is no longer looked for. The first is for the first lines of all words.
-LINES_OF_A_WORD, LINES_OF_A_LATE_WORD = 10_000, 50
-EARLY_LINES = 40_000
+# Lines with a word of patterns that are examined; then the word is no longer looked for. After `EARLY_LINES` with any, only new ones are.
+LINES_OF_A_WORD, LINES_OF_A_LATE_WORD = 5_000, 50
+EARLY_LINES = 20_000
+ONE_LINE = 200  # bytes; longer lines count as several
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
+_Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
+
+
 class Scanner:
     """Reads logs one after the other.
 
@@ -69,6 +74,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         recovered: id of a signature → (file, line) of the last message that it went well after all.
+        is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
     def __init__(self) -> None:
@@ -83,6 +89,7 @@ class Scanner:
         self.known: dict[str, Matches] = defaultdict(Matches)
         self.unknown: dict[str, Matches] = defaultdict(Matches)
         self.recovered: dict[str, tuple[int, int]] = {}
+        self.is_complete = True
 
     def read(self, stream: BinaryIO, label: str) -> None:
         """Read one log to its end. Memory does not grow with its length."""
@@ -93,18 +100,13 @@ class Scanner:
         for data in blocks(stream):
             block = with_short_lines(carried + data)
             lines = block.split(b"\n")
-            numbers = _numbers(lines, before)
+            numbers = _numbers(lines, before) if PART in block else range(before + 1, before + 1 + len(lines))
             # The last lines wait for the lines that follow them, unless there are none.
             done = len(lines) if not data else max(fresh, len(lines) - 1 - LINES_AFTER)
             reduced_lines = reduced(block).split(b"\n")
-            candidates = {
-                index: words
-                for index, words in self._prefilter.candidates(reduced_lines)
-                if fresh <= index < done and self._is_new(reduced_lines[index], words)
-            }
+            candidates = [each for each in self._prefilter.candidates(reduced_lines) if fresh <= each[0] < done]
             if candidates:
-                self._match(_Block(lines, reduced_lines), candidates, numbers)
-                self._forget_words()
+                self._examine(_Block(lines, reduced_lines), candidates, numbers)
             if not data:
                 self.lines += numbers[-1] - (not lines[-1])
                 return
@@ -113,39 +115,60 @@ class Scanner:
             before = numbers[kept - 1] if kept else before
             fresh = done - kept
 
+    def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
+        """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
+        looked_for = len(self._of_word)
+        for begin in range(0, len(candidates), AT_ONCE):
+            wanted = {
+                index: still
+                for index, words in candidates[begin : begin + AT_ONCE]
+                if (still := [word for word in words if word in self._of_word]) and self._is_new(block.reduced_lines[index], still)
+            }
+            if wanted:
+                self._match(block, wanted, numbers)
+                self._forget_words()
+        if len(self._of_word) < looked_for:
+            self._prefilter = Prefilter(WordSearch(self._of_word))
+            self._repeats.clear()
+
     def _is_new(self, line: bytes, words: Iterable[bytes]) -> bool:
         self._repeats[line] += 1
         if self._repeats[line] > REPEATS:
             self._prefilter.forget(line)
             del self._repeats[line]
             return False
-        late = self._examined > EARLY_LINES
-        most = LINES_OF_A_LATE_WORD if late else LINES_OF_A_WORD
+        most = self._most_lines
         if all(self._lines_of_word[word] >= most for word in words):
+            self.is_complete = False
             return False
-        self._lines_of_word.update(words)
-        self._examined += 1
+        count = 1 + len(line) // ONE_LINE
+        for word in words:
+            self._lines_of_word[word] += count
+        self._examined += count
         return True
+
+    @property
+    def _most_lines(self) -> int:
+        """With the same word that are examined."""
+        return LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
 
     def _forget_words(self) -> None:
         """Leave out words that are no longer looked for: of errors that were found often, and of too many lines."""
-        most = LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
+        most = self._most_lines
         full = {rule for rules in self._of_word.values() for rule in rules if self._is_full(rule)}
         left = {
             word: still
             for word, rules in self._of_word.items()
             if self._lines_of_word[word] < most and (still := [rule for rule in rules if rule not in full])
         }
-        if len(left) < len(self._of_word):
-            self._prefilter = Prefilter(WordSearch(left))
-            self._repeats.clear()
+        self.is_complete &= all(self._lines_of_word[word] < most or full.issuperset(rules) for word, rules in self._of_word.items())
         self._of_word = left
 
     def _is_full(self, rule: _Rule) -> bool:
         found = self.known if rule.kind == "known" else self.unknown
         return rule.kind != "recovery" and rule.id in found and found[rule.id].is_full
 
-    def _match(self, block: _Block, candidates: Mapping[int, tuple[bytes, ...]], numbers: Sequence[int]) -> None:
+    def _match(self, block: _Block, candidates: Mapping[int, Sequence[bytes]], numbers: Sequence[int]) -> None:
         """Match a block's candidate lines (index → words). ``numbers``: of the block's lines."""
         wanted: dict[_Rule, list[int]] = defaultdict(list)
         for index, words in candidates.items():
@@ -178,7 +201,7 @@ class Scanner:
             self.recovered[rule.id] = (match.file, match.first)
 
 
-def _numbers(lines: Sequence[bytes], before: int) -> list[int]:
+def _numbers(lines: Sequence[bytes], before: int) -> Sequence[int]:
     """The number of each line in the file; parts of lines have that of the line."""
     return list(accumulate((not line.startswith(PART) for line in lines), initial=before))[1:]
 
@@ -197,7 +220,7 @@ class _Block:
     """A block of a log: the lines near its candidates, cleaned, as the texts in which patterns are searched."""
 
     def __init__(self, raw: Sequence[bytes], reduced_lines: Sequence[bytes]) -> None:
-        self._raw, self._reduced = raw, reduced_lines
+        self._raw, self.reduced_lines = raw, reduced_lines
         self._starts = list(accumulate((len(line) + 1 for line in raw), initial=0))
         self._texts: dict[str | None, _Text] = {}  # rank → its lines
         self.lines: dict[int, Line] = {}
@@ -210,10 +233,11 @@ class _Block:
 
     def reduced_near(self, index: int) -> bytes:
         begin, end = self.neighbours(index)
-        return b"\n".join(self._reduced[begin:end])
+        return b"\n".join(self.reduced_lines[begin:end])
 
     def clean(self, candidates: Iterable[int]) -> None:
         """Make the texts of these candidates and their neighbours."""
+        self.lines = {}
         for begin, end in _merged(map(self.neighbours, candidates)):
             self.lines.update((index, clean(self._raw[index])) for index in range(begin, end))
         self._all = _Text(self.lines)
@@ -236,13 +260,14 @@ class _Block:
 
     def _spans_in(self, text: _Text, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         windows = [(index if rule.begins_on_candidate else begin, end) for index in candidates for begin, end in [self.neighbours(index)]]
-        begun = -1  # the line on which the last match began; further ones on it count as the same
         for begin, end in _merged(windows):
-            for start, stop, quoted in rule.spans(text.text, *text.bounds(begin, end)):
+            at, behind = text.bounds(begin, end)
+            while at < behind and (found := rule.search(text.text, at, behind)):
+                start, stop, quoted = found
                 first, last = text.line_at(start), text.line_at(max(start, stop - 1))
+                at = max(stop, text.end_of_line(start)) + (start == stop)  # further matches on the line count as the same
                 touched = candidates[bisect_left(candidates, first) : bisect_right(candidates, last)]
-                if touched and first != begun and (touched[0] == first or not rule.begins_on_candidate):
-                    begun = first
+                if touched and (touched[0] == first or not rule.begins_on_candidate):
                     yield _Span(first, last, list(touched), *text.quote(quoted))
 
 
@@ -259,6 +284,10 @@ class _Text:
         """Where the lines with an index from ``begin`` to ``end`` are."""
         first, behind = bisect_left(self._indexes, begin), bisect_left(self._indexes, end)
         return (self._starts[first], self._starts[behind] - 1) if first < behind else (0, 0)
+
+    def end_of_line(self, offset: int) -> int:
+        number = bisect_right(self._starts, offset)
+        return self._starts[number] - 1 if number < len(self._starts) else len(self.text)
 
     def line_at(self, offset: int) -> int:
         return self._indexes[bisect_right(self._starts, offset) - 1]
@@ -307,19 +336,21 @@ class _Rule:
                 return False
         return True
 
-    def spans(self, text: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, where to quote) of each match."""
-        for match in self.pattern.matches(text, begin, end):
-            start, stop = match.span()
-            quoted = match.start(1) if self.shape and match.re.groups else start
-            yield start, stop, quoted if quoted >= 0 else start
+    def search(self, text: bytes, begin: int, end: int) -> tuple[int, int, int] | None:
+        """(begin, end, where to quote) of the first match."""
+        match = self.pattern.first(text, begin, end)
+        if match is None:
+            return None
+        start, stop = match.span()
+        quoted = match.start(1) if self.shape and match.re.groups else start
+        return start, stop, quoted if quoted >= 0 else start
 
 
 def _counts(shape: ErrorShape, line: Line, quoted: str) -> bool:
     """Whether what looks like an error is one in this line."""
     if line.is_lesser and not shape.at_any_level:
         return False
-    return not (shape.unless and any(pattern.is_in(latin1(quoted)) for pattern in shape.unless))
+    return not (shape.unless and any(pattern.first(latin1(quoted)) for pattern in shape.unless))
 
 
 class _Rules:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import subprocess
 import sys
-from itertools import islice, product
+from itertools import combinations, islice, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import re2
 
-from provision.diagnosis.logs import Scanner, lines, prefilter
+from provision.diagnosis.logs import Scanner, prefilter
+from provision.diagnosis.logs import scanner as scanner_module
 from provision.diagnosis.logs.prefilter import WordSearch, required_words
+from provision.diagnosis.logs.scanner import AT_ONCE, KEPT_MATCHES
 from provision.diagnosis.patterns import Pattern
-from provision.diagnosis.signatures import all_signatures, error_shapes, harmless
-from provision.doctor import support_bundle
+from provision.diagnosis.signatures import FOLDER, all_signatures, error_shapes, harmless
 
 HANG_S = 300  # for a busy machine; Python's own engine takes hours
 
@@ -33,10 +36,14 @@ def test_every_pattern_is_one_of_re2() -> None:
         assert not re.search(r"\\[AzZ]", pattern.source)  # a part of a log is searched as if it were a text of its own
 
 
-@pytest.mark.parametrize("module", [support_bundle, lines, prefilter])
-def test_modules_that_read_logs_have_no_pattern_of_pythons_engine(module) -> None:
-    values = [each for value in vars(module).values() for each in (value if isinstance(value, tuple) else (value,))]
-    assert not [value for value in values if isinstance(value, re.Pattern)]
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")), ids=lambda file: file.stem)
+def test_modules_that_read_logs_do_not_use_pythons_engine(file: Path) -> None:
+    """Python's parser of patterns is used, on our own patterns only."""
+    imports = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names = {alias.name for node in imports if isinstance(node, ast.ImportFrom) and node.module == "re" for alias in node.names}
+    assert "re" not in modules
+    assert names <= {"_parser"}
 
 
 @pytest.mark.parametrize("source", ["(?=a)b", r"(a)\1", "(?<!a)b", "a{0,1500}"])
@@ -63,18 +70,48 @@ def test_logs_written_against_the_patterns_are_read(tmp_path: Path) -> None:
 
 def test_a_pattern_is_searched_once_for_many_candidates(monkeypatch) -> None:
     """Lines that are all different and hold words of patterns: more of them cost no more searches."""
-    searches: list[Pattern] = []
-    real = Pattern.matches
-    monkeypatch.setattr(Pattern, "matches", lambda self, *where: searches.append(self) or real(self, *where))
+    in_vain: list[Pattern] = []
+    real = Pattern.first
+
+    def first(self: Pattern, *where: Any) -> Any:
+        found = real(self, *where)
+        if found is None and len(where) > 1:  # not in a single line
+            in_vain.append(self)
+        return found
+
+    monkeypatch.setattr(Pattern, "first", first)
     needed = []
-    for count in (100, 1000):
+    for count in (100, AT_ONCE):
         names = ["".join(letters) for letters in islice(product("ghijk", repeat=5), count)]
         scanner = Scanner()
-        searches.clear()
-        scanner.read(io.BytesIO("".join(f"NCCL WARN call to {name} failed: an error\n" for name in names).encode()), "log")
+        in_vain.clear()
+        scanner.read(io.BytesIO("".join(f"call to {name} failed\n" for name in names).encode()), "log")
         assert scanner.unknown["alarming-word"].is_full
-        needed.append(len(searches))
+        needed.append(len(in_vain))
     assert needed[1] <= needed[0] < 100
+
+
+def test_what_is_found_often_is_no_longer_looked_for() -> None:
+    scanner = Scanner()
+    for _ in range(3):
+        scanner.read(
+            io.BytesIO("".join(f"Host key verification failed. {name}\n" for name in combinations("abcdefghijk", 4)).encode()), "log"
+        )
+    assert scanner.known["ssh-host-key-verification"].times == KEPT_MATCHES
+    assert all(rule.id != "ssh-host-key-verification" for rules in scanner._of_word.values() for rule in rules)
+    scanner.read(io.BytesIO(b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"), "other")
+    assert "cuda-oom" in scanner.known
+
+
+def test_a_word_that_is_in_very_many_lines_is_no_longer_looked_for(monkeypatch) -> None:
+    """Lines that hold a word of patterns and match none, all different: only so many are examined."""
+    monkeypatch.setattr(scanner_module, "LINES_OF_A_WORD", 50)
+    scanner = Scanner()
+    lines = (f"a relocation of {''.join(name)}\n" for name in product("ghijk", repeat=6))
+    scanner.read(io.BytesIO("".join(lines).encode() + b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"), "log")
+    assert b"relocation" not in scanner._of_word
+    assert not scanner.is_complete
+    assert "cuda-oom" in scanner.known
 
 
 def test_all_words_of_dense_lines_are_found() -> None:
@@ -82,3 +119,16 @@ def test_all_words_of_dense_lines_are_found() -> None:
     search = WordSearch(known)
     for text in (b"", b"nothing", b"\xff" + b"".join(known), *(one + other[1:] for one in known for other in known if one[-1] == other[0])):
         assert search.all(text) == tuple(word for word in known if word in text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1,0]<stdout>:epoch 1 step 3 loss 0.1 lr 0.1 grad norm 2.0 time 3 s data batch images/s memory 3 GiB val accuracy 0.3",
+        "n1:71:88 [1] NCCL INFO ncclCommInitRank comm 0xabc rank 1 nranks 8 cudaDev 1 busId c000 commId 0xfe - Init COMPLETE",
+        "n1:71:88 [1] NCCL INFO AllReduce: opCount a sendbuff 0xab recvbuff 0xcd count 10 datatype 7 op 0 root 0 comm 0xef",
+        "n1:71:88 [1] NCCL INFO Channel 01/24 : 0[1] -> 1[2] via P2P/IPC",
+    ],
+)
+def test_ordinary_lines_of_training_have_no_word_of_a_pattern(line: str) -> None:
+    assert scanner_module._rules().search.all(prefilter.reduced(line.encode())) == ()

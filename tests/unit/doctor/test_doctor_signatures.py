@@ -64,7 +64,7 @@ def test_of_two_entries_for_one_line_one_supersedes(load) -> None:
     known = [each for each in all_signatures().values() if not isinstance(each, Symptom)]
     quarrels = set()
     for line in lines:
-        claims = [each for each in known if len(line) < 400 and any(any(pattern.spans(latin1(line))) for pattern in each.patterns)]
+        claims = [each for each in known if len(line) < 400 and any(pattern.first(latin1(line)) for pattern in each.patterns)]
         for one, other in combinations(claims, 2):
             related = {other.id, other.layer, "any"} & one.symptom_of or {one.id, one.layer, "any"} & other.symptom_of
             if not (related or one.id in other.supersedes or other.id in one.supersedes):
