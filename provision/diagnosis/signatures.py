@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, RootModel, WithJsonSchema
+from pydantic import ConfigDict, Discriminator, Field, PlainValidator, RootModel, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from provision.base import validation
@@ -34,20 +34,47 @@ def _pattern(value: Any) -> Pattern:
 _Id = Annotated[str, Form(r"[a-z0-9]+(-[a-z0-9]+)*", "an id: small letters and digits, with hyphens between")]
 _Layer = Annotated[str, Form("|".join(LAYERS), "one of " + ", ".join(LAYERS))]
 _Text = Annotated[str, Form(r"[\s\S]+", "a text")]
-_Texts = Annotated[tuple[_Text, ...], Field(min_length=1)]
+_Url = Annotated[str, Form(r"https://\S+", "an address that begins with https://")]
 _Pattern = Annotated[Pattern, PlainValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
 _Patterns = Annotated[tuple[_Pattern, ...], Field(min_length=1)]
+
+
+class Change(Model):
+    """A step of a fix that changes something.
+
+    ``run``: what to paste, one line. ``changes``: what it changes, in a few words. ``needs``: what it takes. ``undo``: how to take it back,
+    or that it cannot be taken back.
+    """
+
+    run: Annotated[str, Form(r"[^\n]+", "one line to paste")]
+    changes: Annotated[str, Form(r"[^\n]+", "a few words on one line")]
+    needs: tuple[Literal["root", "no running job", "a restart of the job", "a new login", "a reboot"], ...] = ()
+    undo: _Text
+
+    def __str__(self) -> str:
+        return f"{self.run}   # {self.changes}"
+
+
+def _kind_of_step(step: Any) -> str:
+    return "look" if isinstance(step, str) else "change"
+
+
+# A text is a command that changes nothing, or a sentence where there is no command.
+Step = Annotated[Annotated[_Text, Tag("look")] | Annotated[Change, Tag("change")], Discriminator(_kind_of_step)]
+_Steps = Annotated[tuple[Step, ...], Field(min_length=1, alias="fix")]
 
 
 class Signature(Model):
     """A known error.
 
     ``layer`` is the file's name; files of several layers have it in each entry. ``summary``: one sentence for people who do not know the
-    field. ``fix``: commands to paste, or sentences where there is no command. ``patterns``: regular expressions for the stable part of
+    field. ``fix``: steps in their order (`Change`, or a text). ``sources``: public reports and documentation. ``patterns``: regular expressions for the stable part of
     the message, in any case; a space stands for any white space. ``probe``: how to see the error on a live host. ``supersedes``: ids that
     do not count where this one matches the same lines. ``symptom_of``: ids or layers of root causes that explain this error when they are
     in the same log; `any` stands for all. ``recovered_by``: a later line which shows that it went well after all.
     """
+
+    model_config = ConfigDict(populate_by_name=True)
 
     id: _Id
     layer: _Layer = ""
@@ -55,12 +82,18 @@ class Signature(Model):
     title: Annotated[str, Form(r".{10,}", "a title of at least 10 letters")]
     summary: Annotated[str, Form(r"[\s\S]*\.", "a sentence that ends with a full stop")]
     cause: Annotated[str, Form(r"[\s\S]{40,}", "a text of at least 40 letters")]
-    fix: _Texts
+    steps: _Steps
     patterns: _Patterns
     probe: str = ""
+    sources: tuple[_Url, ...] = ()
     supersedes: frozenset[_Id] = frozenset()
     symptom_of: frozenset[_Id] = frozenset()
     recovered_by: tuple[_Pattern, ...] = ()
+
+    @property
+    def fix(self) -> tuple[str, ...]:
+        """The steps as lines for a finding; `steps` has all that is known about each."""
+        return tuple(map(str, self.steps))
 
     @property
     def may_be_root_cause(self) -> bool:
@@ -73,7 +106,7 @@ class Symptom(Signature):
 
     severity: Severity = "note"
     cause: str = ""
-    fix: _Texts = ("Read what is above it in the log",)
+    steps: _Steps = ("Read what is above it in the log",)
     quoted_alone: bool = False  # where a log shows nothing else, it is quoted as an unknown error
 
 
