@@ -68,10 +68,11 @@ class Signature(Model):
     """A known error.
 
     ``layer`` is the file's name; files of several layers have it in each entry. ``summary``: one sentence for people who do not know the
-    field. ``fix``: steps in their order (`Change`, or a text). ``sources``: public reports and documentation. ``patterns``: regular expressions for the stable part of
-    the message, in any case; a space stands for any white space. ``probe``: how to see the error on a live host. ``supersedes``: ids that
-    do not count where this one matches the same lines. ``symptom_of``: ids or layers of root causes that explain this error when they are
-    in the same log; `any` stands for all. ``recovered_by``: a later line which shows that it went well after all.
+    field. ``steps`` (in files ``fix``): what helps, in its order. ``patterns``: regular expressions for the stable part of the message, in
+    any case; a space stands for any white space. ``probe``: how to see the error on a live host. ``sources``: public reports and
+    documentation. ``supersedes``: ids that do not count where this one matches the same lines. ``symptom_of``: ids or layers of root causes
+    that explain this error when they are in the same log; `any` stands for all. ``recovered_by``: a later line which shows that it went
+    well after all.
     """
 
     model_config = ConfigDict(populate_by_name=True)
