@@ -593,6 +593,7 @@ class Distribution(Model):
     oldest: Number
     newest: Number
     pythons: dict[Number, tuple[Python, ...]]
+    candidates: dict[Number, dict[Python, Text]] = Field(default_factory=dict)
     codenames: dict[Number, Word] = Field(default_factory=dict)
 
 

@@ -193,6 +193,7 @@ def _components(
     if len(versions) > 1:
         listed = ", ".join(f"{joined(sorted(names))} {version}" for version, names in sorted(versions.items()))
         notes.append(f"hosts have different Pythons ({listed}): each keeps its own; objects sent by pickle may not be readable everywhere")
+    notes += python.notes_on_candidates(host_classes, pythons)
     if downloaded := sorted(name for each, interpreter in pythons.items() if interpreter.from_uv for name in host_classes[each]):
         notes.append(
             f"{joined(downloaded)}: uv downloads Python from python-build-standalone, so these hosts must reach GitHub, or a mirror that "

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from provision import catalog
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.model import ManagedPython, Preinstalled, Rejected, SystemPackages, Wheel
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
@@ -70,6 +71,21 @@ def rejection(python: Interpreter) -> str | None:
     if python.minor not in catalog.python_packages().numpy.by_python:
         return f"the catalogue has no NumPy for Python {python.minor}"
     return None
+
+
+def notes_on_candidates(host_classes: HostClasses, pythons: Mapping[HostClass, Interpreter]) -> list[str]:
+    """Packages of distributions that are release candidates of Python, where the plan installs them."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for host_class, chosen in pythons.items():
+        entry = catalog.os().distributions.get(host_class.os_id)
+        said = (host_class.of_release(entry.candidates) or {}).get(chosen.minor) if entry and chosen.packages else None
+        if said:
+            found.setdefault((chosen.minor, host_class.system, said), []).extend(host_classes[host_class])
+    return [
+        f"{joined(sorted(names))}: python{version} of {system} is {said}: better install a final Python {version} there, and name it in "
+        "the inventory: provision_python=PATH"
+        for (version, system, said), names in found.items()
+    ]
 
 
 def component(

@@ -176,6 +176,7 @@ def test_another_python_of_the_distribution_where_that_makes_all_hosts_agree() -
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=("ubuntu", "22.04"), python="3.10.12")})
     assert {one.python.version[:4] for one in made.hosts.values()} == {"3.11"}
     assert made.hosts["b"].python.packages == ("python3.11",)
+    assert [note for note in made.notes if note.startswith("b: python3.11 of ubuntu 22.04 is 3.11.0rc1, a release candidate")]
     assert made.hosts["b"].interpreter == "/usr/bin/python3"  # Ansible runs on what is there before
 
 
