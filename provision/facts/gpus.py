@@ -37,7 +37,8 @@ _REMEDIES: Mapping[Cause, str] = {
     "unsigned modules: mokutil --sb-state",
     "nouveau": "disable nouveau on {host} (`blacklist nouveau` in /etc/modprobe.d, then update-initramfs -u, or dracut -f), install "
     "NVIDIA's driver, and reboot it",
-    "version-mismatch": "reboot {host}: its driver was updated on disk, and the old one is still loaded",
+    "version-mismatch": "reboot {host}: its driver was updated on disk, and the old one is still loaded; if it says the same then, its "
+    "kernel modules and libraries are of different drivers: install one whole driver (compare /proc/driver/nvidia/version)",
     "nvml": f"fix the driver on {{host}} until nvidia-smi works there: {_SEE_LOG}, or reboot it",
     "misfit": "install on {host} a branch of the driver that supports its GPUs instead",
     "open-modules": "install the open kernel modules of NVIDIA's driver on {host} instead, and reboot it (Ubuntu: "

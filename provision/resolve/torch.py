@@ -184,7 +184,9 @@ def _fitting_driver(release: PytorchRelease, host_class: HostClass) -> str:
     compatible = catalog.cuda().minor_compatibility.drivers
     majors = {cuda.split(".")[0] for cuda, build in release.builds.items() if _has_code(build.code.get(host_class.arch), host_class)}
     drivers = [compatible[major] for major in majors if major in compatible]
-    return f"driver {min(drivers, key=key)} or newer" if drivers else "other GPUs"
+    last = catalog.driver().gpus.last_of(host_class.capabilities)
+    until = f", at most branch {last}" if last else ""
+    return f"driver {min(drivers, key=key)} or newer{until}" if drivers else "other GPUs"
 
 
 def _notes_on_an_older_release(
