@@ -26,7 +26,7 @@ parser.add_argument("--epochs", type=int, default=3)
 given = parser.parse_args()
 
 dist.init_process_group("collective")  # Accelerate uses a process group that is there, and would choose "gloo" itself
-accelerator = Accelerator()
+accelerator = Accelerator(cpu=not torch.cuda.is_available())  # without a GPU it uses no process group unless told so
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
