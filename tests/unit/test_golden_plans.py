@@ -1,7 +1,7 @@
 """Golden plans of realistic inventories: `tests/data/plans/NAME.json` (facts) → `NAME.txt` (the plan as text).
 
-`real-*` are machines from public reports, whose addresses are their facts' `report`, and combinations of these; `assumed` is what the report
-leaves open.
+`real-*` are machines from public reports, whose addresses are their facts' `report`, and combinations of these; `assumed` is what a
+report leaves open.
 
 After a change of the catalogue or the resolver: `python tests/unit/test_golden_plans.py`, then look at `git diff tests/data/plans`.
 """
