@@ -42,6 +42,7 @@ given = parser.parse_args()
 dist.init_process_group("collective")  # the Trainer uses a process group that is there, and would choose "gloo" itself
 options = TrainingArguments(
     output_dir=given.output or tempfile.mkdtemp(),
+    use_cpu=not torch.cuda.is_available(),  # without a GPU it uses no process group unless told so
     num_train_epochs=given.epochs,
     per_device_train_batch_size=32,
     per_device_eval_batch_size=128,
@@ -63,6 +64,6 @@ trainer = Trainer(
 trainer.train()
 result = trainer.evaluate()
 weights = sum(parameter.detach().double().sum().item() for parameter in trainer.model.parameters())
-rank, size = dist.get_rank(), dist.get_world_size()
+rank, size = options.process_index, options.world_size
 print(f"rank {rank} of {size}: accuracy {result['eval_accuracy']:.3f}, sum of weights {weights:.9f}", flush=True)
 dist.destroy_process_group()
