@@ -9,7 +9,7 @@ from provision.base.problems import SEVERITIES, Problem, Severity
 from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import LAYERS, known_error
-from provision.doctor.checks.registry import CHECKS, Reachability
+from provision.doctor.checks.registry import CHECKS, Reachability, texts
 from provision.doctor.health.model import Health
 from provision.doctor.health.parsers import xids
 from provision.facts import Facts
@@ -47,6 +47,7 @@ def examine(
                     observed=seen.what,
                     expected=seen.expected,
                     fix=seen.fix or error.fix,
+                    **texts().get(error.id, {}),
                 )
             )
     for name, facts in hosts.items():
@@ -76,7 +77,8 @@ def _of_problem(problem: Problem) -> Finding:
     name = problem.id or next((error.id for error in logs.known_errors(problem.message, "survey")), "")
     error = known_error(name or ("host-not-usable" if problem.severity == "error" else "host-warning"))
     fix = (problem.hint,) if problem.hint else error.fix
-    return Finding.of(error, severity=problem.severity, host=problem.host, observed=problem.what, fix=fix)
+    of_host = texts().get(error.id, {})
+    return Finding.of(error, severity=problem.severity, host=problem.host, observed=problem.what, fix=fix, **of_host)
 
 
 def _of_kernel_log(host: str, facts: Facts) -> Iterator[Finding]:

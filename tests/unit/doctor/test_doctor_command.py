@@ -1,4 +1,4 @@
-"""`provision doctor` as a user runs it on logs: what it prints, and how it ends."""
+"""`provision doctor` as a user runs it: what it prints, and how it ends."""
 
 from pathlib import Path
 
@@ -6,11 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from provision.base.errors import UsageError
+from provision.base.problems import Severity
 from provision.base.terminal import Console
+from provision.cli import doctor as command
 from provision.cli.main import app
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import known_error
 from provision.doctor import show
+from provision.doctor.host_checks import Examination
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
@@ -59,3 +62,20 @@ def test_one_error_on_several_hosts_is_one_block(capsys) -> None:
     assert "observed on n3, n4: ulimit -n is 512; expected 4096" in printed
     assert printed.count(error.fix[0]) == 1
     assert "1 warning on 5 of 5 hosts" in printed
+
+
+@pytest.mark.parametrize(("severity", "status"), [(None, 0), ("note", 0), ("warning", 0), ("error", 1)])
+def test_on_hosts_only_an_error_ends_with_1(monkeypatch, severity: Severity | None, status: int) -> None:
+    found = [Finding.of(known_error("disk-full"), severity=severity, host="localhost", observed="little")] if severity else []
+    monkeypatch.setattr(command, "examine_this_machine", lambda _: Examination({}, found, ["localhost"]))
+    code, printed = doctor()
+    assert code == status
+    assert ("nothing that it knows on this machine" in printed) == (severity is None)
+
+
+def test_a_log_next_to_hosts_counts(monkeypatch, tmp_path: Path) -> None:
+    """An error in a log is one although the hosts have none."""
+    log = tmp_path / "job.log"
+    log.write_text("NCCL WARN the ring is broken\n")
+    monkeypatch.setattr(command, "examine_this_machine", lambda _: Examination({}, [], ["localhost"]))
+    assert doctor("--log", str(log), "--gpu")[0] == 1
