@@ -5,12 +5,15 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 from provision.diagnosis.patterns import Pattern, latin1
 
 BLOCK = 1 << 20  # bytes read at once
 LONGEST_LINE = 1 << 13  # bytes; what is longer is cut into parts of this size
+NARROWEST, WIDEST = 60, 250  # bytes of lines that a terminal has folded
+MOST_FULL = 0.8  # of the lines of a folded log have its full width; where more have it, it is the program's own
 PART = b"\r"  # begins what is no line of the file: an update of a progress bar, the next part of a long line
 
 _ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
@@ -164,11 +167,28 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
     yield b""
 
 
+def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
+    """The lines, and where a word may have been folded at the width of a terminal, also the line joined with the next one."""
+    width = max((len(line) for line in lines if not line.startswith(PART)), default=0)
+    full = sum(len(line) == width for line in lines)
+    if not NARROWEST <= width <= WIDEST or full > MOST_FULL * len(lines) + 2:
+        yield from lines
+        return
+    for line, following in pairwise([*lines, b""]):
+        yield line
+        if len(line) == width and line[-1:].isalpha() and following[:1].islower():
+            yield PART + line + following
+
+
 def with_short_lines(block: bytes) -> bytes:
     """The block with long lines in parts, as binary files have them, cut where a space is if possible, and JSON's texts unfolded."""
     lines = block.split(b"\n")
     folded = b"\\n" in block
-    if max(map(len, lines)) <= LONGEST_LINE and not folded:
+    longest = max(map(len, lines))
+    if NARROWEST <= longest <= WIDEST:
+        lines = list(_with_folded_words(lines))
+        block = b"\n".join(lines)
+    if longest <= LONGEST_LINE and not folded:
         return block
     return b"\n".join((b"\n" + PART).join(_parts(line)) if len(line) > LONGEST_LINE or folded else line for line in lines)
 

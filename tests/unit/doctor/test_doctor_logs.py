@@ -118,6 +118,17 @@ def test_a_mark_says_the_encoding(explain, encoding: str) -> None:
     assert (found.id, found.evidence[0].line) == ("ssh-host-key-verification", BLOCK + 2)
 
 
+@pytest.mark.parametrize("width", [72, 80, 100, 120])
+def test_a_word_that_a_terminal_folded_is_read(explain, width: int) -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    for at in (5, 13, 24, 39):  # the letter at which it is folded
+        log = "an ordinary line\n" + "x" * (width - at - 1) + f" {said}"[:at] + "\n" + f" {said}"[at:] + "\nanother one\n"
+        log = "\n".join(line[begin : begin + width] for line in log.split("\n") for begin in range(0, max(1, len(line)), width))
+        found = explain(log)
+        assert [each.id for each in found][:1] == ["cuda-oom"], log
+        assert found[0].evidence[0].line == 2
+
+
 def test_an_error_far_inside_a_long_line_is_found(explain) -> None:
     (found,) = explain("one\n" + "step " * 300_000 + f"{REFUSED} " + "step " * 300_000 + "\nthree\n")
     assert (found.id, found.evidence[0].line) == ("ssh-host-key-verification", 2)
