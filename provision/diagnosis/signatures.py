@@ -85,8 +85,8 @@ class Signature(Model):
     cause: Annotated[str, Form(r"[\s\S]{40,}", "a text of at least 40 letters")]
     steps: _Steps
     patterns: _Patterns
+    sources: Annotated[tuple[_Url, ...], Field(min_length=1)]
     probe: str = ""
-    sources: tuple[_Url, ...] = ()
     supersedes: frozenset[_Id] = frozenset()
     symptom_of: frozenset[_Id] = frozenset()
     recovered_by: tuple[_Pattern, ...] = ()
@@ -108,6 +108,7 @@ class Symptom(Signature):
     severity: Severity = "note"
     cause: str = ""
     steps: _Steps = ("Read what is above it in the log",)
+    sources: tuple[_Url, ...] = ()
     quoted_alone: bool = False  # where a log shows nothing else, it is quoted as an unknown error
 
 
@@ -115,6 +116,7 @@ class Condition(Signature):
     """An error that only checks of hosts see: no program prints it in a known form (conditions.yaml)."""
 
     patterns: tuple[_Pattern, ...] = ()
+    sources: tuple[_Url, ...] = ()
 
 
 class Harmless(Model):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from provision.base.problems import SEVERITIES
 from provision.base.terminal import Console
+from provision.diagnosis import xids
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.logs.scanner import KEPT_MATCHES
 from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures
@@ -121,18 +122,33 @@ def entry(error: Signature, console: Console, *, checked: bool) -> None:
     console.say(error.title)
     console.say(f"\n{error.summary}")
     console.say(f"\nCause: {error.cause}")
-    console.say("\nTo fix it:")
-    for step in error.fix:
-        console.say(f"  {step}")
     if error.probe:
-        console.say(f"\nTo see it on a host: {error.probe}")
+        console.say(f"\nTo confirm it on a host: {error.probe}")
     if checked:
         console.say("\nprovision doctor HOSTS looks for it.")
     elif error.patterns:
         console.say("\nIt shows in logs only: provision doctor --log FILE")
+    console.say("\nTo fix it:")
+    for step in error.steps:
+        if isinstance(step, str):
+            console.say(f"  {step}")
+        else:
+            console.say(f"  {step.run}")
+            console.say(f"      changes: {step.changes}", "dim")
+            if step.needs:
+                console.say(f"      needs: {', '.join(step.needs)}", "dim")
+            console.say(f"      undo: {step.undo}", "dim")
+    if error.id == xids.ANY:
+        console.say("\nXids, and what NVIDIA recommends:")
+        for number, each in xids.known():
+            console.say(f"  {number:4}  {each.meaning}: {each.remedy}")
     if error.symptom_of:
         causes = ", ".join("any other error" if name == "any" else name for name in sorted(error.symptom_of))
         console.say(f"\nIt is often a symptom of: {causes}")
+    if error.sources:
+        console.say("\nRead more:")
+        for address in error.sources:
+            console.say(f"  {address}")
 
 
 def listed() -> list[Signature]:

@@ -1,6 +1,8 @@
 """The data files: their form, and that of two entries for one line one supersedes the other."""
 
 import json
+import re
+import runpy
 from itertools import combinations
 from pathlib import Path
 
@@ -14,7 +16,19 @@ from provision.base.errors import UsageError
 from provision.cli.main import app
 from provision.diagnosis.logs.prefilter import required_words
 from provision.diagnosis.patterns import latin1
-from provision.diagnosis.signatures import FOLDER, LAYERS, Signatures, Symptom, all_signatures, error_shapes, harmless, known_error
+from provision.diagnosis.signatures import (
+    FOLDER,
+    LAYERS,
+    Change,
+    Signatures,
+    Step,
+    Symptom,
+    all_signatures,
+    conditions,
+    error_shapes,
+    harmless,
+    known_error,
+)
 
 FILES = sorted((FOLDER / "signatures").glob("*.yaml"))
 
@@ -76,3 +90,71 @@ def test_an_unknown_id_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="no known error") as caught:
         known_error("libopen-missing")
     assert "libopen-rte-missing" in str(caught.value)
+
+
+LOOKS = r"(?:dmesg|journalctl|tail|smartctl|fuser|nvme|ras-mc-ctl|iptables -S|ufw status|-n true)\b"  # of what follows sudo
+CHANGES = re.compile(
+    rf"\bsudo (?!{LOOKS})|\b(?:apt-get|dnf|yum|zypper|conda) (?:-\S+ )*(?:install|remove|purge|update|upgrade)|\bapt-mark (?:un)?hold"
+    r"|\bpip3? (?:un)?install (?!--dry-run)|\brm -|\bchmod |\bchown |\bsystemctl (?:start|stop|restart|reload|enable|disable)|\bmodprobe "
+    r"|\bmount -o|\bumount |\btee |>> ?[/~]|\bsed -i|\bln -s|\bssh-copy-id|\bssh-keygen -R|\bp?kill |\bdocker system prune|^reboot\b"
+)
+SYSTEM_FILE = re.compile(r"\btee (?:-a )?/|>>? ?/etc|\bsed -i\S* .*/etc")
+PLACEHOLDER = re.compile(r"(?<![$\w{])[A-Z][A-Z_]{3,}\b")
+VERSION = re.compile(r"(?:gcc|g\+\+|cuda-[a-z]+|libnccl2|nvidia-[a-z]+)[-=]\d")
+
+
+def steps() -> list[tuple[str, Step]]:
+    known = {**all_signatures(), **conditions()}
+    return [(name, step) for name, error in known.items() for step in error.steps]
+
+
+def test_a_step_that_changes_a_host_says_what_and_how_to_undo_it() -> None:
+    looks = [(name, step) for name, step in steps() if isinstance(step, str) and not step[0].isupper()]
+    assert not [each for each in looks if CHANGES.search(each[1].partition("   # ")[0])]
+    changes = [step for _, step in steps() if isinstance(step, Change)]
+    assert len(changes) > 100
+    for step in changes:
+        assert "   # " not in step.run
+        assert ("root" in step.needs) == bool(re.search(r"\bsudo\b", step.run)), step.run
+        assert len(step.changes) <= 160, step.changes
+
+
+def test_no_step_writes_a_placeholder_into_a_system_file_or_names_a_version() -> None:
+    runs = [step.run if isinstance(step, Change) else step.partition("   # ")[0] for _, step in steps()]
+    assert not [run for run in runs if SYSTEM_FILE.search(run) and PLACEHOLDER.search(run)]
+    assert not [run for run in runs if VERSION.search(run)]
+    assert not [run for run in runs if re.search(r"\b(?:purge|remove|hold) .*'(?:lib)?nvidia-\*'", run)]
+
+
+def test_each_entry_says_how_to_confirm_it_and_names_its_sources() -> None:
+    for error in all_signatures().values():
+        if not isinstance(error, Symptom):
+            assert error.probe, error.id
+            assert error.sources, error.id
+
+
+def test_each_error_of_2026_and_later_has_samples_of_two_versions(load) -> None:
+    """The older ones have one sample and a variant."""
+    samples, variants = load("samples.yaml"), load("variants.yaml")
+    known = [error.id for error in all_signatures().values() if not isinstance(error, Symptom)]
+    assert not [name for name in known if len(samples.get(name, ())) + (name in variants) < 1]
+    assert sum(len(samples.get(name, ())) >= 2 for name in known) >= 90
+
+
+@pytest.mark.parametrize("name", ["fabric-manager-down", "xid-any", "gpu-persistence", "mpi-job-aborted"])
+def test_explain_prints_all_of_an_entry(name: str) -> None:
+    said = CliRunner().invoke(app, ["doctor", "explain", name]).output
+    error = known_error(name)
+    for step in error.steps:
+        for line in (step,) if isinstance(step, str) else (step.run, f"changes: {step.changes}", f"undo: {step.undo}"):
+            assert line in said
+    for text in (error.cause, *error.sources):
+        assert text in said
+    assert ("109  " in said) == (name == "xid-any")
+
+
+def test_the_page_of_known_errors_is_up_to_date() -> None:
+    """`python scripts/known_errors.py` writes it."""
+    root = Path(__file__).parents[3]
+    made = runpy.run_path(str(root / "scripts" / "known_errors.py"))["page"]()
+    assert (root / "docs" / "known-errors.md").read_text(encoding="utf-8") == made

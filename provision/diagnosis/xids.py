@@ -1,0 +1,29 @@
+"""What the Xids in a log mean: the numbers are in the lines, their meaning in the catalogue (gpu_health.yaml), as for `doctor --gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from provision import catalog
+from provision.catalog.models import KnownXid
+from provision.diagnosis.patterns import Pattern
+
+ANY = "xid-any"  # the id of the known error that stands for all Xids without an entry of their own
+_NUMBER = Pattern(r"(?i).*?Xid.{0,60}?: (\d+)\b")
+
+
+def known() -> Iterator[tuple[int, KnownXid]]:
+    """All Xids that the catalogue knows, in the order of their numbers."""
+    return iter(sorted((int(number), entry) for number, entry in catalog.gpu_health().xids.known.items()))
+
+
+def explained(lines: Iterable[str]) -> tuple[str, ...]:
+    """One step for each Xid in these lines: its meaning, and what NVIDIA recommends."""
+    entries = dict(known())
+    numbers = dict.fromkeys(int(found.group(1)) for line in lines if (found := _NUMBER.match(line)))
+    return tuple(
+        f"Xid {number}: {entries[number].meaning}: {entries[number].remedy}"
+        if number in entries
+        else f"Xid {number}: not in the catalogue: https://docs.nvidia.com/deploy/xid-errors"
+        for number in numbers
+    )

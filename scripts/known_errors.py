@@ -1,0 +1,72 @@
+"""docs/known-errors.md, made from the doctor's data. `python scripts/known_errors.py` writes it; a test holds it against the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from provision.diagnosis import xids
+from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures, conditions
+
+PAGE = Path(__file__).parents[1] / "docs" / "known-errors.md"
+HEAD = """# Known errors
+
+What `provision doctor` knows: errors in logs (`provision doctor --log FILE`) and on hosts (`provision doctor HOSTS`). This page is made
+from the data in `provision/diagnosis/` by `scripts/known_errors.py`; `provision doctor explain ID` prints the same about one of them.
+Words in capitals (HOST, PREFIX, GPU) stand for your own. A step that changes something says what, what it needs, and how to undo it.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    known = {**all_signatures(), **conditions()}
+    entries = [error for error in known.values() if not isinstance(error, Symptom)]
+    parts = [HEAD]
+    for layer in LAYERS:
+        of_layer = [error for error in entries if error.layer == layer]
+        if of_layer:
+            parts.append(f"## {layer}\n")
+            parts += ["\n".join(_entry(error)) + "\n" for error in of_layer]
+    parts.append("## Xids\n\nFrom `provision/catalog/gpu_health.yaml`.\n\n| Xid | meaning | what NVIDIA recommends |\n|---|---|---|")
+    parts.append("\n".join(f"| {number} | {each.meaning} | {each.remedy} |" for number, each in xids.known()) + "\n")
+    return "\n".join(parts)
+
+
+def _entry(error: Signature) -> Iterator[str]:
+    yield f"### {error.id}\n"
+    yield f"**{_plain(error.title)}** ({error.severity})\n"
+    yield f"{_plain(error.summary)} {_plain(error.cause)}\n"
+    if error.probe:
+        yield f"To confirm it: {error.probe.strip()}\n"
+    for step in error.steps:
+        if isinstance(step, str):
+            yield f"- {_step(step)}"
+        else:
+            needs = f"; needs {', '.join(step.needs)}" if step.needs else ""
+            yield f"- {_code(step.run)}: {_plain(step.changes)}{needs}. Undo: {_plain(step.undo)}"
+    if error.sources:
+        yield "\nSources: " + ", ".join(f"<{address}>" for address in error.sources)
+
+
+def _step(text: str) -> str:
+    """A command with its comment, or a sentence."""
+    command, separator, comment = text.partition("   # ")
+    if separator:
+        return f"{_code(command)}: {_plain(comment)}"
+    return _plain(text) if text[0].isupper() else _code(text)
+
+
+def _code(text: str) -> str:
+    ticks = "``" if "`" in text else "`"
+    return f"{ticks}{text}{ticks}"
+
+
+def _plain(text: str) -> str:
+    """Prose in which Markdown sees no markup."""
+    for letter in "\\`*_<>[]|":
+        text = text.replace(letter, f"\\{letter}")
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
