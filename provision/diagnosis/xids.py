@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from provision import catalog
+from provision.base.problems import SEVERITIES
 from provision.catalog.models import KnownXid
 from provision.diagnosis.patterns import Pattern
 
@@ -17,13 +19,15 @@ def known() -> Iterator[tuple[int, KnownXid]]:
     return iter(sorted((int(number), entry) for number, entry in catalog.gpu_health().xids.known.items()))
 
 
-def explained(lines: Iterable[str]) -> tuple[str, ...]:
-    """One step for each Xid in these lines: its meaning, and what NVIDIA recommends."""
+def details(lines: Iterable[str], fix: tuple[str, ...]) -> dict[str, Any]:
+    """What a finding of Xids in these lines says instead of the entry: their severity, and one step for each before those of ``fix``."""
     entries = dict(known())
     numbers = dict.fromkeys(int(found.group(1)) for line in lines if (found := _NUMBER.match(line)))
-    return tuple(
+    steps = (
         f"Xid {number}: {entries[number].meaning}: {entries[number].remedy}"
         if number in entries
         else f"Xid {number}: not in the catalogue: https://docs.nvidia.com/deploy/xid-errors"
         for number in numbers
     )
+    severities = [entries[number].severity if number in entries else "warning" for number in numbers]
+    return {"severity": min(severities, key=SEVERITIES.index, default="error"), "fix": (*steps, *fix)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from provision.base.problems import SEVERITIES
+from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
 from provision.diagnosis.logs.scanner import Match, Matches, Scanner
 from provision.diagnosis.signatures import Signature, Symptom, all_signatures, error_shapes
@@ -100,7 +101,8 @@ def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
 
 
 def _finding(scanner: Scanner, signature: Signature, matches: Matches) -> Finding:
-    return Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times)
+    details = xids.details((match.text for match in matches.first), signature.fix) if signature.id == xids.ANY else {}
+    return Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times, **details)
 
 
 def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:

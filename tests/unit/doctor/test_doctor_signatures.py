@@ -158,3 +158,18 @@ def test_the_page_of_known_errors_is_up_to_date() -> None:
     root = Path(__file__).parents[3]
     made = runpy.run_path(str(root / "scripts" / "known_errors.py"))["page"]()
     assert (root / "docs" / "known-errors.md").read_text(encoding="utf-8") == made
+
+
+def test_xids_without_an_entry_of_their_own_are_explained_by_the_catalogue(explain) -> None:
+    lines = [
+        "NVRM: Xid (PCI:0000:3b:00): 62, pid=1, name=python3, 2027(2d84)",
+        "NVRM: Xid (PCI:0000:3b:00): 38, pid=1",
+        "NVRM: Xid (PCI:0000:3b:00): 999, x",
+    ]
+    (found,) = explain("\n".join(lines))
+    assert (found.id, found.severity) == ("xid-any", "error")
+    assert found.fix[0] == "Xid 62: a micro-controller of the GPU halted: reset the GPU"
+    assert found.fix[1].startswith("Xid 38: an error in the firmware")
+    assert found.fix[2].startswith("Xid 999: not in the catalogue")
+    (found,) = explain(lines[1])
+    assert found.severity == "note"
