@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import subprocess
 from itertools import combinations
 from pathlib import Path
 
@@ -117,6 +118,8 @@ def test_a_step_that_changes_a_host_says_what_and_how_to_undo_it() -> None:
         assert "   # " not in step.run
         assert ("root" in step.needs) == bool(re.search(r"\bsudo\b", step.run)), step.run
         assert len(step.changes) <= 160, step.changes
+    script = "\n".join(step.run for step in changes)
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
 
 
 def test_no_step_writes_a_placeholder_into_a_system_file_or_names_a_version() -> None:
