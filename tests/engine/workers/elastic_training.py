@@ -35,7 +35,9 @@ def values(model):
 def check_variables():
     """Our launcher says which rank this is now, as horovodrun and torchrun do; mpirun does not."""
     if "COLLECTIVE_ELASTIC" in os.environ:
-        place = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()]
+        # The launcher takes two names of this machine for two hosts.
+        of_host = [0, 1] if os.environ["HOROVOD_HOSTNAME"] in ("other", "third") else [hvd.local_rank(), hvd.local_size()]
+        place = [hvd.rank(), hvd.size(), *of_host]
         for names in ("HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"):
             assert [int(os.environ[name]) for name in names.split()] == place
         assert os.environ["MASTER_ADDR"]

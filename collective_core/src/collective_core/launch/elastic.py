@@ -426,7 +426,7 @@ class Driver:
                 raise CollectiveError("it does not know the address of this machine, where its workers must ask for their ranks", "invalid")
             settings = {number: self._settings(host, number, met["controller"], None, met["address"])}
             remote.start(settings, self._call, self._mailbox, self._environment, self._directory, self._program)
-        except (CollectiveError, ValueError) as error:  # ValueError: the job has ended meanwhile
+        except (CollectiveError, ValueError, OSError) as error:  # not ours: the job has ended meanwhile, and its server is closed
             self._could_not_start(number, error)
 
     def _settings(self, host: Host, number: int, server: str, path: Sequence[str] | None, address: str = "") -> bytes:
