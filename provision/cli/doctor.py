@@ -127,6 +127,8 @@ def check(
     if bandwidth:
         terminal.say("--bandwidth is deprecated and measures nothing: `provision bench HOSTS` measures every pair of hosts")
     reading = logs.read(log) if log else None
+    if reading and not reading.is_complete:
+        terminal.say("so many lines might be errors that not all of them were examined: try a part of the log alone")
     in_logs = reading.findings if reading else []
     if hosts is None:
         if reading and log and not gpu.request:
@@ -260,8 +262,6 @@ def _print(
 def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:
     """What was looked for: how much it means that nothing was found."""
     said = [f"{reading.lines:,} line{'s' * (reading.lines != 1)} read", f"{len(show.listed())} known errors"] if reading else []
-    if reading and not reading.is_complete:
-        said.append("with so many lines that might be errors that not all of them were examined")
     return ", ".join([*said, *([f"{len(CHECKS)} checks"] if hosts else [])])
 
 
