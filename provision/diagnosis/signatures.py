@@ -109,7 +109,6 @@ class Symptom(Signature):
     cause: str = ""
     steps: _Steps = ("Read what is above it in the log",)
     sources: tuple[_Url, ...] = ()
-    quoted_alone: bool = False  # where a log shows nothing else, it is quoted as an unknown error
 
 
 class Condition(Signature):
