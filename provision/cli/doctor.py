@@ -132,12 +132,12 @@ def check(
     in_logs = reading.findings if reading else []
     if hosts is None:
         if reading and log and not gpu.request:
-            _print(_chosen(in_logs, wanted), json_, examined=f"in {_names(log)}", searched=_searched(reading, hosts=False))
+            _print(_chosen(in_logs, wanted), json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
         else:
             examination = examine_this_machine(gpu.request)
             findings = with_logs(examination.findings, in_logs, CHECKED)
-            searched, made = _searched(reading, hosts=True), _verdicts(examination, gpu)
-            _print(_chosen(findings, wanted), json_, examined="on this machine", searched=searched, verdicts=made)
+            made = _verdicts(examination, gpu)
+            _print(_chosen(findings, wanted), json_, examined="on this machine", hosts=True, reading=reading, verdicts=made)
         return
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
@@ -156,8 +156,8 @@ def check(
         show.overview(findings, examination.hosts, terminal.out())
     made = _verdicts(examination, gpu)
     answered = len(examination.facts)
-    examined, searched = f"on {answered} of {len(examination.hosts)} hosts", _searched(reading, hosts=True)
-    _print(findings, json_, examined=examined, searched=searched, failed=not answered, verdicts=made)
+    examined = f"on {answered} of {len(examination.hosts)} hosts"
+    _print(findings, json_, examined=examined, hosts=True, reading=reading, failed=not answered, verdicts=made)
     if not fixed:
         raise typer.Exit(1)
 
@@ -242,16 +242,24 @@ def _print(
     as_json: bool,
     *,
     examined: str,
-    searched: str,
+    hosts: bool,
+    reading: logs.Reading | None,
     failed: bool = False,
     verdicts: Sequence[Verdict] = (),
 ) -> None:
-    """Print the findings, and exit with 1 if one of them is an error or in a log; with 2 if nothing was examined (``failed``)."""
+    """Print the findings, and exit with 1 if one of them is an error or in a log; with 2 if nothing was examined (``failed``).
+
+    Args:
+        examined: in which logs, or on which hosts.
+        hosts: whether hosts were checked.
+        reading: of logs, where there are any.
+    """
     if as_json:
-        made = {"verdicts": {verdict.host: verdict.as_dict() for verdict in verdicts}} if verdicts else {}
-        terminal.print_json({**document(found), **made})
+        in_logs = {"logs": {"lines": reading.lines, "complete": reading.is_complete}} if reading else {}
+        of_gpus = {"verdicts": {verdict.host: verdict.as_dict() for verdict in verdicts}} if verdicts else {}
+        terminal.print_json({**document(found), **in_logs, **of_gpus})
     else:
-        show.findings(found, terminal.out(), examined=examined, searched=searched)
+        show.findings(found, terminal.out(), examined=examined, searched=_searched(reading, hosts=hosts))
         show.verdicts(verdicts, terminal.out())
     if failed:
         raise typer.Exit(2)

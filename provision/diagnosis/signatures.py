@@ -72,7 +72,7 @@ class Signature(Model):
     any case; a space stands for any white space. ``probe``: how to see the error on a live host. ``sources``: public reports and
     documentation. ``supersedes``: ids that do not count where this one matches the same lines. ``symptom_of``: ids or layers of root causes
     that explain this error when they are in the same log; `any` stands for all. ``recovered_by``: a later line which shows that it went
-    well after all.
+    well after all. ``is_retried``: programs only warn of it while they try again.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -90,6 +90,7 @@ class Signature(Model):
     supersedes: frozenset[_Id] = frozenset()
     symptom_of: frozenset[_Id] = frozenset()
     recovered_by: tuple[_Pattern, ...] = ()
+    is_retried: bool = False
 
     @property
     def fix(self) -> tuple[str, ...]:

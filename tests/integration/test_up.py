@@ -124,6 +124,11 @@ def test_the_survey_shows_what_was_installed(cluster):
         assert shown.count(version) == 2, shown
 
 
+def test_doctor_finds_no_error_on_ready_hosts(cluster):
+    document = json.loads(good(provision("doctor", inventory(cluster), "--json")).stdout)
+    assert [each for each in document["findings"] if each["severity"] == "error"] == []
+
+
 def test_a_script_for_horovod_finds_its_names(cluster):
     program = "import horovod.torch as hvd; hvd.init(); print(hvd.size(), hvd.DistributedOptimizer.__module__)"
     for host in cluster.hosts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from provision.base.problems import SEVERITIES
@@ -14,6 +14,7 @@ from provision.diagnosis.signatures import Signature, Symptom, all_signatures, e
 SHOWN_LINES = 5  # of evidence per finding
 LINES_TO_TRACEBACK = 4  # after a message that announces it
 _TRACEBACK = ("exception", "traceback")  # ids of error shapes
+_ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
 
 
 def findings(scanner: Scanner) -> list[Finding]:
@@ -23,11 +24,14 @@ def findings(scanner: Scanner) -> list[Finding]:
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
-    if all(name in cause_of or not signatures[name].may_be_root_cause for name in errors):
-        unknown = _unknown(scanner, found)
-        if unknown:
-            made[UNKNOWN] = unknown
-            cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
+    warned_of = {name for name in errors if signatures[name].is_retried and all(match.is_lesser for match in errors[name].first)}
+    causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
+    unknown = None if causes - warned_of else _unknown(scanner, found, only_certain=bool(causes))
+    if unknown:
+        made[UNKNOWN] = unknown
+        cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
+    elif len(found) == len(warned_of) and not _decisive(scanner, ("certain", "likely")):
+        made |= {name: replace(made[name], severity="warning", observed=_ONLY_WARNED_OF) for name in causes}
     roots = [finding for name, finding in made.items() if name not in cause_of]
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
     if roots:
@@ -109,30 +113,33 @@ def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:
     return tuple(Evidence(scanner.files[match.file], match.first, match.text) for match in matches)
 
 
-def _unknown(scanner: Scanner, found: Mapping[str, Matches]) -> Finding | None:
-    """The line that says what went wrong, of those that look like an error and that nothing claims; None if there is none."""
+def _unknown(scanner: Scanner, found: Mapping[str, Matches], *, only_certain: bool) -> Finding | None:
+    """The line that says what went wrong, of those that look like an error and that nothing claims; None if there is none.
+
+    ``only_certain``: none but the surest kind counts, for there is a known error that explains the others.
+    """
     symptoms = {name: matches.first[0] for name, matches in found.items() if isinstance(all_signatures()[name], Symptom)}
-    match = _decisive(scanner, failed=bool(symptoms))
-    if match is None:  # a symptom is no cause, but a sign that something is wrong
+    match = _decisive(scanner, ("certain",) if only_certain else ("certain", "likely", *(["possible"] if symptoms else [])))
+    if match is None and not only_certain:  # a symptom is no cause, but a sign that something is wrong
         match = min(symptoms.values(), key=_place, default=None)
     if match is None:
         return None
-    printed_by = f"rank {match.rank}" if match.rank is not None else "a process that the log does not name"
+    by = f", printed by rank {match.rank}" if match.rank is not None else ""
     return Finding(
         severity="error",
         what="An error that is not among the known ones",
         id=UNKNOWN,
         layer="unknown",
-        summary=f"Something failed that doctor does not know; the line that says most about it is quoted, printed by {printed_by}.",
-        cause=f"Not known. The error's line, printed by {printed_by}: {match.text}",
+        summary=f"Something failed that doctor does not know; the line that says most about it is quoted{by}.",
+        cause=f"Not known. The error's line{by}: {match.text}",
         fix=("Read the log around the quoted line", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
         evidence=_evidence(scanner, match),
     )
 
 
-def _decisive(scanner: Scanner, *, failed: bool) -> Match | None:
-    """The first line of the surest kind; of a message with a traceback, the exception's. ``failed``: a symptom says so."""
-    for certainty in ("certain", "likely", *(["possible"] if failed else [])):
+def _decisive(scanner: Scanner, certainties: Sequence[str]) -> Match | None:
+    """The first line of the surest kind; of a message with a traceback, the exception's."""
+    for certainty in certainties:
         shapes = [shape.id for shape in error_shapes() if shape.certainty == certainty]
         first = min((match for shape in shapes for match in scanner.unknown[shape].first), key=_place, default=None)
         if first:

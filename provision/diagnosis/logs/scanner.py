@@ -34,13 +34,14 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``."""
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``is_lesser`` as in `lines.Line`."""
 
     file: int
     first: int
     last: int
     text: str
     rank: str | None
+    is_lesser: bool = False
 
 
 @dataclass
@@ -190,7 +191,7 @@ class Scanner:
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                self._add(rule, Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank))
+                self._add(rule, Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.is_lesser))
 
     def _add(self, rule: _Rule, match: Match) -> None:
         if rule.kind == "known":

@@ -1,5 +1,6 @@
 """`provision doctor` as a user runs it: what it prints, and how it ends."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_a_log_ends_with_0_only_where_nothing_was_found(tmp_path: Path, log: str
     assert code == status
     assert said in printed
     assert ("nothing that it knows" in printed) == (code == 0)
+
+
+def test_the_document_of_a_log_says_how_much_was_read(tmp_path: Path) -> None:
+    file = tmp_path / "job.log"
+    file.write_text("epoch 1\nHost key verification failed.\n")
+    document = json.loads(doctor("--log", str(file), "--json")[1])
+    assert document["logs"] == {"lines": 2, "complete": True}
+    assert [each["id"] for each in document["findings"]] == ["ssh-host-key-verification"]
 
 
 def test_list_keeps_to_a_layer() -> None:

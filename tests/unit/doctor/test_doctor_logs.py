@@ -221,6 +221,29 @@ def test_an_error_that_recovered_is_no_finding(explain) -> None:
     assert explain(waited + "Setting up hello (2.10) ...\n") == []
 
 
+RETRY = (
+    "WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) after connection broken by "
+    "'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: "
+    "[Errno -2] Name or service not known')': /simple/torch/\n"
+)
+
+
+def test_an_error_that_a_log_only_warns_of_is_a_warning_if_nothing_failed(explain) -> None:
+    (finding,) = explain(RETRY + "Successfully installed torch-2.13.0\nepoch 1 loss 0.3\n")
+    assert (finding.severity, finding.is_root_cause) == ("warning", True)
+    assert "may have gone well" in finding.observed
+    failed, *rest = explain(RETRY + CLOSING)
+    assert (failed.severity, failed.id, failed.observed) == ("error", finding.id, "")
+    assert rest[0].caused_by == failed.id
+
+
+def test_an_error_that_a_log_only_warns_of_hides_no_unknown_one(explain) -> None:
+    log = RETRY + 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: batch size must be even\n'
+    known, unknown = explain(log)
+    assert (known.severity, unknown.id, unknown.is_root_cause) == ("error", UNKNOWN, True)
+    assert unknown.evidence[0].text == "ValueError: batch size must be even"
+
+
 def test_lines_are_numbered_right_across_blocks(explain) -> None:
     filler = "a line that says nothing in particular\n"
     before = 3 * BLOCK // len(filler)
