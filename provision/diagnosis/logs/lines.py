@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
@@ -180,8 +180,8 @@ def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
             yield PART + line + following
 
 
-def with_short_lines(block: bytes) -> bytes:
-    """The block with long lines in parts, as binary files have them, cut where a space is if possible, and JSON's texts unfolded."""
+def with_short_lines(block: bytes) -> tuple[bytes, list[bytes]]:
+    """The block and its lines: long ones (of binary files) in parts, cut where a space is if possible, and JSON's texts unfolded."""
     lines = block.split(b"\n")
     folded = b"\\n" in block
     longest = max(map(len, lines))
@@ -189,8 +189,15 @@ def with_short_lines(block: bytes) -> bytes:
         lines = list(_with_folded_words(lines))
         block = b"\n".join(lines)
     if longest <= LONGEST_LINE and not folded:
-        return block
-    return b"\n".join((b"\n" + PART).join(_parts(line)) if len(line) > LONGEST_LINE or folded else line for line in lines)
+        return block, lines
+    lines = [part for line in lines for part in _with_mark(_parts(line) if len(line) > LONGEST_LINE or folded else [line])]
+    return b"\n".join(lines), lines
+
+
+def _with_mark(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The parts of a line, all but the first with the mark that they are no lines of the file."""
+    for number, part in enumerate(parts):
+        yield PART + part if number else part
 
 
 def _parts(line: bytes) -> Iterator[bytes]:

@@ -99,8 +99,7 @@ class Scanner:
         before = 0  # lines of the file before the block
         fresh = 0  # index of the first line that has not been examined
         for data in blocks(stream):
-            block = with_short_lines(carried + data)
-            lines = block.split(b"\n")
+            block, lines = with_short_lines(carried + data)
             numbers = _numbers(lines, before) if PART in block else range(before + 1, before + 1 + len(lines))
             # The last lines wait for the lines that follow them, unless there are none.
             done = len(lines) if not data else max(fresh, len(lines) - 1 - LINES_AFTER)
