@@ -37,6 +37,7 @@ from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
 from collective_core.torch import host_copy
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
+from collective_core.torch.sharded import is_shard
 
 SCHEMA = 1
 ROOT = 0
@@ -140,6 +141,8 @@ class Checkpoints:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise ValueError(f"{name} ({type(part).__name__}) has no state_dict and load_state_dict; pass plain values to save()")
+            if isinstance(part, torch.nn.Module) and any(map(is_shard, part.parameters())):
+                raise ValueError(f"{name} holds sharded tables, which rank 0 does not have: save the other modules")
         self._folder = Path(folder)
         self._restart = restart_folder()  # until something is saved or restored
         self._keep = keep

@@ -12,11 +12,12 @@ from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import synchronize
 from collective_core.torch.ops.broadcast import broadcast_async_
+from collective_core.torch.sharded import is_shard
 
 
 def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet | None = None) -> None:
     """Overwrites parameters with the root's: ``model.state_dict()``, ``model.named_parameters()`` or a list of tensors. Non-tensors
-    in a dictionary are skipped.
+    in a dictionary are skipped, and so are shards, which are every rank's own.
 
     Raises ValueError for anything else, :class:`CollectiveError` when names or shapes differ between ranks.
     """
@@ -27,7 +28,7 @@ def broadcast_parameters(params: dict[str, Any] | Iterable[tuple[str, Any]], roo
         if any(not torch.is_tensor(p) and not isinstance(p, tuple) for p in listed):
             raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
         pairs = [p if isinstance(p, tuple) else (str(number), p) for number, p in enumerate(listed)]
-    tensors = [(f"broadcast.parameter.{name}", value) for name, value in pairs if torch.is_tensor(value)]
+    tensors = [(f"broadcast.parameter.{name}", value) for name, value in pairs if torch.is_tensor(value) and not is_shard(value)]
     handles = [broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
     for handle in handles:
         synchronize(handle)
@@ -101,7 +102,8 @@ def broadcast_optimizer_state(
 
 def _make_gradients(optimizer: torch.optim.Optimizer) -> None:
     wants_sparse = isinstance(optimizer, torch.optim.SparseAdam)
-    for parameter in [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in [p for p in parameters if p.requires_grad and p.grad is None and not is_shard(p)]:
         zeros = torch.zeros_like(parameter)
         parameter.grad = zeros.to_sparse(1) if wants_sparse else zeros
 

@@ -14,7 +14,7 @@ from collective_core.runtime.membership import (
     size,
 )
 from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
-from collective_core.torch import elastic
+from collective_core.torch import elastic, nn
 from collective_core.torch.build_info import (
     ccl_built,
     cuda_built,
@@ -133,6 +133,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "nccl_enabled",
+    "nn",
     "poll",
     "process_set_by_id",
     "rank",

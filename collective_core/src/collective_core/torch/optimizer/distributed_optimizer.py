@@ -10,13 +10,15 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 
 from collective_core.errors import InvalidUseError
-from collective_core.runtime.process_sets import ProcessSet, global_process_set
+from collective_core.runtime.process_sets import ProcessSet, global_process_set, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
+from collective_core.torch.nn.table import step_all, tables_in
 from collective_core.torch.ops import allreduce
 from collective_core.torch.optimizer.adasum_optimizer import distribute_with_adasum
 from collective_core.torch.optimizer.gradient_scaling import reduce_before_looking
 from collective_core.torch.optimizer.reducer import Reducer
+from collective_core.torch.sharded import is_shard
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -78,6 +80,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "postscale_factor": gradient_predivide_factor,
             "process_set": process_set if process_set is not None else global_process_set,
         }
+        _check_tables(self, process_set if process_set is not None else global_process_set)
         wants_sparse = isinstance(self, torch.optim.SparseAdam)
         self._reducer = Reducer(
             self._listed(),
@@ -93,7 +96,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         )
 
     def _listed(self) -> list[torch.nn.Parameter]:
-        return [p for group in self.param_groups for p in group["params"]]
+        return [p for group in self.param_groups for p in group["params"] if not is_shard(p)]
 
     # What programs look up of Horovod's. What cannot change once buckets are made cannot be set, either.
 
@@ -148,6 +151,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Before a GradScaler unscales gradients, and looks for infinities among them. The program may have reduced them itself."""
         # A scaler unscales once in a step: if it asks again, that step was left out. Hooks of a compiled backward pass note nothing.
         self._refuse_scaler_before_reduction(not self._should_synchronize)
+        self._refuse_with_tables(True, "a GradScaler")
         if self._should_synchronize and (self._reduced_for_scaler or self._are_gradients_own()):
             self.synchronize()
             self._reduced_for_scaler = True
@@ -163,11 +167,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             text += "optimizer.synchronize() before scaler.unscale_() and scaler.step(), or leave skip_synchronize() away"
             raise InvalidUseError(text, "invalid")
 
+    def _refuse_with_tables(self, is_used: bool, what: str) -> None:
+        if is_used and tables_in(self.param_groups):
+            raise InvalidUseError(
+                f"{what} is not possible with the rows of sharded tables, whose gradients are with other ranks", "invalid"
+            )
+
     @contextmanager
     def _step_of_scaler(self) -> Iterator[None]:
         """In which gradients have been reduced, once, whether the GradScaler looks at them first or the program has had it do so."""
         should_synchronize = self._should_synchronize
         self._refuse_scaler_before_reduction(not should_synchronize)
+        self._refuse_with_tables(True, "a GradScaler")
         if should_synchronize and self._are_gradients_own():
             self.synchronize()
         self._should_synchronize = False
@@ -197,7 +208,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """The wrapped optimizer's own, on reduced gradients: those of ``backward``, or those that ``closure`` computes at every call.
 
         What the closure returns is reduced like the gradients, so that all ranks decide alike what depends on the loss (LBFGS).
+        Rows of sharded tables (``hvd.nn``) are updated after the other parameters.
         """
+        self._refuse_with_tables(closure is not None, "a closure")
         self._refuse_scaler_before_reduction(getattr(self, "found_inf", None) is not None)  # of a fused optimizer, by any scaler
         if self._should_synchronize:
             if self._reducer.is_done:
@@ -212,9 +225,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             if closure is not None:
                 closure = partial(self._evaluate, closure)
         try:
-            return _wrapped(self).step(closure)
+            result = _wrapped(self).step(closure)
+            self._step_tables()
+            return result
         finally:
             self._reducer.is_done = False
+
+    def _step_tables(self) -> None:
+        tables = tables_in(self.param_groups)
+        if tables:
+            step_all(tables, members(self.process_set).size if self.op == allreduce.Average else 1)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Calls the closure of a step and reduces what it leaves."""
@@ -237,6 +257,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "This is prohibited as it can cause a race condition."
             )
         self._reducer.is_done = False
+        for table, _ in tables_in(self.param_groups):
+            table.drop_gradients()
         _wrapped(self).zero_grad(*args, **kwargs)
 
 
@@ -253,6 +275,15 @@ def _check_options(op: str, gradient_predivide_factor: float, backward_passes_pe
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be at least 1")
+
+
+def _check_tables(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
+    for table, _ in tables_in(optimizer.param_groups):
+        theirs = table.process_set if table.process_set is not None else global_process_set
+        if theirs.process_set_id != process_set.process_set_id:
+            raise ValueError(
+                f"{table.name} is divided over {theirs}, and the optimizer averages over {process_set}: give both the same one"
+            )
 
 
 # PyTorch wraps `step` of a class to run its hooks, once; the wrapped optimizer's own step, which this one calls, is wrapped already.
@@ -287,6 +318,8 @@ def DistributedOptimizer(
     """
     _check_options(op, gradient_predivide_factor, backward_passes_per_step)
     if op == allreduce.Adasum:
+        if tables_in(optimizer.param_groups):
+            raise ValueError("op=Adasum is not possible with the rows of sharded tables, whose gradients are added; use Average or Sum")
         return distribute_with_adasum(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
     cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
     wrapped: Any = cls.__new__(cls)

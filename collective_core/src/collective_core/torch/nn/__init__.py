@@ -1,0 +1,17 @@
+"""Modules for models whose tables are too large, or whose batches use too few of their rows, for every rank to have a copy: ``hvd.nn``."""
+
+from __future__ import annotations
+
+from collective_core.torch.nn.embedding import ShardedEmbedding, ShardedEmbeddingBag
+from collective_core.torch.nn.row_optimizers import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "RowOptimizer",
+    "RowWiseAdagrad",
+    "ShardedEmbedding",
+    "ShardedEmbeddingBag",
+]

@@ -1,0 +1,118 @@
+"""``torch.nn.Embedding`` and ``EmbeddingBag`` whose rows live on one rank each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from collective_core.common.sharding import ROW_WISE, place
+from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.torch.compiling import not_compiled
+from collective_core.torch.nn.row_optimizers import RowOptimizer
+from collective_core.torch.nn.table import Initialise, make_table
+from collective_core.torch.sharded import marked
+
+
+class _Sharded(torch.nn.Module):
+    """What both have: a table of ``num_embeddings`` rows.
+
+    ``weight`` is this rank's shard. ``DistributedOptimizer`` leaves it out of its sums, and its ``step`` updates the rows where they live.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        optimizer: RowOptimizer,
+        sharding: str = ROW_WISE,
+        owner: int = 0,
+        init: Initialise = torch.nn.init.normal_,
+        seed: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(optimizer, RowOptimizer):
+            raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        placement = place(sharding, num_embeddings, embedding_dim, members(process_set).size, owner)
+        self.table = make_table(placement, optimizer, dtype, name, process_set, init, seed)
+        self.weight = self.table.weight
+
+    def extra_repr(self) -> str:
+        table = self.table
+        return f"{self.num_embeddings}, {self.embedding_dim}, {table.placement.sharding}, {table.optimizer.describe()}"
+
+    def gather_weight(self) -> torch.Tensor:
+        """The whole table, on every rank. Collective; for tables that fit in memory."""
+        return self.table.gather_whole()
+
+    def load_weight(self, weight: torch.Tensor) -> None:
+        """Takes this rank's part of a whole table, ``num_embeddings`` x ``embedding_dim``. The optimizer's state stays."""
+        self.table.load_whole(weight)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, tensor in {"weight": self.weight, **self.table.contents()}.items():
+            destination[prefix + name] = marked(tensor.detach())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        mine = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        problem = self.table.load_contents(mine)
+        if problem:
+            rest[-1].append(problem)  # PyTorch's list of errors, which it raises
+
+
+class ShardedEmbedding(_Sharded):
+    """``torch.nn.Embedding`` over a table that is divided over the ranks. Making it, ``forward`` and the step are collective.
+
+    Each rank looks up the ids of its own batch, which may be empty or of another size than others'. Every distinct row travels once.
+    Gradients are averaged over ranks and applied by ``step()`` of the ``hvd.DistributedOptimizer`` that has the module's parameters.
+
+    Args:
+        optimizer: of the rows, one of ``hvd.nn.SGD``, ``Adagrad``, ``RowWiseAdagrad``, ``Adam``, ``FTRL``.
+        sharding: ``row_wise``, ``table_wise`` (all on rank ``owner``) or ``column_wise``.
+        owner: with a process set, the number in it.
+        init: fills a block of whole rows in place, from PyTorch's generator.
+        seed: of the initial values, which do not depend on the number of ranks; None has the first rank draw one.
+        dtype: float32 or float64.
+        name: in errors; by default a number.
+
+    Raises :class:`CollectiveError` (kind ``mismatch``) where ranks give different arguments, and on every rank (kind ``invalid``) where
+    an id on any is out of range.
+    """
+
+    @not_compiled
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of ``ids``, int64 or int32 of any shape: ``(*ids.shape, embedding_dim)``."""
+        rows, where = self.table.lookup(ids)
+        return rows.index_select(0, where).view(*ids.shape, self.embedding_dim)
+
+
+class ShardedEmbeddingBag(_Sharded):
+    """``torch.nn.EmbeddingBag`` over a table that is divided over the ranks, as :class:`ShardedEmbedding`.
+
+    Args:
+        mode: ``sum`` or ``mean`` (0 for an empty bag).
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, optimizer: RowOptimizer, mode: str = "mean", **options: Any) -> None:
+        if mode not in ("sum", "mean"):
+            raise ValueError(f"mode={mode!r} is not possible; choose sum or mean")
+        super().__init__(num_embeddings, embedding_dim, optimizer, **options)
+        self.mode = mode
+
+    @not_compiled
+    def forward(
+        self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``ids``: a row per bag, or of one dimension with the ``offsets`` at which bags begin. ``(bags, embedding_dim)``.
+
+        ``per_sample_weights``, with mode ``sum``: of the shape of ``ids``.
+        """
+        rows, where = self.table.lookup(ids)
+        bags = where.view(ids.shape)
+        return F.embedding_bag(bags, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights)

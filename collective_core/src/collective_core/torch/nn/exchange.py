@@ -1,0 +1,135 @@
+"""How rows reach the ranks that use them, and gradients the ranks that hold the rows.
+
+Row-wise (and table-wise), n ranks, U distinct rows used by a rank, D columns of b bytes: an alltoall of 8·U bytes of positions and one
+of U·D·b bytes back; for gradients 8·U + U·D·b. Column-wise all ranks' positions go to all ranks, 8·U·n, and the rows as before.
+
+Whatever comes from several ranks is in the order of the ranks, which is the order in which gradients are summed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+from collective_core import _native
+from collective_core.common.sharding import COLUMN_WISE, Placement
+from collective_core.errors import CollectiveError
+from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.torch.handles import results_of
+from collective_core.torch.ops import allreduce
+from collective_core.torch.ops.rows import start_rows
+
+#: Rows of this rank's shard, by number within it, to their values.
+Read = Callable[[torch.Tensor], torch.Tensor]
+#: Waits for the gradients of this rank's rows: rows by number within the shard, and their gradients.
+Received = Callable[[], "tuple[torch.Tensor, torch.Tensor]"]
+
+
+class RowExchange:
+    """Of rows that one rank each holds."""
+
+    def __init__(self, placement: Placement, name: str, process_set: ProcessSet | None) -> None:
+        self.placement = placement
+        self._name = name
+        self._process_set = process_set
+        self._who = members(process_set)
+
+    def _start(self, kind: int, tensor: torch.Tensor, what: str, splits: list[int] | None, blocking: bool, problem: str = "") -> Any:
+        return start_rows(kind, tensor, f"{self._name}.{what}", self._who, blocking, problem, splits)
+
+    def _alltoall(self, tensor: torch.Tensor, what: str, splits: list[int], blocking: bool = True, problem: str = "") -> Any:
+        return self._start(_native.ALLTOALL, tensor, what, splits, blocking, problem)
+
+    def _owners(self, positions: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Numbers of rows within their owners' shards, and how many are each rank's. ``positions``: ascending."""
+        bounds = torch.tensor(self.placement.row_bounds, device=positions.device)
+        ends = torch.searchsorted(positions, bounds)
+        counts = ends.diff()
+        return positions - bounds[:-1].repeat_interleave(counts), counts.tolist()
+
+    def lookup(self, positions: torch.Tensor, read: Read, problem: str) -> torch.Tensor:
+        """The rows at these positions, which are ascending and distinct. ``problem``: why this rank cannot; then every rank raises it."""
+        rows, splits = self._owners(positions)
+        if self._who.size == 1 and not problem:
+            return read(rows)
+        asked, counts = self._alltoall(rows, "lookup", splits, problem=problem).result()
+        found, _ = self._alltoall(read(asked), "rows", counts).result()
+        self._refuse_joined(len(found), len(positions))
+        return torch.as_tensor(found)
+
+    def send_gradients(self, positions: torch.Tensor, gradients: torch.Tensor, blocking: bool) -> Received:
+        rows, splits = self._owners(positions)
+        if self._who.size == 1:
+            return lambda: (rows, gradients)
+        works = [
+            self._alltoall(rows, "gradients.rows", splits, blocking),
+            self._alltoall(gradients, "gradients", splits, blocking),
+        ]
+
+        def receive() -> tuple[torch.Tensor, torch.Tensor]:
+            (asked, _), (values, _) = results_of([work.result for work in works])
+            return asked, values
+
+        return receive
+
+    def row_mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Means over whole rows, with one column."""
+        return values.mean(1, keepdim=True)
+
+    def _refuse_joined(self, found: int, wanted: int) -> None:
+        if found != wanted:
+            raise CollectiveError(
+                f"{self._name}: {wanted} rows were looked up and {found} came: a rank has called join(), and its rows with it are out of "
+                "reach. With sharded tables every rank takes every step; give one without data an empty batch",
+                "invalid",
+            )
+
+
+class ColumnExchange(RowExchange):
+    """Of rows of which every rank holds some columns."""
+
+    def _gather(self, positions: torch.Tensor, what: str, blocking: bool, problem: str = "") -> Any:
+        return self._start(_native.ALLGATHER, positions, what, None, blocking, problem)
+
+    def _widths(self) -> list[int]:
+        return [end - first for first, end in self.placement.column_ranges]
+
+    def lookup(self, positions: torch.Tensor, read: Read, problem: str) -> torch.Tensor:
+        if self._who.size == 1 and not problem:
+            return read(positions)
+        asked, counts = self._gather(positions, "lookup", True, problem).result()
+        found, width = read(asked), self._widths()[self._who.rank]
+        # Widths may differ between ranks, so that the rows of all travel as one row of numbers.
+        columns, _ = self._alltoall(found.reshape(-1), "rows", [count * width for count in counts]).result()
+        wanted = len(positions)
+        self._refuse_joined(len(columns) // self.placement.columns, wanted)
+        parts = columns.split([wanted * width for width in self._widths()])
+        return torch.cat([part.view(wanted, width) for part, width in zip(parts, self._widths())], 1)
+
+    def send_gradients(self, positions: torch.Tensor, gradients: torch.Tensor, blocking: bool) -> Received:
+        if self._who.size == 1:
+            return lambda: (positions, gradients)
+        ranks = range(self._who.size)
+        flat = torch.cat([gradients[:, self.placement.columns_of(rank)].reshape(-1) for rank in ranks])
+        splits = [len(positions) * width for width in self._widths()]
+        works = [
+            self._gather(positions, "gradients.rows", blocking),
+            self._alltoall(flat, "gradients", splits, blocking),
+        ]
+
+        def receive() -> tuple[torch.Tensor, torch.Tensor]:
+            (asked, _), (values, _) = results_of([work.result for work in works])
+            return asked, values.view(len(asked), self._widths()[self._who.rank])
+
+        return receive
+
+    def row_mean(self, values: torch.Tensor) -> torch.Tensor:
+        sums = values.sum(1, keepdim=True)
+        name = f"{self._name}.row_mean"
+        return allreduce.allreduce_(sums, name=name, op=allreduce.Sum, process_set=self._process_set).div_(self.placement.columns)
+
+
+def exchange_for(placement: Placement, name: str, process_set: ProcessSet | None) -> RowExchange:
+    kind = ColumnExchange if placement.sharding == COLUMN_WISE else RowExchange
+    return kind(placement, name, process_set)

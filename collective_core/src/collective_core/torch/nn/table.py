@@ -1,0 +1,259 @@
+"""A table whose rows live on one rank each: lookups, the gradients that wait for a step, and the step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any, Callable, Iterable, Sequence
+
+import torch
+
+from collective_core.common.sharding import Placement
+from collective_core.errors import CollectiveError, InvalidUseError
+from collective_core.runtime import membership
+from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.torch.functions import allgather_object
+from collective_core.torch.nn.exchange import Received, exchange_for
+from collective_core.torch.nn.row_optimizers import RowOptimizer, Update
+from collective_core.torch.sharded import ShardParameter
+
+#: Rows that are initialised with one seed: the table is the same on any number of ranks.
+INITIALISED_TOGETHER = 1 << 14
+#: Backward passes whose gradients may wait for a step. More of them are a program that never takes one.
+MOST_PASSES = 1024
+Initialise = Callable[[torch.Tensor], Any]
+
+
+class ShardedTable:
+    """This rank's part of a table. Ranks make their tables in one order.
+
+    ``weight``: the rows of ``placement.rows_of(rank)``, as a parameter that no reduction takes. ``state``: by name what the optimizer
+    keeps for each row.
+    """
+
+    def __init__(
+        self, placement: Placement, optimizer: RowOptimizer, dtype: torch.dtype, name: str, process_set: ProcessSet | None
+    ) -> None:
+        self.placement = placement
+        self.optimizer = optimizer
+        self.process_set = process_set
+        self.name = name
+        self.steps = 0
+        self._who = members(process_set)
+        self._generation = membership.generation()
+        self._exchange = exchange_for(placement, name, process_set)
+        self.weight = ShardParameter(torch.empty(placement.shape(self._who.rank), dtype=dtype))
+        self.weight.table = self
+        self.state: dict[str, torch.Tensor] = {}
+        #: Positions and gradients of backward passes since the last step.
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    # --- contents
+
+    def initialise(self, initialise: Initialise, seed: int) -> None:
+        """Fills the table block by block with ``initialise``, which draws from PyTorch's generator: the same whatever the ranks."""
+        rows, columns = self.placement.rows_of(self._who.rank), self.placement.columns_of(self._who.rank)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for begin in range(0, self.placement.rows, INITIALISED_TOGETHER):
+                end = min(begin + INITIALISED_TOGETHER, self.placement.rows)
+                block = torch.empty(end - begin, self.placement.columns, dtype=self.weight.dtype)
+                torch.manual_seed((seed * 1_000_003 + begin) % (1 << 63))
+                initialise(block)
+                first, last = bisect_left(rows, begin), bisect_left(rows, end)
+                if first < last:
+                    self.weight[first:last] = block[rows[first] - begin : end - begin : rows.step, columns]
+
+    def load_whole(self, whole: torch.Tensor) -> None:
+        """Takes this rank's part of ``whole``, a tensor of all rows and columns. Not collective."""
+        if tuple(whole.shape) != (self.placement.rows, self.placement.columns):
+            raise ValueError(f"{self.name} has {self.placement.rows} x {self.placement.columns} numbers, not {tuple(whole.shape)}")
+        rows = self.placement.rows_of(self._who.rank)
+        with torch.no_grad():
+            self.weight.copy_(whole[rows.start : rows.stop : rows.step, self.placement.columns_of(self._who.rank)])
+
+    def gather_whole(self) -> torch.Tensor:
+        """All rows and columns of the weights, on every rank. Collective; for tables that fit."""
+        ids = torch.arange(self.placement.rows, device=self.weight.device)
+        with torch.no_grad():
+            rows, where = self.lookup(ids)
+            return rows.index_select(0, where)
+
+    def contents(self) -> dict[str, torch.Tensor]:
+        """All that a checkpoint needs beside ``weight``, by name."""
+        return {**{f"state.{name}": tensor for name, tensor in self._state().items()}, "steps": torch.tensor(self.steps)}
+
+    def load_contents(self, contents: dict[str, torch.Tensor]) -> str:
+        """Takes what :meth:`contents` has given on this rank of as many, and ``weight``. Why it cannot, or nothing."""
+        ours = {"weight": self.weight, **{f"state.{name}": tensor for name, tensor in self._state().items()}}
+        for name in (*ours, "steps"):
+            if name not in contents:
+                return f"{self.name}: {name} is missing; is the state that of a table with {self.optimizer.describe()}?"
+        for name, tensor in ours.items():
+            if contents[name].shape != tensor.shape:
+                shapes = f"{tuple(contents[name].shape)}, and this rank's shard is {tuple(tensor.shape)}"
+                return f"{self.name}: {name} is {shapes}: a state_dict is of as many ranks as it was made by"
+        with torch.no_grad():
+            for name, tensor in ours.items():
+                tensor.copy_(contents[name])
+        self.steps = int(contents["steps"])
+        self.drop_gradients()
+        return ""
+
+    # --- lookups
+
+    def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The distinct rows among ``ids``, in the order of their positions, and for each id, in one dimension, its number among them.
+
+        Collective. Gradients of the rows wait for the next :func:`step_all`. Raises :class:`CollectiveError` on every rank for ids that
+        are no rows on any.
+        """
+        self._refuse_changed_ranks()
+        problem = self._objection(ids)
+        flat = ids.new_empty(0, dtype=torch.int64) if problem else ids.reshape(-1).to(torch.int64)
+        positions, where = torch.unique(self.placement.position(flat), return_inverse=True)
+        rows: torch.Tensor = _Rows.apply(self.weight, self, positions, problem)
+        return rows, where
+
+    def _objection(self, ids: torch.Tensor) -> str:
+        if ids.dtype not in (torch.int64, torch.int32):
+            return f"{self.name}: ids must be of int64 or int32, not of {ids.dtype}"
+        if not ids.numel():
+            return ""
+        least, most = (int(end) for end in torch.aminmax(ids))
+        if least < 0 or most >= self.placement.rows:
+            wrong = least if least < 0 else most
+            return f"{self.name}: id {wrong} is out of range: the table has rows 0 to {self.placement.rows - 1}"
+        return ""
+
+    def _refuse_changed_ranks(self) -> None:
+        if self._generation != membership.generation():
+            raise InvalidUseError(
+                f"{self.name} is divided over the ranks that there were before the job changed: make the table again",
+                "invalid",
+            )
+
+    def read(self, positions: torch.Tensor, problem: str) -> torch.Tensor:
+        return self._exchange.lookup(positions, lambda rows: self.weight.detach().index_select(0, rows), problem)
+
+    # --- steps
+
+    def add_gradient(self, positions: torch.Tensor, gradient: torch.Tensor) -> None:
+        if len(self._waiting) == MOST_PASSES:
+            raise InvalidUseError(
+                f"{self.name}: the gradients of {MOST_PASSES} backward passes wait for a step: wrap the optimizer of the model's "
+                "parameters in hvd.DistributedOptimizer, whose step() updates the rows",
+                "invalid",
+            )
+        self._waiting.append((positions, gradient))
+
+    def drop_gradients(self) -> None:
+        self._waiting.clear()
+
+    def send_gradients(self, blocking: bool) -> Received:
+        """Starts what brings waiting gradients to the ranks that hold their rows. Collective."""
+        self._refuse_changed_ranks()
+        waiting, self._waiting = self._waiting, []
+        if len(waiting) == 1:
+            return self._exchange.send_gradients(*waiting[0], blocking)
+        width = self.placement.columns
+        none = (torch.empty(0, dtype=torch.int64, device=self.weight.device), self.weight.new_empty(0, width).detach())
+        positions, gradients = (torch.cat(parts) for parts in zip(none, *waiting))
+        return self._exchange.send_gradients(*merged(positions, gradients), blocking)
+
+    def update(self, rows: torch.Tensor, gradients: torch.Tensor, divisor: int, lr: float) -> None:
+        """Applies gradients, in the order of the ranks, that :meth:`send_gradients` has brought; their sums are divided by ``divisor``."""
+        self.steps += 1
+        used, sums = merged(rows, gradients) if self._who.size > 1 else (rows, gradients)
+        if divisor != 1:
+            sums = sums / divisor
+        with torch.no_grad():
+            values = self.weight.index_select(0, used)
+            kept = {name: tensor.index_select(0, used) for name, tensor in self._state().items()}
+            rate = lr if self.optimizer.lr is None else self.optimizer.lr
+            self.optimizer.update(Update(values, sums, kept, rate, self.steps, self._exchange.row_mean))
+            self.weight.index_copy_(0, used, values)
+            for name, tensor in kept.items():
+                self.state[name].index_copy_(0, used, tensor)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Made at the first step; zeros take no memory before they are written to."""
+        for name, slot in self.optimizer.slots.items():
+            if name not in self.state:
+                shape = (len(self.weight), self.weight.shape[1] if slot.is_wide else 1)
+                options: dict[str, Any] = {"dtype": self.weight.dtype, "device": self.weight.device}
+                self.state[name] = torch.full(shape, slot.fill, **options) if slot.fill else torch.zeros(shape, **options)
+        return self.state
+
+
+def merged(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every row once, ascending, and the sum of its gradients, which are added in their order."""
+    used, where = torch.unique(rows, return_inverse=True)
+    return used, gradients.new_zeros(len(used), gradients.shape[1]).index_add_(0, where, gradients)
+
+
+class _Rows(torch.autograd.Function):
+    """The parameter's own gradient stays None: its rows are not all here."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, table: ShardedTable, positions: torch.Tensor, problem: str) -> torch.Tensor:  # noqa: ARG004
+        ctx.table, ctx.positions = table, positions
+        return table.read(positions, problem)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.table.add_gradient(ctx.positions, gradients[0].contiguous())
+        return None, None, None, None
+
+
+def make_table(
+    placement: Placement,
+    optimizer: RowOptimizer,
+    dtype: torch.dtype,
+    name: str | None,
+    process_set: ProcessSet | None,
+    initialise: Initialise,
+    seed: int | None,
+) -> ShardedTable:
+    """A table that is filled with ``initialise``. Collective; raises :class:`CollectiveError` where ranks want different ones.
+
+    ``seed``: of the initial values; None has the first rank draw one.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"a sharded table has numbers of float32 or float64, not of {dtype}")
+    who = members(process_set)
+    number = membership.next_name("embedding", who.id)
+    drawn = int(torch.randint(1 << 31, (1,))) if seed is None else seed
+    mine = (placement, optimizer.describe(), str(dtype), name, seed)
+    everyone = allgather_object((mine, drawn), f"{number}.made", process_set)
+    for rank, (theirs, _) in zip(who.ranks, everyone):
+        if theirs != everyone[0][0]:
+            text = (
+                f"ranks make different sharded tables: rank {rank} {_described(theirs)}, rank {who.ranks[0]} {_described(everyone[0][0])}"
+            )
+            raise CollectiveError(text, "mismatch", (rank,))
+    table = ShardedTable(placement, optimizer, dtype, name or number.replace(".noname", ""), process_set)
+    table.initialise(initialise, everyone[0][1])
+    return table
+
+
+def _described(what: Sequence[Any]) -> str:
+    placement, optimizer, dtype, name, seed = what
+    kind = f"{placement.sharding} of {placement.rows} x {placement.columns} {dtype} with {optimizer}"
+    return f"{kind}" + (f", name {name}" if name else "") + (f", seed {seed}" if seed is not None else "")
+
+
+def tables_in(groups: Iterable[dict[str, Any]]) -> list[tuple[ShardedTable, float]]:
+    """The tables among an optimizer's parameters, with the learning rates of their groups."""
+    parameters = [(p, float(group.get("lr", 0.0))) for group in groups for p in group["params"]]
+    return [(p.table, lr) for p, lr in parameters if isinstance(p, ShardParameter)]
+
+
+def step_all(tables: Sequence[tuple[ShardedTable, float]], divisor: int) -> None:
+    """Brings all waiting gradients to their rows and applies them. Collective; all transfers are started before the first is waited for.
+
+    Args:
+        tables: and the learning rate for each whose optimizer has none of its own.
+        divisor: of the sums over ranks.
+    """
+    received = [table.send_gradients(blocking=len(tables) == 1) for table, _ in tables]
+    for (table, lr), receive in zip(tables, received):
+        table.update(*receive(), divisor, lr)
