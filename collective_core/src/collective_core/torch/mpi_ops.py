@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collective_core import data
 from collective_core.errors import CollectiveError, HorovodInternalError
 from collective_core.runtime.membership import (
     cross_rank,
@@ -107,6 +108,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "cuda_built",
+    "data",
     "ddl_built",
     "elastic",
     "get_process_set_ids_and_ranks",

@@ -1,0 +1,161 @@
+"""Reads streams; arguments: what to do, and the folder that the test has made."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import collective_core.torch as hvd
+import common
+import torch
+
+hvd.init()
+torch.set_num_threads(1)
+rank, size = hvd.rank(), hvd.size()
+task, folder = sys.argv[1], Path(sys.argv[2])
+
+
+def names(batch):
+    return [record.decode() for record in batch.records]
+
+
+def read(stream, steps=None):
+    """This rank's records by step, and all ranks' numbers of them."""
+    taken, totals = [], []
+    for batch in stream:
+        taken.append(names(batch))
+        totals.append(batch.total)
+        assert batch.scale == size / batch.total
+        if len(taken) == steps:
+            break
+    return taken, totals
+
+
+def said(call):
+    try:
+        call()
+    except (hvd.CollectiveError, ValueError) as error:
+        return f"{getattr(error, 'kind', 'value')}: {error}"
+    return "nothing"
+
+
+def sources():
+    """Every way of dividing records, one after the other."""
+    found = {}
+    directory = hvd.data.Directory(folder / "files", "*.txt", follow=False)
+    found["directory"] = read(hvd.data.Stream(directory, 3))
+    found["dealt out"] = read(hvd.data.Stream(hvd.data.Directory(folder / "files", "*.txt", follow=False), 3, shard="record"))
+    paths = sorted((folder / "files").glob("*.txt"))
+    found["files"] = read(hvd.data.Stream(hvd.data.Files(*paths, follow=False), 3))
+    found["own files"] = read(hvd.data.Stream(hvd.data.Files(*paths, follow=False), 3, shard="partition"))
+    return found
+
+
+def wrong():
+    """Errors, each on every rank, after which the engine works."""
+    growing = folder / "growing"
+    stream = hvd.data.Stream(hvd.data.Files(growing), 2, linger_seconds=0.0)
+    mixed = hvd.data.Stream(hvd.data.Files(growing), 2 + rank)
+    behind = hvd.data.Stream(hvd.data.Files(growing), 2)
+    if rank == size - 1:
+        behind.load_state_dict({"schema": 1, "source": "files", "records": 1, "positions": {}})
+    texts = [said(lambda: next(mixed)), said(lambda: next(behind))]
+    first = names(next(stream))
+    before = stream.state_dict()
+    hvd.barrier()
+    if rank == 0:
+        growing.write_text("another\n")
+    texts.append(said(lambda: next(stream)))
+    if rank == 0:
+        growing.write_text("0\n" * 2 * size + "not whole")
+    stream.load_state_dict(before)
+    if rank == size - 1:
+        stream.end()
+    texts.append("ended" if list(stream) == [] else "went on")
+    own = hvd.data.Stream(hvd.data.Directory(folder / ("files" if rank == 0 else "empty"), "*.txt"), 2)
+    texts.append(said(lambda: next(own)))
+    evaluation = hvd.data.ProgressiveValidation()
+    texts.append(said(lambda: evaluation.update([0, 1], [0.5] * (2 - rank % 2), [0.0, 0.0])))
+    return {"texts": texts, "first": first, "sum": float(hvd.allreduce(torch.ones(1), op=hvd.Sum))}
+
+
+def parsed(batch):
+    rows = [list(map(float, record.split())) for record in batch.records]
+    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
+    return table[:, 1:3], table[:, 3:]
+
+
+def training(checkpoint=None, stop=None):
+    """Progressive validation and training on records that rank 0 deals out. With ``checkpoint`` each step is saved."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    stream = hvd.data.Stream(hvd.data.Directory(folder / "data", follow=False), int(os.environ["TEST_BATCH"]), os.environ.get("TEST_SHARD"))
+    evaluation = hvd.data.ProgressiveValidation(window=150)
+    taken, found = [], {}
+    if checkpoint is not None:
+        checkpoints = hvd.Checkpoints(checkpoint, model=model, optimizer=optimizer, stream=stream, evaluation=evaluation)
+        found = checkpoints.restore()
+        taken = found.get("taken", [])
+    for batch in stream:
+        x, y = parsed(batch)
+        scores = model(x)
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(scores, y, reduction="none")
+        evaluation.update(y, scores.detach(), losses.detach())
+        optimizer.zero_grad()
+        (losses.sum() * batch.scale).backward()
+        optimizer.step()
+        if len(taken) == stop:
+            break  # as if it were killed: this step is not saved
+        taken += [record.split()[0] for records in hvd.allgather_object(names(batch)) for record in records]
+        if checkpoint is not None:
+            checkpoints.save(len(taken), taken=taken)
+            stop = stop if stop is None or len(taken) < stop else len(taken)
+    if checkpoint is not None:
+        checkpoints.wait()
+    weights = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+    return {"weights": weights, "auc": evaluation.auc(), "loss": evaluation.mean_loss(), "taken": taken, "began": found}
+
+
+def kafka():
+    """To the end of a topic, from the state that is in a file, if it is; ``stop``: after so many steps, with the state in a file."""
+    config = {"bootstrap.servers": os.environ["TEST_KAFKA"]}
+    stream = hvd.data.Stream(hvd.data.Kafka("clicks", config, follow=False), 4)
+    state = folder / "state"
+    if state.exists():
+        stream.load_state_dict(json.loads(state.read_text()))
+    taken, totals = read(stream, int(os.environ.get("TEST_STOP", "0")) or None)
+    hvd.barrier()
+    if rank == 0:
+        state.write_text(json.dumps(stream.state_dict()))
+    beyond = stream.state_dict()
+    beyond["positions"] = dict.fromkeys(beyond["positions"], 10_000)
+    stream.load_state_dict(beyond)
+    text = said(lambda: next(stream))
+    stream.close()
+    return {"taken": taken, "totals": totals, "beyond": text}
+
+
+def standard_input():
+    stream = hvd.data.Stream(hvd.data.StandardInput(), 4, linger_seconds=0.0)
+    taken, totals = read(stream, 3)
+    state = stream.state_dict()
+    not_committed, _ = read(stream, 1)
+    stream.load_state_dict(state)
+    rest, more = read(stream)
+    stream.load_state_dict({**state, "positions": {"standard input": 0}})
+    return {"taken": taken + rest, "totals": totals + more, "again": not_committed + rest[:1], "too early": said(lambda: next(stream))}
+
+
+tasks = {
+    "sources": sources,
+    "wrong": wrong,
+    "training": training,
+    "stopped": lambda: training(folder / "checkpoints", int(sys.argv[3])),
+    "continued": lambda: training(folder / "checkpoints"),
+    "kafka": kafka,
+    "standard input": standard_input,
+}
+common.report(found=tasks[task]())

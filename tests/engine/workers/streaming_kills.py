@@ -1,0 +1,90 @@
+"""Trains on a folder's records while one rank of each generation kills itself; arguments: the folder, the kills, the seed.
+
+The state holds the ids of the records of each committed step. With the folder alone: trains one process on such steps, from standard
+input, and prints its weights.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import collective_core.torch as hvd
+import torch
+from collective_core.elastic import worker
+
+folder = Path(sys.argv[1])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+
+
+def learn(optimizer, lines, scale):
+    table = torch.tensor([list(map(float, line.split())) for line in lines], dtype=torch.float64).reshape(-1, 4)
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(model(table[:, 1:3]), table[:, 3:], reduction="none")
+    optimizer.zero_grad()
+    (losses.sum() * scale).backward()
+    optimizer.step()
+
+
+def weights():
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+def replay():
+    lines = {line.split()[0]: line for path in (folder / "data").iterdir() for line in path.read_text().splitlines()}
+    for step in json.load(sys.stdin):
+        chosen = [lines[number] for number in step.split()]
+        learn(optimizer, chosen, 1 / len(chosen))
+    print(json.dumps(weights()))
+
+
+def note(**what):
+    """In one write, so that a line is there or not."""
+    os.write(log, (json.dumps(what) + "\n").encode())
+
+
+def die(generation):
+    note(killed=generation)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if len(sys.argv) == 2:
+    replay()
+    sys.exit()
+
+kills, seed = int(sys.argv[2]), sys.argv[3]
+log = os.open(folder / f"log.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+hvd.init()
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+stream = hvd.data.Stream(hvd.data.Directory(folder / "data"), 4, linger_seconds=0.0)
+
+
+@hvd.elastic.run
+def train(state):
+    armed = False
+    for batch in stream:
+        learn(optimizer, batch.records, batch.scale)
+        everyone = hvd.allgather_object([record.split()[0].decode() for record in batch.records])
+        state.steps.append(" ".join(number for numbers in everyone for number in numbers))
+        state.count += batch.total
+        state.commit()
+        note(committed=state.count)
+        dead = sum(path.read_text().count("killed") for path in folder.glob("log.*"))
+        generation = worker.generation()
+        dice = random.Random(f"{seed} {generation}")
+        victim, delay = dice.randrange(hvd.size()), dice.uniform(0.0, 0.05)
+        if not armed and hvd.rank() == victim and dead < kills:
+            threading.Timer(delay, die, (generation,)).start()
+        armed = True
+        if (folder / "stop").exists() and state.count == int((folder / "stop").read_text()):
+            stream.end()
+
+
+state = hvd.elastic.TorchState(model, optimizer, stream=stream, steps=[], count=0)
+train(state)
+note(end={"steps": state.steps, "weights": weights()})
