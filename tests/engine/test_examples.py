@@ -69,6 +69,7 @@ STARTED = [
     Example("tensorflow2_mnist.py", "collective_core.launch"),
     Example("tensorflow1_session.py", "collective_core.launch"),
     Example("elastic_pytorch.py", "elastic", marks=SLOW),
+    Example("streaming_pytorch.py", "elastic", marks=SLOW),
     Example("spark_pytorch.py", "python", check=lambda printed: found_the_line(printed), marks=SLOW),
     Example("ray_pytorch.py", "python", check=lambda printed: loss_fell(printed), marks=SLOW),
     Example("jax_optax.py", "collective_core.launch"),

@@ -264,8 +264,8 @@ def records(count: int, first: int = 0):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    for number in range(5):
-        put(folder / "data", f"{number}.txt", records(50 + number, 100 * number))
+    for number in range(3):
+        put(folder / "data", f"{number}.txt", records(50 + 2 * number, 100 * number))
     return folder
 
 
@@ -284,23 +284,23 @@ def test_ranks_learn_and_evaluate_what_one_process_does(launch, data, alone):
         assert found["weights"] == pytest.approx(alone["weights"], rel=1e-9)
         assert found["auc"] == pytest.approx(alone["auc"], abs=1e-12)
         assert found["loss"] == pytest.approx(alone["loss"], rel=1e-9)
-        assert {key: found[key] for key in ("weights", "auc", "loss")} == {key: reports[0]["found"][key] for key in ("weights", "auc", "loss")}
-    assert alone["auc"] > 0.7
-    assert len(alone["taken"]) == 260
+        assert found == reports[0]["found"], "the same bits on every rank"
+    assert alone["auc"] > 0.6
+    assert len(alone["taken"]) == 156
 
 
 @pytest.mark.parametrize("shard", slow_but_last("record", "partition"))
 def test_a_job_that_goes_on_with_other_ranks_reads_what_was_not_saved(launch, data, alone, tmp_path, shard):
     (tmp_path / "data").symlink_to(data / "data")
     settings = {"TEST_BATCH": "4", "TEST_SHARD": shard}
-    first = launch("streaming.py", 2, 1, ("stopped", str(tmp_path), "96"), settings).must_succeed().reports()[0]["found"]
-    assert 0 < len(first["taken"]) < 260
+    first = launch("streaming.py", 2, 1, ("stopped", str(tmp_path), "8"), settings).must_succeed().reports()[0]["found"]
+    assert 0 < len(first["saved"]) < len(first["taken"]) < 156
     reports = launch("streaming.py", 3, 1, ("continued", str(tmp_path)), settings).must_succeed().reports()
     for report in reports.values():
         found = report["found"]
-        assert found["began"]["taken"] == first["taken"]
+        assert found["began"]["taken"] == first["saved"]
         assert sorted(found["taken"], key=int) == sorted(alone["taken"], key=int)
-        assert len(set(found["taken"])) == 260
+        assert len(set(found["taken"])) == 156
 
 
 def test_standard_input_is_dealt_out_by_rank_0(tmp_path):
@@ -373,18 +373,24 @@ PATIENCE = 120.0
 class Kills:
     """An elastic job whose ranks kill themselves, one of each generation, at random moments; the test feeds it until enough have died."""
 
-    def __init__(self, folder: Path, kills: int, seed: int) -> None:
+    def __init__(self, folder: Path, kills: int, broker: tuple | None = None) -> None:
         self._folder, self._kills, self._written = folder, kills, 0
+        address, self._producer = broker or ("", None)
         self._feed()
         command = [sys.executable, "-m", "collective_core.launch", "-np", "3", "--min-np", "2", "--blacklist-cooldown-range", "0.1", "0.1"]
-        words = [sys.executable, str(WORKERS / "streaming_kills.py"), str(folder), str(kills), str(seed)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        words = [sys.executable, str(WORKERS / "streaming_kills.py"), str(folder), str(kills)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_KAFKA": address}
         output = (folder / "output").open("w")
         self.process = subprocess.Popen([*command, *words], stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def _feed(self) -> None:
-        put(self._folder / "data", f"{self._written:06d}.txt", records(100, self._written))
-        self._written += 100
+        lines = list(records(100, self._written))
+        put(self._folder / "data", f"{self._written:06d}.txt", lines)
+        self._written += len(lines)
+        if self._producer is not None:
+            for number, line in enumerate(lines):
+                self._producer.produce("clicks", line.encode(), partition=number % 4)
+            assert self._producer.flush(10) == 0
 
     def _noted(self, key: str) -> list:
         lines = [line for path in self._folder.glob("log.*") for line in path.read_text().splitlines() if line.endswith("}")]
@@ -409,10 +415,11 @@ class Kills:
         return self._written, len(self._noted("killed")), self._noted("end")
 
 
-@pytest.mark.parametrize("kills", slow_but_last(50, 3))
-def test_ranks_that_are_killed_at_random_moments_lose_no_record_and_count_none_twice(tmp_path, kills):
-    written, killed, ends = Kills(tmp_path, kills, seed=kills).finish()
-    assert killed == kills
+@pytest.mark.parametrize(("kills", "source"), slow_but_last((50, "directory"), (10, "kafka"), (2, "directory")))
+def test_ranks_that_are_killed_at_random_moments_lose_no_record_and_count_none_twice(request, tmp_path, kills, source):
+    broker = request.getfixturevalue("broker") if source == "kafka" else None
+    written, killed, ends = Kills(tmp_path, kills, broker).finish()
+    assert killed >= kills
     assert len(ends) >= 2
     for end in ends:
         taken = [int(number) for step in end["steps"] for number in step.split()]

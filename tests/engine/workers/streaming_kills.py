@@ -1,4 +1,4 @@
-"""Trains on a folder's records while one rank of each generation kills itself; arguments: the folder, the kills, the seed.
+"""Trains on the records of a folder, or with TEST_KAFKA of a topic, while a rank of each generation kills itself; arguments: folder, kills.
 
 The state holds the ids of the records of each committed step. With the folder alone: trains one process on such steps, from standard
 input, and prints its weights.
@@ -48,20 +48,27 @@ def note(**what):
     os.write(log, (json.dumps(what) + "\n").encode())
 
 
+def dead():
+    return sum(path.read_text().count("killed") for path in folder.glob("log.*"))
+
+
 def die(generation):
-    note(killed=generation)
-    os.kill(os.getpid(), signal.SIGKILL)
+    if worker.generation() == generation and dead() < kills:
+        note(killed=generation)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if len(sys.argv) == 2:
     replay()
     sys.exit()
 
-kills, seed = int(sys.argv[2]), sys.argv[3]
+kills = int(sys.argv[2])
 log = os.open(folder / f"log.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-stream = hvd.data.Stream(hvd.data.Directory(folder / "data"), 4, linger_seconds=0.0)
+address = os.environ["TEST_KAFKA"]
+source = hvd.data.Kafka("clicks", {"bootstrap.servers": address}) if address else hvd.data.Directory(folder / "data")
+stream = hvd.data.Stream(source, 4, linger_seconds=0.0)
 
 
 @hvd.elastic.run
@@ -74,13 +81,12 @@ def train(state):
         state.count += batch.total
         state.commit()
         note(committed=state.count)
-        dead = sum(path.read_text().count("killed") for path in folder.glob("log.*"))
-        generation = worker.generation()
-        dice = random.Random(f"{seed} {generation}")
-        victim, delay = dice.randrange(hvd.size()), dice.uniform(0.0, 0.05)
-        if not armed and hvd.rank() == victim and dead < kills:
-            threading.Timer(delay, die, (generation,)).start()
-        armed = True
+        if not armed:
+            generation = worker.generation()
+            dice = random.Random(generation)
+            if dice.randrange(hvd.size()) == hvd.rank():
+                threading.Timer(dice.uniform(0.0, 0.05), die, (generation,)).start()
+            armed = True
         if (folder / "stop").exists() and state.count == int((folder / "stop").read_text()):
             stream.end()
 

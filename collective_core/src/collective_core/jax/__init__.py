@@ -16,6 +16,7 @@ docs/jax.md says what is different inside compiled functions.
 from __future__ import annotations
 
 from collective_core.jax import requirement as requirement  # isort: skip - says what is missing
+from collective_core import data
 from collective_core.common.build_info import (
     ccl_built,
     ddl_built,
@@ -85,6 +86,7 @@ __all__ = [
     "ccl_built",
     "cross_rank",
     "cross_size",
+    "data",
     "ddl_built",
     "elastic",
     "get_process_set_ids_and_ranks",

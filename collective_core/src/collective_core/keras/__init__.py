@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collective_core.keras import requirement as requirement  # isort: skip - says what is missing
 
+from collective_core import data
 from collective_core.common.build_info import (
     ccl_built,
     ddl_built,
@@ -83,6 +84,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "cuda_built",
+    "data",
     "ddl_built",
     "elastic",
     "get_process_set_ids_and_ranks",

@@ -20,6 +20,7 @@ from typing import Any
 
 from collective_core.tensorflow import requirement as requirement  # isort: skip - before TensorFlow is used
 
+from collective_core import data
 from collective_core.common.build_info import (
     ccl_built,
     ddl_built,
@@ -125,6 +126,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "cuda_built",
+    "data",
     "ddl_built",
     "elastic",
     "error_of_engine",
