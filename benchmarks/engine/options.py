@@ -8,7 +8,10 @@ from typing import NamedTuple, NoReturn, Sequence
 
 COLLECTIVE_PEERS = ("mpi", "gloo")
 TRAINING_PEERS = ("ddp", "collective-ddp", "fsdp", "collective-fsdp")
-TRAININGS = ("mnist", "mlp", "small")
+CTR = "ctr"
+CTR_PEERS = ("sparse", "ddp-sparse", "dense", "ddp")
+TRAININGS = ("mnist", "mlp", "small", CTR)
+DEFAULT_ROWS = 10_000_000
 DEFAULT_SIZES = "4K,64K,1M,8M,64M"
 DEFAULT_RANKS = 2
 #: Rounds whose median counts: odd, so that the median is one of them.
@@ -32,6 +35,7 @@ class Options(NamedTuple):
     peers: tuple[str, ...]
     train: str | None
     batch: int | None
+    rows: int
     negotiation: tuple[int, ...]
     overhead: bool
     rounds: int
@@ -72,7 +76,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 def parse_peers(text: str | None, train: str | None) -> tuple[str, ...]:
     """Names of peers, all that there are unless told otherwise; ``none`` for no peer."""
-    known = TRAINING_PEERS if train else COLLECTIVE_PEERS
+    known = CTR_PEERS if train == CTR else TRAINING_PEERS if train else COLLECTIVE_PEERS
     if text is None:
         return known
     if text.strip() == "none":
@@ -93,10 +97,14 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
-    peers = "mpi,gloo (all); with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; none: only the engine"
+    peers = "mpi,gloo (all); with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; with --train ctr: sparse, ddp-sparse, "
+    peers += "dense, ddp; none: only the engine"
     parser.add_argument("--peers", metavar="LIST", help=peers)
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
-    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, otherwise 8)")
+    parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 2048 for ctr, otherwise 8)")
+    parser.add_argument(
+        "--rows", metavar="N", help=f"rows of the table of --train ctr ({DEFAULT_ROWS}); all sides together take 1 KB for each"
+    )
     parser.add_argument(
         "--negotiation",
         nargs="?",
@@ -111,6 +119,8 @@ def parse(arguments: Sequence[str]) -> Options:
     given = parser.parse_args(arguments)
     if given.batch is not None and not given.train:
         raise UsageError("--batch goes with --train")
+    if given.rows is not None and given.train != CTR:
+        raise UsageError("--rows goes with --train ctr")
     if given.negotiation is not None and (given.train or given.np is not None):
         raise UsageError("--negotiation starts its own ranks: leave out --np and --train")
     if given.overhead and (given.train or given.negotiation is not None):
@@ -122,6 +132,7 @@ def parse(arguments: Sequence[str]) -> Options:
         peers=parse_peers(given.peers, given.train),
         train=given.train,
         batch=None if given.batch is None else _whole(given.batch, "--batch", 1, 1 << 20),
+        rows=DEFAULT_ROWS if given.rows is None else _whole(given.rows, "--rows", 1 << 10, 1 << 40),
         negotiation=tuple(_whole(part, "--negotiation", 2, MOST_RANKS) for part in worlds),
         overhead=given.overhead,
         rounds=_whole(given.rounds, "--rounds", 1, 10_001),

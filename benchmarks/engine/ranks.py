@@ -10,7 +10,7 @@ from collective_core.runtime import membership
 
 import collective_core as cc
 
-from . import engines, limits, measure, report
+from . import engines, limits, measure, options, report
 from .options import ELEMENT_BYTES, Options, UsageError
 
 
@@ -20,7 +20,11 @@ def main(wanted: Options) -> int:
     cc.init()
     if wanted.ranks is not None and wanted.ranks != cc.size():
         raise UsageError(f"--np {wanted.ranks}, but the launcher started {cc.size()} ranks; leave --np away under mpirun")
-    if wanted.train:
+    if wanted.train == options.CTR:
+        from . import ctr
+
+        document = ctr.run(wanted)
+    elif wanted.train:
         from . import training
 
         document = training.run(wanted)

@@ -82,6 +82,17 @@ def collective_table(document: dict[str, Any]) -> list[str]:
     return [head, f"the machine's own limit: {limit:.2f} GB/s of bus bandwidth, {derived}", "", *columns(rows)]
 
 
+def training_row(name: str, ranks: int, batch: int, seconds: float) -> dict[str, Any]:
+    """One side of ``--train``, whose steps of ``batch`` samples per rank take so long."""
+    return {
+        "engine": name,
+        "np": ranks,
+        "median_us": round(seconds * 1e6, 1),
+        "steps_per_second": round(1 / seconds, 2),
+        "samples_per_second": round(batch * ranks / seconds, 1),
+    }
+
+
 def training_table(document: dict[str, Any]) -> list[str]:
     alone = next(r["samples_per_second"] for r in document["results"] if r["engine"] == "none")
     rows: list[tuple[str, ...]] = [("engine", "step", "samples/s", "of not communicating")]

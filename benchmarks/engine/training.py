@@ -166,15 +166,6 @@ def run(wanted: Options) -> dict[str, Any]:
         "batch": batch,
         "rounds": wanted.rounds,
         "parameters": sum(p.numel() for p in task.model().parameters()),
-        "results": [
-            {
-                "engine": name,
-                "np": member.size,
-                "median_us": round(spent * 1e6, 1),
-                "steps_per_second": round(1 / spent, 2),
-                "samples_per_second": round(batch * member.size / spent, 1),
-            }
-            for name, spent in zip(names, seconds)
-        ],
+        "results": [report.training_row(name, member.size, batch, spent) for name, spent in zip(names, seconds)],
         "missing": missing,
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collective_core.common.table_plan import Costs, Table, TablePlan
 from collective_core.torch.nn.embedding import ShardedEmbedding, ShardedEmbeddingBag
+from collective_core.torch.nn.planner import measure_costs, plan_tables
 from collective_core.torch.nn.row_optimizers import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
 
 __all__ = [
@@ -10,8 +12,13 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Costs",
     "RowOptimizer",
     "RowWiseAdagrad",
     "ShardedEmbedding",
     "ShardedEmbeddingBag",
+    "Table",
+    "TablePlan",
+    "measure_costs",
+    "plan_tables",
 ]

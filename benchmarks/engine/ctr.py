@@ -1,0 +1,134 @@
+"""A step of a click-through-rate model: one table of many rows, of which each batch uses a few thousand, and a small network above it.
+
+Sides: the sharded table; the same processes without any communication, each with a whole table and PyTorch's sparse gradients; and the
+ways of data parallelism: sparse gradients through the engine (``sparse``) and through DDP over Gloo (``ddp-sparse``), dense ones through
+the engine (``dense``) and through DDP over Gloo (``ddp``). All tables are updated by SGD, which needs the least memory and time of the
+dense sides. Ids of a feature are drawn with probability ~ 1 / (id + 1) (Zipf's law with exponent 1).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from typing import Any, Callable
+
+import collective_core.torch as hvd
+import torch
+from collective_core.runtime import cores, membership
+from torch import nn
+
+import collective_core as cc
+
+from . import engines, measure, report
+from .options import Options
+
+COLUMNS, FEATURES, NUMBERS = 16, 26, 13  # as Criteo's data set: 26 categories, 13 numbers
+HIDDEN = (256, 64)
+DEFAULT_BATCH = 2048
+LR = 0.01
+#: Batches that are trained on in turn: more than the caches hold.
+BATCHES = 16
+
+Table = Callable[[int], nn.Module]
+plain_dense: Table = partial(nn.Embedding, embedding_dim=COLUMNS)
+plain_sparse: Table = partial(nn.Embedding, embedding_dim=COLUMNS, sparse=True)
+
+
+class Model(nn.Module):
+    """The rows of all categories and the numbers, side by side, into a network of three layers."""
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+        sizes = (FEATURES * COLUMNS + NUMBERS, *HIDDEN)
+        layers = [part for a, b in zip(sizes, sizes[1:]) for part in (nn.Linear(a, b), nn.ReLU())]
+        self.network = nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
+
+    def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.network(torch.cat([self.table(ids).flatten(1), numbers], 1))
+        return scores[:, 0]
+
+
+def batches_of(rank: int, rows: int, batch: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Ids, numbers and clicks: each feature has its own part of the rows."""
+    generator = torch.Generator().manual_seed(rank)
+    each = rows // FEATURES
+    made = []
+    for _ in range(BATCHES):
+        ranks_of_ids = (
+            torch.rand(batch, FEATURES, generator=generator, dtype=torch.float64).mul(float(torch.tensor(each + 1.0).log())).exp()
+        )
+        ids = ranks_of_ids.long().sub(1).clamp(0, each - 1) + torch.arange(FEATURES) * each
+        clicks = torch.randint(2, (batch,), generator=generator).float()
+        made.append((ids, torch.randn(batch, NUMBERS, generator=generator), clicks))
+    return made
+
+
+def _engine(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+
+def _ddp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    engines.start_gloo()
+    group = torch.distributed.new_group(backend="gloo")
+    options = {"process_group": group, "gradient_as_bucket_view": True}
+    return nn.parallel.DistributedDataParallel(model, **options), torch.optim.SGD(model.parameters(), lr=LR)
+
+
+def _alone(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, torch.optim.SGD(model.parameters(), lr=LR)
+
+
+def _sharded(rows: int) -> nn.Module:
+    return hvd.nn.ShardedEmbedding(rows, COLUMNS, hvd.nn.SGD(), seed=0)
+
+
+SIDES: dict[str, tuple[Table, Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]]]] = {
+    "sharded": (_sharded, _engine),
+    "sparse": (plain_sparse, _engine),
+    "ddp-sparse": (plain_sparse, _ddp),
+    "dense": (plain_dense, _engine),
+    "ddp": (plain_dense, _ddp),
+    "barrier": (plain_sparse, _alone),
+    "none": (plain_sparse, _alone),
+}
+
+
+def training_step(side: str, rows: int, data: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> measure.Step:
+    make_table, distribute = SIDES[side]
+    model, optimizer = distribute(Model(make_table(rows)))
+    numbers = count()
+
+    def step() -> None:
+        ids, dense, clicks = data[next(numbers) % len(data)]
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(ids, dense), clicks).backward()  # type: ignore[no-untyped-call,unused-ignore]
+        optimizer.step()
+        if side == "barrier":
+            cc.barrier()
+
+    return step
+
+
+def run(wanted: Options) -> dict[str, Any]:
+    """The document of ``--train ctr``."""
+    member = membership.current()
+    torch.set_num_threads(cores.share(member.local_size, cores.launcher()))
+    torch.manual_seed(0)
+    batch = wanted.batch or DEFAULT_BATCH
+    data = batches_of(member.rank, wanted.rows, batch)
+    names = ["sharded", *wanted.peers, "barrier", "none"]
+    steps = [training_step(side, wanted.rows, data) for side in names]
+    seconds = measure.alternate(steps, wanted.rounds, independent=frozenset({len(steps) - 1}))
+    return {
+        "schema": report.SCHEMA,
+        "train": "ctr",
+        "np": member.size,
+        "batch": batch,
+        "rounds": wanted.rounds,
+        "rows_per_batch": int(torch.tensor([float(len(ids.unique())) for ids, _, _ in data]).mean()),
+        "parameters": wanted.rows * COLUMNS + sum(p.numel() for p in Model(nn.Identity()).parameters()),
+        "results": [report.training_row(name, member.size, batch, spent) for name, spent in zip(names, seconds)],
+        "missing": {},
+    }
