@@ -8,7 +8,7 @@ import torch
 
 from collective_core.common.compression import Compressor, HalfCompressor, NoneCompressor
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "LossyCompression", "NoneCompressor"]
 
 
 class _Half(HalfCompressor):
@@ -31,9 +31,59 @@ class BF16Compressor(_Half):
     half = torch.bfloat16
 
 
+#: What a lossy compression adds to an optimizer's state_dict, beside "state" and "param_groups".
+STATE_KEY = "compression"
+
+
+class LossyCompression:
+    """What a DistributedOptimizer sends instead of gradients, adding what that leaves out to its next gradients (error feedback)."""
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:  # noqa: ARG002 - as every compressor's
+        raise ValueError(
+            f"{self} keeps what it leaves out for the next step, so it needs an optimizer with steps: pass it to DistributedOptimizer "
+            "with op=Average or Sum; for a single tensor take Compression.fp16 or bf16"
+        )
+
+    decompress = compress
+
+
+class Int8(LossyCompression):
+    """8-bit integers, in blocks with a scale each: a quarter of the bytes."""
+
+    def __repr__(self) -> str:
+        return "Compression.int8"
+
+
+class TopK(LossyCompression):
+    """The share ``ratio`` of each bucket's elements with the largest magnitudes: (n-1) · ratio · 8 bytes an element for n ranks."""
+
+    def __init__(self, ratio: float = 0.01) -> None:
+        if not 0 < ratio <= 1:
+            raise ValueError(f"Compression.topk: ratio is the share of elements that are sent, above 0 and at most 1, not {ratio}")
+        self.ratio = ratio
+
+    def __repr__(self) -> str:
+        return f"Compression.topk(ratio={self.ratio})"
+
+
+class PowerSGD(LossyCompression):
+    """Matrices as the product of two factors of ``rank`` columns; what that would not halve, and vectors, are sent whole."""
+
+    def __init__(self, rank: int = 4) -> None:
+        if rank < 1:
+            raise ValueError(f"Compression.powersgd: rank must be at least 1, not {rank}")
+        self.rank = rank
+
+    def __repr__(self) -> str:
+        return f"Compression.powersgd(rank={self.rank})"
+
+
 class Compression:
-    """The choices for ``compression=``."""
+    """The choices for ``compression=``. ``int8``, ``topk(ratio)`` and ``powersgd(rank)`` are for DistributedOptimizer only."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8()
+    topk = TopK
+    powersgd = PowerSGD

@@ -10,6 +10,7 @@ from collective_core.common import objects
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.compression import STATE_KEY
 from collective_core.torch.handles import synchronize
 from collective_core.torch.ops.broadcast import broadcast_async_
 from collective_core.torch.sharded import is_shard
@@ -86,7 +87,7 @@ def broadcast_optimizer_state(
         _make_gradients(optimizer)
     is_root = membership.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    skeleton = _take_tensors(_shared(optimizer.state_dict()), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, "broadcast.optimizer.skeleton", process_set)
     if is_root:
         # Contiguous copies, because a state tensor may be a view with gaps that cannot be overwritten in place.
@@ -98,6 +99,13 @@ def broadcast_optimizer_state(
         synchronize(handle)
     if not is_root:
         load_in_place(optimizer, state)
+
+
+def _shared(state: dict[str, Any]) -> dict[str, Any]:
+    """Without what of a lossy compression is one rank's alone: the gradients that it has not sent yet."""
+    if STATE_KEY not in state:
+        return state
+    return {**state, STATE_KEY: {"factors": state[STATE_KEY]["factors"]}}
 
 
 def _make_gradients(optimizer: torch.optim.Optimizer) -> None:

@@ -30,6 +30,7 @@ from collective_core.torch.build_info import (
     rocm_built,
 )
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
+from collective_core.torch.communication import plan_communication
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
     allgather_object,
@@ -40,6 +41,7 @@ from collective_core.torch.functions import (
 )
 from collective_core.torch.handles import poll, synchronize
 from collective_core.torch.job import add_process_set, init, metrics, remove_process_set, shutdown, start_timeline, stop_timeline
+from collective_core.torch.local_sgd import DiLoCo, LocalSGD
 from collective_core.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from collective_core.torch.ops.allreduce import (
     Adasum,
@@ -73,9 +75,11 @@ __all__ = [
     "Checkpoints",
     "CollectiveError",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
     "GradScaler",
     "HorovodInternalError",
+    "LocalSGD",
     "Max",
     "Min",
     "ProcessSet",
@@ -136,6 +140,7 @@ __all__ = [
     "nccl_built",
     "nccl_enabled",
     "nn",
+    "plan_communication",
     "poll",
     "process_set_by_id",
     "rank",

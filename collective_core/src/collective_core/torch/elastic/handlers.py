@@ -9,6 +9,7 @@ import torch
 
 from collective_core.torch.elastic.sampler import ElasticSampler
 from collective_core.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters, load_in_place
+from collective_core.torch.local_sgd import DiLoCo
 
 
 class StateHandler:
@@ -81,10 +82,22 @@ class SamplerStateHandler(PartHandler):
         self.value.reset()
 
 
+class DiLoCoStateHandler(PartHandler):
+    """Its parameters differ between ranks, so that ``sync`` asks each whether it has what the newest has merged."""
+
+    def sync(self) -> None:
+        self.value.sync(self.root)
+        self.save()
+
+    def reset(self) -> None:
+        self.value.drop()
+
+
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (DiLoCo, DiLoCoStateHandler),
 ]
 
 

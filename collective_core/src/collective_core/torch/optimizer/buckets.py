@@ -186,15 +186,16 @@ class Bucket:
 
     def start_sum(self, how: dict[str, Any]) -> None:
         """``how``: the keyword arguments of an allreduce."""
-        self._mark()
+        self.mark()
         self.handle = allreduce.allreduce_async_(self.flat, name=self.name, **how)
 
     def sum_here(self, how: dict[str, Any]) -> None:
         """In this thread."""
-        self._mark()
+        self.mark()
         allreduce.allreduce_(self.flat, name=self.name, **how)
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """Before the sum: for which gradients this rank has one."""
         self.marks.fill_(1.0)
         if self.missing and self.has_marks:
             self.marks[list(self.missing)] = 0.0

@@ -12,7 +12,7 @@ import torch
 from collective_core.errors import InvalidUseError
 from collective_core.runtime.process_sets import ProcessSet, global_process_set, members
 from collective_core.torch.compiling import not_compiled
-from collective_core.torch.compression import Compression
+from collective_core.torch.compression import STATE_KEY, Compression, LossyCompression
 from collective_core.torch.nn.table import step_all, tables_in
 from collective_core.torch.ops import allreduce
 from collective_core.torch.optimizer.adasum_optimizer import distribute_with_adasum
@@ -188,11 +188,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = should_synchronize
             self._reducer.is_done = self._reduced_for_scaler = False  # it may have skipped the step
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's own, which it also loads without this; with a lossy compression, what this rank has not sent yet, too."""
+        state: dict[str, Any] = _wrapped(self).state_dict()
+        if self._reducer.error_feedback is not None:
+            state[STATE_KEY] = self._reducer.error_feedback.state(self._listed())
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """The wrapped optimizer's own; what was under way of a step is dropped."""
         self._reducer.begin_anew()
         self._reducer.is_done = False
-        _wrapped(self).load_state_dict(*args, **kwargs)
+        _wrapped(self).load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY}, *args, **kwargs)
+        if self._reducer.error_feedback is not None and STATE_KEY in state_dict:
+            self._reducer.error_feedback.load(state_dict[STATE_KEY], self._listed())
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -314,9 +323,12 @@ def DistributedOptimizer(
     buckets of COLLECTIVE_FUSION_MB. ``sparse_as_dense``: sparse gradients are made dense to be summed, otherwise rows
     are gathered; the optimizer finds sparse ones. With ``op=Adasum``, what the optimizer adds to the parameters is combined, not
     the gradients. ``gradient_as_bucket_view``: ``p.grad`` is a view of memory that the next step writes to, so clone what is to be kept;
-    with False, as in DDP, gradients are tensors of their own, which costs a copy more.
+    with False, as in DDP, gradients are tensors of their own, which costs a copy more. ``compression``: of gradients on their way; int8,
+    topk and powersgd leave something out, which is added to the next step's gradients and is part of the state (docs/slow-networks.md).
     """
     _check_options(op, gradient_predivide_factor, backward_passes_per_step)
+    if op == allreduce.Adasum and isinstance(compression, LossyCompression):
+        raise ValueError(f"{compression} goes with op Average or Sum, not with Adasum, which combines steps and not gradients")
     if op == allreduce.Adasum:
         if tables_in(optimizer.param_groups):
             raise ValueError("op=Adasum is not possible with the rows of sharded tables, whose gradients are added; use Average or Sum")

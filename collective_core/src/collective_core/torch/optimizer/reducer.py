@@ -22,10 +22,11 @@ from collective_core.runtime import cores, membership
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu, handles
 from collective_core.torch.compiling import is_traced
-from collective_core.torch.compression import Compression
+from collective_core.torch.compression import Compression, LossyCompression
 from collective_core.torch.ops import allreduce
 from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.optimizer.buckets import groups_of, make_buckets
+from collective_core.torch.optimizer.error_feedback import ErrorFeedback
 from collective_core.torch.optimizer.hooks import on_gradient
 from collective_core.torch.optimizer.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.optimizer.plan import Plan, agree
@@ -59,7 +60,9 @@ class Reducer:
     ) -> None:
         self.passes = passes
         self.is_done = False  # whether what is in p.grad has been reduced; the optimizer takes it back when it has used that
-        self._compression = compression
+        is_lossy = isinstance(compression, LossyCompression)
+        self.error_feedback = ErrorFeedback(compression, how) if is_lossy else None
+        self._compression = Compression.none if is_lossy else compression
         self.how = how
         self.process_set: ProcessSet = how["process_set"]
         self.sparse_as_dense = sparse_as_dense
@@ -217,10 +220,13 @@ class Reducer:
             for bucket in self.buckets:
                 bucket.handle = 0
 
+        here = [partial(bucket.sum_here, self.how) for bucket in self.buckets if not bucket.handle]
+        if self.error_feedback is not None and self.buckets:
+            here = [partial(self.error_feedback.reduce, self.buckets)]
         # After a failure the others still run to their end, on all ranks alike.
         handles.results_of(
             [
-                *(partial(bucket.sum_here, self.how) for bucket in self.buckets if not bucket.handle),
+                *here,
                 *(partial(handles.synchronize, bucket.handle) for bucket in self.buckets if bucket.handle),
                 *(partial(finish_sparse, parameter, handle) for parameter, handle in sparse),
                 forget_handles,
@@ -280,7 +286,8 @@ class Reducer:
             most_bytes, groups = 0, []
         prefix, groups = f"{self._prefix}.{plan.mark()}", [group for group in groups if group]
         self.buckets = make_buckets(dense, most_bytes, groups, prefix, self._compression, self._as_views)
-        self._overlaps = any(map(gpu.holds, self._trained)) or _can_overlap()
+        # A compressed sum is several operations, of which the program's thread prepares each.
+        self._overlaps = self.error_feedback is None and (any(map(gpu.holds, self._trained)) or _can_overlap())
         places = {p: (bucket, position) for bucket in self.buckets for position, p in enumerate(bucket.parameters)}
         self._place_of = [places.get(p) for p in self._trained]  # None: its gradient goes as sparse
         self._launched = 0
