@@ -60,7 +60,7 @@ def test_whatever_is_appended_and_read_in_whatever_pieces_is_what_was_written(tm
         assert taken == written.split(b"\n")[:-1]
 
 
-@pytest.mark.parametrize("change", ["truncated", "replaced by a longer one", "truncated and longer again"])
+@pytest.mark.parametrize("change", ["truncated", "renamed", "replaced by a longer one", "truncated and longer again"])
 def test_a_file_that_is_no_longer_the_one_that_was_read_is_refused(tmp_path, change):
     path = tmp_path / "log"
     path.write_text("the first\nthe second\n")
@@ -68,13 +68,15 @@ def test_a_file_that_is_no_longer_the_one_that_was_read_is_refused(tmp_path, cha
     positions = {str(path): source.read(position_of(source), 2).positions[str(path)]}
     if change == "truncated":
         path.write_text("the first\n")
+    elif change == "renamed":
+        path.rename(tmp_path / "log.1")
     elif change == "replaced by a longer one":
         path.rename(tmp_path / "log.1")
         path.write_text("another first line\nanother second line\n")
     else:
         path.write_text("Xhe first\nthe second\nand a third\n")
     for reader in (source, Files(path)):
-        with pytest.raises(ValueError, match=r"truncated|replaced.*give each file a name of its own"):
+        with pytest.raises(ValueError, match=r"(truncated|replaced|renamed).*give each file a name of its own"):
             reader.read(positions, 9)
 
 
@@ -373,19 +375,24 @@ PATIENCE = 120.0
 class Kills:
     """An elastic job whose ranks kill themselves, one of each generation, at random moments; the test feeds it until enough have died."""
 
-    def __init__(self, folder: Path, kills: int, broker: tuple | None = None) -> None:
-        self._folder, self._kills, self._written = folder, kills, 0
-        address, self._producer = broker or ("", None)
+    def __init__(self, folder: Path, kills: int, source: str, broker: tuple = ("", None)) -> None:
+        self._folder, self._kills, self._source, self._written = folder, kills, source, 0
+        address, self._producer = broker
+        (folder / "data").mkdir()
         self._feed()
         command = [sys.executable, "-m", "collective_core.launch", "-np", "3", "--min-np", "2", "--blacklist-cooldown-range", "0.1", "0.1"]
         words = [sys.executable, str(WORKERS / "streaming_kills.py"), str(folder), str(kills)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_KAFKA": address}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_SOURCE": source, "TEST_KAFKA": address}
         output = (folder / "output").open("w")
         self.process = subprocess.Popen([*command, *words], stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def _feed(self) -> None:
         lines = list(records(100, self._written))
-        put(self._folder / "data", f"{self._written:06d}.txt", lines)
+        if self._source == "file that grows":
+            with (self._folder / "data" / "log").open("a", buffering=100) as file:
+                file.writelines(f"{line}\n" for line in lines)
+        else:
+            put(self._folder / "data", f"{self._written:06d}.txt", lines)
         self._written += len(lines)
         if self._producer is not None:
             for number, line in enumerate(lines):
@@ -415,10 +422,10 @@ class Kills:
         return self._written, len(self._noted("killed")), self._noted("end")
 
 
-@pytest.mark.parametrize(("kills", "source"), slow_but_last((50, "directory"), (10, "kafka"), (2, "directory")))
+@pytest.mark.parametrize(("kills", "source"), slow_but_last((50, "directory"), (10, "kafka"), (10, "file that grows"), (2, "directory")))
 def test_ranks_that_are_killed_at_random_moments_lose_no_record_and_count_none_twice(request, tmp_path, kills, source):
-    broker = request.getfixturevalue("broker") if source == "kafka" else None
-    written, killed, ends = Kills(tmp_path, kills, broker).finish()
+    broker = request.getfixturevalue("broker") if source == "kafka" else ("", None)
+    written, killed, ends = Kills(tmp_path, kills, source, broker).finish()
     assert killed >= kills
     assert len(ends) >= 2
     for end in ends:

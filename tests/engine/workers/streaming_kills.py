@@ -1,4 +1,4 @@
-"""Trains on the records of a folder, or with TEST_KAFKA of a topic, while a rank of each generation kills itself; arguments: folder, kills.
+"""Trains on a stream while a rank of each generation kills itself; arguments: folder, kills. TEST_SOURCE says where the records are.
 
 The state holds the ids of the records of each committed step. With the folder alone: trains one process on such steps, from standard
 input, and prints its weights.
@@ -66,9 +66,12 @@ kills = int(sys.argv[2])
 log = os.open(folder / f"log.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-address = os.environ["TEST_KAFKA"]
-source = hvd.data.Kafka("clicks", {"bootstrap.servers": address}) if address else hvd.data.Directory(folder / "data")
-stream = hvd.data.Stream(source, 4, linger_seconds=0.0)
+sources = {
+    "kafka": lambda: hvd.data.Kafka("clicks", {"bootstrap.servers": os.environ["TEST_KAFKA"]}),
+    "directory": lambda: hvd.data.Directory(folder / "data"),
+    "file that grows": lambda: hvd.data.Files(folder / "data" / "log"),
+}
+stream = hvd.data.Stream(sources[os.environ["TEST_SOURCE"]](), 4, linger_seconds=0.0)
 
 
 @hvd.elastic.run

@@ -87,6 +87,10 @@ class _LineFiles(Source):
     def _path_of(self, partition: str) -> str:
         raise NotImplementedError
 
+    def _missing(self, path: str, offset: int) -> str:
+        """What to say of a file that is not there, of which ``offset`` bytes were read."""
+        raise NotImplementedError
+
     def _open(self, partition: str, status: os.stat_result) -> _LineFile:
         found = self._opened.get(partition)
         if found is None or not found.is_at(status):
@@ -100,7 +104,11 @@ class _LineFiles(Source):
 
     def _take(self, partition: str, position: Position, most: int, is_whole: bool) -> tuple[list[bytes], Position, bool]:
         """Lines, the position behind them, and whether they reach to the file's end."""
-        status = os.stat(self._path_of(partition))
+        path = self._path_of(partition)
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            raise ValueError(self._missing(path, position[0])) from None
         file = self._open(partition, status)
         file.check(position, status.st_size)
         lines, offset = file.take(position[0], most, is_whole)
@@ -137,6 +145,9 @@ class Files(_LineFiles):
 
     def _path_of(self, partition: str) -> str:
         return partition
+
+    def _missing(self, path: str, offset: int) -> str:
+        return f"{path} is gone, and {offset} bytes of it were read: it was renamed. {ROTATED}" if offset else f"{path} is not there"
 
     def discover(self, known: Mapping[str, Position]) -> tuple[Positions, Sequence[str]]:
         return {path: BEGIN for path in self._paths if path not in known}, ()
@@ -186,6 +197,10 @@ class Directory(_LineFiles):
     def _path_of(self, partition: str) -> str:
         return os.path.join(self._folder, partition)
 
+    def _missing(self, path: str, offset: int) -> str:
+        text = f"{path} is not there, and {offset} bytes of it were read: put it back, or make it reachable for every rank"
+        return f'{text}, or pass shard="record" to have rank 0 alone read'
+
     def _fits(self, name: str) -> bool:
         return fnmatch.fnmatchcase(name, self._pattern) and not name.startswith(".") and not name.endswith((".tmp", ".part"))
 
@@ -209,11 +224,7 @@ class Directory(_LineFiles):
                 continue
             if len(records) == most:
                 return Read(records, found, False)
-            try:
-                lines, behind, is_end = self._take(name, position, most - len(records), True)
-            except FileNotFoundError:
-                text = f"{self._path_of(name)} is not there, and {position[0]} bytes of it were read: put it back, or make it reachable for"
-                raise ValueError(f'{text} every rank, or pass shard="record" to have rank 0 alone read') from None
+            lines, behind, is_end = self._take(name, position, most - len(records), True)
             records += lines
             if is_end:
                 self._close(name)

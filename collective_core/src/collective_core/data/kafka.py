@@ -50,6 +50,14 @@ class Kafka(Source):
         return self._consumer
 
     def discover(self, known: Mapping[str, Position]) -> tuple[Positions, Sequence[str]]:
+        try:
+            return self._new_partitions(known), ()
+        except self._api.KafkaException:
+            if not known:
+                raise
+            return {}, ()  # brokers that cannot be reached now are asked again later, as librdkafka does for records
+
+    def _new_partitions(self, known: Mapping[str, Position]) -> Positions:
         consumer, found = self._connected(), {}
         for topic in self._topics:
             about = consumer.list_topics(topic, timeout=ANSWER).topics[topic]
@@ -60,7 +68,7 @@ class Kafka(Source):
                 if name not in known:
                     lowest, end = consumer.get_watermark_offsets(self._api.TopicPartition(topic, number), timeout=ANSWER)
                     found[name] = lowest if self._start == "earliest" else end
-        return found, ()
+        return found
 
     def read(self, positions: Mapping[str, Position], most: int) -> Read:
         if self._next != positions:
