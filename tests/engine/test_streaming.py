@@ -331,23 +331,28 @@ def test_a_standard_input_that_leads_nowhere_is_an_error():
 
 @pytest.fixture
 def broker():
-    """(address, producer) of librdkafka's mock cluster, which speaks Kafka's protocol; its topics have four partitions."""
+    """Address, new topic of four partitions, and producer: of librdkafka's mock cluster, or the broker that TEST_KAFKA_BROKER names."""
     from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
 
-    producer = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 0})
+    named, topic = os.environ.get("TEST_KAFKA_BROKER"), f"clicks-{time.time_ns()}"
+    if named:
+        administration = AdminClient({"bootstrap.servers": named})
+        administration.create_topics([NewTopic(topic, 4, 1)])[topic].result(10)
+    producer = Producer({"bootstrap.servers": named} if named else {"test.mock.num.brokers": 1, "bootstrap.servers": "", "log_level": 0})
     (node,) = producer.list_topics(timeout=10).brokers.values()
-    yield f"{node.host}:{node.port}", producer
+    yield f"{node.host}:{node.port}", topic, producer
     producer.flush(10)
 
 
 def test_records_of_kafka_are_read_once_also_by_another_number_of_ranks(launch, broker, tmp_path):
-    address, producer = broker
+    address, topic, producer = broker
     lengths = (50, 0, 3, 20)
     for partition, length in enumerate(lengths):
         for number in range(length):
-            producer.produce("clicks", f"{partition}.{number}".encode(), partition=partition)
+            producer.produce(topic, f"{partition}.{number}".encode(), partition=partition)
     assert producer.flush(10) == 0
-    settings = {"TEST_KAFKA": address, "TEST_STOP": "3"}
+    settings = {"TEST_KAFKA": address, "TEST_TOPIC": topic, "TEST_STOP": "3"}
     first = launch("streaming.py", 2, 1, ("kafka", str(tmp_path)), settings).must_succeed().reports()
     del settings["TEST_STOP"]
     second = launch("streaming.py", 3, 1, ("kafka", str(tmp_path)), settings).must_succeed().reports()
@@ -375,14 +380,14 @@ PATIENCE = 120.0
 class Kills:
     """An elastic job whose ranks kill themselves, one of each generation, at random moments; the test feeds it until enough have died."""
 
-    def __init__(self, folder: Path, kills: int, source: str, broker: tuple = ("", None)) -> None:
+    def __init__(self, folder: Path, kills: int, source: str, broker: tuple = ("", "", None)) -> None:
         self._folder, self._kills, self._source, self._written = folder, kills, source, 0
-        address, self._producer = broker
+        address, self._topic, self._producer = broker
         (folder / "data").mkdir()
         self._feed()
         command = [sys.executable, "-m", "collective_core.launch", "-np", "3", "--min-np", "2", "--blacklist-cooldown-range", "0.1", "0.1"]
         words = [sys.executable, str(WORKERS / "streaming_kills.py"), str(folder), str(kills)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_SOURCE": source, "TEST_KAFKA": address}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_SOURCE": source, "TEST_KAFKA": address, "TEST_TOPIC": self._topic}
         output = (folder / "output").open("w")
         self.process = subprocess.Popen([*command, *words], stdout=output, stderr=subprocess.STDOUT, env=environment)
 
@@ -396,7 +401,7 @@ class Kills:
         self._written += len(lines)
         if self._producer is not None:
             for number, line in enumerate(lines):
-                self._producer.produce("clicks", line.encode(), partition=number % 4)
+                self._producer.produce(self._topic, line.encode(), partition=number % 4)
             assert self._producer.flush(10) == 0
 
     def _noted(self, key: str) -> list:
@@ -424,7 +429,7 @@ class Kills:
 
 @pytest.mark.parametrize(("kills", "source"), slow_but_last((50, "directory"), (10, "kafka"), (10, "file that grows"), (2, "directory")))
 def test_ranks_that_are_killed_at_random_moments_lose_no_record_and_count_none_twice(request, tmp_path, kills, source):
-    broker = request.getfixturevalue("broker") if source == "kafka" else ("", None)
+    broker = request.getfixturevalue("broker") if source == "kafka" else ("", "", None)
     written, killed, ends = Kills(tmp_path, kills, source, broker).finish()
     assert killed >= kills
     assert len(ends) >= 2

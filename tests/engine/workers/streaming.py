@@ -121,7 +121,7 @@ def training(checkpoint=None, stop=None):
 def kafka():
     """To the end of a topic, from the state that is in a file, if it is; ``stop``: after so many steps, with the state in a file."""
     config = {"bootstrap.servers": os.environ["TEST_KAFKA"]}
-    stream = hvd.data.Stream(hvd.data.Kafka("clicks", config, follow=False), 4)
+    stream = hvd.data.Stream(hvd.data.Kafka(os.environ["TEST_TOPIC"], config, follow=False), 4)
     state = folder / "state"
     if state.exists():
         stream.load_state_dict(json.loads(state.read_text()))

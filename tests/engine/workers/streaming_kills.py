@@ -67,7 +67,7 @@ log = os.open(folder / f"log.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APP
 hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 sources = {
-    "kafka": lambda: hvd.data.Kafka("clicks", {"bootstrap.servers": os.environ["TEST_KAFKA"]}),
+    "kafka": lambda: hvd.data.Kafka(os.environ["TEST_TOPIC"], {"bootstrap.servers": os.environ["TEST_KAFKA"]}),
     "directory": lambda: hvd.data.Directory(folder / "data"),
     "file that grows": lambda: hvd.data.Files(folder / "data" / "log"),
 }
