@@ -393,6 +393,7 @@ class Kills:
 
     def _feed(self) -> None:
         lines = list(records(100, self._written))
+        put(self._folder / "kept", f"{self._written}", lines)
         if self._source == "file that grows":
             with (self._folder / "data" / "log").open("a", buffering=100) as file:
                 file.writelines(f"{line}\n" for line in lines)

@@ -36,7 +36,7 @@ def weights():
 
 
 def replay():
-    lines = {line.split()[0]: line for path in (folder / "data").iterdir() for line in path.read_text().splitlines()}
+    lines = {line.split()[0]: line for path in (folder / "kept").iterdir() for line in path.read_text().splitlines()}
     for step in json.load(sys.stdin):
         chosen = [lines[number] for number in step.split()]
         learn(optimizer, chosen, 1 / len(chosen))
@@ -74,6 +74,12 @@ sources = {
 stream = hvd.data.Stream(sources[os.environ["TEST_SOURCE"]](), 4, linger_seconds=0.0)
 
 
+def remove_what_is_done():
+    for name, (_, _, is_done) in stream.state_dict()["positions"].items():
+        if is_done:
+            (folder / "data" / name).unlink(missing_ok=True)
+
+
 @hvd.elastic.run
 def train(state):
     armed = False
@@ -84,6 +90,8 @@ def train(state):
         state.count += batch.total
         state.commit()
         note(committed=state.count)
+        if hvd.rank() == 0 and os.environ["TEST_SOURCE"] == "directory":
+            remove_what_is_done()
         if not armed:
             generation = worker.generation()
             dice = random.Random(generation)
