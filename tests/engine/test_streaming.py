@@ -6,8 +6,10 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -321,7 +323,7 @@ def test_standard_input_is_dealt_out_by_rank_0(tmp_path):
 
 
 def test_a_standard_input_that_leads_nowhere_is_an_error():
-    script = "import collective_core.torch as hvd\nhvd.init()\nnext(hvd.data.Stream(hvd.data.StandardInput(), 1))"
+    script = "from collective_core.data import StandardInput as Source; Source().read({Source.PARTITION: 0}, 1)"
     done = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert "standard input of rank 0 is /dev/null" in done.stderr
 
@@ -448,3 +450,50 @@ def test_ranks_that_are_killed_at_random_moments_lose_no_record_and_count_none_t
     )
     assert replay.returncode == 0, replay.stderr
     assert ends[0]["weights"] == pytest.approx(json.loads(replay.stdout), rel=1e-9), "one process that takes the committed steps"
+
+
+IDLE = """
+import os, sys
+import collective_core.torch as hvd
+hvd.init()
+stream = hvd.data.Stream(hvd.data.Directory(sys.argv[1]), 2)
+@hvd.elastic.run
+def train(state):
+    print("begins", hvd.size(), os.getpid(), flush=True)
+    for batch in stream:
+        state.count += batch.total
+        state.commit()
+        if state.count == 5:
+            stream.end()
+    print("ends", hvd.size(), state.count, flush=True)
+train(hvd.elastic.TorchState(stream=stream, count=0))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_die_and_come_while_a_stream_has_no_records(tmp_path):
+    (tmp_path / "data").mkdir()
+    command = [sys.executable, "-m", "collective_core.launch", "-np", "2", "--min-np", "1", sys.executable, "-c", IDLE]
+    with subprocess.Popen([*command, str(tmp_path / "data")], stdout=subprocess.PIPE, text=True) as job:
+        watchdog = threading.Timer(PATIENCE, job.kill)
+        watchdog.start()
+
+        def wait_for(size):
+            """The processes of so many ranks, by rank, once all of them wait for records."""
+            found = {}
+            for line in job.stdout:
+                rank, word, number, pid = line.split()
+                if word == "begins" and int(number) == size:
+                    found[rank] = int(pid)
+                    if len(found) == size:
+                        return found
+            raise AssertionError(f"{size} ranks did not come together")
+
+        os.kill(wait_for(2)["[1]"], signal.SIGKILL)
+        wait_for(1)
+        wait_for(2)
+        put(tmp_path / "data", "late", range(5))
+        ends = [line.split()[1:] for line in job.stdout if "ends" in line]
+        assert job.wait(PATIENCE) == 0
+        watchdog.cancel()
+    assert ends == [["ends", "2", "5"]] * 2

@@ -22,7 +22,9 @@ from typing import Any, Mapping, NamedTuple
 import numpy as np
 
 from collective_core import arrays
+from collective_core.common.elastic import HostsUpdatedInterrupt
 from collective_core.data.source import Positions, Source
+from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
 
@@ -49,6 +51,8 @@ class Stream:
     ``shard``: ``"partition"``: each rank reads partitions of its own, every n-th of n ranks. ``"record"``: rank 0 reads, and deals out what
     there is in equal parts. The default is the source's. A rank whose partitions have no records gets a batch of none: it takes part in
     the step like the others. ``linger_seconds``: for how long a step waits for ranks whose batches are not full, once there are records.
+
+    In an elastic job ranks may change while it waits for records, as they may in ``commit``: iterate within ``elastic.run``.
 
     ``state_dict`` and ``load_state_dict`` make it a part of ``TorchState`` and of ``Checkpoints``: then the records of committed (or
     saved) steps are never read again, and all others are. Raises ValueError for settings that cannot be.
@@ -99,6 +103,9 @@ class Stream:
                 if not reader["new"] and all(report["ended"] for report in reports):
                     self._forget_ahead()
                     raise StopIteration
+                if any(report["change"] for report in reports):
+                    self._forget_ahead()
+                    raise HostsUpdatedInterrupt
             if not reader["new"] and not reader["same"]:
                 time.sleep(pause)
                 pause = SHORTEST_PAUSE if total else min(2 * pause, LONGEST_PAUSE)
@@ -132,6 +139,7 @@ class Stream:
     def _report(self) -> dict[str, Any]:
         """What this rank tells the others. It reads only after all have been found to have the same stream."""
         report: dict[str, Any] = {"count": 0, "ready": False, "ended": False, "ahead": {}, "end": self._is_ending}
+        report["change"] = worker.is_one() and worker.shall_change()
         report.update(new={}, gone=[], due=False, same="", about=self._about(), error="")
         if not self._is_compared:
             report["same"] = self._fingerprint()
