@@ -1,13 +1,14 @@
 """PyTorch's own distributed tests, which its wheel contains, with the backend `collective` wherever they ask for Gloo.
 
-    WORLD_SIZE=2 TEMP_DIR=/tmp/x python torchs_own_distributed_tests.py [TestWithSpawn.test_all_reduce_sum …]
+    WORLD_SIZE=2 TEMP_DIR=/tmp/x python -m unittest -v torchs_own_distributed_tests[.OwnTests.test_all_reduce_sum] …
 
-They look at the backend's name to choose what to run, so they are told that it is Gloo; but not where they look for Gloo's own events in
-a profile. Tests that need a GPU skip themselves.
+in this folder. They look at the backend's name to choose what to run, so they are told that it is Gloo; but not where they look for Gloo's
+own events in a profile. Tests that need a GPU skip themselves. Ranks are forked from a process that has imported PyTorch: with an
+interpreter for each, the tests take half an hour.
 """
 
+import multiprocessing
 import os
-import unittest
 from pathlib import Path
 from unittest import mock
 
@@ -37,7 +38,7 @@ def _get_backend(group=None):
     return "gloo" if found == "collective" else found
 
 
-# Processes that the tests spawn import this file, too.
+# The ranks import this file, too.
 _usual_new_group, _usual_get_backend = dist.new_group, dist.get_backend
 dist.init_process_group = _instead_of_gloo(dist.init_process_group)
 dist.new_group = _new_group
@@ -45,16 +46,26 @@ distributed_c10d.get_backend = _get_backend  # monitored_barrier's; dist.get_bac
 
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
+multiprocessing.set_forkserver_preload([__name__])
 
-class TestWithSpawn(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+
+class _Rank(multiprocessing.get_context("forkserver").Process):
+    """With the variables of now, such as the test's own folder: the fork server has those of its start."""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.environment = dict(os.environ)
+
+    def run(self):
+        os.environ.update(self.environment)
+        super().run()
+
+
+class OwnTests(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
     def setUp(self):
         super().setUp()
-        self._spawn_processes()
+        self._start_processes(_Rank)
 
     def test_get_backend(self):
         with mock.patch.object(distributed_test, "BACKEND", "collective"):
             super().test_get_backend()
-
-
-if __name__ == "__main__":
-    unittest.main(verbosity=2)

@@ -260,14 +260,15 @@ void meet_it(int number, const std::vector<cc::Peer>& peers, int rank, cc::Liste
     auto group = std::make_unique<cc::Group>(cc::make_topology(rank, peers), std::move(transport), timeout_s, start_s);
     cc::Engine engine(std::move(group));
     const std::vector<float> in(request.count, 1.0F);
-    std::vector<float> out(request.count);
+    std::vector<float> out(request.count * peers.size());  // what an allgather of as much from each rank needs
     const auto task = task_of(request, in.data(), out.data(), static_cast<int>(peers.size()));
     engine.run(task);
     for (const int blamed : task->ranks) {
       if (blamed < 0 || blamed >= static_cast<int>(peers.size()))
         fail(number, "rank " + std::to_string(blamed) + " is blamed");
     }
-    const bool right = task->error.empty() && std::all_of(out.begin(), out.end(), [](float x) { return x == 3.0F; });
+    const auto end = out.begin() + static_cast<std::ptrdiff_t>(request.count);
+    const bool right = task->error.empty() && std::all_of(out.begin(), end, [](float x) { return x == 3.0F; });
     if (must_succeed && !right) fail(number, "an honest rank was not understood: " + task->error);
     if (must_succeed && right) ++honest;
   } catch (const std::exception& error) {

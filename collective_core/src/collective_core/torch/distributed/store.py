@@ -13,7 +13,7 @@ import torch.distributed as dist
 from collective_core import _native
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.runtime import config, launchers, lifecycle, membership, network, rendezvous
+from collective_core.runtime import config, launchers, lifecycle, membership, network, rendezvous, torch_variables
 from collective_core.runtime.store import START_HINT
 
 
@@ -60,7 +60,8 @@ class StoreLauncher:
 def meet_with_launcher(timeout: timedelta = dist.default_pg_timeout, **_: Any) -> Iterator[Any] | None:
     """A store of PyTorch's for the ranks that their launcher has started, this one's number, and theirs; None where there is no launcher.
 
-    Rank 0 holds it, at the address at which the other hosts reach it. Raises ValueError, as PyTorch does where it is told of no ranks.
+    Rank 0 holds it, at the address at which the other hosts reach it. Sets LOCAL_RANK and LOCAL_WORLD_SIZE, by which programs choose their
+    GPU, where the launcher has not. Raises ValueError, as PyTorch does where it is told of no ranks.
     """
     try:
         if worker.is_one() and worker.generation() == 0:
@@ -86,6 +87,9 @@ def _store_of(launcher: Any, settings: config.Config, timeout: timedelta) -> Any
     everyone = rendezvous.exchange_first(
         launcher, "torch.distributed.init_process_group", {"host_id": identity, "interfaces": _native.interfaces()}
     )
+    of_rank = torch_variables.rank_variables(launcher.rank, [each["host_id"] for each in everyone], ("", 0))
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.setdefault(name, of_rank[name])
     others = [network.interfaces_of(each["interfaces"]) for each in everyone if each["host_id"] != identity]
     mine: dict[str, Any] = {}
     if launcher.rank == 0:
