@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from cases import slow_but_last
-from collective_core.common.sharding import place
+from collective_core.common.sharding import common_rows, part_of, place
 from collective_core.common.table_plan import Costs, Table, plan_tables
+from conftest import LAUNCH_LIMIT, WORKERS
 
 torch = pytest.importorskip("torch")
+
+from collective_core.torch.nn import shards  # noqa: E402
+
+sys.path.insert(0, str(WORKERS))
 
 
 @pytest.mark.parametrize("sharding", ["row_wise", "table_wise", "column_wise"])
@@ -97,3 +104,103 @@ def test_every_number_of_a_table_is_on_one_rank(sharding, size):
 def test_a_plan_from_measured_costs_is_the_same_on_all_ranks(launch):
     reports = launch("table_costs.py", 2).must_succeed().reports()
     assert set(reports) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    slow_but_last(
+        ((1, "row_wise"), (2, "column_wise")),
+        ((3, "column_wise"), (2, "row_wise")),
+        ((2, "table_wise"), (3, "column_wise")),
+        ((2, "column_wise"), (4, "column_wise")),
+        ((2, "row_wise"), (3, "row_wise")),
+    ),
+)
+def test_a_checkpoint_loads_on_another_number_of_ranks(launch, tmp_path, before, after):
+    n, sharding = before
+    saved = launch("sharded_checkpoints.py", n, 1, (str(tmp_path), "save", sharding)).must_succeed().reports()
+    m, other = after
+    restored = launch("sharded_checkpoints.py", m, 1, (str(tmp_path), "go-on", other)).must_succeed().reports()
+    assert set(saved) == set(range(n))
+    assert set(restored) == set(range(m))
+    assert {entry["digest"] for entry in restored.values()} == {saved[0]["digest"]}, "other numbers came back"
+    for entry in restored.values():
+        for got, want in zip(entry["end"], saved[0]["end"], strict=True):
+            torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_damaged_tables_are_passed_over_or_named(launch, tmp_path):
+    launch("sharded_checkpoints.py", 2, 1, (str(tmp_path), "save", "row_wise")).must_succeed()
+    last, before = (tmp_path / f"step-{step:012d}.tables" / "000001.safetensors" for step in (4, 2))
+    last.write_bytes(last.read_bytes()[:-1])
+    reports = launch("sharded_checkpoints.py", 2, 1, (str(tmp_path), "short", "row_wise")).must_succeed().reports()
+    assert [entry["step"] for entry in reports.values()] == [2, 2]
+    content = bytearray(before.read_bytes())
+    content[-1] ^= 1
+    before.write_bytes(content)
+    reports = launch("sharded_checkpoints.py", 2, 1, (str(tmp_path), "wrong", "row_wise")).must_succeed().reports()
+    assert len(reports) == 2
+    for entry in reports.values():
+        assert f"the checksum of {before} is wrong" in entry["error"]
+
+
+def test_a_file_of_a_table_is_one_of_safetensors(tmp_path):
+    tensors = {"a/weight": torch.arange(6, dtype=torch.float32).view(3, 2), "a/state.sum": torch.zeros(0, 1, dtype=torch.float64)}
+    path = tmp_path / "x.safetensors"
+    written = shards.write(path, tensors)
+    assert written == {"bytes": path.stat().st_size, "sha256": shards.checksum(path)}
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    assert json.loads(raw[8 : 8 + length])["a/weight"] == {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}
+    for name, array in shards.read(path).items():
+        assert torch.equal(torch.from_numpy(array.copy()), tensors[name])
+    for damaged in (b"", raw[:4], (1 << 40).to_bytes(8, "little") + raw[8:], raw[:8] + b"[" + raw[9:], raw.replace(b"[0, 24]", b"[0, 99]")):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged"):
+            shards.read(path)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
+def test_rows_in_two_shards_are_found_without_looking_at_each(size):
+    for other_size in (1, 2, 3, 4, 5):
+        for rows in (1, 3, 17):
+            for one in [range(rank, rows, size) for rank in range(size)]:
+                for other in [range(rank, rows, other_size) for rank in range(other_size)]:
+                    both = common_rows(one, other)
+                    assert list(both) == sorted(set(one) & set(other))
+                    if len(both):
+                        assert list(one)[part_of(one, both)] == list(both) == list(other)[part_of(other, both)]
+
+
+def test_an_elastic_state_refuses_tables():
+    from collective_core.torch import elastic
+    from collective_core.torch.sharded import ShardParameter
+
+    module = torch.nn.Module()
+    module.weight = ShardParameter(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"restore them there with hvd\.Checkpoints"):
+        elastic.TorchState(module)
+
+
+def test_rows_of_a_rank_that_was_killed_come_back_from_the_checkpoint(tmp_path):
+    from sharded_elastic import COLUMNS, ROWS, initial
+
+    words = ["--min-np", "1", "-np", "2", sys.executable, str(WORKERS / "sharded_elastic.py"), str(tmp_path), "8", "5"]
+    done = subprocess.run([sys.executable, "-m", "collective_core.launch", *words], capture_output=True, text=True, timeout=LAUNCH_LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain = torch.nn.Embedding(ROWS, COLUMNS, sparse=True, dtype=torch.float64)
+    plain.load_state_dict({"weight": initial()})
+    optimizer = torch.optim.Adagrad(plain.parameters(), lr=0.1)
+    for step in range(8):
+        ids = torch.randint(ROWS, (12,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        plain(ids).square().sum().div(12).backward()
+        optimizer.step()
+    assert (tmp_path / "died").exists()
+    ends = [json.loads(path.read_text()) for path in tmp_path.glob("end.*")]
+    assert ends
+    assert any(len(end["sizes"]) > 1 for end in ends), "nobody began again"
+    for end in ends:
+        found = torch.tensor(end["weight"], dtype=torch.float64)
+        torch.testing.assert_close(found, plain.weight.detach(), rtol=1e-12, atol=1e-12)

@@ -7,6 +7,7 @@ every rank holds a range of columns of all rows.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any, NamedTuple
 
 ROW_WISE, TABLE_WISE, COLUMN_WISE = "row_wise", "table_wise", "column_wise"
@@ -71,3 +72,22 @@ def place(sharding: str, rows: int, columns: int, size: int, owner: int = 0) -> 
     # The last ranks may hold a row less than their range of positions, which keeps the arithmetic to one division.
     per_rank = -(-rows // size)
     return Placement(sharding, rows, columns, size, tuple(rank * per_rank for rank in range(size + 1)), all_columns)
+
+
+def common_rows(one: range, other: range) -> range:
+    """The rows in both of two ranges with steps."""
+    step = one.step * other.step // gcd(one.step, other.step)
+    end = min(one.stop, other.stop)
+    first = next((row for row in one[: step // one.step + other.start] if row >= other.start and row in other), end)
+    return range(first, end, step)
+
+
+def common_columns(one: tuple[int, int], other: tuple[int, int]) -> range:
+    return range(max(one[0], other[0]), min(one[1], other[1]))
+
+
+def part_of(whole: range, part: range) -> slice:
+    """Where the numbers of ``part``, which is not empty and within ``whole``, are in it."""
+    first = whole.index(part[0])
+    step = max(part.step // whole.step, 1)
+    return slice(first, first + (len(part) - 1) * step + 1, step)

@@ -10,7 +10,8 @@
 A job that was started with ``--restart-from FOLDER`` takes its first ``restore`` from there; what it saves goes where the program says.
 
 A file is one line of JSON (``schema``, ``step``, ``more``, and the ``bytes`` and ``sha256`` of what follows), then what torch.save made of
-the parts' states. It is written under another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
+the parts' states. Sharded tables are beside it, in a folder with a file of each rank (nn/shards.py), which is written before. The file is
+written under another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import socket
 import sys
 import threading
@@ -33,10 +35,13 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from collective_core.common.elastic import restart_folder
+from collective_core.common.sharding import Placement
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
 from collective_core.torch import host_copy
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
+from collective_core.torch.nn import shards
+from collective_core.torch.nn.table import ShardedTable
 from collective_core.torch.sharded import is_shard
 
 SCHEMA = 1
@@ -125,7 +130,8 @@ membership.before_end.append(_end_writing)
 
 
 class Checkpoints:
-    """The last ``keep`` checkpoints of a job in ``folder``, which needs to be reachable on rank 0's host only.
+    """The last ``keep`` checkpoints of a job in ``folder``, which needs to be reachable on rank 0's host only; with sharded tables
+    (``hvd.nn``) on all, because each rank writes its own rows. They can be read by any number of ranks, and with another sharding.
 
     What this job has written or restored from is a line: when it goes on from an earlier step, its later checkpoints go with the next
     ``save``. Another job's are left alone, and where they are as late as what is saved, so that they would be restored instead of it, they
@@ -141,8 +147,6 @@ class Checkpoints:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise ValueError(f"{name} ({type(part).__name__}) has no state_dict and load_state_dict; pass plain values to save()")
-            if isinstance(part, torch.nn.Module) and any(map(is_shard, part.parameters())):
-                raise ValueError(f"{name} holds sharded tables, which rank 0 does not have: save the other modules")
         self._folder = Path(folder)
         self._restart = restart_folder()  # until something is saved or restored
         self._keep = keep
@@ -162,6 +166,7 @@ class Checkpoints:
         json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
         self.wait()
         own = self._agree_on_own(int(step))
+        header.update(self._write_tables(int(step)))
         error = ""
         if membership.rank() == ROOT:
             try:
@@ -205,6 +210,7 @@ class Checkpoints:
                 return {}
             content = opened.enter_context(host_copy.shared(content, found.header["bytes"], found.header["sha256"]))
             states = _load(content, trust)
+        self._read_tables(found.header)
         if set(states) != set(self._parts):
             folder, asked_for = self._restart or self._folder, ", ".join(sorted(self._parts))
             text = f"the checkpoint in {folder} holds {', '.join(sorted(states))}; asked for are {asked_for}"
@@ -214,9 +220,66 @@ class Checkpoints:
                 # It keeps the tensors that it is given, and these would keep the host's copy. The file may be of one of another type.
                 load_in_place(part, copy.deepcopy(states[name]), same_model=False)
             else:
-                part.load_state_dict(states[name])
+                part.load_state_dict({**states[name], **_shards_in(part)})
         self._restart = None
         return {"step": found.header["step"], **found.header["more"]}
+
+    def _tables(self) -> dict[str, ShardedTable]:
+        modules = {name: part for name, part in self._parts.items() if isinstance(part, torch.nn.Module)}
+        tables = {f"{part}.{name}": table for part, module in modules.items() for name, table in shards.tables_of(module).items()}
+        for key, table in tables.items():
+            if table.placement.size != membership.size():
+                raise ValueError(f"{key} is divided over {table.placement.size} of {membership.size()} ranks: a checkpoint needs all")
+        return tables
+
+    def _write_tables(self, step: int) -> dict[str, Any]:
+        """Every rank's rows, into a file each. What the header says of them; nothing where there are no tables."""
+        tables = self._tables()
+        if not tables:
+            return {}
+        folder, error, written = _tables_beside(self._folder / _name_of(step)), "", {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            written = shards.write(folder / _name_of_shard(membership.rank()), shards.contents(tables))
+            _bring_to_disk(folder)
+        except Exception as failure:  # noqa: BLE001 - as in save
+            error = self._objection(step, failure)
+        everyone = allgather_object((error, written), "checkpoint.tables")
+        for rank, (objection, _) in enumerate(everyone):
+            if objection:
+                raise CollectiveError(objection, "invalid", (rank,))
+        described = {
+            key: {"steps": table.steps, "optimizer": type(table.optimizer).__name__, **table.placement._asdict()}
+            for key, table in tables.items()
+        }
+        return {"tables": described, "shards": [described for _, described in everyone]}
+
+    def _read_tables(self, header: dict[str, Any]) -> None:
+        """Brings every rank its rows. Raises on all where any cannot read them."""
+        tables, written, error = self._tables(), header.get("tables", {}), ""
+        if not tables and not written:
+            return
+        folder = _tables_beside((self._restart or self._folder) / _name_of(header["step"]))
+        try:
+            error = _objection_to_tables(tables, written)
+            files = [] if error else header["shards"]
+            for rank, described in enumerate(files):
+                path = folder / _name_of_shard(rank)
+                if not path.is_file():
+                    raise ValueError(f"there is no {path}: with sharded tables all hosts need the same folder")
+                # Each file is read once as a whole, by one of the ranks.
+                if rank % membership.size() == membership.rank() and shards.checksum(path) != described["sha256"]:
+                    raise ValueError(f"the checksum of {path} is wrong: delete the checkpoint to go on from the one before")
+            placements = {key: _placement(written[key]) for key in tables if files}
+            for rank in range(len(files)):
+                shards.take(tables, placements, folder / _name_of_shard(rank), rank)
+        except Exception as failure:  # noqa: BLE001 - as in save
+            error = f"the tables cannot be read on {socket.gethostname()}: {failure}"
+        for rank, objection in enumerate(allgather_object(error, "checkpoint.tables_read")):
+            if objection:
+                raise CollectiveError(objection, "invalid", (rank,))
+        for key, table in tables.items():
+            table.begin_from(written[key]["steps"])
 
     def _agree_on_own(self, step: int) -> set[str]:
         """Names of the checkpoints that are this job's, with the one that is to be written. Raises where another job's are in the way.
@@ -254,7 +317,7 @@ class Checkpoints:
     def _begin_writing(self, header: dict[str, Any], own: set[str]) -> None:
         global _writing
         content = _Copy()
-        torch.save({name: part.state_dict() for name, part in self._parts.items()}, content)
+        torch.save({name: _state_of(part) for name, part in self._parts.items()}, content)
         self._folder.mkdir(parents=True, exist_ok=True)
         known = frozenset(own)
         _writing = _Writing(lambda: self._write(header, content, known), lambda failure: self._objection(header["step"], failure))
@@ -284,6 +347,9 @@ class Checkpoints:
         drafts = self._folder.glob(".step-*.checkpoint.part")  # of a process that was killed
         for old in {*others, *drafts} - {*older[: self._keep - 1]}:
             old.unlink(missing_ok=True)
+        for tables in self._folder.glob("step-*.tables"):
+            if not tables.with_suffix(".checkpoint").exists():
+                shutil.rmtree(tables, ignore_errors=True)
 
     def _last_valid(self, opened: contextlib.ExitStack) -> tuple[_Found, int]:
         """On rank 0. And a file in memory with what it holds, which is closed with ``opened``; -1 without one."""
@@ -307,6 +373,43 @@ class Checkpoints:
             return _Found({}, "", names), -1
         why = "; ".join(passed_over) or ("it holds none" if self._restart.is_dir() else "there is no such folder")
         return _Found({}, f"--restart-from {self._restart}: no valid checkpoint on {socket.gethostname()}: {why}"), -1
+
+
+def _state_of(part: Any) -> Any:
+    """What rank 0 keeps of a part: not its rows of sharded tables."""
+    state = part.state_dict()
+    return {key: value for key, value in state.items() if not is_shard(value)} if isinstance(part, torch.nn.Module) else state
+
+
+def _shards_in(part: Any) -> dict[str, Any]:
+    state = part.state_dict() if isinstance(part, torch.nn.Module) else {}
+    return {key: value for key, value in state.items() if is_shard(value)}
+
+
+def _placement(written: dict[str, Any]) -> Placement:
+    fields = {name: written[name] for name in Placement._fields}
+    pairs = tuple((int(first), int(end)) for first, end in fields["column_ranges"])
+    return Placement(**{**fields, "row_bounds": tuple(fields["row_bounds"]), "column_ranges": pairs})
+
+
+def _objection_to_tables(tables: dict[str, ShardedTable], written: dict[str, Any]) -> str:
+    """Why these tables cannot be what was written; empty if they can."""
+    if set(tables) != set(written):
+        return f"the checkpoint has the sharded tables {', '.join(sorted(written)) or 'none'}; asked for are {', '.join(sorted(tables))}"
+    for key, table in tables.items():
+        mine = (table.placement.rows, table.placement.columns, type(table.optimizer).__name__)
+        theirs = tuple(written[key][name] for name in ("rows", "columns", "optimizer"))
+        if mine != theirs:
+            return "{} was {} x {} with {}, and is {} x {} with {}".format(key, *theirs, *mine)
+    return ""
+
+
+def _tables_beside(checkpoint: Path) -> Path:
+    return checkpoint.with_suffix(".tables")
+
+
+def _name_of_shard(rank: int) -> str:
+    return f"{rank:06d}.safetensors"
 
 
 def _files(folder: Path) -> list[Path]:
@@ -347,6 +450,10 @@ def _read(path: Path, opened: contextlib.ExitStack) -> tuple[dict[str, Any], int
             content = filled.enter_context(host_copy.new_file())
             if host_copy.fill(content, file) != expected:
                 raise ValueError("its checksum is wrong")
+            for rank, described in enumerate(header.get("shards", ())):
+                shard = _tables_beside(path) / _name_of_shard(rank)
+                if not shard.is_file() or shard.stat().st_size != described["bytes"]:
+                    raise ValueError(f"{shard} is not there, or not whole")
             opened.push(filled.pop_all())
     return header, content
 

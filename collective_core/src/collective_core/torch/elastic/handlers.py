@@ -10,6 +10,7 @@ import torch
 from collective_core.torch.elastic.sampler import ElasticSampler
 from collective_core.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters, load_in_place
 from collective_core.torch.local_sgd import DiLoCo
+from collective_core.torch.sharded import is_shard
 
 
 class StateHandler:
@@ -113,7 +114,12 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
 
 
 def handler_of(value: Any) -> StateHandler | None:
-    """A handler for the value; None for a plain one."""
+    """A handler for the value; None for a plain one. Raises ValueError for sharded tables, whose rows are lost with their rank."""
+    if isinstance(value, torch.nn.Module) and any(map(is_shard, value.parameters())):
+        raise ValueError(
+            "sharded tables are no part of a TorchState, because their rows are lost with a rank: make them in the elastic function, and "
+            "restore them there with hvd.Checkpoints"
+        )
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)

@@ -56,12 +56,12 @@ class _Sharded(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, tensor in {"weight": self.weight, **self.table.contents()}.items():
+        for name, tensor in {**self.table.tensors(), "steps": torch.tensor(self.table.steps)}.items():
             destination[prefix + name] = marked(tensor.detach())
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         mine = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        problem = self.table.load_contents(mine)
+        problem = self.table.load(mine, int(mine.get("steps", 0)))
         if problem:
             rest[-1].append(problem)  # PyTorch's list of errors, which it raises
 

@@ -39,6 +39,7 @@ class ShardedTable:
         self.name = name
         self.steps = 0
         self._who = members(process_set)
+        self.rank = self._who.rank
         self._generation = membership.generation()
         self._exchange = exchange_for(placement, name, process_set)
         self.weight = ShardParameter(torch.empty(placement.shape(self._who.rank), dtype=dtype))
@@ -77,25 +78,31 @@ class ShardedTable:
             rows, where = self.lookup(ids)
             return rows.index_select(0, where)
 
-    def contents(self) -> dict[str, torch.Tensor]:
-        """All that a checkpoint needs beside ``weight``, by name."""
-        return {**{f"state.{name}": tensor for name, tensor in self._state().items()}, "steps": torch.tensor(self.steps)}
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that is kept for rows, by name: ``weight``, and the optimizer's state."""
+        return {"weight": self.weight, **{f"state.{name}": tensor for name, tensor in self._state().items()}}
 
-    def load_contents(self, contents: dict[str, torch.Tensor]) -> str:
-        """Takes what :meth:`contents` has given on this rank of as many, and ``weight``. Why it cannot, or nothing."""
-        ours = {"weight": self.weight, **{f"state.{name}": tensor for name, tensor in self._state().items()}}
-        for name in (*ours, "steps"):
-            if name not in contents:
-                return f"{self.name}: {name} is missing; is the state that of a table with {self.optimizer.describe()}?"
-        for name, tensor in ours.items():
-            if contents[name].shape != tensor.shape:
-                shapes = f"{tuple(contents[name].shape)}, and this rank's shard is {tuple(tensor.shape)}"
-                return f"{self.name}: {name} is {shapes}: a state_dict is of as many ranks as it was made by"
-        with torch.no_grad():
-            for name, tensor in ours.items():
-                tensor.copy_(contents[name])
-        self.steps = int(contents["steps"])
+    def is_narrow(self, name: str) -> bool:
+        """Whether one of :meth:`tensors` has one number per row."""
+        return name != "weight" and not self.optimizer.slots[name[len("state.") :]].is_wide
+
+    def begin_from(self, steps: int) -> None:
+        """After the tensors were read: so many steps led to them."""
+        self.steps = steps
         self.drop_gradients()
+
+    def load(self, tensors: dict[str, torch.Tensor], steps: int) -> str:
+        """Takes what :meth:`tensors` has given on this rank of as many. Why it cannot, or nothing."""
+        for name, tensor in self.tensors().items():
+            if name not in tensors:
+                return f"{self.name}: {name} is missing; is the state that of a table with {self.optimizer.describe()}?"
+            if tensors[name].shape != tensor.shape:
+                shapes = f"{tuple(tensors[name].shape)}, and this rank's shard is {tuple(tensor.shape)}"
+                return f"{self.name}: {name} is {shapes}: a state_dict is of as many ranks as it was made by; hvd.Checkpoints is not"
+        with torch.no_grad():
+            for name, tensor in self.tensors().items():
+                tensor.copy_(tensors[name])
+        self.begin_from(steps)
         return ""
 
     # --- lookups
@@ -127,7 +134,8 @@ class ShardedTable:
     def _refuse_changed_ranks(self) -> None:
         if self._generation != membership.generation():
             raise InvalidUseError(
-                f"{self.name} is divided over the ranks that there were before the job changed: make the table again",
+                f"{self.name} is divided over the ranks that there were before the job changed: make the table "
+                "again, and bring it its rows with Checkpoints.restore()",
                 "invalid",
             )
 

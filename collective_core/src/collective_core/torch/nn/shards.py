@@ -1,0 +1,123 @@
+"""Files of sharded tables: one per rank, in the format of safetensors, which a job with any number of ranks and any sharding can read.
+
+A file is eight bytes with the length of its header, the header in JSON (of each tensor type, shape, and where its bytes begin and end), and
+the bytes: plain data. Which rows and columns it holds follows from the placement, which whoever writes the file keeps elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from collective_core.common.sharding import Placement, common_columns, common_rows, part_of
+from collective_core.torch.nn.table import ShardedTable
+from collective_core.torch.sharded import ShardParameter
+
+_DTYPES: dict[str, Any] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+#: Bytes of a header: a hundred for each tensor.
+MOST_HEADER = 1 << 24
+#: Bytes that are read or written at once.
+PIECE = 16 << 20
+
+
+def tables_of(module: torch.nn.Module) -> dict[str, ShardedTable]:
+    """A module's sharded tables by the names of their weights."""
+    return {name: p.table for name, p in module.named_parameters() if isinstance(p, ShardParameter)}
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Brings a file to the disk, under another name first; returns its ``bytes`` and ``sha256``."""
+    arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    described, end = {}, 0
+    for name, array in arrays.items():
+        described[name] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    header = json.dumps(described).encode()
+    header += b" " * (-len(header) % 8)
+    digest, length = hashlib.sha256(), 0
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("wb") as file:
+            for content in (len(header).to_bytes(8, "little"), header, *arrays.values()):
+                numbers: Any = content.reshape(-1).view(np.uint8) if isinstance(content, np.ndarray) else content
+                whole = memoryview(numbers)
+                for begin in range(0, len(whole), PIECE):
+                    digest.update(whole[begin : begin + PIECE])
+                    length += file.write(whole[begin : begin + PIECE])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    return {"bytes": length, "sha256": digest.hexdigest()}
+
+
+def checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for piece in iter(lambda: file.read(PIECE), b""):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a file, mapped into memory. Raises ValueError, saying why, for one that is not what was written."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(MOST_HEADER, size - 8):
+            raise ValueError(f"{path} is damaged: its header has {length} bytes")
+        header = file.read(length)
+    found = {}
+    try:
+        for name, described in json.loads(header).items():
+            begin, end = described["data_offsets"]
+            dtype, shape = _DTYPES[described["dtype"]], tuple(described["shape"])
+            if not 0 <= begin <= end <= size - 8 - length or end - begin != dtype.itemsize * int(np.prod(shape)):
+                raise ValueError
+            # An empty file cannot be mapped.
+            empty = np.empty(shape, dtype)
+            found[name] = empty if begin == end else np.memmap(path, dtype, "r", 8 + length + begin, shape)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is damaged: its header makes no sense") from None
+    return found
+
+
+def contents(tables: dict[str, ShardedTable]) -> dict[str, torch.Tensor]:
+    """This rank's part of tables, by names of tensors."""
+    return {f"{key}/{name}": tensor for key, table in tables.items() for name, tensor in table.tensors().items()}
+
+
+def take(tables: dict[str, ShardedTable], was: dict[str, Placement], path: Path, writer: int) -> None:
+    """Takes what these tables have of the file that rank ``writer`` of the placements ``was`` has written.
+
+    Raises ValueError where it does not hold what they need.
+    """
+    found = read(path)
+    for key, table in tables.items():
+        old_rows, rows = was[key].rows_of(writer), table.placement.rows_of(table.rank)
+        both = common_rows(old_rows, rows)
+        old_columns, columns = was[key].column_ranges[writer], table.placement.column_ranges[table.rank]
+        shared = common_columns(old_columns, columns)
+        if not len(both) or not len(shared):
+            continue
+        for name, tensor in table.tensors().items():
+            array = found.get(f"{key}/{name}")
+            wide = not table.is_narrow(name)
+            width = len(range(*old_columns)) if wide else 1
+            if array is None or array.shape != (len(old_rows), width):
+                raise ValueError(f"{path} holds no {name} of {len(old_rows)} x {width} for {key}")
+            here, there = (part_of(range(*whole), shared) if wide else slice(None) for whole in (columns, old_columns))
+            mine = torch.from_numpy(np.array(array[part_of(old_rows, both), there])).to(tensor)
+            with torch.no_grad():
+                tensor[part_of(rows, both), here] = mine
