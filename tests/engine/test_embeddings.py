@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from cases import slow_but_last
+from collective_core.common.id_table import IdTable
 from collective_core.common.sharding import common_rows, part_of, place
 from collective_core.common.table_plan import Costs, Table, plan_tables
 from conftest import LAUNCH_LIMIT, WORKERS
@@ -204,3 +206,30 @@ def test_rows_of_a_rank_that_was_killed_come_back_from_the_checkpoint(tmp_path):
     for end in ends:
         found = torch.tensor(end["weight"], dtype=torch.float64)
         torch.testing.assert_close(found, plain.weight.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_rows_are_given_to_ids_that_occur_often_and_taken_from_those_out_of_use(launch, tmp_path):
+    for n, action in ((2, "save"), (3, "load")):
+        reports = launch("dynamic_embeddings.py", n, 1, (str(tmp_path), action)).must_succeed().reports()
+        assert set(reports) == set(range(n))
+
+
+def test_ids_are_found_among_many():
+    table, generator, known = IdTable(), np.random.default_rng(0), {}
+    for step in range(30):
+        # Close together, so that they want the same places.
+        ids = np.unique(generator.integers(-2000, 2000, 300) * (1 << 11))
+        entries = table.find(ids)
+        assert [known.get(i) for i in ids.tolist()] == [None if e < 0 else table.ids[e] for e in entries]
+        new = ids[entries < 0]
+        added = table.add(new, step)
+        table.counts[added] = new
+        known.update({i: i for i in new.tolist()})
+        if step % 7 == 6:
+            is_kept = generator.random(len(table)) < 0.5
+            known = {i: i for i in table.ids[is_kept].tolist()}
+            table.keep(is_kept)
+        assert len(table) == len(known)
+        everything = np.array(sorted(known))
+        assert np.array_equal(table.ids[table.find(everything)], everything)
+        assert np.array_equal(table.counts, table.ids)

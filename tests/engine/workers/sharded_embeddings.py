@@ -11,6 +11,7 @@ import collective_core.torch as hvd
 import common
 import numpy as np
 import torch
+from collective_core.common.hashing import bucket, mixed
 from collective_core.errors import CollectiveError
 from torch import nn
 
@@ -198,6 +199,18 @@ assert len(table[:, 0].unique()) == 20_000
 drawn = hvd.nn.ShardedEmbedding(20_000, 3, hvd.nn.SGD(0.1), sharding=SHARDING, **options).gather_weight()
 assert 0.5 < float(drawn.std()) < 0.7
 assert not torch.equal(drawn, table)
+
+# Any ids, hashed into buckets: the same ones on every rank, and no rank beside others.
+hashed = hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(LR), sharding=SHARDING, hash_ids=True, dtype=torch.float64)
+hashed.load_weight(whole(5))
+ids = torch.tensor([-1, 0, 1 << 62, -(1 << 63), (1 << 63) - 1])
+assert torch.equal(hashed(ids), whole(5)[bucket(ids, ROWS)])
+assert torch.equal(torch.from_numpy(bucket(ids.numpy(), ROWS)), bucket(ids, ROWS))
+assert mixed(torch.tensor([0]))[0] == 0xE220A8397B1DCDAF - (1 << 64)  # the first number of splitmix64 with seed 0
+counts = torch.bincount(bucket(torch.arange(23_000), ROWS), minlength=ROWS)
+assert counts.min() > 800
+assert counts.max() < 1200
+assert torch.equal(hashed.gather_weight(), whole(5))
 
 # Errors, the same on every rank, after which the tables work.
 wrong = torch.tensor([2, ROWS if rank == size - 1 else 3])

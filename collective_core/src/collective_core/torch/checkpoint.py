@@ -249,7 +249,12 @@ class Checkpoints:
             if objection:
                 raise CollectiveError(objection, "invalid", (rank,))
         described = {
-            key: {"steps": table.steps, "optimizer": type(table.optimizer).__name__, **table.placement._asdict()}
+            key: {
+                "steps": table.steps,
+                "optimizer": type(table.optimizer).__name__,
+                "hash_ids": table.hash_ids,
+                **table.placement._asdict(),
+            }
             for key, table in tables.items()
         }
         return {"tables": described, "shards": [described for _, described in everyone]}
@@ -397,6 +402,8 @@ def _objection_to_tables(tables: dict[str, ShardedTable], written: dict[str, Any
     if set(tables) != set(written):
         return f"the checkpoint has the sharded tables {', '.join(sorted(written)) or 'none'}; asked for are {', '.join(sorted(tables))}"
     for key, table in tables.items():
+        if written[key]["hash_ids"] != table.hash_ids:
+            return f"{key} was made with hash_ids={written[key]['hash_ids']}, and is with hash_ids={table.hash_ids}"
         mine = (table.placement.rows, table.placement.columns, type(table.optimizer).__name__)
         theirs = tuple(written[key][name] for name in ("rows", "columns", "optimizer"))
         if mine != theirs:

@@ -11,6 +11,7 @@ from collective_core.common.communication import FLOAT_BYTES, CommunicationPlan,
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allreduce import Max, Sum, allreduce_
+from collective_core.torch.sharded import is_shard
 
 #: Sums of one element whose median is the latency, after the first, which connects.
 LATENCY_ROUNDS = 7
@@ -55,5 +56,5 @@ def plan_communication(
         rank: of PowerSGD.
         ratio: of top-k.
     """
-    shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+    shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad and not is_shard(p)]
     return plan(shapes, measure_network(process_set), sync_every, rank, ratio)

@@ -28,6 +28,7 @@ from collective_core.torch.functions import (
     load_in_place,
 )
 from collective_core.torch.ops import compressed
+from collective_core.torch.sharded import is_shard
 
 #: DiLoCo's outer optimizer: SGD with Nesterov momentum, as in the paper.
 OUTER_LEARNING_RATE, OUTER_MOMENTUM = 0.7, 0.9
@@ -80,6 +81,8 @@ class DiLoCo:
         process_set: ProcessSet | None = None,
     ) -> None:
         trained = [p for p in model.parameters() if p.requires_grad]
+        if any(map(is_shard, trained)):
+            raise ValueError("sharded tables take every step together: give DiLoCo or LocalSGD a module without them")
         self._schedule = schedule(sync_every, fragments if isinstance(fragments, int) else len(fragments), delay)
         if bits not in BITS:
             raise ValueError(f"bits of an outer delta's elements: {', '.join(map(str, BITS))}, not {bits}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collective_core.common.table_plan import Costs, Table, TablePlan
+from collective_core.torch.nn.dynamic import DynamicEmbedding
 from collective_core.torch.nn.embedding import ShardedEmbedding, ShardedEmbeddingBag
 from collective_core.torch.nn.planner import measure_costs, plan_tables
 from collective_core.torch.nn.row_optimizers import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
@@ -13,6 +14,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Costs",
+    "DynamicEmbedding",
     "RowOptimizer",
     "RowWiseAdagrad",
     "ShardedEmbedding",

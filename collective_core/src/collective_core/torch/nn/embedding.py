@@ -11,15 +11,36 @@ from collective_core.common.sharding import ROW_WISE, place
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.nn.row_optimizers import RowOptimizer
-from collective_core.torch.nn.table import Initialise, make_table
+from collective_core.torch.nn.table import Initialise, ShardedTable, agree
 from collective_core.torch.sharded import marked
 
 
-class _Sharded(torch.nn.Module):
-    """What both have: a table of ``num_embeddings`` rows.
+class TableModule(torch.nn.Module):
+    """A module with a table. ``weight`` is this rank's shard: ``DistributedOptimizer`` leaves it out of its sums and updates its rows."""
 
-    ``weight`` is this rank's shard. ``DistributedOptimizer`` leaves it out of its sums, and its ``step`` updates the rows where they live.
-    """
+    def __init__(self, table: ShardedTable) -> None:
+        super().__init__()
+        self.table = table
+        self.weight = table.weight
+
+    def extra_repr(self) -> str:
+        table = self.table
+        return f"{table.placement.rows}, {table.placement.columns}, {table.placement.sharding}, {table.optimizer.describe()}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, tensor in {**self.table.tensors(), "steps": torch.tensor(self.table.steps)}.items():
+            destination[prefix + name] = marked(tensor.detach())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        mine = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        problem = self.table.load(mine, int(mine.get("steps", 0)))
+        if problem:
+            rest[-1].append(problem)  # PyTorch's list of errors, which it raises
+
+
+class _Sharded(TableModule):
+    """What both have: a table of ``num_embeddings`` rows."""
 
     def __init__(
         self,
@@ -33,18 +54,15 @@ class _Sharded(torch.nn.Module):
         dtype: torch.dtype = torch.float32,
         name: str | None = None,
         process_set: ProcessSet | None = None,
+        hash_ids: bool = False,
     ) -> None:
-        super().__init__()
         if not isinstance(optimizer, RowOptimizer):
             raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         placement = place(sharding, num_embeddings, embedding_dim, members(process_set).size, owner)
-        self.table = make_table(placement, optimizer, dtype, name, process_set, init, seed)
-        self.weight = self.table.weight
-
-    def extra_repr(self) -> str:
-        table = self.table
-        return f"{self.num_embeddings}, {self.embedding_dim}, {table.placement.sharding}, {table.optimizer.describe()}"
+        number, agreed_seed = agree(f"name {name}, hash_ids={hash_ids}", placement, optimizer, dtype, process_set, seed)
+        super().__init__(ShardedTable(placement, optimizer, dtype, name or number, process_set, hash_ids))
+        self.table.initialise(init, agreed_seed)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
 
     def gather_weight(self) -> torch.Tensor:
         """The whole table, on every rank. Collective; for tables that fit in memory."""
@@ -53,17 +71,6 @@ class _Sharded(torch.nn.Module):
     def load_weight(self, weight: torch.Tensor) -> None:
         """Takes this rank's part of a whole table, ``num_embeddings`` x ``embedding_dim``. The optimizer's state stays."""
         self.table.load_whole(weight)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, tensor in {**self.table.tensors(), "steps": torch.tensor(self.table.steps)}.items():
-            destination[prefix + name] = marked(tensor.detach())
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        mine = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        problem = self.table.load(mine, int(mine.get("steps", 0)))
-        if problem:
-            rest[-1].append(problem)  # PyTorch's list of errors, which it raises
 
 
 class ShardedEmbedding(_Sharded):
@@ -80,6 +87,7 @@ class ShardedEmbedding(_Sharded):
         seed: of the initial values, which do not depend on the number of ranks; None has the first rank draw one.
         dtype: float32 or float64.
         name: in errors; by default a number.
+        hash_ids: ids are any of int64, hashed into ``num_embeddings`` buckets. Those that share a bucket share a row.
 
     Raises :class:`CollectiveError` (kind ``mismatch``) where ranks give different arguments, and on every rank (kind ``invalid``) where
     an id on any is out of range.

@@ -20,9 +20,9 @@ from collective_core.torch.handles import results_of
 from collective_core.torch.ops import allreduce
 from collective_core.torch.ops.rows import start_rows
 
-#: Rows of this rank's shard, by number within it, to their values.
+#: Positions of this rank's rows to the rows; with counts, a row of both for each.
 Read = Callable[[torch.Tensor], torch.Tensor]
-#: Waits for the gradients of this rank's rows: rows by number within the shard, and their gradients.
+#: Waits for the gradients of this rank's rows: their positions, and their gradients.
 Received = Callable[[], "tuple[torch.Tensor, torch.Tensor]"]
 
 
@@ -41,29 +41,31 @@ class RowExchange:
     def _alltoall(self, tensor: torch.Tensor, what: str, splits: list[int], blocking: bool = True, problem: str = "") -> Any:
         return self._start(_native.ALLTOALL, tensor, what, splits, blocking, problem)
 
-    def _owners(self, positions: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Numbers of rows within their owners' shards, and how many are each rank's. ``positions``: ascending."""
-        bounds = torch.tensor(self.placement.row_bounds, device=positions.device)
-        ends = torch.searchsorted(positions, bounds)
-        counts = ends.diff()
-        return positions - bounds[:-1].repeat_interleave(counts), counts.tolist()
+    def _splits(self, positions: torch.Tensor) -> list[int]:
+        """How many of the positions, which are ascending, are each rank's."""
+        firsts = torch.tensor(self.placement.row_bounds[:-1], device=positions.device)
+        ends = [*torch.searchsorted(positions, firsts).tolist(), len(positions)]
+        return [end - begin for begin, end in zip(ends, ends[1:])]
 
-    def lookup(self, positions: torch.Tensor, read: Read, problem: str) -> torch.Tensor:
-        """The rows at these positions, which are ascending and distinct. ``problem``: why this rank cannot; then every rank raises it."""
-        rows, splits = self._owners(positions)
+    def lookup(self, positions: torch.Tensor, read: Read, problem: str, occurrences: torch.Tensor | None = None) -> torch.Tensor:
+        """The rows at these positions, which are ascending and distinct. ``problem``: why this rank cannot; then every rank raises it.
+
+        ``occurrences``: what their owners are told of them beside.
+        """
+        request = positions if occurrences is None else torch.stack([positions, occurrences], 1)
         if self._who.size == 1 and not problem:
-            return read(rows)
-        asked, counts = self._alltoall(rows, "lookup", splits, problem=problem).result()
+            return read(request)
+        asked, counts = self._alltoall(request, "lookup", self._splits(positions), problem=problem).result()
         found, _ = self._alltoall(read(asked), "rows", counts).result()
         self._refuse_joined(len(found), len(positions))
         return torch.as_tensor(found)
 
     def send_gradients(self, positions: torch.Tensor, gradients: torch.Tensor, blocking: bool) -> Received:
-        rows, splits = self._owners(positions)
         if self._who.size == 1:
-            return lambda: (rows, gradients)
+            return lambda: (positions, gradients)
+        splits = self._splits(positions)
         works = [
-            self._alltoall(rows, "gradients.rows", splits, blocking),
+            self._alltoall(positions, "gradients.rows", splits, blocking),
             self._alltoall(gradients, "gradients", splits, blocking),
         ]
 
@@ -95,7 +97,7 @@ class ColumnExchange(RowExchange):
     def _widths(self) -> list[int]:
         return [end - first for first, end in self.placement.column_ranges]
 
-    def lookup(self, positions: torch.Tensor, read: Read, problem: str) -> torch.Tensor:
+    def lookup(self, positions: torch.Tensor, read: Read, problem: str, occurrences: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         if self._who.size == 1 and not problem:
             return read(positions)
         asked, counts = self._gather(positions, "lookup", True, problem).result()

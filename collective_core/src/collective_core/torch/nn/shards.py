@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from collective_core.common.sharding import Placement, common_columns, common_rows, part_of
+from collective_core.common.sharding import Placement
 from collective_core.torch.nn.table import ShardedTable
 from collective_core.torch.sharded import ShardParameter
 
-_DTYPES: dict[str, Any] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+_DTYPES: dict[str, Any] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
 #: Bytes of a header: a hundred for each tensor.
 MOST_HEADER = 1 << 24
 #: Bytes that are read or written at once.
@@ -99,25 +99,15 @@ def contents(tables: dict[str, ShardedTable]) -> dict[str, torch.Tensor]:
 
 
 def take(tables: dict[str, ShardedTable], was: dict[str, Placement], path: Path, writer: int) -> None:
-    """Takes what these tables have of the file that rank ``writer`` of the placements ``was`` has written.
+    """Has these tables take what they have of the file that rank ``writer`` of the placements ``was`` has written.
 
     Raises ValueError where it does not hold what they need.
     """
     found = read(path)
     for key, table in tables.items():
-        old_rows, rows = was[key].rows_of(writer), table.placement.rows_of(table.rank)
-        both = common_rows(old_rows, rows)
-        old_columns, columns = was[key].column_ranges[writer], table.placement.column_ranges[table.rank]
-        shared = common_columns(old_columns, columns)
-        if not len(both) or not len(shared):
-            continue
-        for name, tensor in table.tensors().items():
-            array = found.get(f"{key}/{name}")
-            wide = not table.is_narrow(name)
-            width = len(range(*old_columns)) if wide else 1
-            if array is None or array.shape != (len(old_rows), width):
-                raise ValueError(f"{path} holds no {name} of {len(old_rows)} x {width} for {key}")
-            here, there = (part_of(range(*whole), shared) if wide else slice(None) for whole in (columns, old_columns))
-            mine = torch.from_numpy(np.array(array[part_of(old_rows, both), there])).to(tensor)
-            with torch.no_grad():
-                tensor[part_of(rows, both), here] = mine
+        prefix = f"{key}/"
+        arrays = {name[len(prefix) :]: array for name, array in found.items() if name.startswith(prefix)}
+        try:
+            table.take(arrays, was[key], writer)
+        except ValueError as error:
+            raise ValueError(f"{path}, {key}: {error}") from error

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any, Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 
-from collective_core.common.sharding import Placement
+from collective_core.common.hashing import bucket
+from collective_core.common.sharding import COLUMN_WISE, Placement, common_columns, common_rows, part_of
 from collective_core.errors import CollectiveError, InvalidUseError
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
@@ -31,15 +33,24 @@ class ShardedTable:
     """
 
     def __init__(
-        self, placement: Placement, optimizer: RowOptimizer, dtype: torch.dtype, name: str, process_set: ProcessSet | None
+        self,
+        placement: Placement,
+        optimizer: RowOptimizer,
+        dtype: torch.dtype,
+        name: str,
+        process_set: ProcessSet | None,
+        hash_ids: bool = False,
     ) -> None:
         self.placement = placement
+        self.hash_ids = hash_ids
         self.optimizer = optimizer
         self.process_set = process_set
         self.name = name
         self.steps = 0
         self._who = members(process_set)
         self.rank = self._who.rank
+        #: Of this rank's positions.
+        self._first = 0 if placement.sharding == COLUMN_WISE else placement.row_bounds[self.rank]
         self._generation = membership.generation()
         self._exchange = exchange_for(placement, name, process_set)
         self.weight = ShardParameter(torch.empty(placement.shape(self._who.rank), dtype=dtype))
@@ -73,17 +84,21 @@ class ShardedTable:
 
     def gather_whole(self) -> torch.Tensor:
         """All rows and columns of the weights, on every rank. Collective; for tables that fit."""
+        self._refuse_changed_ranks()
         ids = torch.arange(self.placement.rows, device=self.weight.device)
-        with torch.no_grad():
-            rows, where = self.lookup(ids)
-            return rows.index_select(0, where)
+        positions, where = torch.unique(self.placement.position(ids), return_inverse=True)
+        return self.read(positions, "", None).index_select(0, where)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All that is kept for rows, by name: ``weight``, and the optimizer's state."""
+    def row_tensors(self) -> dict[str, torch.Tensor]:
+        """What is kept for rows, by name: ``weight``, and the optimizer's state."""
         return {"weight": self.weight, **{f"state.{name}": tensor for name, tensor in self._state().items()}}
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that a checkpoint holds of this rank, by name."""
+        return self.row_tensors()
+
     def is_narrow(self, name: str) -> bool:
-        """Whether one of :meth:`tensors` has one number per row."""
+        """Whether one of :meth:`row_tensors` has one number per row."""
         return name != "weight" and not self.optimizer.slots[name[len("state.") :]].is_wide
 
     def begin_from(self, steps: int) -> None:
@@ -93,17 +108,35 @@ class ShardedTable:
 
     def load(self, tensors: dict[str, torch.Tensor], steps: int) -> str:
         """Takes what :meth:`tensors` has given on this rank of as many. Why it cannot, or nothing."""
-        for name, tensor in self.tensors().items():
+        for name, tensor in self.row_tensors().items():
             if name not in tensors:
                 return f"{self.name}: {name} is missing; is the state that of a table with {self.optimizer.describe()}?"
             if tensors[name].shape != tensor.shape:
                 shapes = f"{tuple(tensors[name].shape)}, and this rank's shard is {tuple(tensor.shape)}"
                 return f"{self.name}: {name} is {shapes}: a state_dict is of as many ranks as it was made by; hvd.Checkpoints is not"
         with torch.no_grad():
-            for name, tensor in self.tensors().items():
+            for name, tensor in self.row_tensors().items():
                 tensor.copy_(tensors[name])
         self.begin_from(steps)
         return ""
+
+    def take(self, found: dict[str, np.ndarray[Any, Any]], was: Placement, writer: int) -> None:
+        """Takes what this rank has of a shard: the :meth:`tensors` of rank ``writer`` of the placement ``was``.
+
+        Raises ValueError where it does not hold what it should.
+        """
+        old_rows, rows = was.rows_of(writer), self.placement.rows_of(self.rank)
+        old_columns, columns = was.column_ranges[writer], self.placement.column_ranges[self.rank]
+        both, shared = common_rows(old_rows, rows), common_columns(old_columns, columns)
+        if not len(both) or not len(shared):
+            return
+        for name, tensor in self.row_tensors().items():
+            wide = not self.is_narrow(name)
+            array = checked(found, name, len(old_rows), len(range(*old_columns)) if wide else 1)
+            here, there = (part_of(range(*whole), shared) if wide else slice(None) for whole in (columns, old_columns))
+            mine = torch.from_numpy(np.array(array[part_of(old_rows, both), there])).to(tensor)
+            with torch.no_grad():
+                tensor[part_of(rows, both), here] = mine
 
     # --- lookups
 
@@ -116,14 +149,19 @@ class ShardedTable:
         self._refuse_changed_ranks()
         problem = self._objection(ids)
         flat = ids.new_empty(0, dtype=torch.int64) if problem else ids.reshape(-1).to(torch.int64)
-        positions, where = torch.unique(self.placement.position(flat), return_inverse=True)
-        rows: torch.Tensor = _Rows.apply(self.weight, self, positions, problem)
+        positions, where, occurrences = self._requests(flat)
+        rows: torch.Tensor = _Rows.apply(self.weight, self, positions, problem, occurrences)
         return rows, where
+
+    def _requests(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Distinct positions, ascending, and each id's number among them; and what their owners count, if anything."""
+        rows = bucket(ids, self.placement.rows) if self.hash_ids else ids
+        return (*torch.unique(self.placement.position(rows), return_inverse=True), None)
 
     def _objection(self, ids: torch.Tensor) -> str:
         if ids.dtype not in (torch.int64, torch.int32):
             return f"{self.name}: ids must be of int64 or int32, not of {ids.dtype}"
-        if not ids.numel():
+        if self.hash_ids or not ids.numel():
             return ""
         least, most = (int(end) for end in torch.aminmax(ids))
         if least < 0 or most >= self.placement.rows:
@@ -139,8 +177,16 @@ class ShardedTable:
                 "invalid",
             )
 
-    def read(self, positions: torch.Tensor, problem: str) -> torch.Tensor:
-        return self._exchange.lookup(positions, lambda rows: self.weight.detach().index_select(0, rows), problem)
+    def read(self, positions: torch.Tensor, problem: str, occurrences: torch.Tensor | None) -> torch.Tensor:
+        return self._exchange.lookup(positions, self._serve, problem, occurrences)
+
+    def _serve(self, asked: torch.Tensor) -> torch.Tensor:
+        """The values of this rank's rows at these positions."""
+        return self.weight.detach().index_select(0, asked - self._first)
+
+    def _rows_at(self, positions: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's rows at these positions, by number within the shard, and their gradients."""
+        return positions - self._first, gradients
 
     # --- steps
 
@@ -167,10 +213,10 @@ class ShardedTable:
         positions, gradients = (torch.cat(parts) for parts in zip(none, *waiting))
         return self._exchange.send_gradients(*merged(positions, gradients), blocking)
 
-    def update(self, rows: torch.Tensor, gradients: torch.Tensor, divisor: int, lr: float) -> None:
+    def update(self, positions: torch.Tensor, gradients: torch.Tensor, divisor: int, lr: float) -> None:
         """Applies gradients, in the order of the ranks, that :meth:`send_gradients` has brought; their sums are divided by ``divisor``."""
         self.steps += 1
-        used, sums = merged(rows, gradients) if self._who.size > 1 else (rows, gradients)
+        used, sums = self._rows_at(*(merged(positions, gradients) if self._who.size > 1 else (positions, gradients)))
         if divisor != 1:
             sums = sums / divisor
         with torch.no_grad():
@@ -192,6 +238,12 @@ class ShardedTable:
         return self.state
 
 
+def checked(found: dict[str, np.ndarray[Any, Any]], name: str, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    if name not in found or found[name].shape != (rows, columns):
+        raise ValueError(f"it holds no {name} of {rows} x {columns}")
+    return found[name]
+
+
 def merged(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Every row once, ascending, and the sum of its gradients, which are added in their order."""
     used, where = torch.unique(rows, return_inverse=True)
@@ -202,51 +254,42 @@ class _Rows(torch.autograd.Function):
     """The parameter's own gradient stays None: its rows are not all here."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, table: ShardedTable, positions: torch.Tensor, problem: str) -> torch.Tensor:  # noqa: ARG004
+    def forward(
+        ctx: Any,
+        weight: torch.Tensor,  # noqa: ARG004 - makes the result one that has gradients
+        table: ShardedTable,
+        positions: torch.Tensor,
+        problem: str,
+        occurrences: torch.Tensor | None,
+    ) -> torch.Tensor:
         ctx.table, ctx.positions = table, positions
-        return table.read(positions, problem)
+        return table.read(positions, problem, occurrences)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         ctx.table.add_gradient(ctx.positions, gradients[0].contiguous())
-        return None, None, None, None
+        return None, None, None, None, None
 
 
-def make_table(
-    placement: Placement,
-    optimizer: RowOptimizer,
-    dtype: torch.dtype,
-    name: str | None,
-    process_set: ProcessSet | None,
-    initialise: Initialise,
-    seed: int | None,
-) -> ShardedTable:
-    """A table that is filled with ``initialise``. Collective; raises :class:`CollectiveError` where ranks want different ones.
+def agree(
+    what: str, placement: Placement, optimizer: RowOptimizer, dtype: torch.dtype, process_set: ProcessSet | None, seed: int | None
+) -> tuple[str, int]:
+    """A name for a new table, and the seed of its initial values, which the first rank draws where it is None. Collective.
 
-    ``seed``: of the initial values; None has the first rank draw one.
+    ``what``: all else that ranks must agree on. Raises :class:`CollectiveError` where they do not, and ValueError for the type.
     """
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"a sharded table has numbers of float32 or float64, not of {dtype}")
     who = members(process_set)
     number = membership.next_name("embedding", who.id)
     drawn = int(torch.randint(1 << 31, (1,))) if seed is None else seed
-    mine = (placement, optimizer.describe(), str(dtype), name, seed)
-    everyone = allgather_object((mine, drawn), f"{number}.made", process_set)
-    for rank, (theirs, _) in zip(who.ranks, everyone):
-        if theirs != everyone[0][0]:
-            text = (
-                f"ranks make different sharded tables: rank {rank} {_described(theirs)}, rank {who.ranks[0]} {_described(everyone[0][0])}"
-            )
+    described = f"{placement.sharding} of {placement.rows} x {placement.columns} {dtype} with {optimizer.describe()}, {what}, seed {seed}"
+    everyone = allgather_object((described, placement, drawn), f"{number}.made", process_set)
+    for rank, theirs in zip(who.ranks, everyone):
+        if theirs[:2] != everyone[0][:2]:
+            text = f"ranks make different sharded tables: rank {who.ranks[0]} {everyone[0][0]}; rank {rank} {theirs[0]}"
             raise CollectiveError(text, "mismatch", (rank,))
-    table = ShardedTable(placement, optimizer, dtype, name or number.replace(".noname", ""), process_set)
-    table.initialise(initialise, everyone[0][1])
-    return table
-
-
-def _described(what: Sequence[Any]) -> str:
-    placement, optimizer, dtype, name, seed = what
-    kind = f"{placement.sharding} of {placement.rows} x {placement.columns} {dtype} with {optimizer}"
-    return f"{kind}" + (f", name {name}" if name else "") + (f", seed {seed}" if seed is not None else "")
+    return number.replace(".noname", ""), everyone[0][2]
 
 
 def tables_in(groups: Iterable[dict[str, Any]]) -> list[tuple[ShardedTable, float]]:
