@@ -52,7 +52,8 @@ class Reference:
                     known.pop(i, None)
 
 
-table = hvd.nn.DynamicEmbedding(60, COLUMNS, hvd.nn.SGD(LR), admit_after=ADMIT, expire_after=EXPIRE, scale=0.0, dtype=torch.float64)
+capacity = 60 if action == "save" else 90  # another capacity is no obstacle
+table = hvd.nn.DynamicEmbedding(capacity, COLUMNS, hvd.nn.SGD(LR), admit_after=ADMIT, expire_after=EXPIRE, scale=0.0, dtype=torch.float64)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), named_parameters=table.named_parameters())
 checkpoints = hvd.Checkpoints(folder, model=table)
 reference, everything = Reference(), sorted({i for step in range(STEPS) for i in batch(step)[0].tolist()})

@@ -252,7 +252,7 @@ class Checkpoints:
             key: {
                 "steps": table.steps,
                 "optimizer": type(table.optimizer).__name__,
-                "hash_ids": table.hash_ids,
+                "id_kind": table.id_kind,
                 **table.placement._asdict(),
             }
             for key, table in tables.items()
@@ -402,9 +402,11 @@ def _objection_to_tables(tables: dict[str, ShardedTable], written: dict[str, Any
     if set(tables) != set(written):
         return f"the checkpoint has the sharded tables {', '.join(sorted(written)) or 'none'}; asked for are {', '.join(sorted(tables))}"
     for key, table in tables.items():
-        if written[key]["hash_ids"] != table.hash_ids:
-            return f"{key} was made with hash_ids={written[key]['hash_ids']}, and is with hash_ids={table.hash_ids}"
-        mine = (table.placement.rows, table.placement.columns, type(table.optimizer).__name__)
+        if written[key]["id_kind"] != table.id_kind:
+            return f"the ids of {key} were {written[key]['id_kind']}, and are {table.id_kind}"
+        # A dynamic table may have another capacity now.
+        rows = written[key]["rows"] if table.id_kind == "any" else table.placement.rows
+        mine = (rows, table.placement.columns, type(table.optimizer).__name__)
         theirs = tuple(written[key][name] for name in ("rows", "columns", "optimizer"))
         if mine != theirs:
             return "{} was {} x {} with {}, and is {} x {} with {}".format(key, *theirs, *mine)

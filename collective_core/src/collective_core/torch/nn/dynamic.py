@@ -41,7 +41,8 @@ class DynamicTable(ShardedTable):
         least, span = -(1 << 63), 1 << 64
         bounds = tuple(least + span * rank // size for rank in range(size))
         # The last bound is never looked at: nothing is above it.
-        super().__init__(placement._replace(row_bounds=(*bounds, (1 << 63) - 1)), optimizer, dtype, name, process_set, hash_ids=True)
+        super().__init__(placement._replace(row_bounds=(*bounds, (1 << 63) - 1)), optimizer, dtype, name, process_set)
+        self.id_kind = "any"
         self._span = (bounds[self.rank], (*bounds, 1 << 63)[self.rank + 1] - 1)
         self._counts = True
         self._forget()

@@ -28,6 +28,8 @@ Initialise = Callable[[torch.Tensor], Any]
 class ShardedTable:
     """This rank's part of a table. Ranks make their tables in one order.
 
+    ``id_kind``: what ids are: ``rows`` of the table, ``hashed`` into its rows, or, of a dynamic table, ``any``.
+
     ``weight``: the rows of ``placement.rows_of(rank)``, as a parameter that no reduction takes. ``state``: by name what the optimizer
     keeps for each row.
     """
@@ -42,7 +44,7 @@ class ShardedTable:
         hash_ids: bool = False,
     ) -> None:
         self.placement = placement
-        self.hash_ids = hash_ids
+        self.id_kind = "hashed" if hash_ids else "rows"
         self.optimizer = optimizer
         self.process_set = process_set
         self.name = name
@@ -155,13 +157,13 @@ class ShardedTable:
 
     def _requests(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Distinct positions, ascending, and each id's number among them; and what their owners count, if anything."""
-        rows = bucket(ids, self.placement.rows) if self.hash_ids else ids
+        rows = bucket(ids, self.placement.rows) if self.id_kind == "hashed" else ids
         return (*torch.unique(self.placement.position(rows), return_inverse=True), None)
 
     def _objection(self, ids: torch.Tensor) -> str:
         if ids.dtype not in (torch.int64, torch.int32):
             return f"{self.name}: ids must be of int64 or int32, not of {ids.dtype}"
-        if self.hash_ids or not ids.numel():
+        if self.id_kind != "rows" or not ids.numel():
             return ""
         least, most = (int(end) for end in torch.aminmax(ids))
         if least < 0 or most >= self.placement.rows:
