@@ -40,7 +40,9 @@ def test_a_line_of_a_file_that_grows_counts_when_its_newline_is_there(tmp_path):
     assert source.read(positions, 9).records == [b"one", b"", b"two", b"three"], "any position can be read again"
 
 
-def test_whatever_is_appended_and_read_in_whatever_pieces_is_what_was_written(tmp_path):
+@pytest.mark.parametrize("block", [1, 7, 1 << 16])
+def test_whatever_is_appended_and_read_in_whatever_pieces_is_what_was_written(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(files, "READ_BYTES", block)
     dice = random.Random(3)
     for trial in range(20):
         path, written, taken = tmp_path / f"{trial}", b"", []
@@ -60,6 +62,10 @@ def test_whatever_is_appended_and_read_in_whatever_pieces_is_what_was_written(tm
                 taken += read.records
         taken += source.read(positions, 10_000).records
         assert taken == written.split(b"\n")[:-1]
+        assert (
+            Files(path, follow=False).read(position_of(source), 10_000).records
+            == written.split(b"\n")[: None if written[-1:] != b"\n" else -1]
+        )
 
 
 @pytest.mark.parametrize("change", ["truncated", "renamed", "replaced by a longer one", "truncated and longer again"])

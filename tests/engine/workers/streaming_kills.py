@@ -72,6 +72,8 @@ sources = {
     "file that grows": lambda: hvd.data.Files(folder / "data" / "log"),
 }
 stream = hvd.data.Stream(sources[os.environ["TEST_SOURCE"]](), 4, linger_seconds=0.0)
+#: In the state its position alone, as states of frameworks that keep plain values have it.
+is_plain = os.environ["TEST_SOURCE"] == "file that grows"
 
 
 def remove_what_is_done():
@@ -83,11 +85,15 @@ def remove_what_is_done():
 @hvd.elastic.run
 def train(state):
     armed = False
+    if is_plain:
+        stream.load_state_dict(state.stream)
     for batch in stream:
         learn(optimizer, batch.records, batch.scale)
         everyone = hvd.allgather_object([record.split()[0].decode() for record in batch.records])
         state.steps.append(" ".join(number for numbers in everyone for number in numbers))
         state.count += batch.total
+        if is_plain:
+            state.stream = stream.state_dict()
         state.commit()
         note(committed=state.count)
         if hvd.rank() == 0 and os.environ["TEST_SOURCE"] == "directory":
@@ -102,6 +108,6 @@ def train(state):
             stream.end()
 
 
-state = hvd.elastic.TorchState(model, optimizer, stream=stream, steps=[], count=0)
+state = hvd.elastic.TorchState(model, optimizer, stream=stream.state_dict() if is_plain else stream, steps=[], count=0)
 train(state)
 note(end={"steps": state.steps, "weights": weights()})

@@ -19,8 +19,8 @@ from collective_core.data.source import Position, Positions, Read, Source
 MOST_RECORD = 16 << 20
 #: Bytes at a file's begin that tell it from others.
 FINGERPRINTED = 256
-#: Bytes that are taken from standard input at once.
-PIPE_BYTES = 1 << 16
+#: Bytes that are read at once.
+READ_BYTES = 1 << 16
 
 BEGIN: Position = [0, "", False]
 ROTATED = (
@@ -34,8 +34,9 @@ class _LineFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - it stays open from call to call
+        self._file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 - it stays open from call to call
         self._identity = os.fstat(self._file.fileno())
+        self._begin, self._ahead = 0, b""  # what was read beyond the lines that were taken, and where that begins
 
     def is_at(self, status: os.stat_result) -> bool:
         return os.path.samestat(status, self._identity)
@@ -55,26 +56,37 @@ class _LineFile:
 
     def take(self, offset: int, most: int, is_whole: bool) -> tuple[list[bytes], int]:
         """Lines, and the offset behind them. ``is_whole``: nothing will come after the last one, even if no newline ends it."""
-        if self._file.tell() != offset:
-            self._file.seek(offset)
+        if self._begin <= offset <= self._begin + len(self._ahead):
+            self._ahead = self._ahead[offset - self._begin :]
+        else:
+            self._ahead = b""
+        self._begin = offset
         lines: list[bytes] = []
-        while len(lines) < most:
-            line = self._file.readline(MOST_RECORD + 1)
-            if len(line) > MOST_RECORD:
-                raise ValueError(f"{self.path} has a line of more than {MOST_RECORD >> 20} MiB at byte {offset}")
-            if not line or not (line.endswith(b"\n") or is_whole):
+        while True:
+            *found, rest = self._ahead.split(b"\n", most - len(lines))
+            lines += found
+            self._begin += len(self._ahead) - len(rest)
+            self._ahead = rest
+            if len(lines) == most:
                 break
-            lines.append(_without_newline(line))
-            offset += len(line)
-        return lines, offset
+            if len(rest) > MOST_RECORD:
+                raise ValueError(f"{self.path} has a line of more than {MOST_RECORD >> 20} MiB at byte {self._begin}")
+            more = os.pread(self._file.fileno(), READ_BYTES, self._begin + len(rest))
+            self._ahead += more
+            if not more:
+                if is_whole and rest:
+                    lines.append(rest)
+                    self._begin, self._ahead = self._begin + len(rest), b""
+                break
+        return _without_returns(lines), self._begin
 
     def close(self) -> None:
         self._file.close()
 
 
-def _without_newline(line: bytes) -> bytes:
-    line = line[:-1] if line.endswith(b"\n") else line
-    return line[:-1] if line.endswith(b"\r") else line
+def _without_returns(lines: list[bytes]) -> list[bytes]:
+    """Of lines that end as those of Windows do."""
+    return [line[:-1] if line.endswith(b"\r") else line for line in lines]
 
 
 class _LineFiles(Source):
@@ -277,7 +289,7 @@ class StandardInput(Source):
     def _fill(self, behind: int) -> None:
         """Takes what is there until line ``behind - 1`` is."""
         while not self._is_at_end and self._first + len(self._lines) < behind and select.select([0], [], [], 0)[0]:
-            data = os.read(0, PIPE_BYTES)
+            data = os.read(0, READ_BYTES)
             if not data:
                 self._check_end()
                 self._is_at_end = True
@@ -286,7 +298,7 @@ class StandardInput(Source):
             if whole:
                 whole[0] = bytes(self._rest) + whole[0]
                 self._rest.clear()
-                self._lines += map(_without_newline, whole)
+                self._lines += _without_returns(whole)
             self._rest += rest
             if len(self._rest) > MOST_RECORD:
                 number = self._first + len(self._lines)
