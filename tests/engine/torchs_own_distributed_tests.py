@@ -58,6 +58,7 @@ class _Rank(multiprocessing.get_context("forkserver").Process):
 
     def run(self):
         os.environ.update(self.environment)
+        distributed_test.INIT_METHOD = self.environment["INIT_METHOD"]
         super().run()
 
 
