@@ -233,3 +233,8 @@ def test_ids_are_found_among_many():
         everything = np.array(sorted(known))
         assert np.array_equal(table.ids[table.find(everything)], everything)
         assert np.array_equal(table.counts, table.ids)
+
+
+def test_a_table_in_a_file_is_trained_like_one_in_memory(launch, tmp_path):
+    reports = launch("table_storage.py", 2, 1, (str(tmp_path),)).must_succeed().reports()
+    assert set(reports) == {0, 1}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from collective_core.common.sharding import ROW_WISE, place
+from collective_core.common.sharding import ROW_WISE, Placement, place
+from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
+from collective_core.torch.functions import allgather_object
 from collective_core.torch.nn.row_optimizers import RowOptimizer
 from collective_core.torch.nn.table import Initialise, ShardedTable, agree
 from collective_core.torch.sharded import marked
@@ -55,12 +59,13 @@ class _Sharded(TableModule):
         name: str | None = None,
         process_set: ProcessSet | None = None,
         hash_ids: bool = False,
+        storage: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(optimizer, RowOptimizer):
             raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
         placement = place(sharding, num_embeddings, embedding_dim, members(process_set).size, owner)
         number, agreed_seed = agree(f"name {name}, hash_ids={hash_ids}", placement, optimizer, dtype, process_set, seed)
-        super().__init__(ShardedTable(placement, optimizer, dtype, name or number, process_set, hash_ids))
+        super().__init__(_make(placement, optimizer, dtype, name or number, process_set, hash_ids, storage))
         self.table.initialise(init, agreed_seed)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
 
@@ -71,6 +76,28 @@ class _Sharded(TableModule):
     def load_weight(self, weight: torch.Tensor) -> None:
         """Takes this rank's part of a whole table, ``num_embeddings`` x ``embedding_dim``. The optimizer's state stays."""
         self.table.load_whole(weight)
+
+
+def _make(
+    placement: Placement,
+    optimizer: RowOptimizer,
+    dtype: torch.dtype,
+    name: str,
+    process_set: ProcessSet | None,
+    hash_ids: bool,
+    storage: str | os.PathLike[str] | None,
+) -> ShardedTable:
+    """The table. Raises :class:`CollectiveError` on every rank where any has no room for it."""
+    error, table = "", None
+    try:
+        table = ShardedTable(placement, optimizer, dtype, name, process_set, hash_ids, storage)
+        table.row_tensors()
+    except (OSError, RuntimeError) as failure:  # PyTorch's error for memory is a RuntimeError
+        error = f"{name}: rank {membership.rank()} has no room for its rows{'' if storage is None else f' in {storage}'}: {failure}"
+    errors = [text for text in allgather_object(error, f"{name}.room", process_set) if text]
+    if errors or table is None:
+        raise CollectiveError(errors[0], "invalid")
+    return table
 
 
 class ShardedEmbedding(_Sharded):
@@ -88,6 +115,8 @@ class ShardedEmbedding(_Sharded):
         dtype: float32 or float64.
         name: in errors; by default a number.
         hash_ids: ids are any of int64, hashed into ``num_embeddings`` buckets. Those that share a bucket share a row.
+        storage: a folder on a local disk, for tables that exceed memory: rows and their optimizer's state lie in a file there, of which the
+            system keeps in memory what is used.
 
     Raises :class:`CollectiveError` (kind ``mismatch``) where ranks give different arguments, and on every rank (kind ``invalid``) where
     an id on any is out of range.

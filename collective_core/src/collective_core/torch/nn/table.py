@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from typing import Any, Callable, Iterable, Sequence
 
@@ -16,6 +17,7 @@ from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.functions import allgather_object
 from collective_core.torch.nn.exchange import Received, exchange_for
 from collective_core.torch.nn.row_optimizers import RowOptimizer, Update
+from collective_core.torch.nn.storage import Storage
 from collective_core.torch.sharded import ShardParameter
 
 #: Rows that are initialised with one seed: the table is the same on any number of ranks.
@@ -42,6 +44,7 @@ class ShardedTable:
         name: str,
         process_set: ProcessSet | None,
         hash_ids: bool = False,
+        storage: str | os.PathLike[str] | None = None,
     ) -> None:
         self.placement = placement
         self.id_kind = "hashed" if hash_ids else "rows"
@@ -55,7 +58,8 @@ class ShardedTable:
         self._first = 0 if placement.sharding == COLUMN_WISE else placement.row_bounds[self.rank]
         self._generation = membership.generation()
         self._exchange = exchange_for(placement, name, process_set)
-        self.weight = ShardParameter(torch.empty(placement.shape(self._who.rank), dtype=dtype))
+        self._storage = Storage(storage)
+        self.weight = ShardParameter(self._storage.zeros(placement.shape(self._who.rank), dtype, torch.device("cpu")))
         self.weight.table = self
         self.state: dict[str, torch.Tensor] = {}
         #: Positions and gradients of backward passes since the last step.
@@ -231,12 +235,13 @@ class ShardedTable:
                 self.state[name].index_copy_(0, used, tensor)
 
     def _state(self) -> dict[str, torch.Tensor]:
-        """Made at the first step; zeros take no memory before they are written to."""
+        """Made at the first step. In memory, zeros take none before they are written to."""
         for name, slot in self.optimizer.slots.items():
             if name not in self.state:
                 shape = (len(self.weight), self.weight.shape[1] if slot.is_wide else 1)
-                options: dict[str, Any] = {"dtype": self.weight.dtype, "device": self.weight.device}
-                self.state[name] = torch.full(shape, slot.fill, **options) if slot.fill else torch.zeros(shape, **options)
+                self.state[name] = self._storage.zeros(shape, self.weight.dtype, self.weight.device)
+                if slot.fill:
+                    self.state[name].fill_(slot.fill)
         return self.state
 
 
