@@ -109,6 +109,7 @@ def test_what_a_plan_says():
     costs = {choice.name.strip(): choice for choice in found.choices}
     assert costs["DistributedOptimizer"].bytes == 4 * 1_001_000
     assert costs["DistributedOptimizer"].milliseconds == pytest.approx(20 + 4004 / 12.5)
+    assert costs["Compression.int8"].milliseconds == pytest.approx(20 + costs["Compression.int8"].bytes / 12.5e3)
     assert costs["Compression.powersgd(rank=4)"].bytes == 4 * (2000 * 4 + 1000)
     assert costs["Compression.topk(ratio=0.01)"].bytes == 8 * 10_010
     assert costs["DiLoCo(sync_every=100, bits=4)"].bytes == pytest.approx(costs["DistributedOptimizer"].bytes / 100 / 7.53, rel=0.01)

@@ -90,7 +90,7 @@ for name, compression in CHOICES.items():
             applied += float((weight.detach() / factor).square().sum())
         assert applied > 0.2 * sum(float(total.square().sum()) for total in totals) / STEPS, f"{name}: almost nothing arrived"
 
-assert shares["int8"] < 0.28 * (1 + 1 / size), shares  # all of it by alltoall, a part by allgather, in 1.03 bytes
+assert shares["int8"] < 0.28 * (1 + 1 / size), shares  # all of it by alltoall, a part by allgather
 assert shares["topk"] < 0.11, shares  # 8 bytes for one of twenty
 assert shares["powersgd"] < 0.25, shares
 

@@ -77,6 +77,7 @@ def plan(shapes: Sequence[Sequence[int]], network: Network, sync_every: int, ran
     factors = sum((rows + columns) * rank if columns else rows for rows, columns in matrices)
     others = network.ranks - 1
     ring = 2 * others / network.ranks
+    quantized = 1 if network.ranks == 2 else 2  # operations of a quantized sum
 
     def choice(name: str, sent: float, operations: int, every: int = 1) -> Choice:
         seconds = operations * network.latency + sent / network.bandwidth if others else 0.0
@@ -85,11 +86,11 @@ def plan(shapes: Sequence[Sequence[int]], network: Network, sync_every: int, ran
     rows = [
         choice("DistributedOptimizer", ring * FLOAT_BYTES * elements, 1),
         choice("  Compression.bf16", ring * HALF_BYTES * elements, 1),
-        choice("  Compression.int8", ring * BYTES_OF_BITS[8] * elements, 2),
+        choice("  Compression.int8", ring * BYTES_OF_BITS[8] * elements, quantized),
         choice(f"  Compression.powersgd(rank={rank})", ring * FLOAT_BYTES * factors, 2 if any(columns for _, columns in matrices) else 1),
         choice(f"  Compression.topk(ratio={ratio:g})", others * 2 * FLOAT_BYTES * math.ceil(ratio * elements), 1),
         choice(f"LocalSGD, DiLoCo(sync_every={sync_every})", ring * FLOAT_BYTES * elements, 1, sync_every),
-        choice(f"  DiLoCo(sync_every={sync_every}, bits=8)", ring * BYTES_OF_BITS[8] * elements, 2, sync_every),
-        choice(f"  DiLoCo(sync_every={sync_every}, bits=4)", ring * BYTES_OF_BITS[4] * elements, 2, sync_every),
+        choice(f"  DiLoCo(sync_every={sync_every}, bits=8)", ring * BYTES_OF_BITS[8] * elements, quantized, sync_every),
+        choice(f"  DiLoCo(sync_every={sync_every}, bits=4)", ring * BYTES_OF_BITS[4] * elements, quantized, sync_every),
     ]
     return CommunicationPlan(network, elements, rows)

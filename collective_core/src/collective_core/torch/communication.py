@@ -15,8 +15,9 @@ from collective_core.torch.sharded import is_shard
 
 #: Sums of one element whose median is the latency, after the first, which connects.
 LATENCY_ROUNDS = 7
-#: A sum as long as this is long enough to tell the bandwidth; none is of more than MOST_ELEMENTS.
-LONG_ENOUGH = 0.25
+#: A sum as long as this is long enough to tell the bandwidth, which is the fastest of so many: TCP begins slowly. None has more elements
+#: than MOST_ELEMENTS.
+LONG_ENOUGH, LONG_ROUNDS = 0.25, 4
 FIRST_ELEMENTS, MOST_ELEMENTS = 1 << 14, 1 << 23
 
 
@@ -38,6 +39,7 @@ def measure_network(process_set: ProcessSet | None = None) -> Network:
     while spent < LONG_ENOUGH and elements < MOST_ELEMENTS:
         elements *= 4 if spent < LONG_ENOUGH / 8 else 2
         spent = seconds(elements)
+    spent = min(spent, *(seconds(elements) for _ in range(LONG_ROUNDS - 1)))
     sent = 2 * (ranks - 1) / ranks * elements * FLOAT_BYTES
     return Network(ranks, latency, sent / max(spent - latency, spent / 10))
 

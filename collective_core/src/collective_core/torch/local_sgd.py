@@ -145,7 +145,7 @@ class DiLoCo:
         if not self._schedule.delay:
             self._finish(starting)
         else:
-            self._finish([fragment for fragment in going if fragment.exchange is not None and fragment.exchange.mean is not None])
+            self._finish([fragment for fragment in going if self._step >= fragment.started + self._schedule.delay])
         if state is not None and self._merged > merged:
             state.commit()
 
@@ -185,7 +185,7 @@ class DiLoCo:
         self._compared = True
 
     def _operations(self) -> int:
-        """How many follow each other in a sum."""
+        """How many may follow each other in a sum."""
         return 1 if self._bits == 32 else 2
 
     def _due(self, fragment: _Fragment) -> int:

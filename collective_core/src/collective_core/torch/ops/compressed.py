@@ -6,7 +6,8 @@ compute meanwhile: :class:`Exchange` drives one, :func:`run` several. It returns
 Bytes sent by each of n ranks for N float32 values; a plain mean sends 2(n-1)/n · 4N:
 
     whole       one allreduce
-    quantized   2(n-1)/n · N · bits/8 (and 3 % or 6 % for scales): alltoall, every rank's part is averaged, allgather
+    quantized   2(n-1)/n · N · bits/8 (and 3 % or 6 % for scales): alltoall, every rank's part is averaged, allgather; of two ranks, which
+                send as much either way, one allgather
     top_k       (n-1) · 8 · ratio · N: an allgather of positions and values
     low_rank    2(n-1)/n · 4 · rank · (rows + columns) for each matrix, in two allreduces
 
@@ -80,6 +81,12 @@ def whole(values: torch.Tensor, name: str, process_set: ProcessSet | None) -> St
 def quantized(values: torch.Tensor, bits: int, name: str, process_set: ProcessSet | None) -> Steps:
     """Of float32 values, one dimension, in 8 or 4 bits (quantization.py)."""
     who, count = members(process_set), values.numel()
+    if who.size == 2:
+        padded = torch.nn.functional.pad(values, (0, -count % BLOCK)).unsqueeze(0)
+        gathered = yield allgather_async(pack(padded, bits), name=f"{name}.{bits}bit", process_set=process_set)
+        _refuse_joined(gathered, who.size, name)
+        found = unpack(gathered, padded.shape[1], bits)[:, :count]
+        return Mean((found[0] + found[1]) / 2, _finite(values - found[who.rank]))
     part = -(-count // (who.size * BLOCK)) * BLOCK
     rows = torch.nn.functional.pad(values, (0, who.size * part - count)).view(who.size, part)
     sent = pack(rows, bits)
@@ -162,27 +169,31 @@ def _finite(residual: torch.Tensor) -> torch.Tensor:
 
 
 # Ranks whose processors differ must get the same bits of the same numbers: a library's matrix product and sum are as wide as the
-# processor's registers, so what all ranks calculate for themselves is made of operations on single elements.
+# processor's registers, so what all ranks calculate for themselves is made of operations on single elements, and of sums of integers.
+
+#: Products of numbers of at most 1 are summed as multiples of 1 / FRACTION: of a million of them no sum overflows.
+FRACTION = float(1 << 40)
 
 
-def _sum_of_rows(rows: torch.Tensor) -> torch.Tensor:
-    while len(rows) > 1:
-        half = len(rows) // 2
-        rows = torch.cat([rows[:half] + rows[half : 2 * half], rows[2 * half :]])
-    return rows[0]
+def _dots(columns: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    products = (columns * column.unsqueeze(1) * FRACTION).round().to(torch.int64)
+    return products.sum(0).to(torch.float64) / FRACTION
 
 
 def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """Gram-Schmidt, twice; columns that depend on others, to rounding, become 0."""
+    if not torch.isfinite(columns).all():
+        return torch.full_like(columns, float("nan"))
     basis = columns.double()
     for k in range(basis.shape[1]):
-        column = basis[:, k].clone()
-        length = _sum_of_rows(column * column).sqrt()
+        column = basis[:, k]
+        column = column / column.abs().max().clamp_min(1e-300)  # of zeros nothing is left
         for _ in range(2):
-            for j in range(k):
-                column -= _sum_of_rows(basis[:, j] * column) * basis[:, j]
-        rest = _sum_of_rows(column * column).sqrt()
-        basis[:, k] = column / rest if rest > 1e-6 * length else torch.zeros_like(column) * length  # of infinities: not a number
+            for number, dot in enumerate(_dots(basis[:, :k], column)):
+                column = column - dot * basis[:, number]
+        rest = column.abs().max()
+        column = column / rest if rest > 1e-6 else torch.zeros_like(column)
+        basis[:, k] = column / _dots(column.unsqueeze(1), column).sqrt().clamp_min(1.0)
     return basis.to(columns.dtype)
 
 
