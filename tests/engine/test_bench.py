@@ -37,6 +37,7 @@ def test_sizes_are_binary():
         (["--train", "mnist", "--peers", "mpi"], "'mpi' is not a peer of --train mnist"),
         (["--train", "imagenet"], "--train"),
         (["--batch", "8"], "--batch goes with --train"),
+        (["--rows", "1000", "--train", "mnist"], "--rows goes with --train ctr"),
         (["--overhead", "--train", "mnist"], "--overhead goes without"),
         (["--frobnicate"], "--frobnicate"),
     ],
@@ -115,6 +116,16 @@ def test_training_steps_are_measured():
     assert document["parameters"] == 21840
     assert {r["engine"] for r in document["results"]} == {"collective_core", *options.TRAINING_PEERS, "barrier", "none"}
     assert all(r["samples_per_second"] > 0 for r in document["results"])
+
+
+@pytest.mark.slow
+def test_steps_with_a_sharded_table_are_measured():
+    pytest.importorskip("torch")
+    done = bench("--np", "2", "--train", "ctr", "--rows", "5000", "--batch", "4", "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [r["engine"] for r in document["results"]] == ["sharded", *options.CTR_PEERS, "barrier", "none"]
+    assert 26 <= document["rows_per_batch"] <= 4 * 26
 
 
 @pytest.mark.slow
