@@ -238,3 +238,22 @@ def test_ids_are_found_among_many():
 def test_a_table_in_a_file_is_trained_like_one_in_memory(launch, tmp_path):
     reports = launch("table_storage.py", 2, 1, (str(tmp_path),)).must_succeed().reports()
     assert set(reports) == {0, 1}
+
+
+def test_a_table_stays_right_when_a_program_moves_it_or_a_rank_fails(launch):
+    reports = launch("sharded_details.py", 2).must_succeed().reports()
+    assert set(reports) == {0, 1}
+
+
+def test_ftrl_learns_nothing_at_a_rate_of_zero_and_goes_on_after_it():
+    from collective_core.torch.nn.row_optimizers import FTRL, Update
+
+    optimizer = FTRL()
+    values, state = torch.ones(1, 2), {"z": torch.zeros(1, 2), "n": torch.zeros(1, 2)}
+    for lr in (0.0, 0.5):
+        before = values.clone()
+        optimizer.update(Update(values, torch.ones(1, 2), state, lr, 1, lambda rows: rows.mean(1, keepdim=True)))
+        assert torch.equal(values, before) == (lr == 0)
+    assert torch.isfinite(values).all()
+    with pytest.raises(ValueError, match=r"lr=0.0 is not possible"):
+        FTRL(0.0)

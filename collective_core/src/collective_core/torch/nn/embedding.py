@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,20 @@ class TableModule(torch.nn.Module):
         super().__init__()
         self.table = table
         self.weight = table.weight
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **options: Any) -> Any:
+        """What ``to()`` and its kind call: rows stay in the host's memory, whatever device the rest of a model goes to."""
+        wanted = fn(torch.empty(0, dtype=self.weight.dtype)).dtype
+        if wanted != self.weight.dtype:
+            raise ValueError(
+                f"{self.table.name} has numbers of {self.weight.dtype} and cannot be converted to {wanted}: choose the dtype when the "
+                "table is made (float32 or float64), and convert the model's other modules one by one"
+            )
+        weight, self._parameters["weight"] = self.weight, None
+        try:
+            return super()._apply(fn, *args, **options)
+        finally:
+            self._parameters["weight"] = weight
 
     def extra_repr(self) -> str:
         table = self.table
@@ -104,6 +118,7 @@ class ShardedEmbedding(_Sharded):
     """``torch.nn.Embedding`` over a table that is divided over the ranks. Making it, ``forward`` and the step are collective.
 
     Each rank looks up the ids of its own batch, which may be empty or of another size than others'. Every distinct row travels once.
+    Rows are in the host's memory and stay there when the model is moved; what ``forward`` returns is on the device of the ids.
     Gradients are averaged over ranks and applied by ``step()`` of the ``hvd.DistributedOptimizer`` that has the module's parameters.
 
     Args:

@@ -117,12 +117,15 @@ class FTRL(RowOptimizer):
 
     def __init__(self, lr: float | None = None, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> None:
         super().__init__(lr)
+        _check("lr", lr, lr is None or lr > 0)
         for name, value in (("beta", beta), ("l1", l1), ("l2", l2)):
             _check(name, value, value >= 0)
         self.beta, self.l1, self.l2 = beta, l1, l2
         self.slots = {"z": Slot(True, 0.0), "n": Slot(True, 0.0)}
 
     def update(self, of: Update) -> None:
+        if of.lr == 0:  # of a schedule: nothing is learned, and the formula divides by it
+            return
         z, n = of.state["z"], of.state["n"]
         root = n.sqrt()
         n.add_(of.gradient.pow(2))

@@ -149,15 +149,15 @@ class ShardedTable:
     def lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The distinct rows among ``ids``, in the order of their positions, and for each id, in one dimension, its number among them.
 
-        Collective. Gradients of the rows wait for the next :func:`step_all`. Raises :class:`CollectiveError` on every rank for ids that
-        are no rows on any.
+        Both are on the device of ``ids``. Collective. Gradients of the rows wait for the next :func:`step_all`. Raises
+        :class:`CollectiveError` on every rank for ids that are no rows on any.
         """
         self._refuse_changed_ranks()
         problem = self._objection(ids)
-        flat = ids.new_empty(0, dtype=torch.int64) if problem else ids.reshape(-1).to(torch.int64)
+        flat = (ids.new_empty(0) if problem else ids.reshape(-1)).to(self.weight.device, torch.int64)
         positions, where, occurrences = self._requests(flat)
         rows: torch.Tensor = _Rows.apply(self.weight, self, positions, problem, occurrences)
-        return rows, where
+        return rows.to(ids.device), where.to(ids.device)
 
     def _requests(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Distinct positions, ascending, and each id's number among them; and what their owners count, if anything."""

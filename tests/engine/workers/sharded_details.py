@@ -1,0 +1,53 @@
+"""Sharded tables in the hands of a program: moved, converted, with gradients dropped, with a rank that fails or has joined."""
+
+import collective_core.torch as hvd
+import common
+import torch
+from torch import nn
+
+hvd.init()
+torch.set_num_threads(1)
+rank, size = hvd.rank(), hvd.size()
+ROWS, COLUMNS = 8, 4
+SHARDINGS = ("row_wise", "table_wise", "column_wise")
+
+
+def table(sharding="row_wise", **options):
+    return hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(1.0), sharding=sharding, init=nn.init.zeros_, seed=1, **options)
+
+
+def optimizer_of(module):
+    return hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0), named_parameters=module.named_parameters())
+
+
+def error_of(call):
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    raise RuntimeError("no error")
+
+
+# A model that is moved takes its other modules along; rows are trained and saved where they were.
+everywhere = torch.arange(ROWS)
+for move in (lambda m: m.to("meta"), lambda m: m.float(), lambda m: m.to_empty(device="meta")):
+    model = nn.ModuleDict({"table": table(), "dense": nn.Linear(COLUMNS, 1)})
+    weight = model["table"].weight
+    assert move(model) is model
+    assert model["table"].weight is weight
+    assert weight.device.type == "cpu"
+    assert [name for name, _ in model.named_parameters()] == ["table.weight", "dense.weight", "dense.bias"]
+    optimizer = optimizer_of(model["table"])
+    output = model["table"](everywhere)
+    assert output.device == everywhere.device
+    output.sum().backward()
+    optimizer.step()
+    assert torch.equal(model["table"].gather_weight(), torch.full((ROWS, COLUMNS), -1.0))
+    assert torch.equal(model.state_dict()["table.weight"], weight)
+    assert torch.equal(weight, torch.full_like(weight, -1.0))
+assert {p.device.type for p in model["dense"].parameters()} == {"meta"}
+for convert in (lambda m: m.half(), lambda m: m.double(), lambda m: m.to(torch.bfloat16)):
+    assert "choose the dtype when the table is made" in error_of(lambda convert=convert: convert(nn.Sequential(table())))
+assert table(dtype=torch.float64).double().weight.dtype == torch.float64
+
+common.report(done=True)
