@@ -19,7 +19,7 @@ CHOICES = {
     "topk": hvd.Compression.topk(ratio=0.05),
     "powersgd": hvd.Compression.powersgd(rank=2),
 }
-SHAPES = [(48, 64), (64,), (7, 5, 3, 3), (64, 96), (), (3, 2), (48, 64)]
+SHAPES = [(48, 64), (64,), (7, 5, 3, 3), (64, 96), (), (3, 2), (48, 64), (20, 20)]  # the last is used in every second step
 
 
 class Weights(nn.Module):
@@ -36,7 +36,8 @@ class Weights(nn.Module):
 
 def gradients_of(step, of_rank, dtype=torch.float32):
     generator = torch.Generator().manual_seed(1000 * step + of_rank)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    used = SHAPES[:-1] if step % 2 else SHAPES
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in used]
 
 
 def make(compression, dtype=torch.float32, **options):
@@ -70,7 +71,7 @@ plain, ordinary = make(hvd.Compression.none)
 train(plain, ordinary, range(1))  # the ranks agree on a plan
 ordinary_bytes = bytes_of(lambda: train(plain, ordinary, range(1, 3)))
 means = [[sum(parts) / size for parts in zip(*(gradients_of(step, r) for r in range(size)), strict=False)] for step in range(STEPS)]
-totals = [sum(parts) for parts in zip(*means, strict=False)]
+totals = [sum(mean[number] for mean in means if number < len(mean)) for number in range(len(SHAPES))]
 shares = {}
 for name, compression in CHOICES.items():
     for op, factor in ((hvd.Average, 1), (hvd.Sum, size)):

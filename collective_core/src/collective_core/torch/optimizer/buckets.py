@@ -200,9 +200,13 @@ class Bucket:
         if self.missing and self.has_marks:
             self.marks[list(self.missing)] = 0.0
 
+    def is_used(self) -> list[bool]:
+        """After the sum: of each parameter, whether any rank has a gradient."""
+        return (self.marks != 0).tolist() if self.has_marks else [True] * len(self.parameters)
+
     def _take_from_others(self) -> set[int]:
         """Gives parameters that only other ranks have used a gradient, to be filled; returns those that no rank has used."""
-        is_used = (self.marks != 0).tolist() if self.has_marks else [True] * len(self.parameters)
+        is_used = self.is_used()
         unused = {position for position in self.missing if not is_used[position]}
         is_view = self.as_views and self._is_plain()
         for position in unused:

@@ -75,10 +75,14 @@ class ErrorFeedback:
         """Only when the whole step's operations have succeeded: otherwise what was to be sent still is."""
         ranks = members(self._how["process_set"]).size if self._how["op"] == Sum else 1
         bucket.flat[: bucket.gradients].copy_(mean.values * ranks)
-        for parameter, residual in zip(bucket.parameters, mean.residual.split(_lengths(bucket))):
+        is_used = bucket.is_used()
+        for parameter, used, residual in zip(bucket.parameters, is_used, mean.residual.split(_lengths(bucket))):
+            if not used and parameter in self._residuals:
+                # Its mean goes nowhere. A copy: the old one would keep the memory of a whole bucket.
+                residual.copy_(self._residuals[parameter])
             self._residuals[parameter] = residual
-        for parameter, factor in zip(bucket.parameters, factors):
-            if factor is not None:
+        for parameter, used, factor in zip(bucket.parameters, is_used, factors):
+            if used and factor is not None:
                 self._factors[parameter] = factor
 
     def state(self, parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
