@@ -67,7 +67,7 @@ def parse(records: list[bytes]) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("clicks"), help="which all ranks reach")
-    parser.add_argument("--files", type=int, default=60, help="how many are made; after them the stream ends")
+    parser.add_argument("--files", type=int, default=60, help="how many are made; after as many clicks the stream ends")
     options = parser.parse_args()
 
     hvd.init()
@@ -78,12 +78,16 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     stream = hvd.data.Stream(hvd.data.Directory(options.folder, "*.jsonl"), batch_size=64)
     evaluation = hvd.data.ProgressiveValidation(window=2000)
+    writer = threading.Thread(target=put_files, args=(options.folder, options.files), daemon=True)
+    total = options.files * CLICKS_PER_FILE
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
         """Begins again behind the last commit when the ranks have changed."""
-        if hvd.rank() == 0:
-            threading.Thread(target=put_files, args=(options.folder, options.files), daemon=True).start()
+        if hvd.rank() == 0 and writer.ident is None:  # not started yet: another rank goes on with it where rank 0 was lost
+            writer.start()
+        if state.records >= total:
+            stream.end()
         for batch in stream:
             who, what, clicked = parse(batch.records)
             logits = model(who, what)
@@ -97,7 +101,7 @@ def main() -> None:
             state.commit()  # model, optimizer, evaluation, and to where the files are read
             if hvd.rank() == 0 and state.step % 20 == 0:
                 print(f"{state.records} clicks: AUC {evaluation.auc():.3f}, loss {evaluation.mean_loss():.3f}", flush=True)
-            if state.records == options.files * CLICKS_PER_FILE:
+            if state.records >= total:
                 stream.end()
 
     train(hvd.elastic.TorchState(model, optimizer, stream=stream, evaluation=evaluation, step=0, records=0))

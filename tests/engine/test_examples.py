@@ -125,6 +125,15 @@ def test_an_example_trains_on_two_ranks(example, tmp_path):
         check(printed)
 
 
+@pytest.mark.slow
+def test_the_example_of_a_stream_ends_where_the_folder_holds_more_than_it_makes(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"user": 1, "ad": 2, "clicked": 1}\n' * 10)
+    command = [sys.executable, str(EXAMPLES / "streaming_pytorch.py"), "--folder", str(tmp_path), "--files", "2"]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 1: accuracy" in done.stdout
+
+
 def test_every_example_is_started_and_listed():
     present = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert present == {each.script for each in STARTED} | set(NOT_STARTED)

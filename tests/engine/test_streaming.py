@@ -19,6 +19,8 @@ from cases import slow_but_last
 from collective_core.data import Directory, Files, Kafka, ProgressiveValidation, StandardInput, Stream, auc, files
 from conftest import WORKERS, find_mpirun
 
+PATIENCE = 120.0
+
 # --- sources, without ranks -----------------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +119,28 @@ def test_files_of_a_folder_are_read_once_they_have_their_name_and_may_go_when_th
     (tmp_path / "b.csv").write_text("more than before, in place, which is wrong")
     with pytest.raises(ValueError, match=r"b\.csv has 42 bytes; it had 27"):
         source.discover(positions)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_another_file_of_the_same_size_is_not_taken_for_one_that_was_read(tmp_path, is_loaded):
+    put(tmp_path, "a", ["1", "2"])
+    source = Directory(tmp_path)
+    positions = source.read(position_of(source), 9).positions
+    assert source.discover(positions) == ({}, [])
+    (tmp_path / "a").touch()
+    assert source.discover(positions) == ({}, []), "the same bytes"
+    put(tmp_path, "a", ["3", "4"])
+    with pytest.raises(ValueError, match=r"a was replaced by another file of 4 bytes after it was read to its end\. Give each file a name"):
+        (Directory(tmp_path) if is_loaded else source).discover(positions)
+
+
+def test_a_state_from_another_folder_is_refused_by_files_that_were_looked_at(tmp_path):
+    put(tmp_path, "a", ["1", "2"])
+    source = Directory(tmp_path)
+    offset, fingerprint, is_read = source.read(position_of(source), 9).positions["a"]
+    assert source.discover({"a": [offset, fingerprint, is_read]}) == ({}, [])
+    with pytest.raises(ValueError, match="replaced by another file"):
+        source.discover({"a": [offset, "0" * 16, is_read]})
 
 
 def test_a_file_that_is_gone_before_it_was_read_is_named(tmp_path):
@@ -379,10 +403,84 @@ def test_records_of_kafka_are_read_once_also_by_another_number_of_ranks(launch, 
     assert len(given) == sum(lengths)
 
 
+def read_until(source, positions, count):
+    """So many records, for which positions go on; the brokers need a moment."""
+    found, end = [], time.monotonic() + PATIENCE
+    while len(found) < count:
+        assert time.monotonic() < end, found
+        read = source.read(positions, count - len(found))
+        found += read.records
+        positions.update(read.positions)
+    return found
+
+
+def test_kafkas_latest_is_where_the_stream_began_and_new_partitions_are_read_from_their_first_record(broker):
+    address, topic, producer = broker
+    for partition in range(4):
+        producer.produce(topic, b"old", partition=partition)
+    assert producer.flush(10) == 0
+    source = Kafka(topic, {"bootstrap.servers": address}, start="latest")
+    assert source.discover({})[0] == {f"{topic}/{partition}": 1 for partition in range(4)}
+    assert source.discover({f"{topic}/0": 1})[0] == {f"{topic}/{partition}": 0 for partition in (1, 2, 3)}
+    source.close()
+
+
+def test_what_comes_after_an_error_in_a_batch_of_kafka_is_read_when_it_is_read_again(broker):
+    address, topic, producer = broker
+    for number in range(3):
+        producer.produce(topic, str(number).encode(), partition=0)
+    assert producer.flush(10) == 0
+    source = Kafka(topic, {"bootstrap.servers": address})
+    positions = {f"{topic}/0": 0}
+    assert read_until(source, positions, 1) == [b"0"]
+
+    class Failed:
+        """As Kafka's consumer gives an error among the messages."""
+
+        def topic(self):
+            return topic
+
+        def partition(self):
+            return 0
+
+        def error(self):
+            return source._api.KafkaError(source._api.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    class Once:
+        """A consumer that loses its first batch behind an error."""
+
+        def __init__(self, consumer):
+            self._consumer, self._is_first = consumer, True
+
+        def __getattr__(self, name):
+            return getattr(self._consumer, name)
+
+        def consume(self, count, timeout):
+            if not self._is_first:
+                return self._consumer.consume(count, timeout=timeout)
+            self._is_first = False
+            return [Failed(), *self._consumer.consume(2, timeout=PATIENCE)]
+
+    source._consumer = Once(source._consumer)
+    with pytest.raises(ValueError, match=f"partition {topic}/0 at offset 1: .*"):
+        source.read(positions, 2)
+    assert read_until(source, positions, 2) == [b"1", b"2"]
+    source.close()
+
+
+def test_a_state_from_before_the_first_step_goes_back_to_where_kafkas_latest_was(launch, broker, tmp_path):
+    address, topic, producer = broker
+    producer.produce(topic, b"old", partition=0)
+    assert producer.flush(10) == 0
+    settings = {"TEST_KAFKA": address, "TEST_TOPIC": topic}
+    reports = launch("streaming.py", 2, 1, ("latest", str(tmp_path)), settings).must_succeed().reports()
+    for report in reports.values():
+        assert report["found"] == {"first": [], "second": ["0", "1", "2"], "again": ["0", "1", "2"]}
+
+
 # --- kills -----------------------------------------------------------------------------------------------------------------------------
 
 ENOUGH = 400  # records that a job finds ahead
-PATIENCE = 120.0
 
 
 class Kills:

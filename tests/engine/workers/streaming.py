@@ -137,6 +137,36 @@ def kafka():
     return {"taken": taken, "totals": totals, "beyond": text}
 
 
+def latest():
+    """Reads nothing, then what has come, and that again from the first state: of rank 1 in a new stream, as of a rank that is new."""
+    config = {"bootstrap.servers": os.environ["TEST_KAFKA"]}
+
+    def make():
+        return hvd.data.Stream(hvd.data.Kafka(os.environ["TEST_TOPIC"], config, start="latest", follow=False), 4)
+
+    def rest(stream):
+        taken = [names(batch) for batch in stream]
+        stream.close()
+        return sorted(record for records in hvd.allgather_object(taken) for part in records for record in part)
+
+    stream = make()
+    state = stream.state_dict()
+    first = rest(stream)
+    if rank == 0:
+        from confluent_kafka import Producer
+
+        producer = Producer(config)
+        for number in range(3):
+            producer.produce(os.environ["TEST_TOPIC"], str(number).encode(), partition=number)
+        assert producer.flush(10) == 0
+    hvd.barrier()
+    second = rest(stream)
+    if rank == 1:
+        stream = make()
+    stream.load_state_dict(state)
+    return {"first": first, "second": second, "again": rest(stream)}
+
+
 def standard_input():
     stream = hvd.data.Stream(hvd.data.StandardInput(), 4, linger_seconds=0.0)
     taken, totals = read(stream, 3)
@@ -155,6 +185,7 @@ tasks = {
     "stopped": lambda: training(folder / "checkpoints", int(sys.argv[3])),
     "continued": lambda: training(folder / "checkpoints"),
     "kafka": kafka,
+    "latest": latest,
     "standard input": standard_input,
 }
 common.report(found=tasks[task]())

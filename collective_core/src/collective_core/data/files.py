@@ -6,6 +6,7 @@ from another that has taken its name: what was not read of the former cannot be 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import os
@@ -203,6 +204,7 @@ class Directory(_LineFiles):
     def __init__(self, folder: str | os.PathLike[str], pattern: str = "*", follow: bool = True) -> None:
         super().__init__(follow)
         self._folder, self._pattern = os.fspath(folder), pattern
+        self._looked: dict[str, tuple[object, ...]] = {}  # at files that were read wholly: their status and position
         if not os.path.isdir(self._folder):
             raise ValueError(f"{self._folder} is not a folder")
 
@@ -220,13 +222,33 @@ class Directory(_LineFiles):
         with os.scandir(self._folder) as entries:
             there = {entry.name: entry for entry in entries if self._fits(entry.name) and entry.is_file()}
         for name in there.keys() & known.keys():
-            offset, _, is_read = known[name]
-            size = there[name].stat().st_size if is_read else offset
-            if size != offset:
-                text = f"{self._path_of(name)} has {size} bytes; it had {offset} when it was read to its end"
-                raise ValueError(f"{text}. Write files under a name that begins with a dot, and rename them when they are whole")
+            if known[name][2]:
+                with contextlib.suppress(FileNotFoundError):  # removed at this moment
+                    self._check_read(name, known[name])
         gone = [name for name, position in known.items() if position[2] and name not in there]
+        for name in gone:
+            self._looked.pop(name, None)
         return dict.fromkeys(sorted(there.keys() - known.keys()), BEGIN), gone
+
+    def _check_read(self, name: str, position: Position) -> None:
+        """Raises ValueError where a file that was read wholly has changed, or another has its name."""
+        path, (offset, fingerprint, _) = self._path_of(name), position
+        status = os.stat(path)
+        look = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size, offset, fingerprint)
+        if self._looked.get(name) == look:
+            return
+        text = ""
+        if status.st_size != offset:
+            text = f"{path} has {status.st_size} bytes; it had {offset} when it was read to its end"
+        else:
+            file = _LineFile(path)
+            if file.fingerprint(offset) != fingerprint:
+                text = f"{path} was replaced by another file of {offset} bytes after it was read to its end"
+            file.close()
+        if text:
+            advice = "Give each file a name of its own, write it under a name that begins with a dot, and rename it when it is whole"
+            raise ValueError(f"{text}. {advice}")
+        self._looked[name] = look
 
     def read(self, positions: Mapping[str, Position], most: int) -> Read:
         records: list[bytes] = []

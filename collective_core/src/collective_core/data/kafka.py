@@ -21,9 +21,10 @@ OURS = {"group.id", "enable.auto.commit", "enable.auto.offset.store", "auto.offs
 class Kafka(Source):
     """The values of the records of ``topics``; each of their partitions is one of the stream's. A position is the next record's offset.
 
-    ``config``: librdkafka's settings, such as ``bootstrap.servers`` and ``security.protocol``. ``start``: where partitions are begun that
-    have no position, ``"earliest"`` or ``"latest"``. ``follow=False``: the stream ends when it has come to the end of each partition. A
-    record without a value is b"". Records that the brokers have deleted before they were read are an error.
+    ``config``: librdkafka's settings, such as ``bootstrap.servers`` and ``security.protocol``. ``start``: where a stream without a state
+    begins, ``"earliest"`` or ``"latest"``; partitions that come later are read from their first record. ``follow=False``: the stream
+    ends when it has come to the end of each partition. A record without a value is b"". Records that the brokers have deleted before they
+    were read are an error.
     Raises ImportError without confluent-kafka, ValueError for settings that are the stream's own.
     """
 
@@ -67,7 +68,7 @@ class Kafka(Source):
                 name = f"{topic}/{number}"
                 if name not in known:
                     lowest, end = consumer.get_watermark_offsets(self._api.TopicPartition(topic, number), timeout=ANSWER)
-                    found[name] = lowest if self._start == "earliest" else end
+                    found[name] = end if self._start == "latest" and not known else lowest
         return found
 
     def read(self, positions: Mapping[str, Position], most: int) -> Read:
@@ -84,8 +85,9 @@ class Kafka(Source):
                 self._at_end.discard(name)
             elif error.code() == self._api.KafkaError._PARTITION_EOF:
                 self._at_end.add(name)
-            elif not error.retriable():
-                raise ValueError(f"partition {name} at offset {self._next.get(name)}: {error}")
+            else:  # lost connections are no errors here: librdkafka connects again
+                offset, self._next = self._next.get(name), {}  # what came after it in this batch is to be read again
+                raise ValueError(f"partition {name} at offset {offset}: {error}")
         return Read(records, found, not self._follow and self._at_end >= self._next.keys())
 
     def _assign(self, positions: Mapping[str, Position]) -> None:

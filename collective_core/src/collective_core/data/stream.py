@@ -68,6 +68,7 @@ class Stream:
             raise ValueError(f'{source.kind} can only be read by rank 0: shard="record"')
         self._source, self._batch_size, self._linger = source, batch_size, linger_seconds
         self._positions: Positions = {}  # behind the last step, of all partitions
+        self._first: Positions = {}  # where the stream began: what a state from before that goes back to
         self._count = 0  # records of all steps
         self._is_ending = False
         self._forget_ahead()
@@ -140,9 +141,9 @@ class Stream:
         """What this rank tells the others. It reads only after all have been found to have the same stream."""
         report: dict[str, Any] = {"count": 0, "ready": False, "ended": False, "ahead": {}, "end": self._is_ending}
         report["change"] = worker.is_one() and worker.shall_change()
-        report.update(new={}, gone=[], due=False, same="", about=self._about(), error="")
+        report.update(new={}, gone=[], due=False, same="", first={}, about=self._about(), error="")
         if not self._is_compared:
-            report["same"] = self._fingerprint()
+            report["same"], report["first"] = self._fingerprint(), self._first
             return report
         try:
             report["ready"], report["ended"] = self._read()
@@ -184,6 +185,9 @@ class Stream:
             text = f"rank 0 has {reports[0]['about']}; rank {other} has {reports[other]['about']}"
             raise CollectiveError(f"the ranks' streams differ: {text}. Load the same state on all ranks", "mismatch", (other,))
         self._is_compared = True
+        for report in reports:
+            if not self._positions and not self._count:
+                self._positions = report["first"]
 
     def _give(self, reports: list[dict[str, Any]], total: int) -> Batch:
         records = self._pending if self._shard == "partition" else _deal_out(self._pending)
@@ -197,6 +201,8 @@ class Stream:
             self._positions.update(report["ahead"])
         for name in reports[READER]["gone"]:
             self._positions.pop(name, None)
+        if not self._positions and not self._count:
+            self._first = reports[READER]["new"]
         self._positions.update(reports[READER]["new"])
         if reports[READER]["gone"] or reports[READER]["new"]:
             self._owned_by = None
