@@ -1,5 +1,7 @@
 """Sharded tables in the hands of a program: moved, converted, with gradients dropped, with a rank that fails or has joined."""
 
+from functools import partial
+
 import collective_core.torch as hvd
 import common
 import torch
@@ -49,5 +51,31 @@ assert {p.device.type for p in model["dense"].parameters()} == {"meta"}
 for convert in (lambda m: m.half(), lambda m: m.double(), lambda m: m.to(torch.bfloat16)):
     assert "choose the dtype when the table is made" in error_of(lambda convert=convert: convert(nn.Sequential(table())))
 assert table(dtype=torch.float64).double().weight.dtype == torch.float64
+
+# Gradients that a program drops, as of other parameters.
+for set_to_none in (True, False):
+    model = nn.Sequential(table())
+    optimizer = optimizer_of(model)
+    for drop in (optimizer.zero_grad, partial(model.zero_grad, set_to_none), lambda: None):
+        model(everywhere).sum().backward()
+        drop()
+    optimizer.step()
+    assert torch.equal(model[0].gather_weight(), torch.full((ROWS, COLUMNS), -1.0))
+
+# A rank that has joined is an error on the others, whether or not they need rows of it; then all can go on.
+for sharding in SHARDINGS:
+    embedding = table(sharding)
+    optimizer = optimizer_of(embedding)
+    embedding(everywhere).sum().backward()
+    if rank == 0:
+        for call in (partial(embedding, torch.tensor([0])), partial(embedding, everywhere[:0]), optimizer.step):
+            text = error_of(call)
+            assert "rank 1 has called join()" in text, (sharding, text)
+            assert "give one without data an empty batch" in text, text
+    hvd.join()
+    optimizer.zero_grad()
+    embedding(everywhere).sum().backward()
+    optimizer.step()
+    assert torch.equal(embedding.gather_weight(), torch.full((ROWS, COLUMNS), -1.0)), sharding
 
 common.report(done=True)

@@ -1,7 +1,9 @@
 """How rows reach the ranks that use them, and gradients the ranks that hold the rows.
 
-Row-wise (and table-wise), n ranks, U distinct rows used by a rank, D columns of b bytes: an alltoall of 8·U bytes of positions and one
-of U·D·b bytes back; for gradients 8·U + U·D·b. Column-wise all ranks' positions go to all ranks, 8·U·n, and the rows as before.
+Row-wise (and table-wise), n ranks, U distinct rows used by a rank, D columns of b bytes: an alltoall of 8·(U + n) bytes of positions and
+one of U·D·b bytes back; for gradients 8·(U + n) + U·D·b. Column-wise all ranks' positions go to all ranks, 8·(U + 1)·n, and the rows as
+before. Each part of positions begins with a marker, so that a rank that has called join(), which sends nothing, differs from one that
+needs no rows.
 
 Whatever comes from several ranks is in the order of the ranks, which is the order in which gradients are summed.
 """
@@ -47,31 +49,48 @@ class RowExchange:
         ends = [*torch.searchsorted(positions, firsts).tolist(), len(positions)]
         return [end - begin for begin, end in zip(ends, ends[1:])]
 
+    def _start_positions(self, positions: torch.Tensor, what: str, blocking: bool, problem: str = "") -> Any:
+        """Starts what brings positions to the ranks that hold them; in two dimensions, the first number of each row is one."""
+        splits = self._splits(positions if positions.dim() == 1 else positions[:, 0].contiguous())
+        marker = positions.new_zeros(1, *positions.shape[1:])
+        marked = torch.cat([part for mine in positions.split(splits) for part in (marker, mine)])
+        return self._alltoall(marked, what, [count + 1 for count in splits], blocking, problem)
+
+    def _without_markers(self, received: torch.Tensor, counts: list[int]) -> tuple[torch.Tensor, list[int]]:
+        """The positions that came, and how many from each rank. Raises :class:`CollectiveError`, on all ranks that have not joined."""
+        joined = [rank for rank, count in zip(self._who.ranks, counts) if not count]
+        if joined:
+            raise CollectiveError(
+                f"{self._name}: rank {', '.join(map(str, joined))} has called join(), and its rows with it are out of reach. "
+                "With sharded tables every rank takes every step; give one without data an empty batch",
+                "invalid",
+                joined,
+            )
+        return torch.cat([part[1:] for part in received.split(counts)]), [count - 1 for count in counts]
+
     def lookup(self, positions: torch.Tensor, read: Read, problem: str, occurrences: torch.Tensor | None = None) -> torch.Tensor:
         """The rows at these positions, which are ascending and distinct. ``problem``: why this rank cannot; then every rank raises it.
 
-        ``occurrences``: what their owners are told of them beside.
+        ``occurrences``: how often each occurs, which their owners are told.
         """
         request = positions if occurrences is None else torch.stack([positions, occurrences], 1)
         if self._who.size == 1 and not problem:
             return read(request)
-        asked, counts = self._alltoall(request, "lookup", self._splits(positions), problem=problem).result()
+        asked, counts = self._without_markers(*self._start_positions(request, "lookup", True, problem).result())
         found, _ = self._alltoall(read(asked), "rows", counts).result()
-        self._refuse_joined(len(found), len(positions))
         return torch.as_tensor(found)
 
     def send_gradients(self, positions: torch.Tensor, gradients: torch.Tensor, blocking: bool) -> Received:
         if self._who.size == 1:
             return lambda: (positions, gradients)
-        splits = self._splits(positions)
         works = [
-            self._alltoall(positions, "gradients.rows", splits, blocking),
-            self._alltoall(gradients, "gradients", splits, blocking),
+            self._start_positions(positions, "gradients.rows", blocking),
+            self._alltoall(gradients, "gradients", self._splits(positions), blocking),
         ]
 
         def receive() -> tuple[torch.Tensor, torch.Tensor]:
-            (asked, _), (values, _) = results_of([work.result for work in works])
-            return asked, values
+            asked, (values, _) = results_of([work.result for work in works])
+            return self._without_markers(*asked)[0], values
 
         return receive
 
@@ -79,20 +98,12 @@ class RowExchange:
         """Means over whole rows, with one column."""
         return values.mean(1, keepdim=True)
 
-    def _refuse_joined(self, found: int, wanted: int) -> None:
-        if found != wanted:
-            raise CollectiveError(
-                f"{self._name}: {wanted} rows were looked up and {found} came: a rank has called join(), and its rows with it are out of "
-                "reach. With sharded tables every rank takes every step; give one without data an empty batch",
-                "invalid",
-            )
-
 
 class ColumnExchange(RowExchange):
     """Of rows of which every rank holds some columns."""
 
-    def _gather(self, positions: torch.Tensor, what: str, blocking: bool, problem: str = "") -> Any:
-        return self._start(_native.ALLGATHER, positions, what, None, blocking, problem)
+    def _start_positions(self, positions: torch.Tensor, what: str, blocking: bool, problem: str = "") -> Any:
+        return self._start(_native.ALLGATHER, torch.cat([positions.new_zeros(1), positions]), what, None, blocking, problem)
 
     def _widths(self) -> list[int]:
         return [end - first for first, end in self.placement.column_ranges]
@@ -100,12 +111,11 @@ class ColumnExchange(RowExchange):
     def lookup(self, positions: torch.Tensor, read: Read, problem: str, occurrences: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         if self._who.size == 1 and not problem:
             return read(positions)
-        asked, counts = self._gather(positions, "lookup", True, problem).result()
+        asked, counts = self._without_markers(*self._start_positions(positions, "lookup", True, problem).result())
         found, width = read(asked), self._widths()[self._who.rank]
         # Widths may differ between ranks, so that the rows of all travel as one row of numbers.
         columns, _ = self._alltoall(found.reshape(-1), "rows", [count * width for count in counts]).result()
         wanted = len(positions)
-        self._refuse_joined(len(columns) // self.placement.columns, wanted)
         parts = columns.split([wanted * width for width in self._widths()])
         return torch.cat([part.view(wanted, width) for part, width in zip(parts, self._widths())], 1)
 
@@ -116,13 +126,14 @@ class ColumnExchange(RowExchange):
         flat = torch.cat([gradients[:, self.placement.columns_of(rank)].reshape(-1) for rank in ranks])
         splits = [len(positions) * width for width in self._widths()]
         works = [
-            self._gather(positions, "gradients.rows", blocking),
+            self._start_positions(positions, "gradients.rows", blocking),
             self._alltoall(flat, "gradients", splits, blocking),
         ]
 
         def receive() -> tuple[torch.Tensor, torch.Tensor]:
-            (asked, _), (values, _) = results_of([work.result for work in works])
-            return asked, values.view(len(asked), self._widths()[self._who.rank])
+            asked, (values, _) = results_of([work.result for work in works])
+            used, _ = self._without_markers(*asked)
+            return used, values.view(len(used), self._widths()[self._who.rank])
 
         return receive
 

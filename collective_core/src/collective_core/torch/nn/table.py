@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from bisect import bisect_left
 from typing import Any, Callable, Iterable, Sequence
@@ -315,3 +316,25 @@ def step_all(tables: Sequence[tuple[ShardedTable, float]], divisor: int) -> None
     received = [table.send_gradients(blocking=len(tables) == 1) for table, _ in tables]
     for (table, lr), receive in zip(tables, received):
         table.update(*receive(), divisor, lr)
+
+
+_MARK = "collective_core_drops_rows"
+
+
+def drop_with_zero_grad() -> None:
+    """Has ``zero_grad()`` of every module drop what waits for its tables: it asks no module within for that, and rows have no ``grad``."""
+    own = torch.nn.Module.zero_grad
+    if hasattr(own, _MARK):  # this package was imported again in the same process
+        return
+
+    @functools.wraps(own)
+    def zero_grad(self: torch.nn.Module, set_to_none: bool = True) -> None:
+        own(self, set_to_none)
+        for table in {p.table for p in self.parameters() if isinstance(p, ShardParameter)}:
+            table.drop_gradients()
+
+    setattr(zero_grad, _MARK, True)
+    torch.nn.Module.zero_grad = zero_grad
+
+
+drop_with_zero_grad()
