@@ -31,7 +31,7 @@ def test_training_equals_one_process_with_the_global_batch(launch, sharding, n, 
 GIB = 1 << 30
 
 
-def test_each_table_is_placed_where_the_slowest_rank_is_done_first():
+def test_each_table_is_placed_where_the_squares_of_the_ranks_seconds_add_up_to_the_least():
     tables = [
         Table("days", 7, 16),
         Table("users", 500_000_000, 16),

@@ -1,5 +1,6 @@
 """Sharded tables in the hands of a program: moved, converted, with gradients dropped, with a rank that fails or has joined."""
 
+import sys
 from functools import partial
 
 import collective_core.torch as hvd
@@ -77,5 +78,25 @@ for sharding in SHARDINGS:
     embedding(everywhere).sum().backward()
     optimizer.step()
     assert torch.equal(embedding.gather_weight(), torch.full((ROWS, COLUMNS), -1.0)), sharding
+
+# What fails while one rank reads its rows is an error on all, after which the tables work.
+for sharding in SHARDINGS:
+    embedding = table(sharding)
+    if rank == 0:
+        serve, embedding.table._serve = embedding.table._serve, lambda asked: asked.new_empty(0)[asked + 1]
+    text = error_of(partial(embedding, everywhere))
+    assert "rank 0 cannot read its rows: IndexError" in text, text
+    if rank == 0:
+        embedding.table._serve = serve
+    assert torch.equal(embedding(everywhere), torch.zeros(ROWS, COLUMNS))
+assert f"each of the {size} ranks needs a row" in error_of(partial(hvd.nn.DynamicEmbedding, size - 1, COLUMNS, hvd.nn.SGD(1.0)))
+
+# Making a table leaves the generators of the program alone, on GPUs too, and only ranks that hold rows draw any.
+torch.cuda.manual_seed_all = lambda seed: sys.exit(f"the GPUs were seeded with {seed}")
+drawn = []
+before = torch.get_rng_state()
+hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(1.0), sharding="table_wise", owner=size - 1, init=drawn.append, seed=1)
+assert torch.equal(torch.get_rng_state(), before)
+assert len(drawn) == (rank == size - 1)
 
 common.report(done=True)

@@ -200,7 +200,7 @@ drawn = hvd.nn.ShardedEmbedding(20_000, 3, hvd.nn.SGD(0.1), sharding=SHARDING, *
 assert 0.5 < float(drawn.std()) < 0.7
 assert not torch.equal(drawn, table)
 
-# Any ids, hashed into buckets: the same ones on every rank, and no rank beside others.
+# Any ids, hashed into buckets: the same ones on every rank, and no matter on which rank.
 hashed = hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(LR), sharding=SHARDING, hash_ids=True, dtype=torch.float64)
 hashed.load_weight(whole(5))
 ids = torch.tensor([-1, 0, 1 << 62, -(1 << 63), (1 << 63) - 1])

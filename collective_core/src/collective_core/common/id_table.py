@@ -61,7 +61,7 @@ class IdTable:
         return entries
 
     def keep(self, is_kept: Any) -> None:
-        """Forgets all entries but these; the others are numbered anew."""
+        """Forgets all entries but these; those that stay are renumbered."""
         self.ids, self.counts, self.used, self.rows = (values[is_kept] for values in (self.ids, self.counts, self.used, self.rows))
         self._place_all()
 

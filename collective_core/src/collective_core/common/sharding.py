@@ -1,6 +1,6 @@
 """Which rank holds which rows and columns of a table: arithmetic that no framework is needed for.
 
-Rows are numbered anew, so that each rank holds a contiguous range of *positions*. Row-wise, row i is on rank i mod n, as in parameter
+Rows are renumbered, so that each rank holds a contiguous range of *positions*. Row-wise, row i is on rank i mod n, as in parameter
 servers: ids that are drawn with a skew (the frequent ones first, say) are spread evenly. Table-wise, all rows are on one rank. Column-wise,
 every rank holds a range of columns of all rows.
 """

@@ -144,7 +144,7 @@ def plan_tables(tables: Sequence[Table], ranks: int, memory: int, batch: int, co
 
 
 def _choose(table: Table, seconds: Sequence[float], kept: Sequence[int], memory: int, batch: int, costs: Costs) -> tuple[Choice, Candidate]:
-    """The best candidate beside what the ranks have already."""
+    """The best candidate, given what the ranks have already."""
     ranks = len(seconds)
     owner = min(range(ranks), key=lambda rank: (seconds[rank], kept[rank]))
     candidates = [_candidate(table, sharding, ranks, owner, batch, costs) for sharding in (ROW_WISE, TABLE_WISE, COLUMN_WISE, REPLICATED)]

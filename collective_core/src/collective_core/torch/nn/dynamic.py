@@ -207,7 +207,10 @@ class DynamicEmbedding(TableModule):
             raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
         if admit_after < 1 or (expire_after is not None and expire_after < 1):
             raise ValueError(f"admit_after={admit_after} and expire_after={expire_after} must be at least 1")
-        placement = place(ROW_WISE, capacity, embedding_dim, members(process_set).size)
+        size = members(process_set).size
+        if capacity < size:
+            raise ValueError(f"capacity={capacity} is too small: each of the {size} ranks needs a row at least")
+        placement = place(ROW_WISE, capacity, embedding_dim, size)
         what = f"admit_after={admit_after}, expire_after={expire_after}, scale={scale}"
         name, _ = agree(what, placement, optimizer, dtype, process_set, seed)
         table = DynamicTable(placement, optimizer, dtype, name, process_set, admit_after, expire_after, scale, seed)

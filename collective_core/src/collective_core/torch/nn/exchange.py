@@ -17,6 +17,7 @@ import torch
 from collective_core import _native
 from collective_core.common.sharding import COLUMN_WISE, Placement
 from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.handles import results_of
 from collective_core.torch.ops import allreduce
@@ -68,6 +69,15 @@ class RowExchange:
             )
         return torch.cat([part[1:] for part in received.split(counts)]), [count - 1 for count in counts]
 
+    def _start_rows(self, read: Read, asked: torch.Tensor, splits: list[int]) -> Any:
+        """Starts what brings rows that were asked for. Where this rank cannot read them, every rank raises why, and none waits."""
+        try:
+            rows = read(asked)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = f"{self._name}: rank {membership.rank()} cannot read its rows: {type(error).__name__}: {error}"
+            return self._alltoall(torch.empty(0), "rows", [0] * self._who.size, problem=problem)
+        return self._alltoall(rows, "rows", splits)
+
     def lookup(self, positions: torch.Tensor, read: Read, problem: str, occurrences: torch.Tensor | None = None) -> torch.Tensor:
         """The rows at these positions, which are ascending and distinct. ``problem``: why this rank cannot; then every rank raises it.
 
@@ -77,7 +87,7 @@ class RowExchange:
         if self._who.size == 1 and not problem:
             return read(request)
         asked, counts = self._without_markers(*self._start_positions(request, "lookup", True, problem).result())
-        found, _ = self._alltoall(read(asked), "rows", counts).result()
+        found, _ = self._start_rows(read, asked, counts).result()
         return torch.as_tensor(found)
 
     def send_gradients(self, positions: torch.Tensor, gradients: torch.Tensor, blocking: bool) -> Received:
@@ -112,9 +122,9 @@ class ColumnExchange(RowExchange):
         if self._who.size == 1 and not problem:
             return read(positions)
         asked, counts = self._without_markers(*self._start_positions(positions, "lookup", True, problem).result())
-        found, width = read(asked), self._widths()[self._who.rank]
+        width = self._widths()[self._who.rank]
         # Widths may differ between ranks, so that the rows of all travel as one row of numbers.
-        columns, _ = self._alltoall(found.reshape(-1), "rows", [count * width for count in counts]).result()
+        columns, _ = self._start_rows(lambda rows: read(rows).reshape(-1), asked, [count * width for count in counts]).result()
         wanted = len(positions)
         parts = columns.split([wanted * width for width in self._widths()])
         return torch.cat([part.view(wanted, width) for part, width in zip(parts, self._widths())], 1)

@@ -13,7 +13,7 @@ from collective_core.runtime import membership
 from collective_core.torch.functions import broadcast_object
 from collective_core.torch.ops import alltoall, barrier
 
-#: Of the largest message that is timed: large beside what a message costs at all.
+#: Of the largest message that is timed: large compared to what a message costs at all.
 LARGE = 4 << 20
 #: The median of so many counts.
 CALLS = 5

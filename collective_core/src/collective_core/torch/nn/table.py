@@ -74,12 +74,14 @@ class ShardedTable:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for begin in range(0, self.placement.rows, INITIALISED_TOGETHER):
                 end = min(begin + INITIALISED_TOGETHER, self.placement.rows)
-                block = torch.empty(end - begin, self.placement.columns, dtype=self.weight.dtype)
-                torch.manual_seed((seed * 1_000_003 + begin) % (1 << 63))
-                initialise(block)
                 first, last = bisect_left(rows, begin), bisect_left(rows, end)
-                if first < last:
-                    self.weight[first:last] = block[rows[first] - begin : end - begin : rows.step, columns]
+                if first == last:
+                    continue
+                block = torch.empty(end - begin, self.placement.columns, dtype=self.weight.dtype)
+                # Not torch.manual_seed, which would seed the program's GPUs, too.
+                torch.default_generator.manual_seed((seed * 1_000_003 + begin) % (1 << 63))
+                initialise(block)
+                self.weight[first:last] = block[rows[first] - begin : end - begin : rows.step, columns]
 
     def load_whole(self, whole: torch.Tensor) -> None:
         """Takes this rank's part of ``whole``, a tensor of all rows and columns. Not collective."""
