@@ -26,7 +26,7 @@ from collective_core.errors import CollectiveError
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.handles import abandon, synchronize
 from collective_core.torch.ops.allgather import allgather_async
-from collective_core.torch.ops.allreduce import Average, allreduce_async_
+from collective_core.torch.ops.allreduce import Average, Sum, allreduce_async_
 from collective_core.torch.ops.alltoall import alltoall_async
 from collective_core.torch.ops.quantization import BLOCK, pack, unpack
 
@@ -84,21 +84,21 @@ def quantized(values: torch.Tensor, bits: int, name: str, process_set: ProcessSe
     if who.size == 2:
         padded = torch.nn.functional.pad(values, (0, -count % BLOCK)).unsqueeze(0)
         gathered = yield allgather_async(pack(padded, bits), name=f"{name}.{bits}bit", process_set=process_set)
-        _refuse_joined(gathered, who.size, name)
+        _refuse_joined(len(gathered), who.size, name)
         found = unpack(gathered, padded.shape[1], bits)[:, :count]
         return Mean((found[0] + found[1]) / 2, _finite(values - found[who.rank]))
     part = -(-count // (who.size * BLOCK)) * BLOCK
     rows = torch.nn.functional.pad(values, (0, who.size * part - count)).view(who.size, part)
     sent = pack(rows, bits)
     received, _ = yield alltoall_async(sent, name=f"{name}.{bits}bit.parts", process_set=process_set)
-    _refuse_joined(received, who.size, name)
+    _refuse_joined(len(received), who.size, name)
     total = torch.zeros_like(rows[0])
     for rank, theirs in enumerate(received.split(1)):
         total += rows[rank] if rank == who.rank else unpack(theirs, part, bits)[0]  # what is not sent need not be rounded
     total /= who.size
     mine = pack(total.unsqueeze(0), bits)
     gathered = yield allgather_async(mine, name=f"{name}.{bits}bit.means", process_set=process_set)
-    _refuse_joined(gathered, who.size, name)
+    _refuse_joined(len(gathered), who.size, name)
     residual = rows - unpack(sent, part, bits)
     # What the mean of this rank's part has lost, all ranks have lost: it comes back through this rank alone.
     residual[who.rank] = (total - unpack(mine, part, bits)[0]) * who.size
@@ -112,7 +112,7 @@ def top_k(values: torch.Tensor, ratio: float, name: str, process_set: ProcessSet
     places = values.abs().topk(count, sorted=False).indices
     row = torch.cat([places.to(torch.int32), values[places].view(torch.int32)]).unsqueeze(0)
     gathered = yield allgather_async(row, name=f"{name}.top", process_set=process_set)
-    _refuse_joined(gathered, who.size, name)
+    _refuse_joined(len(gathered), who.size, name)
     mean = torch.zeros_like(values)
     for theirs in gathered:
         mean[theirs[:count].long()] += theirs[count:].contiguous().view(torch.float32)
@@ -135,8 +135,11 @@ def low_rank(
     matrices = {n: part.view(shape) for n, (part, shape) in enumerate(zip(parts, shapes)) if shape[1]}
     lefts = {n: matrix @ factors[n] for n, matrix in matrices.items()}
     first = [lefts.get(n, part) for n, part in enumerate(parts)]
-    flat = torch.cat([part.reshape(-1) for part in first])
-    flat = yield allreduce_async_(flat, name=f"{name}.left", op=Average, process_set=process_set)
+    flat = torch.cat([*(part.reshape(-1) for part in first), values.new_ones(1)])  # behind them the number of ranks that take part
+    flat = yield allreduce_async_(flat, name=f"{name}.left", op=Sum, process_set=process_set)
+    size = members(process_set).size
+    _refuse_joined(int(flat[-1]), size, name)
+    flat = flat[:-1] / size
     means = [part.view(like.shape) for part, like in zip(flat.split([part.numel() for part in first]), first)]
     bases = {n: _orthonormal(means[n]) for n in matrices}
     rights = [matrix.t() @ bases[n] for n, matrix in matrices.items()]
@@ -157,8 +160,8 @@ def low_rank(
     return Mean(mean, _finite(residual))
 
 
-def _refuse_joined(rows: torch.Tensor, size: int, name: str) -> None:
-    if len(rows) != size:
+def _refuse_joined(active: int, size: int, name: str) -> None:
+    if active != size:
         text = f"{name}: a rank has joined (hvd.join), and a compressed mean needs all: give every rank as many steps, as ShardSampler does"
         raise CollectiveError(text, "invalid")
 
