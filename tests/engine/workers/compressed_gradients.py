@@ -141,14 +141,20 @@ for name, compression in CHOICES.items():
     model, optimizer = make(compression, torch.bfloat16)
     train(model, optimizer, range(3), torch.bfloat16)
     assert len(set(hvd.allgather_object(digest(model)))) == 1, name
-    # An infinite gradient on one rank is seen by all, and spoils no later step.
+    # An infinite gradient on one rank is seen by all, changes nothing of what is to be sent, and spoils no later step.
     model, optimizer = make(compression)
     train(model, optimizer, range(2))
     optimizer.zero_grad()
-    model([g * float("inf") if rank == size - 1 and g.dim() == 2 else g for g in gradients_of(2, rank)]).backward()
+    before = optimizer.state_dict()["compression"]
+    first, *others = gradients_of(2, rank)
+    model([first * float("inf") if rank == size - 1 else first, *others]).backward()
     optimizer.synchronize()
     assert not all(torch.isfinite(w.grad).all() for w in model.weights), name
     optimizer.zero_grad()  # a GradScaler leaves the step out
+    after = optimizer.state_dict()["compression"]
+    for part in ("residuals", "factors"):
+        assert after[part].keys() == before[part].keys(), (name, part)
+        assert all(torch.equal(after[part][number], tensor) for number, tensor in before[part].items()), (name, part)
     train(model, optimizer, range(3, 6))
     assert all(torch.isfinite(w).all() for w in model.weights), name
 

@@ -42,8 +42,13 @@ class ErrorFeedback:
             factors = [self._factors_of(bucket) for bucket in lossy]
             steps = [self._steps(bucket, bucket_factors) for bucket, bucket_factors in zip(lossy, factors)]
             means, *_ = handles.results_of([partial(compressed.run, steps), *(partial(handles.synchronize, each) for each in started)])
-            for bucket, mean, bucket_factors in zip(lossy, means, factors):
-                self._take(bucket, mean, bucket_factors)
+            ranks = members(self._how["process_set"]).size if self._how["op"] == Sum else 1
+            for bucket, mean in zip(lossy, means):
+                bucket.flat[: bucket.gradients].copy_(mean.values * ranks)
+            # All ranks see the same. A GradScaler leaves out a step that is not finite: what was to be sent before it still is.
+            if all(bool(torch.isfinite(bucket.flat).all()) for bucket in buckets):
+                for bucket, mean, bucket_factors in zip(lossy, means, factors):
+                    self._take(bucket, mean, bucket_factors)
 
     def _steps(self, bucket: Bucket, factors: list[torch.Tensor | None]) -> compressed.Steps:
         values = bucket.flat[: bucket.gradients].to(torch.float32, copy=True)
@@ -73,8 +78,6 @@ class ErrorFeedback:
 
     def _take(self, bucket: Bucket, mean: compressed.Mean, factors: list[torch.Tensor | None]) -> None:
         """Only when the whole step's operations have succeeded: otherwise what was to be sent still is."""
-        ranks = members(self._how["process_set"]).size if self._how["op"] == Sum else 1
-        bucket.flat[: bucket.gradients].copy_(mean.values * ranks)
         is_used = bucket.is_used()
         for parameter, used, residual in zip(bucket.parameters, is_used, mean.residual.split(_lengths(bucket))):
             if not used and parameter in self._residuals:
