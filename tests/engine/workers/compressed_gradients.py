@@ -141,6 +141,12 @@ for name, compression in CHOICES.items():
     model, optimizer = make(compression, torch.bfloat16)
     train(model, optimizer, range(3), torch.bfloat16)
     assert len(set(hvd.allgather_object(digest(model)))) == 1, name
+    # float64 travels whole: float32 would make infinities of it.
+    weight = nn.Parameter(torch.zeros(64, 64, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), compression=compression)
+    (weight * 1e300).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((64, 64), -1e300, dtype=torch.float64))
     # An infinite gradient on one rank is seen by all, changes nothing of what is to be sent, and spoils no later step.
     model, optimizer = make(compression)
     train(model, optimizer, range(2))
@@ -162,6 +168,8 @@ for name, compression in CHOICES.items():
 for wrong in (
     lambda: hvd.allreduce(torch.ones(3), compression=hvd.Compression.int8),
     lambda: make(hvd.Compression.int8, op=hvd.Adasum),
+    lambda: make(hvd.Compression.topk),
+    lambda: make(hvd.Compression.powersgd),
     lambda: hvd.Compression.topk(ratio=0.0),
     lambda: hvd.Compression.powersgd(rank=0),
 ):

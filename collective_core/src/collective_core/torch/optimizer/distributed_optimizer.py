@@ -327,6 +327,8 @@ def DistributedOptimizer(
     topk and powersgd leave something out, which is added to the next step's gradients and is part of the state (docs/slow-networks.md).
     """
     _check_options(op, gradient_predivide_factor, backward_passes_per_step)
+    if isinstance(compression, type) and issubclass(compression, LossyCompression):
+        raise ValueError(f"compression={compression.__name__} is a class: write it with its options, as compression={compression()}")
     if op == allreduce.Adasum and isinstance(compression, LossyCompression):
         raise ValueError(f"{compression} goes with op Average or Sum, not with Adasum, which combines steps and not gradients")
     if op == allreduce.Adasum:

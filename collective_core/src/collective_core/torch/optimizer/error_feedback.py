@@ -21,6 +21,9 @@ from collective_core.torch.ops import compressed
 from collective_core.torch.ops.allreduce import Sum, allreduce_async_
 from collective_core.torch.optimizer.buckets import Bucket
 
+#: Types of gradients that travel compressed, as float32: it holds their values.
+_COMPRESSED = (torch.float16, torch.bfloat16, torch.float32)
+
 
 class ErrorFeedback:
     """Reduces buckets as ``compression`` says. ``how``: the keyword arguments of an allreduce."""
@@ -31,11 +34,11 @@ class ErrorFeedback:
         self._factors: dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def reduce(self, buckets: Sequence[Bucket]) -> None:
-        """Blocks; all buckets' sums travel at the same time. Other numbers than real ones are summed whole."""
-        lossy = [bucket for bucket in buckets if bucket.dtype.is_floating_point]
+        """Blocks; all buckets' sums travel at the same time. Other types, such as float64, are summed whole."""
+        lossy = [bucket for bucket in buckets if bucket.flat.dtype in _COMPRESSED]
         for bucket in buckets:
             bucket.mark()
-        whole = [(b.name, b.flat, self._how) for b in buckets if not b.dtype.is_floating_point]
+        whole = [(b.name, b.flat, self._how) for b in buckets if b.flat.dtype not in _COMPRESSED]
         marks = [(f"{b.name}.marks", b.marks, {"op": Sum, "process_set": self._how["process_set"]}) for b in lossy]
         started = [allreduce_async_(tensor, name=name, **how) for name, tensor, how in [*whole, *marks]]
         with torch.no_grad():
