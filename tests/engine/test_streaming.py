@@ -90,6 +90,13 @@ def test_a_file_that_is_no_longer_the_one_that_was_read_is_refused(tmp_path, cha
             reader.read(positions, 9)
 
 
+def test_what_is_not_a_regular_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    source = Files(tmp_path / "pipe", follow=False)
+    with pytest.raises(ValueError, match=r"pipe is not a regular file\. For a pipe, use hvd\.data\.StandardInput"):
+        source.read(position_of(source), 9)
+
+
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_RECORD", 1 << 20)
     path = tmp_path / "log"
@@ -159,16 +166,16 @@ GOOD = {"schema": 1, "source": "directory", "records": 3, "positions": {"a.txt":
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"schema": 2}, "no state of a stream"),
-        ({"records": -1}, "no state of a stream"),
-        ({"positions": [["a.txt", 4]]}, "no state of a stream"),
+        ({"schema": 2}, "not a state of a stream"),
+        ({"records": -1}, "not a state of a stream"),
+        ({"positions": [["a.txt", 4]]}, "not a state of a stream"),
         ({"source": "kafka"}, "one of a stream of 'kafka'"),
-        ({"positions": {"../a.txt": [4, "", False]}}, "no file that"),
-        ({"positions": {"/etc/a.txt": [4, "", False]}}, "no file that"),
-        ({"positions": {"a.csv": [4, "", False]}}, "no file that"),
-        ({"positions": {"a.txt": [-4, "", False]}}, "no position"),
-        ({"positions": {"a.txt": [True, "", False]}}, "no position"),
-        ({"positions": {"a.txt": 4}}, "no position"),
+        ({"positions": {"../a.txt": [4, "", False]}}, "does not match"),
+        ({"positions": {"/etc/a.txt": [4, "", False]}}, "does not match"),
+        ({"positions": {"a.csv": [4, "", False]}}, "does not match"),
+        ({"positions": {"a.txt": [-4, "", False]}}, "not a valid position"),
+        ({"positions": {"a.txt": [True, "", False]}}, "not a valid position"),
+        ({"positions": {"a.txt": 4}}, "not a valid position"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused_and_nothing_changes(tmp_path, changes, expected):
@@ -273,7 +280,7 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(launch, tmp_path):
     reports = launch("streaming.py", n, 1, ("wrong", str(tmp_path))).must_succeed().reports()
     for report in reports.values():
         found = report["found"]
-        mixed, behind, truncated, ended, own, evaluation = found["texts"]
+        mixed, behind, truncated, ended, own, *evaluations = found["texts"]
         assert mixed.startswith("mismatch: the ranks' streams differ: rank 0 has files, batch_size=2")
         assert "rank 1 has files, batch_size=3" in mixed
         assert "rank 2 has files, batch_size=2, shard=record, at record 1. Load the same state" in behind
@@ -282,9 +289,15 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(launch, tmp_path):
         assert ended == "ended"
         assert own.startswith("invalid: the stream cannot be read by rank 1: ")
         assert "make it reachable for every rank" in own
-        assert evaluation.startswith("value: labels (0 or 1), scores and losses must be finite")
+        for evaluation in evaluations:
+            assert evaluation.startswith("value: labels (0 or 1), scores and losses must be finite")
         assert found["first"] == ["0", "0"]
         assert found["sum"] == n
+
+
+def test_a_partition_that_is_found_while_a_step_waits_for_records_is_read_after_it(launch, tmp_path):
+    reports = launch("streaming.py", 1, 1, ("found while waiting", str(tmp_path))).must_succeed().reports()
+    assert reports[0]["found"] == [["a"], ["b"]]
 
 
 def records(count: int, first: int = 0):
@@ -349,7 +362,8 @@ def test_standard_input_is_dealt_out_by_rank_0(tmp_path):
     assert [record for step in steps for part in step for record in part] == lines, "what was read after the last state is read again"
     for rank in (0, 1):
         assert found[rank]["again"][0] == found[rank]["again"][1]
-        assert "line 0 of standard input is to be read again, but all before line 24 were given up" in found[rank]["too early"]
+        for first, text in zip((16, 24), found[rank]["too early"], strict=True):
+            assert f"line 0 of standard input is to be read again, but all before line {first} were given up" in text
 
 
 def test_a_standard_input_that_leads_nowhere_is_an_error():

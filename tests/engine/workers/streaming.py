@@ -75,7 +75,11 @@ def wrong():
     own = hvd.data.Stream(hvd.data.Directory(folder / ("files" if rank == 0 else "empty"), "*.txt"), 2)
     texts.append(said(lambda: next(own)))
     evaluation = hvd.data.ProgressiveValidation()
+    scores = torch.tensor([0.25, 0.5], dtype=torch.bfloat16, requires_grad=True)
+    evaluation.update(torch.tensor([False, True]), scores, scores)
+    assert (evaluation.auc(), evaluation.mean_loss()) == (1.0, 0.375)
     texts.append(said(lambda: evaluation.update([0, 1], [0.5] * (2 - rank % 2), [0.0, 0.0])))
+    texts.append(said(lambda: evaluation.update([0, 1], ["high", "low"] if rank == 1 else [0.5, 0.5], [0.0, 0.0])))
     return {"texts": texts, "first": first, "sum": float(hvd.allreduce(torch.ones(1), op=hvd.Sum))}
 
 
@@ -172,10 +176,44 @@ def standard_input():
     taken, totals = read(stream, 3)
     state = stream.state_dict()
     not_committed, _ = read(stream, 1)
+    stream.state_dict()  # for a log, say: no commit
     stream.load_state_dict(state)
     rest, more = read(stream)
-    stream.load_state_dict({**state, "positions": {"standard input": 0}})
-    return {"taken": taken + rest, "totals": totals + more, "again": not_committed + rest[:1], "too early": said(lambda: next(stream))}
+    begin = {**state, "positions": {"standard input": 0}}
+    stream.load_state_dict(begin)
+    too_early = [said(lambda: next(stream))]
+    stream.load_state_dict(state)
+    hvd.elastic.TorchState(stream=stream).save()
+    stream.load_state_dict(begin)
+    too_early.append(said(lambda: next(stream)))
+    return {"taken": taken + rest, "totals": totals + more, "again": not_committed + rest[:1], "too early": too_early}
+
+
+class Late(hvd.data.Source):
+    """Two partitions of a record each; the second comes while the first step waits for another record, and is not looked for later."""
+
+    kind = "late"
+    discovery_interval = 0.0
+
+    def __init__(self):
+        self._there, self._idle = ["a"], 0
+
+    def discover(self, known):
+        if known and "b" not in self._there:
+            self._there.append("b")
+            self.discovery_interval = 1e9
+        return dict.fromkeys((name for name in self._there if name not in known), 0), ()
+
+    def read(self, positions, most):
+        left = [name for name, position in positions.items() if not position][:most]
+        self._idle = 0 if left else self._idle + 1
+        if self._idle > 100:
+            raise ValueError("no more records come")
+        return hvd.data.Read([name.encode() for name in left], dict.fromkeys(left, 1), False)
+
+
+def found_while_waiting():
+    return read(hvd.data.Stream(Late(), 2, shard="record", linger_seconds=0.05), 2)[0]
 
 
 tasks = {
@@ -187,5 +225,6 @@ tasks = {
     "kafka": kafka,
     "latest": latest,
     "standard input": standard_input,
+    "found while waiting": found_while_waiting,
 }
 common.report(found=tasks[task]())

@@ -23,14 +23,21 @@ def auc(labels: Any, scores: Any) -> float:
     ``labels``: shape (n,), 0 or 1; ``scores``: shape (n,), any numbers that rise with the probability. NaN where one class is missing.
     Exact: the Mann-Whitney statistic from mean ranks.
     """
-    positive = np.asarray(labels, dtype=np.float64).reshape(-1) > 0.5
-    _, place, counts = np.unique(np.asarray(scores, dtype=np.float64).reshape(-1), return_inverse=True, return_counts=True)
+    positive = _column(labels) > 0.5
+    _, place, counts = np.unique(_column(scores), return_inverse=True, return_counts=True)
     positives = int(positive.sum())
     negatives = len(positive) - positives
     if not positives or not negatives:
         return float("nan")
     mean_ranks = np.cumsum(counts) - (counts - 1) / 2.0
     return float((mean_ranks[place.reshape(-1)][positive].sum() - positives * (positives + 1) / 2.0) / (positives * negatives))
+
+
+def _column(values: Any) -> np.ndarray:
+    """As numpy has them. Of PyTorch also tensors with gradients, on a GPU, and of types that numpy has not, such as bfloat16."""
+    for name in ("detach", "cpu", "double"):
+        values = getattr(values, name)() if hasattr(values, name) else values
+    return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
 class ProgressiveValidation:
@@ -51,15 +58,18 @@ class ProgressiveValidation:
     def update(self, labels: Any, scores: Any, losses: Any) -> None:
         """This rank's records of a step: labels (0 or 1), scores and losses, each of shape (n,), n maybe 0. Collective.
 
-        Raises ValueError on every rank where those of one differ in length, or are not finite, or a label is neither 0 nor 1.
+        Raises ValueError on every rank where those of one are no numbers, differ in length, or are not finite, or a label is neither 0
+        nor 1.
         """
-        columns = [np.asarray(column, dtype=np.float64).reshape(-1) for column in (labels, scores, losses)]
-        is_table = len({len(column) for column in columns}) == 1
-        mine = np.stack(columns, axis=1) if is_table else np.full((1, 3), np.nan)
+        cause: Exception | None = None
+        try:
+            mine = np.stack([_column(values) for values in (labels, scores, losses)], axis=1)
+        except Exception as error:  # noqa: BLE001 - the others wait for a word, whatever it is
+            cause, mine = error, np.full((1, 3), np.nan)
         everyone = arrays.allgather(np.ascontiguousarray(mine), "progressive_validation")
         if not np.isfinite(everyone).all() or not np.isin(everyone[:, LABEL], (0, 1)).all():
             text = "labels (0 or 1), scores and losses must be finite, and as many of each on a rank"
-            raise ValueError(f"{text}; on some rank they are not")
+            raise ValueError(f"{text}; on some rank they are not") from cause
         self.records += len(everyone)
         self._kept = np.concatenate([self._kept, everyone])[-self._window :]
 
@@ -77,10 +87,10 @@ class ProgressiveValidation:
         return {"schema": SCHEMA, "records": self.records, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for what is no such state. Of a larger window the last records are taken."""
+        """Raises ValueError for what is not such a state. Of a larger window the last records are taken."""
         records, kept = state.get("records"), state.get("kept")
         if state.get("schema") != SCHEMA or type(records) is not int or not isinstance(kept, str):
-            raise ValueError("this is no state of a ProgressiveValidation, or one of another version")
+            raise ValueError("this is not a state of a ProgressiveValidation, or one of another version")
         try:
             values = np.frombuffer(base64.b64decode(kept, validate=True), "<f8").astype(np.float64).reshape(-1, 3)
         except ValueError as error:

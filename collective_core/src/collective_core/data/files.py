@@ -26,7 +26,7 @@ READ_BYTES = 1 << 16
 BEGIN: Position = [0, "", False]
 ROTATED = (
     "To train on files that are rotated, give each file a name of its own and put it into a hvd.data.Directory when it is whole; "
-    "to begin anew, start without the saved state"
+    "to start over, start without the saved state"
 )
 
 
@@ -122,6 +122,8 @@ class _LineFiles(Source):
             status = os.stat(path)
         except FileNotFoundError:
             raise ValueError(self._missing(path, position[0])) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a regular file. For a pipe, use hvd.data.StandardInput")
         file = self._open(partition, status)
         file.check(position, status.st_size)
         lines, offset = file.take(position[0], most, is_whole)
@@ -131,7 +133,7 @@ class _LineFiles(Source):
     def validate(self, partition: str, position: Position) -> None:
         is_position = isinstance(position, (list, tuple)) and [type(value) for value in position] == [int, str, bool]
         if not is_position or position[0] < 0:
-            raise ValueError(f"{position!r} is no position in {partition}: it is [offset, fingerprint, whether it is read wholly]")
+            raise ValueError(f"{position!r} is not a valid position in {partition}: it is [offset, fingerprint, whether it is read wholly]")
 
     def close(self) -> None:
         for partition in list(self._opened):
@@ -186,7 +188,7 @@ class Files(_LineFiles):
 
     def validate(self, partition: str, position: Position) -> None:
         if partition not in self._paths:
-            raise ValueError(f"the state is at a position in {partition}, which is none of {', '.join(self._paths)}")
+            raise ValueError(f"the state has a position for {partition}, which is not one of {', '.join(self._paths)}")
         super().validate(partition, position)
 
 
@@ -267,16 +269,16 @@ class Directory(_LineFiles):
 
     def validate(self, partition: str, position: Position) -> None:
         if not isinstance(partition, str) or os.path.basename(partition) != partition or not self._fits(partition):
-            raise ValueError(f"the state is at a position in {partition!r}, which is no file that {self._pattern} fits in {self._folder}")
+            raise ValueError(f"the state has a position for {partition!r}, which does not match {self._pattern} in {self._folder}")
         super().validate(partition, position)
 
 
 class StandardInput(Source):
     """Lines of rank 0's standard input, which it hands out. A position is the number of lines.
 
-    mpirun gives its standard input to rank 0, and torchrun to all. What is committed is forgotten. A job that is started again is given
-    the same input from its begin, and passes over what was committed; where rank 0 itself was replaced, the input is gone, which is
-    an error.
+    mpirun gives its standard input to rank 0, and torchrun to all. Once the stream's state was asked for, lines are kept in
+    memory until ``Stream.release``. A job that is started again is given the same input from its begin, and passes over what was
+    committed; where rank 0 itself was replaced, the input is gone, which is an error.
     """
 
     kind = "standard input"
@@ -334,7 +336,7 @@ class StandardInput(Source):
 
     def validate(self, partition: str, position: Any) -> None:
         if partition != self.PARTITION or type(position) is not int or position < 0:
-            raise ValueError(f"{partition!r}: {position!r} is no position in standard input: it is a number of lines")
+            raise ValueError(f"{partition!r}: {position!r} is not a valid position in standard input: it is a number of lines")
 
     def release(self, positions: Mapping[str, Position]) -> None:
         dropped = min(max(0, positions.get(self.PARTITION, 0) - self._first), len(self._lines))

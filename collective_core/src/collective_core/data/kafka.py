@@ -101,9 +101,9 @@ class Kafka(Source):
     def validate(self, partition: str, position: Position) -> None:
         topic, _, number = str(partition).rpartition("/")
         if topic not in self._topics or not re.fullmatch(r"[0-9]{1,9}", number):
-            raise ValueError(f"the state is at a position in {partition!r}, which is no partition of {', '.join(self._topics)}")
+            raise ValueError(f"the state has an offset for {partition!r}, which is not a partition of {', '.join(self._topics)}")
         if type(position) is not int or position < 0:
-            raise ValueError(f"{position!r} is no offset in {partition}")
+            raise ValueError(f"{position!r} is not a valid offset in {partition}")
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class Stream:
         self._first: Positions = {}  # where the stream began: what a state from before that goes back to
         self._count = 0  # records of all steps
         self._is_ending = False
+        self._has_state = False  # whether somebody may go back
         self._forget_ahead()
 
     def _forget_ahead(self) -> None:
@@ -79,6 +80,7 @@ class Stream:
         self._ahead: Positions = {}  # behind the pending records
         self._since: float | None = None  # when some rank had records, and not all had enough
         self._is_compared = False
+        self._found: tuple[Positions, Sequence[str]] = {}, ()  # by rank 0: partitions that have come and gone
         self._discovered_at = -float("inf")
         self._owned_by: tuple[int, int] | None = None
 
@@ -86,6 +88,8 @@ class Stream:
         return self
 
     def __next__(self) -> Batch:
+        if not self._has_state:
+            self.release()
         pause = SHORTEST_PAUSE
         while True:
             reports = _exchange(self._report())
@@ -107,7 +111,7 @@ class Stream:
                 if any(report["change"] for report in reports):
                     self._forget_ahead()
                     raise HostsUpdatedInterrupt
-            if not reader["new"] and not reader["same"]:
+            if not reader["same"] and (total or not reader["new"]):
                 time.sleep(pause)
                 pause = SHORTEST_PAUSE if total else min(2 * pause, LONGEST_PAUSE)
 
@@ -117,19 +121,26 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The positions behind the last batch that was given, the same on all ranks. Plain values."""
-        self._source.release(self._positions)
+        self._has_state = True
         return {"schema": SCHEMA, "source": self._source.kind, "records": self._count, "positions": dict(self._positions)}
+
+    def release(self) -> None:
+        """What was given so far is not asked for again: call it after a commit, whose state must be the oldest that may be loaded.
+
+        TorchState does so by itself. Only StandardInput keeps what was given, from the first ``state_dict`` on.
+        """
+        self._source.release(self._positions)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on behind such positions, with any number of ranks. Raises ValueError for what cannot be positions of this source."""
         positions, count = state.get("positions"), state.get("records")
         if state.get("schema") != SCHEMA or not isinstance(positions, dict) or type(count) is not int or count < 0:
-            raise ValueError(f"this is no state of a stream, or one of another version: {str(dict(state))[:200]}")
+            raise ValueError(f"this is not a state of a stream, or one of another version: {str(dict(state))[:200]}")
         if state.get("source") != self._source.kind:
             raise ValueError(f"the state is one of a stream of {state.get('source')!r}; this one reads {self._source.kind!r}")
         for partition, position in positions.items():
             self._source.validate(partition, position)
-        self._positions, self._count = dict(positions), count
+        self._positions, self._count, self._has_state = dict(positions), count, True
         self._forget_ahead()
 
     def close(self) -> None:
@@ -151,8 +162,9 @@ class Stream:
             if membership.rank() == READER:
                 now = time.monotonic()
                 if report["ended"] or now >= self._discovered_at + self._source.discovery_interval:
-                    report["new"], report["gone"] = self._source.discover(self._positions)
+                    self._found = self._source.discover(self._positions)
                     self._discovered_at = now
+                report["new"], report["gone"] = self._found
                 report["due"] = self._linger <= 0 or (self._since is not None and now >= self._since + self._linger)
         except Exception as error:  # noqa: BLE001 - the others wait for a word, whatever it is
             report["error"] = str(error) if isinstance(error, (ValueError, CollectiveError)) else f"{type(error).__name__}: {error}"
@@ -206,7 +218,7 @@ class Stream:
         self._positions.update(reports[READER]["new"])
         if reports[READER]["gone"] or reports[READER]["new"]:
             self._owned_by = None
-        self._pending, self._ahead, self._since = [], {}, None
+        self._pending, self._ahead, self._since, self._found = [], {}, None, ({}, ())
 
     def _about(self) -> str:
         return f"{self._source.kind}, batch_size={self._batch_size}, shard={self._shard}, at record {self._count}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from collective_core.data import Stream
 from collective_core.torch.elastic.sampler import ElasticSampler
 from collective_core.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters, load_in_place
 from collective_core.torch.local_sgd import DiLoCo
@@ -83,6 +84,14 @@ class SamplerStateHandler(PartHandler):
         self.value.reset()
 
 
+class StreamStateHandler(PartHandler):
+    """What was given before the state that it keeps is not asked for again."""
+
+    def save(self) -> None:
+        super().save()
+        self.value.release()
+
+
 class DiLoCoStateHandler(PartHandler):
     """Its parameters differ between ranks, so that ``sync`` asks each whether it has what the newest has merged."""
 
@@ -99,6 +108,7 @@ _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (DiLoCo, DiLoCoStateHandler),
+    (Stream, StreamStateHandler),
 ]
 
 
