@@ -1,0 +1,103 @@
+"""Trains a click-through-rate model on two ranks or more, in one way or in several ways in turn.
+
+    python -m collective_core.launch -np 2 python examples/ctr/train.py --model dlrm --mode sharded
+    python -m collective_core.launch -np 2 python examples/ctr/train.py --model wide_deep --mode sharded sparse alone
+
+README.md says what the ways are, and how fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import collective_core.torch as hvd
+import torch
+from data import TOGETHER, Clicks, Records
+from model import MODELS
+from modes import MODES, build, bytes_sent
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+#: Steps of one mode before it is the next one's turn.
+TURN = 10
+#: Held-out records begin here: after all that a program may train on.
+HELD_OUT = 1 << 36
+
+
+class Training:
+    """A model in one of the modes, and what its steps have cost."""
+
+    def __init__(self, mode: str, options: argparse.Namespace, rows: int) -> None:
+        self.mode = mode
+        self.model, self.trained, self.optimizer = build(mode, options.model, rows, options.lr)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []  # of a step, in each turn, on the slowest rank
+        self.bytes = 0.0
+
+    def turn(self, batches: list[Records]) -> None:
+        hvd.barrier()
+        metrics, begin = hvd.metrics(), time.perf_counter()
+        losses = [self.step(batch) for batch in batches]
+        mine = (time.perf_counter() - begin) / len(batches)
+        self.bytes = bytes_sent(self.mode, self.model, len(batches), metrics, hvd.metrics())
+        self.losses.append(hvd.allreduce(torch.stack(losses).mean(), name="loss").item())
+        if self.mode == "alone":  # ranks that do not wait for each other: their speeds' mean
+            self.seconds.append(1 / hvd.allreduce(torch.tensor(1 / mine), name="speed").item())
+        else:
+            self.seconds.append(hvd.allreduce(torch.tensor(mine), name="seconds", op=hvd.Max).item())
+
+    def step(self, batch: Records) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = binary_cross_entropy_with_logits(self.trained(batch.numbers, batch.ids), batch.clicks)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def auc(self, held_out: Records) -> float:
+        """Over the held-out records of all ranks. The ranks of ``alone`` have different models: each scores its own records."""
+        with torch.no_grad():
+            scores = self.model(held_out.numbers, held_out.ids)
+        return hvd.data.auc(hvd.allgather(held_out.clicks, name="clicks"), hvd.allgather(scores, name="scores"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="dlrm")
+    parser.add_argument("--mode", choices=MODES, nargs="+", default=["sharded"], help="several train in turn, on the same records")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=2048, help=f"records per rank and step, a multiple of {TOGETHER}")
+    parser.add_argument("--most-ids", type=int, default=100_000, help="values of a category; Criteo's largest has 10 million")
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--held-out", type=int, default=16_384, help="records per rank for the AUC")
+    parser.add_argument("--seed", type=int, default=0, help="of the records")
+    options = parser.parse_args()
+
+    hvd.init()
+    rank, size, batch = hvd.rank(), hvd.size(), options.batch_size
+    clicks = Clicks(options.most_ids, options.seed)
+    trainings = [Training(mode, options, clicks.rows) for mode in options.mode]
+    if rank == 0:
+        parameters = sum(p.numel() for p in trainings[0].model.parameters())
+        print(f"{options.model}: {clicks.rows} rows, {size} ranks, {batch} records per rank and step; rank 0 holds {parameters} parameters")
+    for first in range(0, options.steps, TURN):
+        steps = range(first, min(first + TURN, options.steps))
+        batches = [clicks.records((step * size + rank) * batch, batch) for step in steps]
+        for training in trainings[first // TURN % len(trainings) :] + trainings[: first // TURN % len(trainings)]:
+            training.turn(batches)
+            if rank == 0:
+                print(f"{training.mode}, step {steps[-1] + 1}: loss {training.losses[-1]:.4f}", flush=True)
+    held_out = clicks.records(HELD_OUT + rank * options.held_out, options.held_out)
+    for training in trainings:
+        auc = training.auc(held_out)
+        seconds = statistics.median(training.seconds[1:] or training.seconds)  # the first turn makes states and buffers
+        if rank == 0:
+            print(
+                f"{training.mode}: loss {training.losses[0]:.6f} at first, {training.losses[-1]:.6f} at last, AUC {auc:.4f}, "
+                f"{batch * size / seconds:.0f} samples/s, {1000 * seconds:.1f} ms/step, {training.bytes / 1e6:.2f} MB/step sent by rank 0",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The click-through-rate example: in all modes ranks train the model that one process would on the same records, and it learns."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cases import slow_but_last
+
+torch = pytest.importorskip("torch")
+
+CTR = Path(__file__).parents[2] / "examples/ctr"
+STEPS, BATCH, MOST_IDS, LR = 20, 256, 100, 0.05
+LAST_LINE = re.compile(r"^(\w+): loss ([\d.]+) at first, ([\d.]+) at last, AUC ([\d.]+), .* ([\d.]+) MB/step", re.MULTILINE)
+
+
+def one_process(monkeypatch, name: str) -> tuple[float, float]:
+    """Mean losses of the first and the last ten steps with all ranks' records as one batch."""
+    monkeypatch.syspath_prepend(str(CTR))
+    from data import Clicks
+    from model import MODELS
+    from modes import plain_table
+
+    clicks = Clicks(MOST_IDS, seed=0)
+    torch.manual_seed(0)
+    model = MODELS[name](partial(plain_table, clicks.rows, sparse=False))
+    optimizer = torch.optim.Adagrad(model.parameters(), LR)
+    losses = []
+    for step in range(STEPS):
+        numbers, ids, clicked = clicks.records(step * BATCH, BATCH)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(numbers, ids), clicked)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses[:10]) / 10, sum(losses[-10:]) / 10
+
+
+MODES = ("sharded", "sparse", "dense", "ddp", "alone")
+
+
+@pytest.mark.parametrize(("model", "modes"), slow_but_last(("dlrm", MODES), ("wide_deep", MODES)))
+def test_ranks_train_what_one_process_does(launch, monkeypatch, model, modes):
+    sizes = {"batch-size": BATCH // 2, "held-out": 1024, "steps": STEPS, "most-ids": MOST_IDS, "lr": LR}
+    words = [f"--{name}={value}" for name, value in sizes.items()]
+    printed = launch(str(CTR / "train.py"), 2, arguments=("--model", model, "--mode", *modes, *words)).must_succeed().stdout
+    found = {mode: tuple(map(float, numbers)) for mode, *numbers in LAST_LINE.findall(printed)}
+    assert tuple(found) == modes
+    expected = one_process(monkeypatch, model)
+    for mode, (first, last, auc, sent) in found.items():
+        assert last < 0.95 * first, mode
+        assert auc > 0.55, mode
+        assert (sent > 0) == (mode != "alone"), mode
+        if mode != "alone":
+            # Up to rounding: each rank sums the gradients of its own records first.
+            assert (first, last) == pytest.approx(expected, abs=1e-4), mode
