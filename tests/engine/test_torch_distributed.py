@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
+from collective_core.runtime.point_to_point import GREETING, MOST_PENDING, PointToPoint
 from collective_core.torch.distributed import cuda
-from collective_core.torch.distributed.point_to_point import GREETING, MOST_PENDING, PointToPoint
 from conftest import WORKERS
 
 from collective_core import _native
@@ -153,8 +153,8 @@ def two_ends(request, monkeypatch):
         end.end()
 
 
-def bytes_of(text: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+def bytes_of(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, dtype=np.uint8)
 
 
 def test_messages_come_by_tag_and_strangers_disturb_nobody(two_ends):
@@ -168,18 +168,18 @@ def test_messages_come_by_tag_and_strangers_disturb_nobody(two_ends):
         strangers.append(stranger)
     sent = [here.send(bytes_of(b"tag %d" % tag), 1, tag) for tag in range(4)]
     for tag in (2, 0, 3, 1):
-        got = torch.zeros(5, dtype=torch.uint8)
+        got = np.zeros(5, dtype=np.uint8)
         assert there.receive(got, 0, tag).wait(20)
         assert bytes(got.tolist()) == b"tag %d" % tag
     assert all(each.wait(20) for each in sent)
-    assert there.receive(torch.zeros(0, dtype=torch.uint8), 0, 9).wait(0.01) is False
+    assert there.receive(np.zeros(0, dtype=np.uint8), 0, 9).wait(0.01) is False
     for stranger in strangers:
         stranger.close()
 
 
 def test_whoever_does_not_know_the_groups_secret_sends_nothing(two_ends):
     here, there = two_ends((b"of the job" * 4, b"of another job" * 4))
-    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0)
+    waiting = there.receive(np.zeros(5, dtype=np.uint8), 0, 0)
     with pytest.raises(CollectiveError, match=r"rank 1 \(host here, pid 4712\) cannot be reached: what listens there does not know"):
         here.send(bytes_of(b"12345"), 1, 0).wait(20)
     assert not waiting.wait(0.05)
@@ -187,7 +187,7 @@ def test_whoever_does_not_know_the_groups_secret_sends_nothing(two_ends):
 
 def test_a_message_that_nobody_sends_ends_with_the_groups_timeout(two_ends):
     _, there = two_ends(timeout=0.1)
-    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 3)
+    waiting = there.receive(np.zeros(5, dtype=np.uint8), 0, 3)
     with pytest.raises(CollectiveError, match=r"\(tag 3\) from or to rank 0 \(host here, pid 4711\) was not taken within 0.1 s") as caught:
         waiting.wait(1.0)
     assert caught.value.kind == "timeout"
@@ -196,25 +196,38 @@ def test_a_message_that_nobody_sends_ends_with_the_groups_timeout(two_ends):
 def test_who_leaves_is_named_to_those_who_wait_for_a_message(two_ends):
     here, there = two_ends()
     here.send(bytes_of(b"12345"), 1, 0)
-    assert there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0).wait(20)
-    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0)
+    assert there.receive(np.zeros(5, dtype=np.uint8), 0, 0).wait(20)
+    waiting = there.receive(np.zeros(5, dtype=np.uint8), 0, 0)
     here.end()
-    late = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 1)
+    late = there.receive(np.zeros(5, dtype=np.uint8), 0, 1)
     for each in (waiting, late):
         with pytest.raises(CollectiveError, match="sends no more: it has left the group or ended"):
             each.wait(20)
 
 
+def test_a_message_of_any_length_is_taken_by_whoever_waits_for_one(two_ends):
+    here, there = two_ends()
+    waiting = there.receive(None, 0, 1, timeout=float("inf"))
+    for text in (b"12345", b"", b"1234567"):
+        here.send(bytes_of(text), 1, 1)
+    here.send(bytes_of(b"last"), 1, 2)
+    assert there.receive(None, 0, 2).wait(20)  # those before it are kept
+    for text in (b"12345", b"", b"1234567"):
+        assert waiting.wait(20)
+        assert waiting.memory.tobytes() == text
+        waiting = there.receive(None, 0, 1)
+
+
 def test_more_strangers_than_may_wait_disturb_nobody(two_ends):
     here, there = two_ends()
     address = here._addresses[1]
-    assert there.receive(torch.zeros(0, dtype=torch.uint8), 0, 9).wait(0.01) is False  # its thread accepts
+    assert there.receive(np.zeros(0, dtype=np.uint8), 0, 9).wait(0.01) is False  # its thread accepts
     strangers = []
     for _ in range(MOST_PENDING + 20):
         stranger = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
         stranger.connect(address)
         strangers.append(stranger)
-    got = torch.zeros(5, dtype=torch.uint8)
+    got = np.zeros(5, dtype=np.uint8)
     sent, received = here.send(bytes_of(b"12345"), 1, 0), there.receive(got, 0, 0)
     assert sent.wait(20)
     assert received.wait(20)
@@ -225,7 +238,7 @@ def test_more_strangers_than_may_wait_disturb_nobody(two_ends):
 
 def test_messages_go_on_after_a_failure_of_the_group(two_ends, monkeypatch):
     here, there = two_ends()
-    waiting = there.receive(torch.zeros(5, dtype=torch.uint8), 0, 0)
+    waiting = there.receive(np.zeros(5, dtype=np.uint8), 0, 0)
 
     def check(_):
         raise CollectiveError("rank 0 is lost", "peer_lost", (0,))
@@ -234,7 +247,7 @@ def test_messages_go_on_after_a_failure_of_the_group(two_ends, monkeypatch):
         patched.setattr(_native, "check_peers", check)
         with pytest.raises(CollectiveError, match="rank 0 is lost"):
             waiting.wait(20)
-    got = torch.zeros(5, dtype=torch.uint8)
+    got = np.zeros(5, dtype=np.uint8)
     received = there.receive(got, 0, 0)
     assert here.send(bytes_of(b"12345"), 1, 0).wait(20)
     assert received.wait(20)
@@ -243,7 +256,7 @@ def test_messages_go_on_after_a_failure_of_the_group(two_ends, monkeypatch):
 
 def test_a_defect_of_the_thread_that_moves_messages_is_an_error_of_all_of_them(two_ends):
     here, _ = two_ends()
-    waiting = here.receive(torch.zeros(5, dtype=torch.uint8), 1, 0)
+    waiting = here.receive(np.zeros(5, dtype=np.uint8), 1, 0)
 
     def fail(_):
         raise ZeroDivisionError("made by a test")

@@ -7,16 +7,17 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Callable, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import config, lifecycle, membership, rendezvous
+from collective_core.runtime.point_to_point import PointToPoint, Transfer
 from collective_core.torch.distributed import cuda
 from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.operations import nothing
-from collective_core.torch.distributed.point_to_point import PointToPoint, Transfer
 from collective_core.torch.distributed.reductions import Reductions
 from collective_core.torch.distributed.store import StoreLauncher
 from collective_core.torch.distributed.tensors import as_bytes, bring_home, on_host
@@ -135,12 +136,12 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         """A barrier at rank 0, which names the first rank (``wait_all_ranks``: all) that has not come in time. In Gloo's words."""
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else self._timeout if timeout is None else timeout
         end = time.monotonic() + seconds
-        token = torch.zeros(1, dtype=torch.uint8)
+        token = np.zeros(1, dtype=np.uint8)
         self._monitored_barriers += 1
         tag = -self._monitored_barriers  # programs' are not negative; a late message is not taken for the next barrier's
         if self._me > 0:
             came = f"Rank {self._me} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
-            sent, answer = self._point_to_point.send(token, 0, tag), self._point_to_point.receive(token.clone(), 0, tag)
+            sent, answer = self._point_to_point.send(token, 0, tag), self._point_to_point.receive(token.copy(), 0, tag)
             try:
                 if self._wait_until(end, sent) and self._wait_until(end, answer):
                     return
@@ -149,7 +150,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
             raise CollectiveError(f"{came}: it has not answered within {seconds:g} s", "timeout")
         if seconds <= 0:
             raise CollectiveError(f"Rank 0 timed out in monitoredBarrier after {seconds:g} s", "timeout")
-        arrivals = [self._point_to_point.receive(token.clone(), rank, tag) for rank in range(1, self._ranks)]
+        arrivals = [self._point_to_point.receive(token.copy(), rank, tag) for rank in range(1, self._ranks)]
         late: list[int] = []
         for rank, arrival in enumerate(arrivals, 1):
             if late and not wait_all_ranks:
@@ -177,13 +178,15 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Work:
         (tensor,) = tensors
         buffer = on_host(tensor)
-        return self._under_way(self._point_to_point.send(as_bytes(buffer), destination, tag), nothing, [tensor])
+        return self._under_way(self._point_to_point.send(as_bytes(buffer).numpy(), destination, tag), nothing, [tensor])
 
     @on_its_device
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
         (tensor,) = tensors
         buffer = on_host(tensor)
-        return self._under_way(self._point_to_point.receive(as_bytes(buffer), source, tag), partial(bring_home, buffer, tensor), [tensor])
+        return self._under_way(
+            self._point_to_point.receive(as_bytes(buffer).numpy(), source, tag), partial(bring_home, buffer, tensor), [tensor]
+        )
 
     @on_its_device
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:

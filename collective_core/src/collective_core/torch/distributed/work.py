@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from collective_core.errors import CollectiveError
-from collective_core.torch.distributed.point_to_point import Transfer
+from collective_core.runtime.point_to_point import Transfer
 
 #: Seconds between looks of one who waits whether another thread has completed it.
 LOOK_INTERVAL = 0.2
@@ -128,7 +128,7 @@ class Work(dist.Work):
 
 
 class MessageWork(Work):
-    """A message on its way (point_to_point.py)."""
+    """A message on its way (runtime/point_to_point.py)."""
 
     def __init__(
         self, completer: Completer, name: str, transfer: Transfer, finish: Callable[[], None], tensors: list[torch.Tensor]

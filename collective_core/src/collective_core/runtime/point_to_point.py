@@ -1,4 +1,4 @@
-"""Messages between two ranks of a group: send and recv of torch.distributed.
+"""Messages between two ranks of a group: send and recv of torch.distributed, and what parameter servers are told and answer.
 
 Every ordered pair of ranks that needs it has a connection of its own, which the sender opens with its first message. Both sides prove that
 they know the group's secret (runtime/handshake.py). One thread per group moves all messages, from its first use on. A message is its tag,
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import hashlib
 import hmac
 import json
@@ -25,7 +24,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Sequence
 
-import torch
+import numpy as np
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
@@ -45,21 +44,39 @@ LAST_WORDS = 5.0
 _message = struct.Struct("!qQ")
 
 
-class Transfer:
-    """A message on its way: out of ``memory`` to rank ``other``, or from there into it."""
+Bytes = Any  # an array of uint8
 
-    def __init__(self, group: PointToPoint, memory: torch.Tensor, other: int, tag: int) -> None:
-        self.memory, self.other, self.tag = memory, other, tag
-        self.length = memory.numel()
-        self.bytes = memoryview((ctypes.c_char * self.length).from_address(memory.data_ptr())).cast("B") if self.length else memoryview(b"")
+
+class Transfer:
+    """A message on its way: out of ``memory`` to rank ``other``, or from there into it; None: into as much as it takes.
+
+    ``timeout``: seconds; where it is infinite, nobody is told that it is waited for.
+    """
+
+    def __init__(self, group: PointToPoint, memory: Bytes | None, other: int, tag: int, timeout: float) -> None:
+        self.other, self.tag = other, tag
+        self.length = -1
+        if memory is not None:
+            self.take(memory)
         self.moved = 0
-        self.is_told = False  # that it is waited for
+        self.is_told = timeout == math.inf  # that it is waited for
         self._group = group
+        self._timeout = timeout
         self._over, self._lock = threading.Event(), threading.Lock()
         self._when_over: Callable[[], None] = lambda: None
         self._error: CollectiveError | None = None
         self.began = time.monotonic()
-        self._end = self.began + group.timeout
+        self._end = self.began + timeout
+
+    def take(self, memory: Bytes) -> None:
+        """Where its bytes are, or go."""
+        self.memory, self.length, self.bytes = memory, memory.size, memoryview(memory)
+
+    def fits(self, length: int) -> bool:
+        """Whether a message of so many bytes can go there."""
+        if self.length < 0:
+            self.take(np.empty(length, np.uint8))
+        return self.length == length
 
     def end(self, error: CollectiveError | None = None) -> None:
         with self._lock:
@@ -84,7 +101,7 @@ class Transfer:
                 return False
             self._group.forget(self)
             who = "any rank" if self.other == ANYONE else self._group.describe(self.other)
-            raise CollectiveError(f"a message (tag {self.tag}) from or to {who} was not taken within {self._group.timeout:g} s", "timeout")
+            raise CollectiveError(f"a message (tag {self.tag}) from or to {who} was not taken within {self._timeout:g} s", "timeout")
         if self._error is not None:
             raise self._error
         return True
@@ -146,13 +163,15 @@ class PointToPoint:
 
     # --- what the program's threads call
 
-    def send(self, memory: torch.Tensor, destination: int, tag: int) -> Transfer:
-        """Of bytes in host memory."""
-        return self._begin("send", Transfer(self, memory, destination, tag))
+    def send(self, memory: Bytes, destination: int, tag: int) -> Transfer:
+        return self._begin("send", Transfer(self, memory, destination, tag, self.timeout))
 
-    def receive(self, memory: torch.Tensor, source: int, tag: int) -> Transfer:
-        """``source``: ANYONE, or a rank; then ``other`` of what is returned is it."""
-        return self._begin("receive", Transfer(self, memory, source, tag))
+    def receive(self, memory: Bytes | None, source: int, tag: int, timeout: float | None = None) -> Transfer:
+        """``source``: ANYONE, or a rank; then ``other`` of what is returned is it. ``timeout``: the group's where it is None.
+
+        ``memory``: None takes a message of any length, which is then the ``memory`` of what is returned.
+        """
+        return self._begin("receive", Transfer(self, memory, source, tag, self.timeout if timeout is None else timeout))
 
     def _begin(self, what: str, transfer: Transfer) -> Transfer:
         with self._lock:
@@ -446,7 +465,7 @@ class PointToPoint:
         if target is not None:
             self._posted.remove(target)
             target.other = receiver.source
-            if target.length != receiver.length:
+            if not target.fits(receiver.length):
                 target.end(self._wrong_length(receiver.source, receiver.length, target))
                 target, receiver.is_wanted = None, False
         elif not of_sender:
@@ -473,7 +492,7 @@ class PointToPoint:
 
     def _deliver_kept(self, transfer: Transfer, source: int, data: bytearray) -> None:
         transfer.other = source
-        if transfer.length != len(data):
+        if not transfer.fits(len(data)):
             transfer.end(self._wrong_length(source, len(data), transfer))
             return
         transfer.bytes[:] = data
