@@ -44,6 +44,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
     for sentence in config.unknown:
         terminal.say(f"warning: {sentence}")
     elastic = _elastic(values)
+    _check_servers(values)
     if values.bring:
         terminal.say("--bring is deprecated: it is called --copy now")
     files = (*(values.copy or ()), *(values.bring or ()))
@@ -238,6 +239,14 @@ def _elastic(values: SimpleNamespace) -> Elastic | None:
         hint = "leave it out, and give the hosts the slots that you need (`slots` in the inventory, -H a:8)"
         raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", hint=hint)
     return Elastic(np, min_np, max_np, script, values.slots_per_host, values.elastic_timeout, values.reset_limit, cooldown)
+
+
+def _check_servers(values: SimpleNamespace) -> None:
+    """Where the number of ranks is known. Raises UsageError if none is left to train."""
+    fewest = values.min_np or values.np
+    if values.servers is not None and fewest is not None and values.servers >= fewest:
+        what = f"--servers {values.servers}: all {fewest} ranks would be parameter servers, and none a worker, which trains"
+        raise UsageError(what, hint=f"start more ranks: -np {values.servers + 1} or more, or fewer servers")
 
 
 def _words(option: str, text: str | None) -> tuple[str, ...]:

@@ -127,6 +127,7 @@ JOB_OPTIONS = (
     _ours(LAUNCHING, "--binding-args WORDS", str, "Words for mpirun instead of `--map-by slot --bind-to none`."),
     _ours(LAUNCHING, f"{_both('--max-restarts')} N", int, "Failures after which all ranks are started again (0), by --launcher own; "
           "in an elastic job, failures of ranks that it survives (3).", min=0),
+    _ours(LAUNCHING, "--servers N", int, "Of the ranks the last N are parameter servers (hvd.ps).", engine="COLLECTIVE_SERVERS", min=1),
     _ours(LAUNCHING, f"{_both('--master-port')} N", int, "MASTER_PORT for torch.distributed; a free port by default.",
           engine="MASTER_PORT", min=1, max=65535),
     _ours(LAUNCHING, "--start-timeout SECONDS", float, "Time for all hosts to answer and all ranks to meet.",

@@ -87,6 +87,7 @@ FIELDS = {
     "-np 4 --nnodes 2": {"nodes": 2, "per_node": 2, "np": 4},
     "-np 4 --nproc-per-node gpu": {"nodes": None, "per_node": None, "np": 4},
     "--nnodes 1:2 --nproc_per_node 2": {"elastic": Elastic(None, 2, 4), "launcher": "own", "per_node": 2},
+    "-np 8 --servers 2": {"np": 8, "environment": {"COLLECTIVE_SERVERS": "2"}},
     "--master_port 4711 --max-restarts 0": {"environment": {"MASTER_PORT": "4711"}, "launcher": None},
     "--no_python --node-rank 0": {"launcher": None},
     "--min-np 1 --slots-per-host 2 --elastic-timeout 50 --reset-limit 3 --blacklist-cooldown-range 5 60": {
@@ -196,6 +197,8 @@ def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "--jsrun": "LSF",
         "--cycle-time-ms fast": "--cycle-time-ms: 'fast' is not a number",
         "--cycle-time-ms '{'": "--cycle-time-ms: '{' is not a number",
+        "-np 2 --servers 2": "none a worker",
+        "-np 4 --min-np 2 --servers 2": "none a worker",
         "--min-np 1 --blacklist-cooldown-range 9 3": "wrong order",
         "--mpi-args='\"'": "quote it as for a shell",
         "--gloo --mpi-args=--x": "are mpirun's",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -68,3 +69,14 @@ def reduce_in_rank_order(parts, op, divisor=None):
         for part in parts[1:]:
             total = function(total, part.astype(wide))
         return total.astype(dtype)
+
+
+def expect(call, kind, message):
+    """``call`` raises an error of this kind whose text has what ``message`` matches."""
+    try:
+        call()
+    except kind as error:
+        if not re.search(message, str(error)):
+            raise
+    else:
+        raise RuntimeError(f"no {kind.__name__}: {message}")

@@ -18,7 +18,7 @@ from collective_core import arrays
 from collective_core.common.objects import allgather_object, broadcast_object
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.runtime import lifecycle, membership
+from collective_core.runtime import lifecycle, membership, process_sets
 from collective_core.runtime.config import RESTART_FROM
 
 #: Kinds of failure after which the ranks that are left can go on; others are the program's own.
@@ -84,6 +84,10 @@ class State:
     def check_host_updates(self) -> None:
         """Raises :class:`HostsUpdatedInterrupt` on all ranks when ranks are to be added or to leave. Collective."""
         if not worker.is_one():
+            return
+        if process_sets.is_reserved():  # workers of parameter servers, which go on at their own speeds
+            if worker.shall_change():
+                raise HostsUpdatedInterrupt
             return
         flag = np.array([1 if worker.shall_change() else 0], dtype=np.int32)
         if arrays.allreduce(flag, name="elastic.change", op=arrays.Max)[0]:

@@ -23,7 +23,7 @@ from collective_core.launch.job import Job
 from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
 from collective_core.launch.tracebacks import Tracebacks
-from collective_core.runtime.config import RESTART_FROM
+from collective_core.runtime.config import RESTART_FROM, SERVERS
 from collective_core.runtime.torch_variables import RESTART_COUNT
 
 
@@ -43,6 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reset-limit", type=int, help="changes of an elastic job's ranks after which it ends")
     restarts = "failures after which all ranks are started again (0); in an elastic job, failures of ranks that it survives (3)"
     parser.add_argument(*_spelled("--max-restarts"), dest="restarts", type=int, help=restarts)
+    servers = "of the ranks the last N are parameter servers (hvd.ps)"
+    parser.add_argument("--servers", type=int, metavar="N", help=servers)
     set_aside = "seconds for which a host that fails again is set aside, at first and at most"
     parser.add_argument("--blacklist-cooldown-range", dest="cooldown", type=float, nargs=2, metavar=("MIN", "MAX"), help=set_aside)
     parser.add_argument("-x", dest="names", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
@@ -106,7 +108,9 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
         raise CollectiveError(f"--master-port {arguments.master_port}: write a port, 1 to 65535, or leave it out for a free one", "invalid")
     found = {"MASTER_PORT": str(arguments.master_port)} if arguments.master_port else {}
     found.update({name: value if is_given else os.environ[name] for name, is_given, value in given})
-    return {**found, RESTART_FROM: arguments.restart_from} if arguments.restart_from else found
+    if arguments.restart_from:
+        found[RESTART_FROM] = arguments.restart_from
+    return found if arguments.servers is None else {**found, SERVERS: str(arguments.servers)}
 
 
 def _run(arguments: argparse.Namespace, command: Sequence[str], tracebacks: Tracebacks) -> program.Verdict:
@@ -128,6 +132,11 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], tracebacks: Trac
         resets=arguments.reset_limit,
         restarts=arguments.restarts,
     )
+    if arguments.servers is not None:
+        fewest = limits.least if limits else size.np or sum(host.slots for host in hosts)
+        if not 0 < arguments.servers < fewest:
+            text = f"--servers {arguments.servers}: of {fewest} ranks at least one is a server and at least one a worker, which trains"
+            raise CollectiveError(text, "invalid")
     if limits is None:
         ranks_of = place_ranks(hosts, size.np)
 

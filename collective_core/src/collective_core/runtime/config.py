@@ -19,6 +19,7 @@ COLLECTIVE_METRICS_PORT        port plus local rank at which every rank answers 
 COLLECTIVE_METRICS_ADDRESS     numeric address at which it listens (127.0.0.1)
 COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (observe/flight_recorder.py)
 COLLECTIVE_RESTART_FROM        folder from whose last valid checkpoint the job goes on (torch/checkpoint.py)
+COLLECTIVE_SERVERS             of the job's ranks the last so many are parameter servers (0; common/parameter_server)
 COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (runtime/launchers.py)
 COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file
 COLLECTIVE_PORT                port at which rank 0 meets the others under torchrun and Slurm
@@ -57,6 +58,9 @@ DEFAULT_STALL_WARNING = 10.0
 RESTART_FROM = "COLLECTIVE_RESTART_FROM"
 #: Whose rules hold; the package ``horovod`` (collective_core/horovod) sets it.
 SEMANTICS = "COLLECTIVE_SEMANTICS"
+#: How many of the ranks are parameter servers; set by the launcher (``--servers``).
+SERVERS = "COLLECTIVE_SERVERS"
+MOST_SERVERS = 1 << 16
 #: More than any link has been seen to need.
 MOST_SOCKETS = 64
 #: Each rank of a host takes a port of its own from here on.
@@ -86,6 +90,7 @@ class Config(NamedTuple):
     flight_recorder: str | None
     metrics_port: int | None
     metrics_address: str
+    servers: int
     notes: tuple[str, ...]
 
 
@@ -109,10 +114,10 @@ def _switch(environment: Mapping[str, str], name: str, default: bool = False) ->
     return text in ("1", "true", "yes", "on")
 
 
-def _whole_number(environment: Mapping[str, str], name: str, most: int) -> int:
-    number = _number(environment, name, 1.0, least=1.0)
+def _whole_number(environment: Mapping[str, str], name: str, most: int, least: int = 1) -> int:
+    number = _number(environment, name, 1.0, least=least)
     if number != int(number) or number > most:
-        raise CollectiveError(f"{name}={number:g} is not a whole number from 1 to {most}", "invalid")
+        raise CollectiveError(f"{name}={number:g} is not a whole number from {least} to {most}", "invalid")
     return int(number)
 
 
@@ -149,5 +154,6 @@ def from_environment() -> Config:
         flight_recorder=text("COLLECTIVE_FLIGHT_RECORDER"),
         metrics_port=_whole_number(environment, "COLLECTIVE_METRICS_PORT", MOST_METRICS_PORT) if text("COLLECTIVE_METRICS_PORT") else None,
         metrics_address=text("COLLECTIVE_METRICS_ADDRESS") or "127.0.0.1",
+        servers=_whole_number(environment, SERVERS, MOST_SERVERS, least=0) if text(SERVERS) else 0,
         notes=tuple(notes),
     )

@@ -181,6 +181,8 @@ def _leave(together: bool, patience: float = math.inf) -> None:
     if _pid != os.getpid():
         membership.end()
         return
+    for told in membership.before_leaving:
+        told(together)
     if together and not timeline.end_with_engine(patience):
         membership.give_up()
     with membership.lock:

@@ -29,6 +29,8 @@ class Membership(NamedTuple):
 
 #: Called when a failure has ended the engine, from any thread, perhaps more than once.
 after_failure: list[Callable[[], None]] = []
+#: Called before the process leaves the job's ranks, while messages still go; whether it does so in good order.
+before_leaving: list[Callable[[bool], None]] = []
 #: Called when the process leaves the job for good, after its engine's end: what it still does for the job alone. May raise CollectiveError.
 before_end: list[Callable[[], None]] = []
 #: Held while the process joins or leaves. A signal may arrive meanwhile, and its handler call shutdown().

@@ -90,12 +90,31 @@ class Members:
 
 
 _everyone = Members(0, [], -1)
+_reserved = ""
+
+
+def reserve(reason: str) -> None:
+    """From now on operations of all ranks are refused for this reason; until it is called with none."""
+    global _reserved
+    _reserved = reason
+    membership.note_process_sets()
+
+
+def is_reserved() -> bool:
+    """Whether operations of all ranks are refused."""
+    return bool(_reserved)
+
+
+def _refuse_reserved() -> None:
+    if _reserved:
+        raise InvalidUseError(_reserved, "invalid")
 
 
 def members(process_set: ProcessSet | None) -> Members:
     """Raises :class:`CollectiveError` (kind ``invalid``) if this process is not in the set, or ``closed`` before ``init``."""
     me = membership.rank()
     if process_set is None or process_set.process_set_id == 0:
+        _refuse_reserved()
         return _everyone
     ranks = process_set._members()
     if me not in ranks:
@@ -132,7 +151,7 @@ def _leave(number: int) -> None:
         told(number)
 
 
-class _Engine:
+class EngineLauncher:
     """The ranks of the job, who meet again through the engine itself (as rendezvous.py asks of a launcher)."""
 
     hears_of_deaths = False  # it does, but a set that cannot connect must not end the job's own engine
@@ -160,11 +179,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     registered already.
     """
     global _made
+    _refuse_reserved()
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if chosen.mpi_comm is not None and chosen.ranks is None:
         return _add_communicators(chosen)
     ranks = chosen.ranks
-    launcher = _Engine()
+    launcher = EngineLauncher()
     asked = rendezvous.exchange_documents(launcher, {"ranks": ranks})
     different = [rank for rank, other in enumerate(asked) if other["ranks"] != asked[0]["ranks"]]
     if different:
@@ -185,7 +205,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def _add_communicators(mine: ProcessSet) -> ProcessSet:
     # MPI gives a null communicator, which is false, to ranks that are in none.
     mine.ranks = sorted(mine.mpi_comm.allgather(membership.rank())) if mine.mpi_comm else []
-    asked = rendezvous.exchange_documents(_Engine(), {"ranks": mine.ranks})
+    asked = rendezvous.exchange_documents(EngineLauncher(), {"ranks": mine.ranks})
     different = sorted({tuple(other["ranks"]) for other in asked if other["ranks"]})
     for ranks in different:
         add_process_set(mine if list(ranks) == mine.ranks else ProcessSet(ranks))
@@ -197,6 +217,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number or number not in _registered:
         return False
+    _refuse_reserved()
     operations.run(_native.operation(_native.BARRIER, f"remove_process_set.{number}", "uint8", (), 0))
     if process_set.included():
         _leave(number)

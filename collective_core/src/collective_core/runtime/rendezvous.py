@@ -18,7 +18,7 @@ from typing import Any, Sequence
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
-from collective_core.runtime.config import SEMANTICS, Config
+from collective_core.runtime.config import SEMANTICS, SERVERS, Config
 from collective_core.runtime.network import choose_address, interfaces_of
 from collective_core.transport import mpi
 
@@ -65,13 +65,21 @@ def meet(
         "host_name": socket.gethostname(),
         "pid": os.getpid(),
         "interfaces": _native.interfaces(),
-        "settings": {"COLLECTIVE_BACKEND": config.backend, SEMANTICS: config.semantics, "COLLECTIVE_NCCL": config.nccl},
+        "settings": {
+            "COLLECTIVE_BACKEND": config.backend,
+            SEMANTICS: config.semantics,
+            "COLLECTIVE_NCCL": config.nccl,
+            SERVERS: str(config.servers),
+        },
         "sockets": config.sockets,
         "frameworks": [name for name in FRAMEWORKS if f"collective_core.{name}" in sys.modules],
     }
     everyone = exchange_first(launcher, "init()", mine)
     _refuse_different_settings(everyone)
     _refuse_different_frameworks(everyone)
+    if process_set == 0 and 0 < launcher.size <= config.servers:
+        text = f"{SERVERS}={config.servers} of {launcher.size} ranks are parameter servers: none is left to train; start more ranks"
+        raise CollectiveError(text, "invalid")
     ranks = list(range(launcher.size)) if members is None else members
     included = launcher.rank in ranks
     first_of_host: dict[str, dict[str, Any]] = {}

@@ -15,7 +15,7 @@ from collective_core.runtime.membership import (
     size,
 )
 from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
-from collective_core.torch import elastic, nn
+from collective_core.torch import elastic, nn, ps
 from collective_core.torch.build_info import (
     ccl_built,
     cuda_built,
@@ -143,6 +143,7 @@ __all__ = [
     "plan_communication",
     "poll",
     "process_set_by_id",
+    "ps",
     "rank",
     "reducescatter",
     "reducescatter_async",

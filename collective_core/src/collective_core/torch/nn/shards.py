@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from collective_core.torch.nn.table import ShardedTable
 from collective_core.torch.sharded import ShardParameter
 
 _DTYPES: dict[str, Any] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
+_METADATA = "__metadata__"
 #: Bytes of a header: a hundred for each tensor.
 MOST_HEADER = 1 << 24
 #: Bytes that are read or written at once.
@@ -32,11 +33,12 @@ def tables_of(module: torch.nn.Module) -> dict[str, ShardedTable]:
     return {name: p.table for name, p in module.named_parameters() if isinstance(p, ShardParameter)}
 
 
-def write(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Brings a file to the disk, under another name first; returns its ``bytes`` and ``sha256``."""
+def write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Brings a file to the disk, under another name first; returns its ``bytes`` and ``sha256``. ``metadata``: as of safetensors."""
     arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
     names = {dtype: name for name, dtype in _DTYPES.items()}
-    described, end = {}, 0
+    described: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
     for name, array in arrays.items():
         described[name] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
@@ -70,17 +72,40 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a file, mapped into memory. Raises ValueError, saying why, for one that is not what was written."""
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """What it says, and how long it is."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(MOST_HEADER, size - 8):
             raise ValueError(f"{path} is damaged: its header has {length} bytes")
-        header = file.read(length)
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is damaged: its header makes no sense")
+    return header, length
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What :func:`write` was given beside tensors. Raises as :func:`read`."""
+    found = _header(path)[0].get(_METADATA, {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError(f"{path} is damaged: its header makes no sense")
+    return found
+
+
+def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a file, mapped into memory. Raises ValueError, saying why, for one that is not what was written."""
+    header, length = _header(path)
+    size = path.stat().st_size
     found = {}
     try:
-        for name, described in json.loads(header).items():
+        for name, described in header.items():
+            if name == _METADATA:
+                continue
             begin, end = described["data_offsets"]
             dtype, shape = _DTYPES[described["dtype"]], tuple(described["shape"])
             if not 0 <= begin <= end <= size - 8 - length or end - begin != dtype.itemsize * int(np.prod(shape)):
@@ -88,7 +113,7 @@ def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             # An empty file cannot be mapped.
             empty = np.empty(shape, dtype)
             found[name] = empty if begin == end else np.memmap(path, dtype, "r", 8 + length + begin, shape)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} is damaged: its header makes no sense") from None
     return found
 

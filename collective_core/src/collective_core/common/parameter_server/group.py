@@ -1,0 +1,125 @@
+"""The job's servers and workers: the last ranks are servers (``--servers N``), and messages between two ranks go between both."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Protocol
+
+from collective_core.errors import CollectiveError
+from collective_core.runtime import membership, process_sets, rendezvous
+from collective_core.runtime.point_to_point import PointToPoint
+from collective_core.runtime.process_sets import EngineLauncher, ProcessSet
+
+#: Tags of messages: of workers to servers, of servers to workers, and of a server's state to whoever is that server now.
+REQUEST, REPLY, STATE = 1, 2, 3
+#: Seconds by which a worker waits longer for an answer than a server has time for it: the server knows for whom it waits.
+MARGIN = 5.0
+_RESERVED = (
+    "some ranks of this job are parameter servers, which take part in no collectives while they serve: "
+    "give the operation process_set=hvd.ps.workers()"
+)
+
+
+class Shard(Protocol):
+    """What a server holds. It outlives the ranks of an elastic job."""
+
+    index: int
+    updates: int
+
+    def pack(self) -> Any:
+        """All of it as a message."""
+
+
+#: What this process holds as the server that it is, or was before the ranks changed.
+kept: Shard | None = None
+
+
+class Group:
+    """One rank's side, of the time from the first use of servers to :func:`leave`."""
+
+    def __init__(self, found: int) -> None:
+        """Collective over all ranks. ``found``: updates in the state that this rank could take over as a server; -1: there is none."""
+        member = membership.current()
+        self.rank, self.servers = member.rank, _servers()
+        self.workers = member.size - self.servers
+        self.index = self.rank - self.workers  # among the servers; negative for a worker
+        self.timeout = member.config.timeout
+        launcher = EngineLauncher()
+        mine = {"index": kept.index if kept else -1, "updates": kept.updates if kept else -1, "found": found}
+        told = rendezvous.exchange_documents(launcher, mine)
+        self.messages = PointToPoint(launcher, member.peers, 0, self.timeout + MARGIN, member.config.stall_warning)
+        self.process_set = _set_of(list(range(self.workers)))
+        #: The rank from whose memory each server's state comes; its own where the state is there, or is not to come from a rank.
+        self.source = [_newest(told, index, self.workers + index) for index in range(self.servers)]
+        process_sets.reserve(_RESERVED)
+
+    def name(self, rank: int) -> str:
+        return self.messages.describe(rank)
+
+    def rank_of(self, server: int) -> int:
+        return self.workers + server
+
+    def hand_over(self) -> None:
+        """Sends what this process holds to the rank that is that server now."""
+        global kept
+        if kept is None or kept.index == self.index:
+            return
+        if kept.index < self.servers and self.source[kept.index] == self.rank:
+            self.messages.send(kept.pack(), self.rank_of(kept.index), STATE)
+        kept = None
+
+
+def _newest(told: list[dict[str, int]], index: int, own: int) -> int:
+    holders = [rank for rank, each in enumerate(told) if each["index"] == index and each["updates"] > told[own]["found"]]
+    return max(holders, key=lambda rank: (told[rank]["updates"], rank == own), default=own)
+
+
+def _servers() -> int:
+    count = membership.current().config.servers
+    if count == 0:
+        raise CollectiveError("this job has no parameter servers: start it with --servers N (or set COLLECTIVE_SERVERS=N)", "invalid")
+    return count
+
+
+def _set_of(ranks: list[int]) -> ProcessSet:
+    known = [number for number, members in process_sets.get_process_set_ids_and_ranks().items() if members == ranks]
+    return process_sets.process_set_by_id(known[0]) if known else process_sets.add_process_set(ranks)
+
+
+def is_server() -> bool:
+    """Whether this rank is one of the last N, which are servers (``--servers N``). False in a job without servers."""
+    member = membership.current()
+    return member.rank >= member.size - member.config.servers
+
+
+_group: Group | None = None
+#: Called when this process leaves the group; whether in good order.
+on_leaving: list[Callable[[bool], None]] = []
+
+
+def current() -> Group | None:
+    return _group
+
+
+def join(found: int = -1) -> Group:
+    """The group of this job's ranks; the first call is collective over all of them. Raises :class:`CollectiveError` without servers."""
+    global _group
+    if _group is None:
+        _servers()
+        _group = Group(found)
+        _group.hand_over()
+    return _group
+
+
+def leave(in_order: bool = True) -> None:
+    """Ends the exchange with the others; collectives of all ranks are possible again."""
+    global _group
+    if _group is None:
+        return
+    for told in on_leaving:
+        told(in_order)
+    left, _group = _group, None
+    left.messages.end()
+    process_sets.reserve("")
+
+
+membership.before_leaving.append(leave)

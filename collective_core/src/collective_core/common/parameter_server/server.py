@@ -1,0 +1,204 @@
+"""A server's side: takes updates, and answers when a worker may read (clocks.py)."""
+
+from __future__ import annotations
+
+import queue
+import time
+from functools import partial
+from typing import Any, Callable, NamedTuple, Protocol
+
+from collective_core.common.elastic import HostsUpdatedInterrupt
+from collective_core.common.parameter_server import group, messages
+from collective_core.common.parameter_server.clocks import Clocks
+from collective_core.common.parameter_server.group import Group
+from collective_core.common.parameter_server.messages import Array
+from collective_core.errors import CollectiveError
+from collective_core.runtime.point_to_point import Transfer
+
+#: Seconds between looks at whether somebody has waited for too long.
+LOOK_INTERVAL = 1.0
+
+
+class Contribution(NamedTuple):
+    """One worker's part of an update: what is given to the optimizer besides, and the gradient's arrays."""
+
+    options: dict[str, Any]
+    arrays: list[Array]
+
+
+class Store(Protocol):
+    """The arrays that a server holds. ``updates``: how often any has been updated, where those of one request count as one."""
+
+    updates: int
+
+    def create(self, name: str, described: dict[str, Any], initial: list[Array]) -> None:
+        """Makes an array."""
+
+    def described(self, name: str) -> dict[str, Any]:
+        """As it was made."""
+
+    def has(self, name: str) -> bool:
+        """Whether it was made."""
+
+    def update(self, name: str, contributions: list[Contribution]) -> None:
+        """Applies the mean of the gradients."""
+
+    def read(self, name: str, arrays: list[Array]) -> Array:
+        """The values, of a table those of the rows that ``arrays`` names."""
+
+
+class _Waiting(NamedTuple):
+    """A request that cannot be answered yet."""
+
+    worker: int
+    since: float
+    header: dict[str, Any]
+    arrays: list[Array]
+
+
+class Server:
+    """``after_update``: called when the store has been updated, before anybody is answered."""
+
+    def __init__(self, joined: Group, store: Store, after_update: Callable[[], None]) -> None:
+        self._group, self._store, self._after_update = joined, store, after_update
+        self._active = set(range(joined.workers))
+        self._clocks: dict[str, Clocks] = {}
+        #: Of synchronous arrays: the contributions of rounds that are not complete, by number and worker.
+        self._rounds: dict[str, dict[int, dict[int, Contribution]]] = {}
+        self._applied: dict[str, int] = {}
+        self._waiting: list[_Waiting] = []
+        self._came: queue.SimpleQueue[tuple[int, Transfer]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Serves until all workers have ended. Raises the engine's error for one that is lost, after the others were told."""
+        for worker in self._active:
+            self._listen_to(worker)
+        try:
+            while self._active:
+                self._take_one()
+        except HostsUpdatedInterrupt:
+            self._tell_all({"changed": True})
+            raise
+        except Exception as failure:
+            error = failure if isinstance(failure, CollectiveError) else CollectiveError(f"{type(failure).__name__}: {failure}", "internal")
+            text = str(error) if error.kind != "internal" else f"parameter server {self._group.name(self._group.rank)} failed: {error}"
+            self._tell_all({"error": text, "kind": error.kind, "ranks": error.ranks})
+            raise
+
+    def _listen_to(self, worker: int) -> None:
+        transfer = self._group.messages.receive(None, worker, group.REQUEST, timeout=float("inf"))
+        transfer.call_when_over(partial(self._came.put, (worker, transfer)))
+
+    def _take_one(self) -> None:
+        try:
+            worker, transfer = self._came.get(timeout=LOOK_INTERVAL)
+        except queue.Empty:
+            self._refuse_overdue()
+            return
+        if worker not in self._active:  # it has ended, and so has its connection
+            return
+        transfer.wait(0.0)
+        header, arrays = messages.unpack(transfer.memory)
+        self._listen_to(worker)
+        before = self._store.updates
+        getattr(self, f"_on_{header['kind']}")(worker, header, arrays)
+        if self._store.updates > before:
+            self._store.updates = before + 1
+            self._after_update()
+        self._answer_ready()
+
+    def _on_hello(self, *_: Any) -> None:
+        """It has connected."""
+
+    def _on_done(self, worker: int, *_: Any) -> None:
+        self._active.remove(worker)
+        for name in self._rounds:
+            self._apply_rounds(name)
+
+    def _on_leaving(self, *_: Any) -> None:
+        raise HostsUpdatedInterrupt
+
+    def _on_create(self, worker: int, header: dict[str, Any], arrays: list[Array]) -> None:
+        name = header["name"]
+        if (arrays or not header["initial"]) and not self._store.has(name):
+            self._store.create(name, header["array"], arrays)
+        if name not in self._clocks and self._store.has(name):
+            self._clocks[name] = Clocks(range(self._group.workers), self._active, self._store.described(name)["staleness"])
+            if self._clocks[name].staleness == 0:
+                self._rounds[name], self._applied[name] = {}, 0
+        self._wait(worker, header, [])
+
+    def _on_step(self, worker: int, header: dict[str, Any], arrays: list[Array]) -> None:
+        rest = iter(arrays)
+        for push in header["push"]:
+            name = push["name"]
+            contribution = Contribution(push["options"], [next(rest) for _ in range(push["count"])])
+            number = self._clocks[name].tick(worker)
+            if name in self._rounds:
+                self._rounds[name].setdefault(number, {})[worker] = contribution
+                self._apply_rounds(name)
+            else:
+                self._store.update(name, [contribution])
+        if header["pull"]:
+            self._wait(worker, header, list(rest))
+
+    def _apply_rounds(self, name: str) -> None:
+        while self._applied[name] < self._clocks[name].complete_rounds():
+            self._applied[name] += 1
+            contributions = self._rounds[name].pop(self._applied[name])
+            self._store.update(name, [contributions[worker] for worker in sorted(contributions)])
+
+    # --- answers
+
+    def _wait(self, worker: int, header: dict[str, Any], arrays: list[Array]) -> None:
+        self._waiting.append(_Waiting(worker, time.monotonic(), header, arrays))
+
+    def _answer_ready(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if self._obstacles(each):
+                self._waiting.append(each)
+                continue
+            if each.header["kind"] == "create":
+                self._reply(each.worker, self._compared(each))
+                continue
+            rest = iter(each.arrays)
+            pulls = each.header["pull"]
+            values = [self._store.read(pull["name"], [next(rest) for _ in range(pull["count"])]) for pull in pulls]
+            self._reply(each.worker, {}, values)
+
+    def _compared(self, waiting: _Waiting) -> dict[str, Any]:
+        """The answer to a worker that makes an array as others do, or not as they do."""
+        name, wanted = waiting.header["name"], waiting.header["array"]
+        if not self._store.has(name):
+            return {"error": f"{self._group.name(0)} has ended without making {name}", "kind": "mismatch", "ranks": [0]}
+        known = self._store.described(name)
+        if wanted == known:
+            return {}
+        different = [
+            f"{key} {wanted.get(key)}, not {known.get(key)}" for key in sorted({*wanted, *known}) if wanted.get(key) != known.get(key)
+        ]
+        text = f"{self._group.name(waiting.worker)} makes {name} in another way than it was made: {'; '.join(different)}"
+        return {"error": text, "kind": "mismatch", "ranks": [waiting.worker]}
+
+    def _obstacles(self, waiting: _Waiting) -> list[int]:
+        """The workers for which it waits."""
+        if waiting.header["kind"] == "create":
+            return [] if self._store.has(waiting.header["name"]) or 0 not in self._active else [0]
+        return [other for pull in waiting.header["pull"] for other in self._clocks[pull["name"]].waits_for(waiting.worker)]
+
+    def _refuse_overdue(self) -> None:
+        now = time.monotonic()
+        for each in [each for each in self._waiting if now - each.since > self._group.timeout]:
+            self._waiting.remove(each)
+            slow = sorted(set(self._obstacles(each)))
+            who = ", ".join(self._group.name(worker) for worker in slow)
+            text = f"{self._group.name(each.worker)} has waited {self._group.timeout:g} s for an update of {who} (COLLECTIVE_TIMEOUT)"
+            self._reply(each.worker, {"error": text, "kind": "timeout", "ranks": slow})
+
+    def _reply(self, worker: int, header: dict[str, Any], arrays: list[Array] | None = None) -> None:
+        self._group.messages.send(messages.pack(header, arrays or []), worker, group.REPLY)
+
+    def _tell_all(self, header: dict[str, Any]) -> None:
+        for worker in self._active:
+            self._reply(worker, header)

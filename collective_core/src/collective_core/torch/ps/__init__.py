@@ -1,0 +1,40 @@
+"""Parameter servers, ranks of the same job: ``hvd.ps``.
+
+    hvd.init()
+    if hvd.ps.is_server():
+        hvd.ps.serve()
+    else:
+        optimizer = hvd.ps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, staleness=4)
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss_of(model(x), y).backward()
+            optimizer.step()
+
+Started with ``--servers N``: the last N ranks are servers. docs/parameter-server.md says more.
+"""
+
+from __future__ import annotations
+
+from collective_core.common.parameter_server import group
+from collective_core.common.parameter_server.client import client
+from collective_core.common.parameter_server.group import is_server
+from collective_core.runtime.process_sets import ProcessSet
+from collective_core.torch.ps.arrays import Array, Table
+from collective_core.torch.ps.embedding import Embedding, EmbeddingBag
+from collective_core.torch.ps.optimizer import DistributedOptimizer
+from collective_core.torch.ps.serving import serve
+
+__all__ = ["Array", "DistributedOptimizer", "Embedding", "EmbeddingBag", "Table", "close", "is_server", "serve", "workers"]
+
+
+def workers() -> ProcessSet:
+    """The process set of all workers, for operations among them; for workers. The first call waits for ``serve()``."""
+    return client().group.process_set
+
+
+def close() -> None:
+    """This worker needs the servers no more; when all have said so, ``serve()`` returns. So do ``shutdown()`` and the end of a process.
+
+    From then on operations of all ranks are possible again.
+    """
+    group.leave()
