@@ -5,7 +5,7 @@
 
 Every rank trains on its share of the images, starts from rank 0's parameters and averages its gradients with the others after each
 batch. The report says whether all of that happened: who took part, whether the parameters are the same bits on every rank, what test
-accuracy was reached, and how fast it was compared with one rank alone.
+accuracy was reached, and how fast it was compared with one rank alone and with the same ranks at the same time without communication.
 
 Exit codes: 0 parameters identical and accuracy at or above --bar · 1 not so, or something failed · 2 wrong usage or data.
 This file is self-contained and downloads nothing; it needs torch and collective_core, Python 3.8 or newer.
@@ -38,8 +38,8 @@ MOMENTUM = 0.5
 TEST_BATCH_SIZE = 1000
 MOST_THREADS = 4  # this network is too small for more: they wait for each other longer than they compute
 WARM_UP_BATCHES = 5  # the first batches pay for thread pools, kernels and memory, on every rank
-ONE_RANK_SECONDS = 1.5  # long enough for a steady rate, short enough that waiting ranks do not mind
-ONE_RANK_MIN_BATCHES = 10
+LOCAL_SECONDS = 1.5  # long enough for a steady rate, short enough that waiting ranks do not mind
+LOCAL_MIN_BATCHES = 10
 
 
 class Net(nn.Module):
@@ -109,8 +109,8 @@ def step(model, optimizer, images, labels):
     return loss
 
 
-def one_rank_rate(args, model, images, labels, measure):
-    """Images per second of this rank alone: a copy of the model, plain SGD, no communication. Only warms up unless ``measure``.
+def local_rate(args, model, images, labels, measure=True):
+    """Images per second of this rank without communication: a copy of the model, plain SGD. Only warms up unless ``measure``.
 
     How many batches it takes depends on the machine, so the random numbers that it uses are given back: the training after it depends on
     the seed alone.
@@ -126,7 +126,7 @@ def one_rank_rate(args, model, images, labels, measure):
                 if not measure:
                     return None
                 done, begin = 0, time.perf_counter()
-            if batches >= WARM_UP_BATCHES + ONE_RANK_MIN_BATCHES and time.perf_counter() - begin >= ONE_RANK_SECONDS:
+            if batches >= WARM_UP_BATCHES + LOCAL_MIN_BATCHES and time.perf_counter() - begin >= LOCAL_SECONDS:
                 synchronize(images.device)
                 return done / (time.perf_counter() - begin)
             first = (batches * args.batch_size) % max(1, len(order) - args.batch_size + 1)
@@ -286,8 +286,12 @@ def run(args, data):
     torch.manual_seed(args.seed + rank)
     model = Net().to(device)
     hvd.barrier()
-    one_rank = one_rank_rate(args, model, train_images, train_labels, measure=rank == 0)  # all others warm up, and wait
+    one_rank = local_rate(args, model, train_images, train_labels, measure=rank == 0)  # all others warm up, and wait
     hvd.barrier()
+    all_ranks = one_rank
+    if size > 1:
+        own = torch.tensor(local_rate(args, model, train_images, train_labels), dtype=torch.float64)
+        all_ranks = float(hvd.allreduce(own, op=hvd.Sum))
 
     learning_rate = args.lr * size if args.max_lr is None else min(args.lr * size, max(args.lr, args.max_lr))
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=MOMENTUM)
@@ -344,8 +348,11 @@ def run(args, data):
         "one_rank_images_per_second": round(one_rank, 1) if one_rank else None,
         "speedup": round(rate / one_rank, 3) if one_rank and size > 1 else None,  # one rank has nothing to be faster than
         "efficiency": round(rate / one_rank / size, 3) if one_rank and size > 1 else None,
-        "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up; all ranks: every "
-        "image of all epochs over the time from a barrier before to a barrier after each epoch" % participants[0]["host"],
+        "without_communication_images_per_second": round(all_ranks, 1) if size > 1 else None,
+        "efficiency_of_communication": round(rate / all_ranks, 3) if size > 1 else None,
+        "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up; without communication: "
+        "the sum over all ranks, which do so at the same time; all ranks: every image of all epochs over the time from a barrier before to a "
+        "barrier after each epoch" % participants[0]["host"],
         "notes": sharing_notes(participants),
         "seconds": round(time.perf_counter() - begin, 2),
         "python": sys.version.split()[0],

@@ -44,6 +44,8 @@ class TrainingReport(BaseModel):
     one_rank_images_per_second: float | None
     speedup: float | None
     efficiency: float | None
+    without_communication_images_per_second: float | None
+    efficiency_of_communication: float | None
     notes: list[str] = []
 
 
@@ -139,15 +141,20 @@ def _differing_parameters(ranks: Sequence[Participant]) -> Iterable[str]:
 def _summary(report: TrainingReport) -> str:
     bar = f"bar {report.bar_percent:g} %" if report.bar_percent > 0 else "no bar for so few epochs"
     same = "bit-identical on all ranks" if len({one.parameter_digest for one in report.participants}) == 1 else "not the same on all ranks"
-    speed = f"{report.images_per_second:,.0f} images/s"
+    speed = [f"{report.images_per_second:,.0f} images/s"]
     if report.speedup is not None and report.efficiency is not None:  # one rank has nothing to be faster than
-        speed += (
+        speed[0] += (
             f"; one rank alone {report.one_rank_images_per_second:,.0f}: "
             f"speed-up {report.speedup:.2f}, parallel efficiency {100 * report.efficiency:.0f} %"
         )
+    if report.efficiency_of_communication is not None:
+        speed.append(
+            f"the same ranks without communication {report.without_communication_images_per_second:,.0f} images/s: "
+            f"communication leaves {100 * report.efficiency_of_communication:.0f} % of it"
+        )
     size = f"{_plural(report.np, 'rank')} on {_plural(len(report.hosts), 'host')}, {_plural(len(report.epochs), 'epoch')}"
     result = f"test accuracy {report.epochs[-1].test_accuracy_percent:.2f} % ({bar}), parameters {same}"
-    return "\n".join([f"{report.dataset}: {size}: {result}", speed, *report.notes])
+    return "\n".join([f"{report.dataset}: {size}: {result}", *speed, *report.notes])
 
 
 def _plural(count: int, noun: str) -> str:

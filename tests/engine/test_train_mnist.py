@@ -112,6 +112,8 @@ def test_two_ranks_train_together_and_the_report_says_so(train, digits: dict[str
     assert report["learning_rate"] == pytest.approx(0.1)
     assert report["speedup"] == pytest.approx(report["images_per_second"] / report["one_rank_images_per_second"], rel=0.01)
     assert report["efficiency"] == pytest.approx(report["speedup"] / 2, rel=0.01)
+    ideal = report["without_communication_images_per_second"]
+    assert report["efficiency_of_communication"] == pytest.approx(report["images_per_second"] / ideal, rel=0.01)
     assert report["epochs"][-1]["loss"] < 0.5 < 2.0 < report["epochs"][0]["loss"]
     assert "rank 0 alone" in report["how_measured"]
     assert re.search(r"\[1,0\]<stdout>: ?Train Epoch: 1 \[320/721 \(42%\)\]\tLoss: \d\.\d+", outcome.output)
@@ -193,11 +195,11 @@ def script():
     return load("train_mnist", SCRIPT)
 
 
-def test_measuring_one_rank_uses_up_no_random_numbers(script) -> None:
+def test_measuring_without_communication_uses_up_no_random_numbers(script) -> None:
     args = SimpleNamespace(lr=0.01, batch_size=8)
     images, labels = torch.zeros(64, 1, 28, 28, dtype=torch.uint8), torch.zeros(64, dtype=torch.int64)
     model, before = script.Net(), torch.get_rng_state()
-    assert script.one_rank_rate(args, model, images, labels, measure=False) is None
+    assert script.local_rate(args, model, images, labels, measure=False) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
