@@ -1,9 +1,10 @@
 """A step of a click-through-rate model: one table of many rows, of which each batch uses a few thousand, and a small network above it.
 
-Sides: the sharded table; the same processes without any communication, each with a whole table and PyTorch's sparse gradients; and the
-ways of data parallelism: sparse gradients through the engine (``sparse``) and through DDP over Gloo (``ddp-sparse``), dense ones through
-the engine (``dense``) and through DDP over Gloo (``ddp``). All tables are updated by SGD, which needs the least memory and time of the
-dense sides. Ids of a feature are drawn with probability ~ 1 / (id + 1) (Zipf's law with exponent 1).
+Sides: the sharded table; the same processes without any communication, each with a whole table and PyTorch's sparse gradients; PyTorch's
+own row-wise sharding (``rowwise``: RowwiseParallel of ``nn.Embedding``, and DDP for the network, over Gloo); and the ways of data
+parallelism: sparse gradients through the engine (``sparse``) and through DDP over Gloo (``ddp-sparse``), dense ones through the engine
+(``dense``) and through DDP over Gloo (``ddp``). All tables are updated by SGD, which needs the least memory and time of the dense sides.
+Ids of a feature are drawn with probability ~ 1 / (id + 1) (Zipf's law with exponent 1).
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from typing import Any, Callable
 
 import collective_core.torch as hvd
 import torch
-from collective_core.runtime import cores, membership
 from torch import nn
 
 import collective_core as cc
 
-from . import engines, measure, report
+from . import engines, measure, training
 from .options import Options
 
 COLUMNS, FEATURES, NUMBERS = 16, 26, 13  # as Criteo's data set: 26 categories, 13 numbers
@@ -76,6 +76,21 @@ def _ddp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return nn.parallel.DistributedDataParallel(model, **options), torch.optim.SGD(model.parameters(), lr=LR)
 
 
+def _rowwise(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Raises ImportError before PyTorch 2.5."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    engines.start_gloo()
+    mesh = DeviceMesh.from_group(torch.distributed.new_group(backend="gloo"), "cpu")
+    parallelize_module(model.table, mesh, RowwiseParallel(input_layouts=Shard(0), output_layouts=Shard(0)))
+    model.network = nn.parallel.DistributedDataParallel(model.network, process_group=mesh.get_group())
+    # Gradients of rows are summed over the ranks, those of the network averaged.
+    rows = {"params": model.table.parameters(), "lr": LR / mesh.size()}
+    return model, torch.optim.SGD([rows, {"params": model.network.parameters()}], lr=LR)
+
+
 def _alone(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=LR)
 
@@ -86,6 +101,7 @@ def _sharded(rows: int) -> nn.Module:
 
 SIDES: dict[str, tuple[Table, Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]]]] = {
     "sharded": (_sharded, _engine),
+    "rowwise": (plain_dense, _rowwise),
     "sparse": (plain_sparse, _engine),
     "ddp-sparse": (plain_sparse, _ddp),
     "dense": (plain_dense, _engine),
@@ -113,22 +129,15 @@ def training_step(side: str, rows: int, data: list[tuple[torch.Tensor, torch.Ten
 
 def run(wanted: Options) -> dict[str, Any]:
     """The document of ``--train ctr``."""
-    member = membership.current()
-    torch.set_num_threads(cores.share(member.local_size, cores.launcher()))
+    rank = training.begin().rank
     torch.manual_seed(0)
     batch = wanted.batch or DEFAULT_BATCH
-    data = batches_of(member.rank, wanted.rows, batch)
-    names = ["sharded", *wanted.peers, "barrier", "none"]
-    steps = [training_step(side, wanted.rows, data) for side in names]
-    seconds = measure.alternate(steps, wanted.rounds, independent=frozenset({len(steps) - 1}))
-    return {
-        "schema": report.SCHEMA,
-        "train": "ctr",
-        "np": member.size,
-        "batch": batch,
-        "rounds": wanted.rounds,
-        "rows_per_batch": int(torch.tensor([float(len(ids.unique())) for ids, _, _ in data]).mean()),
-        "parameters": wanted.rows * COLUMNS + sum(p.numel() for p in Model(nn.Identity()).parameters()),
-        "results": [report.training_row(name, member.size, batch, spent) for name, spent in zip(names, seconds)],
-        "missing": {},
-    }
+    data = batches_of(rank, wanted.rows, batch)
+    return training.compare(
+        lambda side: training_step(side, wanted.rows, data),
+        "sharded",
+        wanted,
+        batch,
+        rows_per_batch=int(torch.tensor([float(len(ids.unique())) for ids, _, _ in data]).mean()),
+        parameters=wanted.rows * COLUMNS + sum(p.numel() for p in Model(nn.Identity()).parameters()),
+    )

@@ -141,17 +141,19 @@ def training_step(side: str, task: Task, batch: int) -> measure.Step:
     return step
 
 
-def run(wanted: Options) -> dict[str, Any]:
-    """The document of ``--train``. A peer that cannot start is named as missing."""
+def begin() -> membership.Membership:
+    """This rank, which from now on computes with its share of the host's cores."""
     member = membership.current()
     torch.set_num_threads(cores.share(member.local_size, cores.launcher()))
-    torch.manual_seed(member.rank)
-    task = TASKS[str(wanted.train)]
-    batch = wanted.batch or task.batch
+    return member
+
+
+def compare(make_step: Callable[[str], measure.Step], ours: str, wanted: Options, batch: int, **facts: int) -> dict[str, Any]:
+    """The document of ``--train``: our side, its peers, and those that sum nothing. A peer that cannot start is named as missing."""
     names, steps, missing = [], [], {}
-    for side in ("collective_core", *wanted.peers, "barrier", "none"):
+    for side in (ours, *wanted.peers, "barrier", "none"):
         try:
-            steps.append(training_step(side, task, batch))
+            steps.append(make_step(side))
             names.append(side)
         except (ImportError, RuntimeError) as error:
             if side not in wanted.peers:
@@ -159,13 +161,23 @@ def run(wanted: Options) -> dict[str, Any]:
             missing[side] = str(error)
     # Ranks that do not communicate do not wait for each other either: what they do together is the mean of their speeds.
     seconds = measure.alternate(steps, wanted.rounds, independent=frozenset({len(steps) - 1}))
+    size = membership.current().size
     return {
         "schema": report.SCHEMA,
         "train": wanted.train,
-        "np": member.size,
+        "np": size,
         "batch": batch,
         "rounds": wanted.rounds,
-        "parameters": sum(p.numel() for p in task.model().parameters()),
-        "results": [report.training_row(name, member.size, batch, spent) for name, spent in zip(names, seconds)],
+        **facts,
+        "results": [report.training_row(name, size, batch, spent) for name, spent in zip(names, seconds)],
         "missing": missing,
     }
+
+
+def run(wanted: Options) -> dict[str, Any]:
+    """The document of ``--train``, but for ``ctr``."""
+    torch.manual_seed(begin().rank)
+    task = TASKS[str(wanted.train)]
+    batch = wanted.batch or task.batch
+    parameters = sum(p.numel() for p in task.model().parameters())
+    return compare(lambda side: training_step(side, task, batch), "collective_core", wanted, batch, parameters=parameters)

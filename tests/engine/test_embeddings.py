@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -257,3 +258,13 @@ def test_ftrl_learns_nothing_at_a_rate_of_zero_and_goes_on_after_it():
     assert torch.isfinite(values).all()
     with pytest.raises(ValueError, match=r"lr=0.0 is not possible"):
         FTRL(0.0)
+
+
+def test_what_the_pages_show_runs_as_it_stands(launch, tmp_path, monkeypatch):
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.chdir(tmp_path)
+    pages = [docs / "embeddings.md", docs / "slow-networks.md"]
+    reports = launch("documented.py", 2, 1, tuple(map(str, pages))).must_succeed().reports()
+    assert reports[0]["ran"] == reports[1]["ran"]
+    assert [entry.split()[0] for entry in reports[0]["ran"]].count("embeddings.md") >= 3
+    assert [entry.split()[0] for entry in reports[0]["ran"]].count("slow-networks.md") >= 3

@@ -99,4 +99,32 @@ hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(1.0), sharding="table_wise", o
 assert torch.equal(torch.get_rng_state(), before)
 assert len(drawn) == (rank == size - 1)
 
+# A row for padding: zeros, which no step changes, and which no mean counts.
+bags = torch.tensor([[3, 3, 5], [1, 3, 1], [3, 3, 3]])
+for sharding in SHARDINGS:
+    for ours, theirs in (
+        (hvd.nn.ShardedEmbedding, nn.Embedding(ROWS, COLUMNS, padding_idx=3)),
+        (hvd.nn.ShardedEmbeddingBag, nn.EmbeddingBag(ROWS, COLUMNS, padding_idx=3, mode="mean")),
+    ):
+        padded = ours(ROWS, COLUMNS, hvd.nn.SGD(1.0), sharding=sharding, padding_idx=3, seed=1)
+        start = padded.gather_weight()
+        assert not start[3].any()
+        assert start[2].all()
+        theirs.load_state_dict({"weight": start})
+        optimizers = optimizer_of(padded), torch.optim.SGD(theirs.parameters(), lr=1.0)
+        for module, optimizer in zip((padded, theirs), optimizers, strict=True):
+            module(bags).square().sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(padded.gather_weight(), theirs.weight.detach())
+        assert not torch.equal(padded.gather_weight(), start)
+        torch.testing.assert_close(padded(bags), theirs(bags))
+for options in ({"padding_idx": ROWS}, {"padding_idx": -1}, {"padding_idx": 0, "hash_ids": True}):
+    assert "it is a row, 0 to 7" in error_of(partial(table, **options))
+
+# Ranks that train apart for some steps cannot share a table meanwhile.
+for kind in (hvd.DiLoCo, hvd.LocalSGD):
+    model = nn.Sequential(table(), nn.Linear(COLUMNS, 1))
+    text = error_of(partial(kind, model, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=4))
+    assert "sharded tables take every step together" in text, text
+
 common.report(done=True)

@@ -15,7 +15,7 @@ from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.nn.embedding import TableModule
 from collective_core.torch.nn.row_optimizers import RowOptimizer
-from collective_core.torch.nn.table import ShardedTable, agree, checked
+from collective_core.torch.nn.table import ShardedTable, TableConfig, agree, checked
 
 #: The bits of a number below 1 that float64 can tell apart.
 FRACTION_BITS = 53
@@ -24,24 +24,13 @@ FRACTION_BITS = 53
 class DynamicTable(ShardedTable):
     """Each rank looks after the ids whose mixed numbers are in its range, and has rows for its part of ``placement.rows`` of them."""
 
-    def __init__(
-        self,
-        placement: Placement,
-        optimizer: RowOptimizer,
-        dtype: torch.dtype,
-        name: str,
-        process_set: ProcessSet | None,
-        admit_after: int,
-        expire_after: int | None,
-        scale: float,
-        seed: int,
-    ) -> None:
+    def __init__(self, config: TableConfig, admit_after: int, expire_after: int | None, scale: float, seed: int) -> None:
         self.admit_after, self.expire_after, self._scale, self._seed = admit_after, expire_after, scale, seed
-        size = members(process_set).size
+        size = members(config.process_set).size
         least, span = -(1 << 63), 1 << 64
         bounds = tuple(least + span * rank // size for rank in range(size))
         # The last bound is never looked at: nothing is above it.
-        super().__init__(placement._replace(row_bounds=(*bounds, (1 << 63) - 1)), optimizer, dtype, name, process_set)
+        super().__init__(config._replace(placement=config.placement._replace(row_bounds=(*bounds, (1 << 63) - 1))))
         self.id_kind = "any"
         self._span = (bounds[self.rank], (*bounds, 1 << 63)[self.rank + 1] - 1)
         self._counts = True
@@ -203,17 +192,14 @@ class DynamicEmbedding(TableModule):
         dtype: torch.dtype = torch.float32,
         process_set: ProcessSet | None = None,
     ) -> None:
-        if not isinstance(optimizer, RowOptimizer):
-            raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
         if admit_after < 1 or (expire_after is not None and expire_after < 1):
             raise ValueError(f"admit_after={admit_after} and expire_after={expire_after} must be at least 1")
         size = members(process_set).size
         if capacity < size:
             raise ValueError(f"capacity={capacity} is too small: each of the {size} ranks needs a row at least")
-        placement = place(ROW_WISE, capacity, embedding_dim, size)
-        what = f"admit_after={admit_after}, expire_after={expire_after}, scale={scale}"
-        name, _ = agree(what, placement, optimizer, dtype, process_set, seed)
-        table = DynamicTable(placement, optimizer, dtype, name, process_set, admit_after, expire_after, scale, seed)
+        config = TableConfig(place(ROW_WISE, capacity, embedding_dim, size), optimizer, dtype, process_set)
+        config, _ = agree(config, f"admit_after={admit_after}, expire_after={expire_after}, scale={scale}", seed)
+        table = DynamicTable(config, admit_after, expire_after, scale, seed)
         super().__init__(table)
         self._table = table
         self.embedding_dim = embedding_dim

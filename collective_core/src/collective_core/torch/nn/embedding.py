@@ -8,14 +8,14 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 
-from collective_core.common.sharding import ROW_WISE, Placement, place
+from collective_core.common.sharding import ROW_WISE, place
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.functions import allgather_object
 from collective_core.torch.nn.row_optimizers import RowOptimizer
-from collective_core.torch.nn.table import Initialise, ShardedTable, agree
+from collective_core.torch.nn.table import Initialise, ShardedTable, TableConfig, agree
 from collective_core.torch.sharded import marked
 
 
@@ -74,14 +74,23 @@ class _Sharded(TableModule):
         process_set: ProcessSet | None = None,
         hash_ids: bool = False,
         storage: str | os.PathLike[str] | None = None,
+        padding_idx: int | None = None,
     ) -> None:
-        if not isinstance(optimizer, RowOptimizer):
-            raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
+        if padding_idx is not None and (hash_ids or not 0 <= padding_idx < num_embeddings):
+            raise ValueError(f"padding_idx={padding_idx} is not possible: it is a row, 0 to {num_embeddings - 1}, and not of hashed ids")
         placement = place(sharding, num_embeddings, embedding_dim, members(process_set).size, owner)
-        number, agreed_seed = agree(f"name {name}, hash_ids={hash_ids}", placement, optimizer, dtype, process_set, seed)
-        super().__init__(_make(placement, optimizer, dtype, name or number, process_set, hash_ids, storage))
+        config = TableConfig(placement, optimizer, dtype, process_set, name)
+        config, agreed_seed = agree(config, f"hash_ids={hash_ids}, padding_idx={padding_idx}", seed)
+        super().__init__(_make(config, hash_ids, storage))
         self.table.initialise(init, agreed_seed)
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        if padding_idx is not None and padding_idx in (rows := placement.rows_of(self.table.rank)):
+            self.weight.detach()[rows.index(padding_idx)] = 0.0
+
+    def _padding(self, ids: torch.Tensor, where: torch.Tensor) -> int | None:
+        """The number of the padding row among the distinct rows of these ids, if it is one of them."""
+        found = where[:0] if self.padding_idx is None else where[ids.reshape(-1) == self.padding_idx]
+        return int(found[0]) if len(found) else None
 
     def gather_weight(self) -> torch.Tensor:
         """The whole table, on every rank. Collective; for tables that fit in memory."""
@@ -92,23 +101,16 @@ class _Sharded(TableModule):
         self.table.load_whole(weight)
 
 
-def _make(
-    placement: Placement,
-    optimizer: RowOptimizer,
-    dtype: torch.dtype,
-    name: str,
-    process_set: ProcessSet | None,
-    hash_ids: bool,
-    storage: str | os.PathLike[str] | None,
-) -> ShardedTable:
+def _make(config: TableConfig, hash_ids: bool, storage: str | os.PathLike[str] | None) -> ShardedTable:
     """The table. Raises :class:`CollectiveError` on every rank where any has no room for it."""
     error, table = "", None
     try:
-        table = ShardedTable(placement, optimizer, dtype, name, process_set, hash_ids, storage)
+        table = ShardedTable(config, hash_ids, storage)
         table.row_tensors()
     except (OSError, RuntimeError) as failure:  # PyTorch's error for memory is a RuntimeError
-        error = f"{name}: rank {membership.rank()} has no room for its rows{'' if storage is None else f' in {storage}'}: {failure}"
-    errors = [text for text in allgather_object(error, f"{name}.room", process_set) if text]
+        where = "" if storage is None else f" in {storage}"
+        error = f"{config.name}: rank {membership.rank()} has no room for its rows{where}: {failure}"
+    errors = [text for text in allgather_object(error, f"{config.name}.room", config.process_set) if text]
     if errors or table is None:
         raise CollectiveError(errors[0], "invalid")
     return table
@@ -132,6 +134,7 @@ class ShardedEmbedding(_Sharded):
         hash_ids: ids are any of int64, hashed into ``num_embeddings`` buckets. Those that share a bucket share a row.
         storage: a folder on a local disk, for tables that exceed memory: rows and their optimizer's state lie in a file there, of which the
             system keeps in memory what is used.
+        padding_idx: a row of zeros that learns nothing, as PyTorch's; ``ShardedEmbeddingBag`` leaves it out of sums and means.
 
     Raises :class:`CollectiveError` (kind ``mismatch``) where ranks give different arguments, and on every rank (kind ``invalid``) where
     an id on any is out of range.
@@ -141,7 +144,10 @@ class ShardedEmbedding(_Sharded):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of ``ids``, int64 or int32 of any shape: ``(*ids.shape, embedding_dim)``."""
         rows, where = self.table.lookup(ids)
-        return rows.index_select(0, where).view(*ids.shape, self.embedding_dim)
+        padding = self._padding(ids, where)
+        if padding is not None:
+            return F.embedding(where.view(ids.shape), rows, padding)
+        return rows.index_select(0, where).view(*ids.shape, self.embedding_dim)  # whose gradient takes less time
 
 
 class ShardedEmbeddingBag(_Sharded):
@@ -167,4 +173,5 @@ class ShardedEmbeddingBag(_Sharded):
         """
         rows, where = self.table.lookup(ids)
         bags = where.view(ids.shape)
-        return F.embedding_bag(bags, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights)
+        padding = self._padding(ids, where)
+        return F.embedding_bag(bags, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights, padding_idx=padding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from bisect import bisect_left
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ MOST_PASSES = 1024
 Initialise = Callable[[torch.Tensor], Any]
 
 
+class TableConfig(NamedTuple):
+    """What every table has. ``name``: in errors; :func:`agree` gives one that all ranks know where it is None."""
+
+    placement: Placement
+    optimizer: RowOptimizer
+    dtype: torch.dtype
+    process_set: ProcessSet | None
+    name: str | None = None
+
+
 class ShardedTable:
     """This rank's part of a table. Ranks make their tables in one order.
 
@@ -37,28 +47,19 @@ class ShardedTable:
     keeps for each row.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        optimizer: RowOptimizer,
-        dtype: torch.dtype,
-        name: str,
-        process_set: ProcessSet | None,
-        hash_ids: bool = False,
-        storage: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def __init__(self, config: TableConfig, hash_ids: bool = False, storage: str | os.PathLike[str] | None = None) -> None:
+        placement, self.optimizer, dtype, process_set, name = config
         self.placement = placement
         self.id_kind = "hashed" if hash_ids else "rows"
-        self.optimizer = optimizer
         self.process_set = process_set
-        self.name = name
+        self.name = str(name)
         self.steps = 0
         self._who = members(process_set)
         self.rank = self._who.rank
         #: Of this rank's positions.
         self._first = 0 if placement.sharding == COLUMN_WISE else placement.row_bounds[self.rank]
         self._generation = membership.generation()
-        self._exchange = exchange_for(placement, name, process_set)
+        self._exchange = exchange_for(placement, self.name, process_set)
         self._storage = Storage(storage)
         self.weight = ShardParameter(self._storage.zeros(placement.shape(self._who.rank), dtype, torch.device("cpu")))
         self.weight.table = self
@@ -281,25 +282,28 @@ class _Rows(torch.autograd.Function):
         return None, None, None, None, None
 
 
-def agree(
-    what: str, placement: Placement, optimizer: RowOptimizer, dtype: torch.dtype, process_set: ProcessSet | None, seed: int | None
-) -> tuple[str, int]:
-    """A name for a new table, and the seed of its initial values, which the first rank draws where it is None. Collective.
+def agree(config: TableConfig, what: str, seed: int | None) -> tuple[TableConfig, int]:
+    """The same table with a name, and the seed of its initial values, which the first rank draws where it is None. Collective.
 
-    ``what``: all else that ranks must agree on. Raises :class:`CollectiveError` where they do not, and ValueError for the type.
+    ``what``: all else that ranks must agree on. Raises :class:`CollectiveError` where they do not, and TypeError or ValueError for an
+    optimizer or a type that cannot be.
     """
+    placement, optimizer, dtype, process_set, name = config
+    if not isinstance(optimizer, RowOptimizer):
+        raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"a sharded table has numbers of float32 or float64, not of {dtype}")
     who = members(process_set)
     number = membership.next_name("embedding", who.id)
     drawn = int(torch.randint(1 << 31, (1,))) if seed is None else seed
-    described = f"{placement.sharding} of {placement.rows} x {placement.columns} {dtype} with {optimizer.describe()}, {what}, seed {seed}"
+    described = f"{placement.sharding} of {placement.rows} x {placement.columns} {dtype} with {optimizer.describe()}, "
+    described += f"name {name}, {what}, seed {seed}"
     everyone = allgather_object((described, placement, drawn), f"{number}.made", process_set)
     for rank, theirs in zip(who.ranks, everyone):
         if theirs[:2] != everyone[0][:2]:
             text = f"ranks make different sharded tables: rank {who.ranks[0]} {everyone[0][0]}; rank {rank} {theirs[0]}"
             raise CollectiveError(text, "mismatch", (rank,))
-    return number.replace(".noname", ""), everyone[0][2]
+    return config._replace(name=name or number.replace(".noname", "")), everyone[0][2]
 
 
 def tables_in(groups: Iterable[dict[str, Any]]) -> list[tuple[ShardedTable, float]]:
