@@ -1,10 +1,10 @@
 """A step of a click-through-rate model: one table of many rows, of which each batch uses a few thousand, and a small network above it.
 
 Sides: the sharded table; the same processes without any communication, each with a whole table and PyTorch's sparse gradients; PyTorch's
-own row-wise sharding (``rowwise``: RowwiseParallel of ``nn.Embedding``, and DDP for the network, over Gloo); and the ways of data
-parallelism: sparse gradients through the engine (``sparse``) and through DDP over Gloo (``ddp-sparse``), dense ones through the engine
-(``dense``) and through DDP over Gloo (``ddp``). All tables are updated by SGD, which needs the least memory and time of the dense sides.
-Ids of a feature are drawn with probability ~ 1 / (id + 1) (Zipf's law with exponent 1).
+own row-wise sharding (``rowwise``: RowwiseParallel of ``nn.Embedding``) and TorchRec's (``torchrec``), with DDP for the network, over Gloo;
+and the ways of data parallelism: sparse gradients through the engine (``sparse``) and through DDP over Gloo (``ddp-sparse``), dense ones
+through the engine (``dense``) and through DDP over Gloo (``ddp``). All tables are updated by SGD, which needs the least memory and time of
+the dense sides. Ids of a feature are drawn with probability ~ 1 / (id + 1) (Zipf's law with exponent 1).
 """
 
 from __future__ import annotations
@@ -69,10 +69,13 @@ def _engine(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
-def _ddp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _gloo() -> Any:
     engines.start_gloo()
-    group = torch.distributed.new_group(backend="gloo")
-    options = {"process_group": group, "gradient_as_bucket_view": True}
+    return torch.distributed.new_group(backend="gloo")
+
+
+def _ddp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    options = {"process_group": _gloo(), "gradient_as_bucket_view": True}
     return nn.parallel.DistributedDataParallel(model, **options), torch.optim.SGD(model.parameters(), lr=LR)
 
 
@@ -82,8 +85,7 @@ def _rowwise(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-    engines.start_gloo()
-    mesh = DeviceMesh.from_group(torch.distributed.new_group(backend="gloo"), "cpu")
+    mesh = DeviceMesh.from_group(_gloo(), "cpu")
     parallelize_module(model.table, mesh, RowwiseParallel(input_layouts=Shard(0), output_layouts=Shard(0)))
     model.network = nn.parallel.DistributedDataParallel(model.network, process_group=mesh.get_group())
     # Gradients of rows are summed over the ranks, those of the network averaged.
@@ -95,6 +97,12 @@ def _alone(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=LR)
 
 
+def _torchrec(rows: int) -> nn.Module:
+    from .torchrec_table import Table
+
+    return Table(rows, COLUMNS, FEATURES, LR, _gloo())
+
+
 def _sharded(rows: int) -> nn.Module:
     return hvd.nn.ShardedEmbedding(rows, COLUMNS, hvd.nn.SGD(), seed=0)
 
@@ -102,6 +110,7 @@ def _sharded(rows: int) -> nn.Module:
 SIDES: dict[str, tuple[Table, Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]]]] = {
     "sharded": (_sharded, _engine),
     "rowwise": (plain_dense, _rowwise),
+    "torchrec": (_torchrec, _ddp),
     "sparse": (plain_sparse, _engine),
     "ddp-sparse": (plain_sparse, _ddp),
     "dense": (plain_dense, _engine),

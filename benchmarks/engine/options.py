@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn, Sequence
 COLLECTIVE_PEERS = ("mpi", "gloo")
 TRAINING_PEERS = ("ddp", "collective-ddp", "fsdp", "collective-fsdp")
 CTR = "ctr"
-CTR_PEERS = ("rowwise", "sparse", "ddp-sparse", "dense", "ddp")
+CTR_PEERS = ("rowwise", "torchrec", "sparse", "ddp-sparse", "dense", "ddp")
 TRAININGS = ("mnist", "mlp", "small", CTR)
 DEFAULT_ROWS = 10_000_000
 DEFAULT_SIZES = "4K,64K,1M,8M,64M"
@@ -97,8 +97,8 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--np", metavar="N", help=f"ranks to start on this host ({DEFAULT_RANKS}); under mpirun, the ranks there must be")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, metavar="LIST", help=f"bytes per rank, K, M and G binary ({DEFAULT_SIZES})")
-    peers = "mpi,gloo (all); with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; with --train ctr: rowwise, sparse, "
-    peers += "ddp-sparse, dense, ddp; none: only the engine"
+    peers = "mpi,gloo (all); with --train: ddp, fsdp (over Gloo), collective-ddp, collective-fsdp; with --train ctr: rowwise, torchrec, "
+    peers += "sparse, ddp-sparse, dense, ddp; none: only the engine"
     parser.add_argument("--peers", metavar="LIST", help=peers)
     parser.add_argument("--train", choices=TRAININGS, help="training steps instead of collectives")
     parser.add_argument("--batch", metavar="N", help="samples per rank and step, with --train (64 for mnist, 2048 for ctr, otherwise 8)")

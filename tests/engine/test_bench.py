@@ -124,7 +124,9 @@ def test_steps_with_a_sharded_table_are_measured():
     done = bench("--np", "2", "--train", "ctr", "--rows", "5000", "--batch", "4", "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert [r["engine"] for r in document["results"]] == ["sharded", *options.CTR_PEERS, "barrier", "none"]
+    missing = document["missing"]
+    assert set(missing) <= {"torchrec"}, missing
+    assert [r["engine"] for r in document["results"]] == ["sharded", *(p for p in options.CTR_PEERS if p not in missing), "barrier", "none"]
     assert 26 <= document["rows_per_batch"] <= 4 * 26
 
 
