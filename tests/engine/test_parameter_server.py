@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from cases import slow_but_last
 from collective_core.common.parameter_server import layout, messages
 from collective_core.common.parameter_server.clocks import Clocks
+from conftest import WORKERS
 
 torch = pytest.importorskip("torch")
 
@@ -77,3 +79,64 @@ def test_whom_a_worker_waits_for():
     for _ in range(9):
         free.tick(1)
     assert free.waits_for(1) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "failing", "hosts"),
+    [("killed", 0, 2), ("raises", 1, 1), pytest.param("killed", 3, 2, marks=pytest.mark.slow), ("raises", 3, 1)],
+)
+def test_a_rank_that_fails_is_named_to_all_others(launch, how, failing, hosts):
+    """Rank 3 is the server."""
+    done = launch("parameter_server_failures.py", 4, hosts, ["1", how, str(failing)], keep_going=True)
+    reports = done.reports()
+    assert set(reports) == {0, 1, 2, 3} - {failing}
+    for report in reports.values():
+        assert report["kind"] in ("peer_lost", "internal"), report
+        assert report["ranks"] == [failing], report
+        assert f"rank {failing} (host " in report["error"], report
+
+
+def test_a_worker_that_ends_early_holds_up_nobody(launch):
+    reports = launch("parameter_server_failures.py", 3, 1, ["1", "ends", "0"]).must_succeed().reports()
+    assert reports[2]["ended"]
+    assert reports[0]["value"] == [-4.5], "three steps of both"
+    assert reports[1]["value"] == [-4.5 - 6], "and three of the second alone"
+
+
+def test_a_new_job_goes_on_from_snapshots(launch, tmp_path):
+    def values(folder, steps, **env):
+        done = launch("parameter_server_again.py", 2, 1, [str(tmp_path / folder), str(steps)], env=env)
+        return done.must_succeed().reports()[0]["values"]
+
+    whole = values("one", 6)
+    values("two", 2)
+    assert values("two", 4) == whole
+    for damage, what in ((lambda data: data[:-3], "is damaged"), (lambda data: b"\xff" * len(data), "is damaged")):
+        file = tmp_path / "two" / "server-0.safetensors"
+        file.write_bytes(damage(file.read_bytes()))
+        done = launch("parameter_server_again.py", 2, 1, [str(tmp_path / "two"), "1"])
+        assert done.returncode != 0
+        assert f"server-0.safetensors {what}" in done.stderr
+
+
+def test_a_server_that_dies_loses_no_more_than_the_updates_since_its_snapshot(tmp_path):
+    """After 13 updates of one of its two arrays. The job goes on with three ranks, of which others are servers, then with four."""
+    command = [*LAUNCH, "-np", "4", "--min-np", "3", "--servers", "2", sys.executable]
+    script = [str(WORKERS / "elastic_parameter_server.py"), str(tmp_path), "13"]
+    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    logs = [[json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.glob("log.*")]
+    assert len(logs) == 5
+    first = next(log for log in logs if log[0].get("begin") == 0 and log[0]["rank"] == 0)
+    begins = [number for number, note in enumerate(first) if "begin" in note]
+    assert len(begins) >= 2
+    acknowledged = max(note["known"][0] for note in first[: begins[1]])
+    lost, kept = first[begins[1]]["known"]
+    assert lost == 10, "every fifth update is in a snapshot"
+    assert acknowledged - 5 <= lost <= acknowledged
+    assert kept >= acknowledged, "the server that lives has lost nothing"
+    for begin in begins[2:]:
+        assert first[begin]["known"][0] >= first[begin - 1]["known"][0], "what moves to other ranks is not lost"
+    ends = [log[-1]["end"] for log in logs if "end" in log[-1]]
+    assert len(ends) == 2
+    assert ends[0] == ends[1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from collective_core.common import elastic
 from collective_core.common.elastic import HostsUpdatedInterrupt
@@ -59,7 +60,7 @@ class Client:
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, tuple[dict[str, Any], list[Array]]]:
         """The answer of every server that was asked. Raises what a server answers as an error, and the engine's for one that is lost."""
-        with self._lock:
+        with self._lock, _noting_failures():
             waiting = {server: self.group.messages.receive(None, self.group.rank_of(server), group.REPLY) for server in sorted(requests)}
             self.tell(requests)
             return {server: self._answer(transfer) for server, transfer in waiting.items()}
@@ -100,6 +101,16 @@ class Client:
         if "error" in header:
             raise CollectiveError(header["error"], header["kind"], header["ranks"])
         return header, arrays
+
+
+@contextlib.contextmanager
+def _noting_failures() -> Iterator[None]:
+    """A rank that was lost ends the job as it does in an operation of the engine."""
+    try:
+        yield
+    except CollectiveError as error:
+        membership.note_failure(error)
+        raise
 
 
 def _step() -> dict[str, Any]:

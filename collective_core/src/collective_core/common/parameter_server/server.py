@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from functools import partial
@@ -13,7 +14,8 @@ from collective_core.common.parameter_server.clocks import Clocks
 from collective_core.common.parameter_server.group import Group
 from collective_core.common.parameter_server.messages import Array
 from collective_core.errors import CollectiveError
-from collective_core.runtime.point_to_point import Transfer
+from collective_core.runtime import membership
+from collective_core.runtime.point_to_point import LAST_WORDS, Transfer
 
 #: Seconds between looks at whether somebody has waited for too long.
 LOOK_INTERVAL = 1.0
@@ -80,10 +82,15 @@ class Server:
             self._tell_all({"changed": True})
             raise
         except Exception as failure:
-            error = failure if isinstance(failure, CollectiveError) else CollectiveError(f"{type(failure).__name__}: {failure}", "internal")
-            text = str(error) if error.kind != "internal" else f"parameter server {self._group.name(self._group.rank)} failed: {error}"
-            self._tell_all({"error": text, "kind": error.kind, "ranks": error.ranks})
+            error = failure if isinstance(failure, CollectiveError) else self._own_failure(failure)
+            self._tell_all({"error": str(error), "kind": error.kind, "ranks": error.ranks})
+            membership.note_failure(error)
             raise
+
+    def _own_failure(self, failure: Exception) -> CollectiveError:
+        rank = self._group.rank
+        text = f"parameter server {self._group.name(rank)} failed: {type(failure).__name__}: {failure}"
+        return CollectiveError(text, "internal", [rank])
 
     def _listen_to(self, worker: int) -> None:
         transfer = self._group.messages.receive(None, worker, group.REQUEST, timeout=float("inf"))
@@ -196,9 +203,11 @@ class Server:
             text = f"{self._group.name(each.worker)} has waited {self._group.timeout:g} s for an update of {who} (COLLECTIVE_TIMEOUT)"
             self._reply(each.worker, {"error": text, "kind": "timeout", "ranks": slow})
 
-    def _reply(self, worker: int, header: dict[str, Any], arrays: list[Array] | None = None) -> None:
-        self._group.messages.send(messages.pack(header, arrays or []), worker, group.REPLY)
+    def _reply(self, worker: int, header: dict[str, Any], arrays: list[Array] | None = None) -> Transfer:
+        return self._group.messages.send(messages.pack(header, arrays or []), worker, group.REPLY)
 
     def _tell_all(self, header: dict[str, Any]) -> None:
-        for worker in self._active:
-            self._reply(worker, header)
+        end = time.monotonic() + LAST_WORDS
+        for reply in [self._reply(worker, header) for worker in self._active]:
+            with contextlib.suppress(CollectiveError):  # those who are lost
+                reply.wait(max(0.0, end - time.monotonic()))

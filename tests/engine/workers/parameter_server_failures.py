@@ -1,0 +1,51 @@
+"""A rank that dies (`killed`), raises an exception (`raises`) or ends early (`ends`) while the others train with servers.
+
+Arguments: servers, how, the rank.
+"""
+
+import os
+import signal
+import sys
+
+os.environ["COLLECTIVE_SERVERS"] = sys.argv[1]
+
+import collective_core.torch as hvd
+import common
+import torch
+from collective_core.errors import CollectiveError
+from collective_core.torch.ps.store import Store
+
+how, failing, STEPS = sys.argv[2], int(sys.argv[3]), 6
+hvd.init()
+torch.set_num_threads(1)
+
+
+def fail_at(step):
+    if hvd.rank() == failing and step == 3:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ZeroDivisionError("made by a test")
+
+
+update = Store.update
+
+
+def update_or_fail(self, name, contributions):
+    update(self, name, contributions)
+    fail_at(self.updates)
+
+
+Store.update = update_or_fail
+try:
+    if hvd.ps.is_server():
+        hvd.ps.serve()
+        common.report(ended=True)
+    else:
+        array = hvd.ps.Array("array", torch.zeros(10_000), torch.optim.SGD, lr=1.0)
+        for step in range(STEPS if how != "ends" or hvd.rank() != failing else 3):
+            fail_at(step if how != "ends" else -1)
+            array.push(torch.full((10_000,), 1.0 + hvd.rank()))
+            value = array.pull()
+        common.report(value=value.unique().tolist())
+except CollectiveError as error:
+    common.report(error=str(error), kind=error.kind, ranks=error.ranks)
