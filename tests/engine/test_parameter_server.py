@@ -81,10 +81,7 @@ def test_whom_a_worker_waits_for():
     assert free.waits_for(1) == []
 
 
-@pytest.mark.parametrize(
-    ("how", "failing", "hosts"),
-    [("killed", 0, 2), ("raises", 1, 1), pytest.param("killed", 3, 2, marks=pytest.mark.slow), ("raises", 3, 1)],
-)
+@pytest.mark.parametrize(("how", "failing", "hosts"), slow_but_last(("raises", 1, 1), ("raises", 3, 1), ("killed", 3, 2), ("killed", 0, 2)))
 def test_a_rank_that_fails_is_named_to_all_others(launch, how, failing, hosts):
     """Rank 3 is the server."""
     done = launch("parameter_server_failures.py", 4, hosts, ["1", how, str(failing)], keep_going=True)
@@ -96,6 +93,7 @@ def test_a_rank_that_fails_is_named_to_all_others(launch, how, failing, hosts):
         assert f"rank {failing} (host " in report["error"], report
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_early_holds_up_nobody(launch):
     reports = launch("parameter_server_failures.py", 3, 1, ["1", "ends", "0"]).must_succeed().reports()
     assert reports[2]["ended"]
@@ -103,6 +101,7 @@ def test_a_worker_that_ends_early_holds_up_nobody(launch):
     assert reports[1]["value"] == [-4.5 - 6], "and three of the second alone"
 
 
+@pytest.mark.slow
 def test_a_new_job_goes_on_from_snapshots(launch, tmp_path):
     def values(folder, steps, **env):
         done = launch("parameter_server_again.py", 2, 1, [str(tmp_path / folder), str(steps)], env=env)
