@@ -1,5 +1,18 @@
-"""``python -m provision``."""
+"""The `provision` program, and ``python -m provision``."""
 
-from provision.cli.main import main
+import os
+import sys
 
-main()
+
+def main() -> None:
+    """Entry point: a Ctrl-C while the command line is still loading is one line, too."""
+    try:
+        from provision.cli.main import main as run
+    except KeyboardInterrupt:
+        os.write(2, b"provision: interrupted\n")
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -37,6 +37,8 @@ from provision.inventory import Inventory, listed
 from provision.remote import progress
 from provision.remote.session import Session
 
+# Endings of files that are logs and no inventories: Slurm and LSF name theirs so.
+_LOG_ENDINGS = (".log", ".out", ".err")
 HEALTH_CHECKS = frozenset(check.id for check in CHECKS if check.of_health)
 _FULL_LEVEL = 2  # of DCGM: minutes, where level 3 takes half an hour
 
@@ -119,6 +121,9 @@ def check(
         _prolog()
         return
     use_own_files()
+    if hosts is not None and hosts.endswith(_LOG_ENDINGS):
+        terminal.say(f"{hosts} is read as a log, as with --log")
+        log, hosts = [hosts, *(log or ())], None
     if gpu.request and fix:
         raise UsageError("--gpu and --fix exclude each other", hint="what --gpu finds is not fixed automatically")
     wanted = {signatures.known_error(name).id for name in only or ()}

@@ -42,7 +42,7 @@ from provision.cli.options import (
     use_own_files,
     with_options,
 )
-from provision.cli.run_options import run_options
+from provision.cli.run_options import hosts_before_program, run_options
 from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
 from provision.install import environments, installer, removal
@@ -158,6 +158,10 @@ def up(
     )
     if smoke:
         options = replace(options, smoke=SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))
+    else:
+        of_training = {"--np": np, "--oversubscribe": oversubscribe, "--epochs": epochs, "--data": data}
+        for name in (name for name, value in of_training.items() if value):
+            terminal.say(f"{name} has no effect: it is for the training job, which --no-smoke leaves out")
     inventory = inventory_of(hosts, limit)
 
     def downgrade(lines: list[str]) -> bool:
@@ -309,6 +313,7 @@ def run(
     if where.version:
         _say_version()
     use_own_files()
+    where, options = hosts_before_program(where, options)
     inventory = target_hosts.select(where, options.np or options.per_node, options.elastic, os.environ, terminal.say)
     if where.check_build:
         with progress.make() as shown:

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -16,9 +17,10 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.options import one_of, url
+from provision.inventory import loading
 from provision.launch import forwarded_variables, horovod_config
 from provision.launch.launchers import Elastic, RunOptions
-from provision.launch.option_table import HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
+from provision.launch.option_table import ELASTIC, HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
 from provision.launch.target_hosts import HostOptions
 
 
@@ -45,6 +47,10 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         terminal.say(f"warning: {sentence}")
     elastic = _elastic(values)
     _check_servers(values)
+    if elastic is None:
+        for option in JOB_OPTIONS:
+            if option.panel == ELASTIC and getattr(values, option.parameter):
+                terminal.say(f"{option.names[0]} has no effect: it is for elastic jobs (--min-np, --max-np or --host-discovery-script)")
     if values.bring:
         terminal.say("--bring is deprecated: it is called --copy now")
     files = (*(values.copy or ()), *(values.bring or ()))
@@ -114,9 +120,22 @@ def _command(values: SimpleNamespace) -> tuple[str, ...]:
     command = tuple(values.command or ())
     if values.module and command:
         return ("python", "-m", *command)
-    if command and not values.no_python and command[0].endswith(".py"):
-        return ("python", *command)
-    return command
+    return command if values.no_python else _with_python(command)
+
+
+def _with_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    return ("python", *command) if command and command[0].endswith(".py") else command
+
+
+def hosts_before_program(where: HostOptions, options: RunOptions) -> tuple[HostOptions, RunOptions]:
+    """``provision run hosts.ini train.py`` as if it said ``--hosts hosts.ini``, as other commands take HOSTS."""
+    first, *rest = options.command or ("",)
+    path = Path(first)
+    # A file that cannot be executed is no program.
+    is_hosts = first == loading.LOCAL or "," in first or (path.is_file() and path.suffix != ".py" and not os.access(path, os.X_OK))
+    if not rest or not is_hosts or any((where.hosts, where.host, where.hostfile)):
+        return where, options
+    return replace(where, hosts=first), replace(options, command=_with_python(tuple(rest)))
 
 
 def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:

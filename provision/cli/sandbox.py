@@ -9,6 +9,7 @@ import typer
 from provision import sandbox
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.text import joined
 from provision.cli.help import App
 
 app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
@@ -54,6 +55,28 @@ def status(name: Name = "default") -> None:
         terminal.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
     )
     terminal.out().say(f"inventory: {found.inventory}")
+
+
+@app.command("ls")
+def list_() -> None:
+    """List all sandboxes of this machine."""
+    found = sandbox.every()
+    if not found:
+        terminal.out().say("no sandbox is up; start one: provision sandbox up")
+        return
+    terminal.out().print(
+        terminal.table(
+            [
+                {
+                    "sandbox": one.name,
+                    "hosts": str(len(one.hosts)),
+                    "state": "running" if one.running else joined(sorted({host.state for host in one.hosts})),
+                    "inventory": str(one.inventory) if one.inventory.exists() else "missing; remove it: provision sandbox down",
+                }
+                for one in found
+            ]
+        )
+    )
 
 
 @app.command()

@@ -25,6 +25,8 @@ from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
 from provision.survey import gpu_code, installed
 
+_LONGEST_HEADLINE = 100  # characters of an exception
+
 
 class JobInterrupted(Interrupted):
     """The user pressed Ctrl-C (or the run got SIGTERM) while a program of theirs ran."""
@@ -63,6 +65,7 @@ def run(
     try:
         with Session(inventory, progress, passwords) as session:
             where, seats, placed = _place(session, options, environment)
+            _check_syntax(session, where, seats[0].host.name, options)
             if gpu_check:
                 _check_gpu_code(session, where, seats)
             workdir, command = _copy(session, seats, options)
@@ -103,7 +106,7 @@ def follow(session: Session, job: Job, placed: Sequence[tuple[str, int]], option
     if result.interrupted:
         _end_leftovers(session)
     if result.code:
-        _show_failure(output, result, job, session.progress, log)
+        _show_failure(output, result, job, placed, options, session.progress, log)
     return result.code
 
 
@@ -150,6 +153,19 @@ def _place(
     return (replace(where, networks=options.networks) if options.networks else where), seats, placed
 
 
+def _check_syntax(session: Session, where: Environment, host: str, options: RunOptions) -> None:
+    """Raise UsageError for a script that Python cannot compile, before anything is copied. The hosts' Python has the last word."""
+    wrong = None if options.workdir is not None else program_files.syntax_error(options.command)
+    if wrong is None:
+        return
+    script, why = wrong
+    compiling = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
+    python = f"{shlex.quote(where.interpreter)} -I -c {shlex.quote(compiling)}"
+    answer = ssh.run(session, {host: python}, stdin=script.read_bytes())[host]
+    if answer.code == 1:
+        raise UsageError(f"a syntax error: {why}", where=str(script), hint="correct it; nothing was copied or started")
+
+
 def _check_gpu_code(session: Session, where: Environment, seats: Sequence[_Seat]) -> None:
     """Raise ProvisionError where a library has no code for a GPU: the job would fail with "no kernel image", or not before it needs it."""
     problems = gpu_code.check(session, {seat.host.name: where.interpreter for seat in seats if seat.has_gpus})
@@ -168,6 +184,8 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
     if options.workdir is not None:
         return options.workdir, list(options.command)
     if [seat.host.connection for seat in seats] == ["local"]:
+        if options.files:
+            session.progress.line("--copy has no effect: the program runs on this machine, in this folder")
         return str(Path.cwd()), list(options.command)
     logins = {seat.login for seat in seats}
     if len(logins) > 1:
@@ -187,18 +205,34 @@ def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple
     progress.line(f"variables of every rank: {', '.join(sorted({*job.environment, *job.free_ports}))}")  # values may be secret
 
 
-def _show_failure(output: RankOutput, result: JobResult, job: Job, progress: Progress, log: Path) -> None:
-    """Print last what failed first. Only a rank that ended by itself has printed why."""
+def _show_failure(
+    output: RankOutput, result: JobResult, job: Job, placed: Sequence[tuple[str, int]], options: RunOptions, progress: Progress, log: Path
+) -> None:
+    """Print what failed first, and then, a line each, what that did to other ranks. Only a rank that ended by itself has printed why."""
     verdict = result.verdict
     failure = None
     if verdict is None or (verdict.kind == "ended" and verdict.code > 0):
         failure = output.first_failure(verdict.rank if verdict else None)
     progress.line("")
+    ending = f"exit code {result.code}; the job's whole output: {log}"
     if failure is None:
-        why = jobs.describe(verdict, job) if verdict else output.verdict or ""
-        progress.line(f"the job ended with exit code {result.code} (its whole output: {log}){why and f': {why}'}", "bold red")
-        return
-    rank, lines = failure
-    progress.line(f"rank {rank} failed first (exit code {result.code}; the job's whole output: {log}):", "bold red")
-    for line in lines:
-        progress.line(f"    {line}")
+        why = jobs.describe(verdict, job) if verdict else output.verdict or "the job failed"
+        progress.line(f"{why} ({ending})", "bold red")
+    else:
+        # An elastic job's ranks move, and words of the user's for mpirun may place them elsewhere.
+        host = "" if options.elastic is not None or options.binding or options.mpi_args else f" on {_host_of(failure.rank, placed, job)}"
+        where = f" ({failure.place})" if failure.place else ""
+        # The traceback has the whole text; that of an error of all ranks is as long as their list.
+        text = failure.exception if len(failure.exception) <= _LONGEST_HEADLINE else failure.exception[:_LONGEST_HEADLINE] + "…"
+        progress.line(f"rank {failure.rank}{host} failed first: {text}{where}", "bold red")
+        for line in () if output.is_on_screen(failure) else failure.lines:
+            progress.line(f"    {line}")
+        progress.line(f"  {ending}")
+    for line in output.consequences(failure):
+        progress.line(f"  {line}")
+
+
+def _host_of(rank: int, placed: Sequence[tuple[str, int]], job: Job) -> str:
+    """Both launchers number ranks in the order of the hosts."""
+    addresses = [address for address, count in placed for _ in range(count)]
+    return job.names.get(addresses[rank], addresses[rank]) if rank < len(addresses) else "an unknown host"

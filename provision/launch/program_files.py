@@ -47,6 +47,30 @@ class Archive(NamedTuple):
         return f"cd && mkdir -p {self.folder} && tar -x -f - --no-same-owner -C {self.folder}"
 
 
+def syntax_error(command: Sequence[str]) -> tuple[Path, str] | None:
+    """The program's file and where it is wrong, if it is a script that this Python cannot compile; it is not run.
+
+    Raises:
+        UsageError: the command is the name of a script without its ending.
+    """
+    words = list(command)
+    if not Path(words[0]).exists() and "/" not in words[0] and Path(f"{words[0]}.py").is_file():
+        raise UsageError(f"{words[0]}: there is no such file here", hint=f"did you mean {words[0]}.py?")
+    at = 1 if _is_python(words[0]) and words[1:] else 0
+    script = Path(words[at])
+    if script.suffix != ".py" or not script.is_file():
+        return None
+    try:
+        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # ValueError: zero bytes
+        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+        code = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
+        return script, f"{line}{getattr(error, 'msg', error)}" + (f": {code[:80]}" if code else "")
+    except OSError:
+        return None  # it is reported where it is copied
+    return None
+
+
 def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True) -> Archive:
     """The program's file and ``files``, and the command as it is on the hosts.
 

@@ -1,20 +1,28 @@
 """The output of a job, split by rank: shown, kept in files, and searched for the failure that came first.
 
 A rank that fails takes others down with it, so the last traceback is rarely the cause: the first one that is not about a lost peer is.
+A traceback is shown in one piece. Of one that tells of another rank's end, or that another rank has printed already, one line is shown: at
+the end of the job, or before what the rank prints next.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from provision.base.text import joined
 from provision.remote.progress import Progress
 
 #: Before what a rank wrote, by both launchers: ``[job,rank]<stream>:``. mpirun puts it wherever a write ended, in the middle of a line too.
 _TAG = re.compile(r"\[\d+,(?P<rank>\d+)\]<(?P<stream>\w+)>:")
 _BEGIN = "Traceback (most recent call last)"
+#: Before a traceback that goes on from the one above it.
+_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+#: An error of the engine's, which concerns all ranks: those that raise it at the same place say the same, each from its point of view.
+_OF_ALL = re.compile(r"\S*CollectiveError\b")
 #: The last line of a traceback that is a symptom of another rank's end.
 _SYMPTOM = re.compile(
     r"(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b"
@@ -22,7 +30,61 @@ _SYMPTOM = re.compile(
 #: Before the messages of the engine's own launcher.
 _OWN = "collective_core.launch: "
 _MOST_LINES = 200  # of one traceback
+_RECENT = 15  # lines after a traceback with which it is still on the screen
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
+
+
+@dataclass(eq=False)
+class Failure:
+    """A traceback of a rank, with those that it goes on from and what the rank printed after it.
+
+    Attributes:
+        is_whole: its last line has been printed.
+        shown: how many of its lines have been, or all of them as one.
+        twin: the rank that has printed the same before.
+        at: the number of lines shown of the job when this one had been.
+    """
+
+    rank: int
+    lines: list[str] = field(default_factory=list)
+    is_whole: bool = False
+    shown: int = 0
+    twin: int | None = None
+    at: int | None = None
+
+    @property
+    def is_symptom(self) -> bool:
+        """Whether it tells of another rank's end."""
+        return any(_SYMPTOM.search(line) for line in self.lines)
+
+    @property
+    def exception(self) -> str:
+        """Its last exception: type and text, without the type's module."""
+        found = [line for line in self.lines[self._last() :] if line and not line.startswith((" ", _BEGIN))]
+        return re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", found[0]) if found else ""
+
+    @property
+    def place(self) -> str:
+        """``file, line N, in function`` of the program, where a library is not it."""
+        frames = [line for line in self.lines[self._last() :] if line.startswith("  File ")]
+        own = [line for line in frames if "/site-packages/" not in line and "/lib/python" not in line] or frames
+        return own[-1].strip().replace("File ", "", 1).replace('"', "") if own else ""
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether it is the same error at the same place; its text may say how this rank saw it."""
+        mine, its = self.lines[self._last() :], other.lines[other._last() :]
+        frames = [[line for line in lines if line.startswith(" ")] for lines in (mine, its)]
+        same_error = self.exception == other.exception or all(_OF_ALL.match(one.exception) for one in (self, other))
+        return frames[0] == frames[1] and same_error
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the traceback that begins now belongs to it."""
+        return any(line.startswith(_LINKS) for line in self.lines[-2:])
+
+    def _last(self) -> int:
+        """Where the last of its tracebacks begins."""
+        return max((number for number, line in enumerate(self.lines) if line.startswith(_BEGIN)), default=0)
 
 
 def readable(line: str) -> str:
@@ -56,13 +118,15 @@ class RankOutput:
         self.verdict: str | None = None
         self._files: dict[Path, IO[str]] = {}
         self._partial: dict[tuple[int, str], str] = {}  # lines without their end
-        self._open: dict[int, list[str]] = {}  # tracebacks without their last line
-        self._failures: list[tuple[int, list[str]]] = []
+        self._latest: dict[int, Failure] = {}  # of each rank
+        self._failures: list[Failure] = []  # in the order in which they were whole
+        self._shown = 0  # lines
 
     def __call__(self, line: str) -> None:
         head, *parts = _TAG.split(line)
         if head.strip() or not parts:
             self._progress.line(head)  # the launcher's own message
+            self._shown += 1
             if head.startswith(_OWN):
                 self.verdict = head[len(_OWN) :]
         for at in range(0, len(parts), 3):
@@ -74,9 +138,14 @@ class RankOutput:
     def _take(self, rank: int, stream: str, text: str) -> None:
         if self._folder is not None:
             self._file(self._folder / f"rank.{rank:0{self._digits}}" / stream).write(text + "\n")
-        if stream == "stderr":
-            self._follow(rank, text)
+        if stream == "stderr" and self._follow(rank, text):
+            return
+        self._release(rank)
+        self._show(rank, stream, text)
+
+    def _show(self, rank: int, stream: str, text: str) -> None:
         if not self._quiet or rank == 0:
+            self._shown += 1
             when = f"{time.strftime('%a %b %d %H:%M:%S %Y')} " if self._timestamps else ""
             show = self._progress.output if stream == "stdout" else self._progress.errors
             show(f"{when}[{rank}] ", text, _COLOURS[rank % len(_COLOURS)])
@@ -87,27 +156,100 @@ class RankOutput:
             self._files[path] = path.open("w", encoding="utf-8", buffering=1)
         return self._files[path]
 
-    def _follow(self, rank: int, text: str) -> None:
+    def _follow(self, rank: int, text: str) -> bool:
+        """Take a line of standard error; whether it is a traceback's, and so not to be shown now."""
+        failure = self._latest.get(rank)
         if text.startswith(_BEGIN):
-            self._open[rank] = [text]
-        elif rank in self._open:
-            self._open[rank].append(text)
-            if (text and not text.startswith(" ")) or len(self._open[rank]) > _MOST_LINES:
-                self._failures.append((rank, self._open.pop(rank)))
+            if failure is None or not failure.goes_on:
+                self._survived(rank)
+                failure = self._latest[rank] = Failure(rank)
+            failure.is_whole = False
+        elif failure is None:
+            return False
+        if len(failure.lines) == _MOST_LINES:  # it is no traceback, or the rank has survived it
+            self._survived(rank)
+            return False
+        failure.lines.append(text)
+        if failure.is_whole:
+            # More of a message is shown as it comes; a blank line may be that before a traceback that goes on from this one.
+            is_held = failure.at is None and (not text or text.startswith(_LINKS))
+            failure.shown += not is_held
+            return is_held
+        if text and not text.startswith((" ", _BEGIN)):
+            self._complete(failure)
+        return True
 
-    def first_failure(self, first: int | None = None) -> tuple[int, list[str]] | None:
-        """(rank, its traceback): the first that is not about another rank's end, else that of ``first``, the rank that ended first.
+    def _survived(self, rank: int) -> None:
+        """Forget its latest traceback, after it has been shown."""
+        self._release(rank)
+        failure = self._latest.pop(rank, None)
+        if failure in self._failures:
+            self._failures.remove(failure)
+        elif failure is not None:
+            self._show_lines(failure)
+
+    def _complete(self, failure: Failure) -> None:
+        failure.is_whole = True
+        if failure not in self._failures:
+            self._failures.append(failure)
+        before = self._failures[: self._failures.index(failure)]
+        failure.twin = next((other.rank for other in before if other.rank != failure.rank and failure.is_like(other)), None)
+        if failure.at is not None or (failure.twin is None and not failure.is_symptom):
+            self._show_lines(failure)
+
+    def _show_lines(self, failure: Failure) -> None:
+        for line in failure.lines[failure.shown :]:
+            self._show(failure.rank, "stderr", line)
+        failure.shown, failure.at = len(failure.lines), self._shown
+
+    def _release(self, rank: int) -> None:
+        """Show the one line of a rank's traceback that has been held back: the rank goes on."""
+        failure = self._latest.get(rank)
+        if failure is not None and failure.at is None and failure.is_whole:
+            self._show(rank, "stderr", self._in_one_line(failure))
+            failure.shown, failure.at = len(failure.lines), self._shown
+
+    @staticmethod
+    def _in_one_line(failure: Failure) -> str:
+        return failure.exception if failure.twin is None or failure.is_symptom else f"the same error as that of rank {failure.twin}"
+
+    def first_failure(self, first: int | None = None) -> Failure | None:
+        """The first that is not about another rank's end, else that of ``first``, the rank that ended first.
 
         Where ``first`` is None it is the first of all, unless the launcher has named a rank.
         """
-        causes = [(rank, lines) for rank, lines in self._failures if not _SYMPTOM.search(lines[-1])]
+        causes = [failure for failure in self._failures if not failure.is_symptom]
         others = [] if self.verdict else self._failures
-        return next(iter(causes or [each for each in others if first in (None, each[0])]), None)
+        return next(iter(causes or [each for each in others if first in (None, each.rank)]), None)
+
+    def is_on_screen(self, failure: Failure) -> bool:
+        """Whether the whole of it is among the last lines that were shown."""
+        hidden = self._quiet and failure.rank != 0
+        return (
+            failure.at is not None
+            and failure.twin is None
+            and not failure.is_symptom
+            and not hidden
+            and self._shown - failure.at <= _RECENT
+        )
+
+    def consequences(self, cause: Failure | None) -> list[str]:
+        """What other ranks failed with and has not been shown: ``ranks 0 and 1: …``, a line for each error."""
+        ranks: dict[str, list[int]] = {}
+        for failure in self._failures:
+            if failure is not cause and failure.at is None:
+                ranks.setdefault(self._in_one_line(failure), []).append(failure.rank)
+        return [
+            f"{'ranks' if len(some) > 1 else 'rank'} {joined([str(rank) for rank in sorted(some)])}: {text}" for text, some in ranks.items()
+        ]
 
     def close(self) -> None:
         """Show lines that have no end, and close the files."""
         for (rank, stream), text in self._partial.items():
             self._take(rank, stream, text)
         self._partial.clear()
+        for failure in self._latest.values():
+            if not failure.is_whole:  # the rank was killed while it printed it
+                self._show_lines(failure)
         for file in self._files.values():
             file.close()

@@ -228,14 +228,16 @@ def _user_settings() -> dict[str, str]:
     return {"ANSIBLE_CONFIG": str(own)} if own.is_file() and "ANSIBLE_CONFIG" not in os.environ else {}
 
 
-def _ssh_arguments() -> dict[str, str]:
-    """Ours only where the user has none: theirs may lead through a jump host."""
-    if "ANSIBLE_SSH_ARGS" in os.environ:
-        return {}
+def _ssh_settings() -> dict[str, str]:
+    """Ours only where the user has none: their arguments may lead through a jump host. A connection that is lost is made once more."""
     config = find_ini_config_file()
-    if config and re.search(r"^\s*ssh_args\s*=", Path(os.fsdecode(config)).read_text(encoding="utf-8"), re.MULTILINE):
-        return {}
-    return {"ANSIBLE_SSH_ARGS": SSH_ARGUMENTS}
+    text = Path(os.fsdecode(config)).read_text(encoding="utf-8") if config else ""
+    ours = {"ssh_args": ("ANSIBLE_SSH_ARGS", SSH_ARGUMENTS), "retries": ("ANSIBLE_SSH_RETRIES", "1")}
+    return {
+        variable: value
+        for key, (variable, value) in ours.items()
+        if variable not in os.environ and not re.search(rf"^\s*{key}\s*=", text, re.MULTILINE)
+    }
 
 
 def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
@@ -251,7 +253,7 @@ def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
         # Connections are shared within a run and never with another: that one may have had another key, or other known hosts.
         "ANSIBLE_SSH_CONTROL_PATH": f"%(directory)s/{run_id[-6:]}-%%C",
         **_user_settings(),
-        **_ssh_arguments(),
+        **_ssh_settings(),
         "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_PYTHON_INTERPRETER": os.environ.get("ANSIBLE_PYTHON_INTERPRETER", "auto_silent"),
         "ANSIBLE_LOCAL_TEMP": str(workdir / "tmp"),

@@ -139,7 +139,15 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
 
 def _run(session: Session, scripts: Mapping[str, str], stdin: Input, timeout: float, interrupted: threading.Event) -> dict[str, Answer]:
     def run_on(name: str) -> Answer:
+        content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         deadline = time.monotonic() + timeout
+        answer = attempt(name, content, deadline)
+        # One lost connection is no reason to give up. What a function feeds may not be there a second time.
+        if answer.code == UNREACHABLE and not answer.out and isinstance(content, bytes):
+            answer = attempt(name, content, deadline)
+        return answer
+
+    def attempt(name: str, content: bytes | Feed, deadline: float) -> Answer:
         was_late = False
 
         def stopping() -> bool:
@@ -147,7 +155,6 @@ def _run(session: Session, scripts: Mapping[str, str], stdin: Input, timeout: fl
             was_late = was_late or interrupted.is_set() or time.monotonic() > deadline
             return was_late
 
-        content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         failures: list[Exception] = []
 
         def feed(pipe: IO[bytes]) -> None:

@@ -108,6 +108,14 @@ def status(name: str = "default") -> Sandbox | None:
     return sandbox if containers else None
 
 
+def every() -> list[Sandbox]:
+    """All sandboxes of this machine, by name. Raises ProvisionError where no engine answers."""
+    with _engine("looking for sandboxes") as client:
+        labelled = client.containers.list(all=True, filters={"label": [names.LABEL, f"{names.ROLE}=host"]}, ignore_removed=True)
+        found = sorted({str(container.labels[names.LABEL]) for container in labelled})
+        return [_sandbox(name, _containers(client, name)) for name in found]
+
+
 def down(name: str = "default", say: Say = terminal.say) -> list[str]:
     """Remove every trace of a sandbox, also of one whose making was killed. Doing it twice does no harm.
 

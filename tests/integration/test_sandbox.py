@@ -313,6 +313,7 @@ def test_status_sees_a_stopped_host(sandbox_factory, engine):
     assert sandboxes.status(sandbox.name) == sandbox
     engine.containers.get(sandbox.hosts[0].container).stop(timeout=0)
     now = sandboxes.status(sandbox.name)
+    assert now in sandboxes.every()
     assert now is not None
     assert (now.hosts[0].state, now.hosts[0].address, now.running) == ("exited", "", False)
     with pytest.raises(ProvisionError, match="exited"):

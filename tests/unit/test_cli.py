@@ -219,6 +219,7 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["plan", "localhost", "--wheels", "missing-folder"], "missing-folder"),
         (["survey", "localhost", "--become-password-file", "missing-file"], "missing-file"),
         (["upp"], "did you mean up?"),
+        (["upp", "hosts.ini"], "did you mean up?"),
         (["sandbox", "up", "-n", "0"], "0"),
         (["sandbox", "up", "--sudo", "maybe"], "one of nopasswd, password, none"),
         (["image", "verify", "A B"], "not the name of an image"),

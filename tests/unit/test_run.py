@@ -16,9 +16,9 @@ import pytest
 
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
-from provision.cli.run_options import run_options
+from provision.cli.run_options import hosts_before_program, run_options
 from provision.inventory import Inventory
-from provision.launch import forwarded_variables, jobs, launchers, program, program_files, target_hosts
+from provision.launch import forwarded_variables, jobs, launchers, option_table, program, program_files, target_hosts
 from provision.launch.jobs import Job, JobResult, Verdict
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.rank_output import RankOutput
@@ -224,6 +224,7 @@ CAUSE = [
     "[1,1]<stderr>:",
     "[1,1]<stderr>:ValueError: a bad batch",
 ]
+SYMPTOM_IN_ONE_LINE = "rank 0: CollectiveError: allreduce 'x': rank 1 (host b, pid 7) is gone (its connection ended)"
 
 
 def test_cause_is_shown_and_not_its_symptom() -> None:
@@ -231,12 +232,16 @@ def test_cause_is_shown_and_not_its_symptom() -> None:
         output, shown = show(lines)
         found = output.first_failure()
         assert found is not None
-        assert (found[0], found[1][-1]) == (1, "ValueError: a bad batch")
-        assert '[1]   File "train.py", line 7, in <module>' in shown
+        assert (found.rank, found.exception, found.place) == (1, "ValueError: a bad batch", "train.py, line 7, in <module>")
+        at = shown.index("[1] Traceback (most recent call last):")
+        assert shown[at : at + 3] == [*shown[at : at + 1], '[1]   File "train.py", line 7, in <module>', "[1] ValueError: a bad batch"]
         assert "[0] epoch 1" in shown
+        said = [line for line in [*shown, *output.consequences(found)] if "CollectiveError" in line]
+        assert len(said) == 1, "the symptom is one line: at the end, or before what the rank prints next"
+        assert not any("line 8" in line for line in shown)
     only = show(SYMPTOM)[0].first_failure()
     assert only is not None
-    assert only[0] == 0
+    assert only.rank == 0
     assert show(["[1,0]<stdout>:all well"])[0].first_failure() is None
 
 
@@ -267,7 +272,88 @@ def test_verdict_is_shown_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(jobs, "run", ended)
     with Session(inventories.load("localhost"), shown, {}) as session:
         assert program.follow(session, job, [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",))) == 1
-    assert last in shown.lines[-1]
+    assert last in shown.lines[-2]
+    assert shown.lines[-1] == f"  {SYMPTOM_IN_ONE_LINE}", "what it did to others comes after it"
+
+
+def test_cause_is_said_with_rank_host_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    shown = Shown()
+
+    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, _inside: str) -> JobResult:
+        for line in [*CAUSE, *SYMPTOM, *(f"[1,2]<stdout>:more {number}" for number in range(more))]:
+            on_line(line)
+        return JobResult(1, None, False, Verdict("ended", "", rank=0, code=1))
+
+    monkeypatch.setattr(jobs, "run", ended)
+    for more in (0, 20):
+        shown.lines.clear()
+        with Session(inventories.load("localhost"), shown, {}) as session:
+            job = Job([], host="a", names={"10.0.0.2": "b"})
+            program.follow(session, job, [("10.0.0.1", 1), ("10.0.0.2", 1)], RunOptions(("train",)))
+        at = shown.lines.index("rank 1 on b failed first: ValueError: a bad batch (train.py, line 7, in <module>)")
+        again = "    ValueError: a bad batch" in shown.lines[at:]
+        assert again == (more == 20), "the traceback is printed again where it has scrolled away"
+
+
+def of_rank(rank: int, text: str) -> list[str]:
+    return [f"[1,{rank}]<stderr>:{line}" for line in text.splitlines()]
+
+
+MISMATCH = """Traceback (most recent call last):
+  File "/home/me/train.py", line 4, in <module>
+    hvd.allreduce(x)
+  File "/opt/venv/lib/python3.11/site-packages/collective_core/_native.py", line 269, in check
+    raise error
+collective_core.errors.CollectiveError: allreduce 'g' (float32[{}]): the ranks ask for different things"""
+
+
+def test_an_error_of_all_ranks_is_printed_once() -> None:
+    output, shown = show([line for rank in (2, 0, 1) for line in of_rank(rank, MISMATCH.format(rank + 3))])
+    found = output.first_failure()
+    assert found is not None
+    assert (found.rank, found.place) == (2, "/home/me/train.py, line 4, in <module>"), "a library is not the place"
+    assert shown == [f"[2] {line}" for line in MISMATCH.format(5).splitlines()]
+    assert output.consequences(found) == ["ranks 0 and 1: the same error as that of rank 2"]
+
+
+def test_tracebacks_of_ranks_that_print_at_the_same_time_are_whole() -> None:
+    first, second = (of_rank(rank, MISMATCH.format(3).replace("CollectiveError", f"Error{rank}")) for rank in (0, 1))
+    shown = show([line for pair in zip(first, second, strict=True) for line in pair])[1]
+    assert [line[:3] for line in shown] == ["[0]"] * 6 + ["[1]"] * 6
+
+
+def test_a_rank_that_goes_on_has_its_symptom_shown() -> None:
+    """As a program does that catches the error of a lost rank, prints it and trains on."""
+    output, shown = show([*SYMPTOM, "[1,0]<stdout>:epoch 2"])
+    assert shown[-2:] == ["[0] " + SYMPTOM_IN_ONE_LINE.partition(": ")[2], "[0] epoch 2"]
+    assert output.consequences(None) == []
+
+
+def test_a_traceback_that_goes_on_from_another_is_one_failure() -> None:
+    chained = [
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+        '  File "train.py", line 9, in <module>',
+        "ValueError: no batch",
+    ]
+    symptom = [line.replace("[1,0]", "[1,1]") for line in SYMPTOM if "stderr" in line]
+    output, shown = show([*symptom, *of_rank(1, "\n".join(chained)), *of_rank(2, MISMATCH.format(3))])
+    found = output.first_failure()
+    assert found is not None
+    assert found.rank == 2, "what a lost rank has led to is no cause"
+    assert output.consequences(found) == ["rank 1: ValueError: no batch"]
+    assert all(line.startswith("[2]") for line in shown)
+
+
+def test_a_traceback_that_a_rank_has_survived_is_not_the_cause() -> None:
+    output, _ = show([*CAUSE, *(f"[1,1]<stderr>:step {number}" for number in range(300))])
+    assert output.first_failure() is None
+    output, shown = show([*of_rank(0, 'Traceback (most recent call last):\n  File "a.py", line 1, in f'), *CAUSE])
+    output.close()
+    assert shown[-1] == '[0]   File "a.py", line 1, in f', "a rank that was killed meanwhile"
 
 
 def test_a_line_that_a_rank_writes_in_pieces_is_one_line() -> None:
@@ -376,6 +462,73 @@ def test_missing_program_is_named_before_anything_is_copied(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"nosuch\.py: there is no such file here") if refused else contextlib.nullcontext():
         program_files.pack(command, [])
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["python", "good.py"], None),
+        (["python", "-m", "bad"], None),
+        (["python", "bad.py", "--lr", "1"], "line 2: invalid syntax: def f(:"),
+        (["bad.py"], "line 2: invalid syntax"),
+        (["hostname"], None),
+    ],
+)
+def test_a_syntax_error_is_found_without_running_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], says: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.py").write_text("raise SystemExit('it was run')\n")
+    (tmp_path / "bad.py").write_text("import os\ndef f(:\n")
+    found = program_files.syntax_error(command)
+    assert found is None if says is None else (found is not None and says in found[1]), found
+
+
+def test_the_hosts_python_has_the_last_word_about_syntax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    newer = tmp_path / "newer"
+    newer.write_text("#!/bin/sh\nexit 0\n")  # a Python that takes what this one does not
+    newer.chmod(0o755)
+    options = run_options(["bad.py"], np=2)
+    with Session(inventories.load("localhost"), Shown(), {}) as session:
+        program._check_syntax(session, launchers.Environment(str(newer)), "localhost", options)
+        with pytest.raises(UsageError, match=r"bad\.py: a syntax error: line 1"):
+            program._check_syntax(session, launchers.Environment(sys.executable), "localhost", options)
+
+
+def test_a_script_without_its_ending_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError, match=r"did you mean train\.py\?"):
+        program_files.syntax_error(["train"])
+
+
+def test_hosts_may_stand_before_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.ini").write_text("a\n")
+    (tmp_path / "start.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "start.sh").chmod(0o755)
+
+    def understood(*command: str, **where: Any) -> tuple[str | None, tuple[str, ...]]:
+        defaults = {option.parameter: None for option in option_table.HOST_OPTIONS}
+        hosts, options = hosts_before_program(HostOptions(**{**defaults, **where}), run_options(list(command)))
+        return hosts.hosts, options.command
+
+    assert understood("hosts.ini", "train.py", "--lr", "1") == ("hosts.ini", ("python", "train.py", "--lr", "1"))
+    assert understood("localhost", "python", "train.py") == ("localhost", ("python", "train.py"))
+    assert understood("a,b", "hostname") == ("a,b", ("hostname",))
+    for program_alone in (("start.sh", "train.py"), ("train.py", "hosts.ini"), ("hosts.ini",), ("hostname", "-f")):
+        assert understood(*program_alone)[0] is None, program_alone
+    assert understood("hosts.ini", "train.py", hosts="c") == ("c", ("hosts.ini", "train.py"))
+
+
+def test_options_without_effect_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    run_options(["true"], np=2, reset_limit=3)
+    assert "--reset-limit has no effect: it is for elastic jobs" in capsys.readouterr().err
+    run_options(["true"], np=2, min_np=1, reset_limit=3)
+    assert "no effect" not in capsys.readouterr().err
 
 
 def test_variables_that_ranks_get_by_default() -> None:

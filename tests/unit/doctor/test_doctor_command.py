@@ -41,6 +41,14 @@ def test_a_log_ends_with_0_only_where_nothing_was_found(tmp_path: Path, log: str
     assert ("nothing that it knows" in printed) == (code == 0)
 
 
+def test_a_log_in_the_place_of_hosts_is_read_as_a_log(tmp_path: Path) -> None:
+    file = tmp_path / "slurm-7.out"
+    file.write_text("Host key verification failed.\n")
+    code, printed = doctor(str(file))
+    assert code == 1
+    assert "[ssh-host-key-verification]" in printed
+
+
 def test_the_document_of_a_log_says_how_much_was_read(tmp_path: Path) -> None:
     file = tmp_path / "job.log"
     file.write_text("epoch 1\nHost key verification failed.\n")
