@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,66 +20,87 @@ Optimizer = torch.optim.Optimizer
 warnings.filterwarnings("ignore", "Sparse invariant checks")  # in PyTorch's Adagrad
 
 
+@dataclass
+class Job:
+    """``ranks``: those that train, a process set: with parameter servers not all. ``staleness``: of these, docs/parameter-server.md."""
+
+    ranks: Any
+    rows: int
+    lr: float
+    staleness: int | None
+
+
 def initial_rows(rows: int, columns: int, width: float) -> torch.Tensor:
-    """The same in all modes, so that they can be compared. A table that exceeds a rank's memory is given ``init`` and ``seed`` instead."""
+    """The same in all modes but ``ps``. A table that exceeds a rank's memory is given ``init`` and ``seed`` instead, as in ``ps``."""
     return torch.empty(rows, columns).uniform_(-width, width, generator=torch.Generator().manual_seed(columns))
 
 
-def plain_table(rows: int, columns: int, width: float, sparse: bool) -> nn.Module:
-    start = initial_rows(rows, columns, width)
+def plain_table(job: Job, columns: int, width: float, sparse: bool) -> nn.Module:
+    start = initial_rows(job.rows, columns, width)
     return nn.EmbeddingBag.from_pretrained(start, freeze=False, mode="sum", sparse=sparse)
 
 
-def sharded_table(rows: int, columns: int, width: float) -> nn.Module:
-    table = hvd.nn.ShardedEmbeddingBag(rows, columns, hvd.nn.Adagrad(), mode="sum", seed=0)
-    table.load_weight(initial_rows(rows, columns, width))
+def sharded_table(job: Job, columns: int, width: float) -> nn.Module:
+    table = hvd.nn.ShardedEmbeddingBag(job.rows, columns, hvd.nn.Adagrad(), mode="sum", seed=0, process_set=job.ranks)
+    table.load_weight(initial_rows(job.rows, columns, width))
     return table
 
 
-def by_engine(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+def served_table(job: Job, columns: int, width: float) -> nn.Module:
+    return hvd.ps.EmbeddingBag(job.rows, columns, hvd.nn.Adagrad(), mode="sum", scale=width)
 
 
-def by_ddp(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+def by_engine(job: Job, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0, process_set=job.ranks)
+    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), process_set=job.ranks)
+
+
+def by_ddp(_job: Job, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), optimizer
 
 
-def alone(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+def by_servers(job: Job, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    return model, hvd.ps.DistributedOptimizer(optimizer, model, staleness=job.staleness)
+
+
+def alone(_job: Job, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
     return model, optimizer
 
 
-MODES: dict[str, tuple[Callable[..., nn.Module], Callable[[nn.Module, Optimizer], tuple[nn.Module, Optimizer]]]] = {
+MODES: dict[str, tuple[Callable[..., nn.Module], Callable[[Job, nn.Module, Optimizer], tuple[nn.Module, Optimizer]]]] = {
     "sharded": (sharded_table, by_engine),
     "sparse": (partial(plain_table, sparse=True), by_engine),
     "dense": (partial(plain_table, sparse=False), by_engine),
     "ddp": (partial(plain_table, sparse=False), by_ddp),
+    "ps": (served_table, by_servers),
     "alone": (partial(plain_table, sparse=True), alone),
 }
 
 
-def build(mode: str, model: str, rows: int, lr: float) -> tuple[nn.Module, nn.Module, Optimizer]:
+def build(mode: str, model: str, job: Job) -> tuple[nn.Module, nn.Module, Optimizer]:
     """The model as it is evaluated, as it is trained, and its optimizer. Collective."""
     make_table, distribute = MODES[mode]
     torch.manual_seed(0)
-    plain: nn.Module = MODELS[model](partial(make_table, rows))
-    trained, optimizer = distribute(plain, torch.optim.Adagrad(plain.parameters(), lr))
+    plain: nn.Module = MODELS[model](partial(make_table, job))
+    trained, optimizer = distribute(job, plain, torch.optim.Adagrad(plain.parameters(), job.lr))
     return plain, trained, optimizer
 
 
-def bytes_sent(mode: str, model: nn.Module, steps: int, before: Any, after: Any) -> float:
-    """Bytes that this rank has sent to others in each of ``steps`` steps, between two times at which ``hvd.metrics()`` was asked.
+def bytes_counted(n: int) -> float:
+    """Bytes that this rank has sent to others so far in collectives of ``n`` ranks.
 
-    Of n ranks a sum of S bytes sends 2 S (n - 1) / n, an alltoall S (n - 1) / n, and an allgather S (n - 1).
+    A sum of S bytes sends 2 S (n - 1) / n, an alltoall S (n - 1) / n, and an allgather S (n - 1).
     """
-    n = hvd.size()
-    if mode == "ddp":
-        return 2 * (n - 1) / n * sum(p.numel() * p.element_size() for p in model.parameters())
     factors = {"allreduce": 2 * (n - 1) / n, "alltoall": (n - 1) / n, "allgather": n - 1}
+    return sum(factors.get(row["kind"], 0) * row["bytes"] for row in hvd.metrics()["operations"])
 
-    def sent(metrics: Any) -> float:
-        return sum(factors.get(row["kind"], 0) * row["bytes"] for row in metrics["operations"])
 
-    return (sent(after) - sent(before)) / steps
+def bytes_calculated(mode: str, model: nn.Module, n: int, used: float) -> float:
+    """Bytes that a rank sends per step in the modes that ``hvd.metrics()`` does not count. ``used``: distinct rows of a batch."""
+    dense = sum(p.numel() * p.element_size() for p in model.parameters())
+    if mode == "ddp":
+        return dense * 2 * (n - 1) / n
+    # Ids of 8 bytes to pull the rows, and again with their gradients.
+    return dense + used * sum(16 + 4 * part.embedding_dim for part in model.modules() if isinstance(part, hvd.ps.EmbeddingBag))

@@ -1,7 +1,8 @@
-"""Trains a click-through-rate model on two ranks or more, in one way or in several ways in turn.
+"""Trains a click-through-rate model, in one way or in several ways in turn.
 
     python -m collective_core.launch -np 2 python examples/ctr/train.py --model dlrm --mode sharded
     python -m collective_core.launch -np 2 python examples/ctr/train.py --model wide_deep --mode sharded sparse alone
+    python -m collective_core.launch -np 3 --servers 1 python examples/ctr/train.py --mode ps
 
 README.md says what the ways are, and how fast.
 """
@@ -16,7 +17,7 @@ import collective_core.torch as hvd
 import torch
 from data import TOGETHER, Clicks, Records
 from model import MODELS
-from modes import MODES, build, bytes_sent
+from modes import MODES, Job, build, bytes_calculated, bytes_counted
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 #: Steps of one mode before it is the next one's turn.
@@ -28,24 +29,32 @@ HELD_OUT = 1 << 36
 class Training:
     """A model in one of the modes, and what its steps have cost."""
 
-    def __init__(self, mode: str, options: argparse.Namespace, rows: int) -> None:
-        self.mode = mode
-        self.model, self.trained, self.optimizer = build(mode, options.model, rows, options.lr)
+    def __init__(self, mode: str, model: str, job: Job) -> None:
+        self.mode, self.ranks = mode, job.ranks
+        self.model, self.trained, self.optimizer = build(mode, model, job)
         self.losses: list[float] = []
-        self.seconds: list[float] = []  # of a step, in each turn, on the slowest rank
-        self.bytes = 0.0
+        self.seconds: list[float] = []  # of a step, in each turn
+        self.bytes = 0.0  # of a step of this rank
 
     def turn(self, batches: list[Records]) -> None:
-        hvd.barrier()
-        metrics, begin = hvd.metrics(), time.perf_counter()
+        hvd.barrier(process_set=self.ranks)
+        before, begin = bytes_counted(self.ranks.size()), time.perf_counter()
         losses = [self.step(batch) for batch in batches]
         mine = (time.perf_counter() - begin) / len(batches)
-        self.bytes = bytes_sent(self.mode, self.model, len(batches), metrics, hvd.metrics())
-        self.losses.append(hvd.allreduce(torch.stack(losses).mean(), name="loss").item())
-        if self.mode == "alone":  # ranks that do not wait for each other: their speeds' mean
-            self.seconds.append(1 / hvd.allreduce(torch.tensor(1 / mine), name="speed").item())
-        else:
-            self.seconds.append(hvd.allreduce(torch.tensor(mine), name="seconds", op=hvd.Max).item())
+        self.bytes = (bytes_counted(self.ranks.size()) - before) / len(batches)
+        if self.mode in ("ddp", "ps"):
+            used = sum(len(batch.ids.unique()) for batch in batches) / len(batches)
+            self.bytes = bytes_calculated(self.mode, self.model, self.ranks.size(), used)
+        self.losses.append(self.mean(torch.stack(losses).mean()))
+        # The ranks' mean speed where none waits for another, the slowest's where each step waits for all.
+        waits = self.mode not in ("alone", "ps")
+        self.seconds.append(max(self.all(torch.tensor([mine])).tolist()) if waits else 1 / self.mean(torch.tensor(1 / mine)))
+
+    def mean(self, value: torch.Tensor) -> float:
+        return self.all(value.view(1)).mean().item()
+
+    def all(self, values: torch.Tensor) -> torch.Tensor:
+        return hvd.allgather(values, process_set=self.ranks)
 
     def step(self, batch: Records) -> torch.Tensor:
         self.optimizer.zero_grad()
@@ -58,7 +67,7 @@ class Training:
         """Over the held-out records of all ranks. The ranks of ``alone`` have different models: each scores its own records."""
         with torch.no_grad():
             scores = self.model(held_out.numbers, held_out.ids)
-        return hvd.data.auc(hvd.allgather(held_out.clicks, name="clicks"), hvd.allgather(scores, name="scores"))
+        return hvd.data.auc(self.all(held_out.clicks), self.all(scores))
 
 
 def main() -> None:
@@ -70,16 +79,23 @@ def main() -> None:
     parser.add_argument("--most-ids", type=int, default=100_000, help="values of a category; Criteo's largest has 10 million")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--held-out", type=int, default=16_384, help="records per rank for the AUC")
+    parser.add_argument("--staleness", type=int, help="steps that a worker of mode ps may be ahead of others; without it, any number")
     parser.add_argument("--seed", type=int, default=0, help="of the records")
     options = parser.parse_args()
+    if {"ps", "ddp"} <= set(options.mode):
+        parser.error("ddp needs all ranks, of which servers train nothing: measure it without ps")
 
     hvd.init()
-    rank, size, batch = hvd.rank(), hvd.size(), options.batch_size
+    if hvd.ps.is_server():
+        hvd.ps.serve()
+        return
+    ranks = hvd.ps.workers() if "ps" in options.mode else hvd.global_process_set
+    rank, size, batch = ranks.rank(), ranks.size(), options.batch_size
     clicks = Clicks(options.most_ids, options.seed)
-    trainings = [Training(mode, options, clicks.rows) for mode in options.mode]
+    job = Job(ranks, clicks.rows, options.lr, options.staleness)
+    trainings = [Training(mode, options.model, job) for mode in options.mode]
     if rank == 0:
-        parameters = sum(p.numel() for p in trainings[0].model.parameters())
-        print(f"{options.model}: {clicks.rows} rows, {size} ranks, {batch} records per rank and step; rank 0 holds {parameters} parameters")
+        print(f"{options.model}: {clicks.rows} rows, {size} ranks that train, {batch} records per rank and step", flush=True)
     for first in range(0, options.steps, TURN):
         steps = range(first, min(first + TURN, options.steps))
         batches = [clicks.records((step * size + rank) * batch, batch) for step in steps]
