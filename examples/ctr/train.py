@@ -63,6 +63,17 @@ class Training:
         self.optimizer.step()
         return loss.detach()
 
+    def result(self, records: int, alone: Training | None) -> str:
+        """What the steps of so many records have led to. ``alone``: which took turns with this one."""
+        counted = slice(1 if len(self.seconds) > 1 else 0, None)  # the first turn makes states and buffers
+        seconds = statistics.median(self.seconds[counted])
+        text = f"loss {self.losses[0]:.6f} at first, {self.losses[-1]:.6f} at last, {records / seconds:.0f} samples/s, "
+        text += f"{1000 * seconds:.1f} ms/step, {self.bytes / 1e6:.2f} MB/step sent by rank 0"
+        if alone:
+            ratios = [theirs / mine for theirs, mine in zip(alone.seconds[counted], self.seconds[counted], strict=True)]
+            text += f", {statistics.median(ratios):.2f} of the speed of alone"
+        return text
+
     def auc(self, held_out: Records) -> float:
         """Over the held-out records of all ranks. The ranks of ``alone`` have different models: each scores its own records."""
         with torch.no_grad():
@@ -104,15 +115,11 @@ def main() -> None:
             if rank == 0:
                 print(f"{training.mode}, step {steps[-1] + 1}: loss {training.losses[-1]:.4f}", flush=True)
     held_out = clicks.records(HELD_OUT + rank * options.held_out, options.held_out)
+    alone = next((training for training in trainings if training.mode == "alone"), None)
     for training in trainings:
         auc = training.auc(held_out)
-        seconds = statistics.median(training.seconds[1:] or training.seconds)  # the first turn makes states and buffers
         if rank == 0:
-            print(
-                f"{training.mode}: loss {training.losses[0]:.6f} at first, {training.losses[-1]:.6f} at last, AUC {auc:.4f}, "
-                f"{batch * size / seconds:.0f} samples/s, {1000 * seconds:.1f} ms/step, {training.bytes / 1e6:.2f} MB/step sent by rank 0",
-                flush=True,
-            )
+            print(f"{training.mode}: {training.result(batch * size, alone)}, AUC {auc:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ class ShardedTable:
         self.state: dict[str, torch.Tensor] = {}
         #: Positions and gradients of backward passes since the last step.
         self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        drop_with_zero_grad()
 
     # --- contents
 
@@ -328,9 +329,12 @@ _MARK = "collective_core_drops_rows"
 
 
 def drop_with_zero_grad() -> None:
-    """Has ``zero_grad()`` of every module drop what waits for its tables: it asks no module within for that, and rows have no ``grad``."""
+    """Has ``zero_grad()`` of every module drop what waits for its tables: it asks no module within for that, and rows have no ``grad``.
+
+    Called when the first table is made: programs without any have PyTorch as it is.
+    """
     own = torch.nn.Module.zero_grad
-    if hasattr(own, _MARK):  # this package was imported again in the same process
+    if hasattr(own, _MARK):
         return
 
     @functools.wraps(own)
@@ -341,6 +345,3 @@ def drop_with_zero_grad() -> None:
 
     setattr(zero_grad, _MARK, True)
     torch.nn.Module.zero_grad = zero_grad
-
-
-drop_with_zero_grad()
