@@ -1,4 +1,5 @@
-"""An elastic job whose first server kills itself once, right after an update. Arguments: a folder, and after which update.
+"""An elastic job whose first server kills itself once, right after an update. Arguments: a folder, after which update, and
+`snapshots` or `copies`.
 
 An update adds 1 to all elements of an array, of which each server has a part: what it is worth says how many a server knows.
 """
@@ -13,7 +14,7 @@ import collective_core.torch as hvd
 import torch
 from collective_core.torch.ps.store import Store
 
-folder, dying = Path(sys.argv[1]), int(sys.argv[2])
+folder, dying, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 RANKS, STEPS, SNAPSHOT_EVERY = 4, 40, 5
 hvd.init()
 torch.set_num_threads(1)
@@ -39,7 +40,9 @@ Store.update = update_or_die
 def train(state):
     if hvd.ps.is_server():
         note(serves=True)
-        hvd.ps.serve(folder / "snapshots", snapshot_every=SNAPSHOT_EVERY)
+        hvd.ps.serve(
+            **({"snapshots": folder / "snapshots", "snapshot_every": SNAPSHOT_EVERY} if how == "snapshots" else {"replicate": True})
+        )
         return
     model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), hvd.ps.EmbeddingBag(10, 2, hvd.nn.SGD(1.0), mode="sum", scale=0.0))
     torch.nn.init.zeros_(model[0].weight)

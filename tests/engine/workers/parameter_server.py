@@ -172,7 +172,9 @@ def check_errors():
 if hvd.ps.is_server():
     common.expect(hvd.ps.workers, CollectiveError, "this rank is a parameter server")
     common.expect(lambda: hvd.ps.serve(snapshot_every=0), CollectiveError, "snapshot_every=0")
-    hvd.ps.serve()
+    if SERVERS == 1:
+        common.expect(lambda: hvd.ps.serve(replicate=True), CollectiveError, "needs another server")
+    hvd.ps.serve(replicate=SERVERS > 1)
 else:
     check_trainings()
     check_low_level()

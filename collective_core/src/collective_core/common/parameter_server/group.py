@@ -29,14 +29,14 @@ class Shard(Protocol):
         """All of it as a message."""
 
 
-#: What this process holds as the server that it is, or was before the ranks changed.
-kept: Shard | None = None
+#: By server, what this process holds as the one that it is, or was before the ranks changed, and as the backup of another.
+kept: dict[int, Shard] = {}
 
 
 class Group:
     """One rank's side, of the time from the first use of servers to :func:`leave`."""
 
-    def __init__(self, found: int) -> None:
+    def __init__(self, found: int, replicate: bool) -> None:
         """Collective over all ranks. ``found``: updates in the state that this rank could take over as a server; -1: there is none."""
         member = membership.current()
         self.rank, self.servers = member.rank, _servers()
@@ -44,8 +44,12 @@ class Group:
         self.index = self.rank - self.workers  # among the servers; negative for a worker
         self.timeout = member.config.timeout
         launcher = EngineLauncher()
-        mine = {"index": kept.index if kept else -1, "updates": kept.updates if kept else -1, "found": found}
+        mine = {"kept": [[index, shard.updates] for index, shard in kept.items()], "found": found, "replicate": replicate}
         told = rendezvous.exchange_documents(launcher, mine)
+        wishes = [each["replicate"] for each in told[self.workers :]]
+        if len(set(wishes)) > 1:
+            text = f"some servers serve with replicate=True and others without: {wishes} by server"
+            raise CollectiveError(text, "mismatch", [self.workers + wishes.index(True)])
         self.messages = PointToPoint(launcher, member.peers, 0, self.timeout + MARGIN, member.config.stall_warning)
         self.process_set = _set_of(list(range(self.workers)))
         #: The rank from whose memory each server's state comes; its own where the state is there, or is not to come from a rank.
@@ -59,18 +63,17 @@ class Group:
         return self.workers + server
 
     def hand_over(self) -> None:
-        """Sends what this process holds to the rank that is that server now."""
-        global kept
-        if kept is None or kept.index == self.index:
-            return
-        if kept.index < self.servers and self.source[kept.index] == self.rank:
-            self.messages.send(kept.pack(), self.rank_of(kept.index), STATE)
-        kept = None
+        """Sends what this process holds to the ranks that are those servers now."""
+        for index in [index for index in kept if index != self.index]:
+            shard = kept.pop(index)
+            if self.source[index] == self.rank:
+                self.messages.send(shard.pack(), self.rank_of(index), STATE)
 
 
-def _newest(told: list[dict[str, int]], index: int, own: int) -> int:
-    holders = [rank for rank, each in enumerate(told) if each["index"] == index and each["updates"] > told[own]["found"]]
-    return max(holders, key=lambda rank: (told[rank]["updates"], rank == own), default=own)
+def _newest(told: list[dict[str, Any]], index: int, own: int) -> int:
+    updates = {rank: dict(each["kept"]).get(index, -1) for rank, each in enumerate(told)}
+    holders = [rank for rank, count in updates.items() if count > told[own]["found"]]
+    return max(holders, key=lambda rank: (updates[rank], rank == own), default=own)
 
 
 def _servers() -> int:
@@ -100,12 +103,12 @@ def current() -> Group | None:
     return _group
 
 
-def join(found: int = -1) -> Group:
+def join(found: int = -1, replicate: bool = False) -> Group:
     """The group of this job's ranks; the first call is collective over all of them. Raises :class:`CollectiveError` without servers."""
     global _group
     if _group is None:
         _servers()
-        _group = Group(found)
+        _group = Group(found, replicate)
         _group.hand_over()
     return _group
 

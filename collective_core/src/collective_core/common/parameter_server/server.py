@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import time
+from collections import deque
 from functools import partial
 from typing import Any, Callable, NamedTuple, Protocol
+
+import numpy as np
 
 from collective_core.common.elastic import HostsUpdatedInterrupt
 from collective_core.common.parameter_server import group, messages
@@ -31,6 +35,7 @@ class Contribution(NamedTuple):
 class Store(Protocol):
     """The arrays that a server holds. ``updates``: how often any has been updated, where those of one request count as one."""
 
+    index: int
     updates: int
 
     def create(self, name: str, described: dict[str, Any], initial: list[Array]) -> None:
@@ -48,6 +53,9 @@ class Store(Protocol):
     def read(self, name: str, arrays: list[Array]) -> Array:
         """The values, of a table those of the rows that ``arrays`` names."""
 
+    def pack(self) -> Array:
+        """All of it as a message, of a multiple of eight bytes."""
+
 
 class _Waiting(NamedTuple):
     """A request that cannot be answered yet."""
@@ -59,9 +67,15 @@ class _Waiting(NamedTuple):
 
 
 class Server:
-    """``after_update``: called when the store has been updated, before anybody is answered."""
+    """``after_update``: called when the store has been updated, before anybody is answered.
 
-    def __init__(self, joined: Group, store: Store, after_update: Callable[[], None]) -> None:
+    ``unpack``: of what a store's ``pack`` has given; with it, each server has a copy of its store on the next one, which makes the same
+    updates, and answers when the copy has made all that the answer knows of.
+    """
+
+    def __init__(
+        self, joined: Group, store: Store, after_update: Callable[[], None], unpack: Callable[[Array], Store] | None = None
+    ) -> None:
         self._group, self._store, self._after_update = joined, store, after_update
         self._active = set(range(joined.workers))
         self._clocks: dict[str, Clocks] = {}
@@ -69,15 +83,29 @@ class Server:
         self._rounds: dict[str, dict[int, dict[int, Contribution]]] = {}
         self._applied: dict[str, int] = {}
         self._waiting: list[_Waiting] = []
+        self._unpack = unpack
+        self._copy: Store | None = None  # of the server before
+        self._next, self._previous = (joined.rank_of((joined.index + step) % joined.servers) for step in (1, -1))
+        #: Updates that were sent to the copy, and those that it has made.
+        self._sent, self._copied = 0, 0.0
+        self._changes: list[tuple[dict[str, Any], list[Array]]] = []  # by the request that is being dealt with
+        #: Answers, with the updates that the copy must have made before.
+        self._held: deque[tuple[int, int, Array]] = deque()
+        self._listened: set[int] = set()
         self._came: queue.SimpleQueue[tuple[int, Transfer]] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Serves until all workers have ended. Raises the engine's error for one that is lost, after the others were told."""
-        for worker in self._active:
-            self._listen_to(worker)
+        self._listened = {*self._active, *((self._next, self._previous) if self._unpack else ())}
+        for rank in self._listened:
+            self._listen_to(rank)
         try:
+            self._send_copy({"kind": "copy"}, [self._store.pack().view(np.int64)] if self._unpack else [])
             while self._active:
                 self._take_one()
+            if self._unpack:
+                for rank in {self._next, self._previous} & self._listened:
+                    self._group.messages.send(messages.pack({"kind": "ended"}), rank, group.REQUEST)
         except HostsUpdatedInterrupt:
             self._tell_all({"changed": True})
             raise
@@ -102,7 +130,7 @@ class Server:
         except queue.Empty:
             self._refuse_overdue()
             return
-        if worker not in self._active:  # it has ended, and so has its connection
+        if worker not in self._listened:  # it has ended, and so has its connection
             return
         transfer.wait(0.0)
         header, arrays = messages.unpack(transfer.memory)
@@ -112,6 +140,10 @@ class Server:
         if self._store.updates > before:
             self._store.updates = before + 1
             self._after_update()
+        if self._changes:  # those of a request together: a copy has all of them or none
+            arrays = [array for _, arrays in self._changes for array in arrays]
+            self._send_copy({"kind": "change", "changes": [change for change, _ in self._changes], "updates": self._store.updates}, arrays)
+            self._changes.clear()
         self._answer_ready()
 
     def _on_hello(self, *_: Any) -> None:
@@ -119,6 +151,7 @@ class Server:
 
     def _on_done(self, worker: int, *_: Any) -> None:
         self._active.remove(worker)
+        self._listened.remove(worker)
         for name in self._rounds:
             self._apply_rounds(name)
 
@@ -129,6 +162,7 @@ class Server:
         name = header["name"]
         if (arrays or not header["initial"]) and not self._store.has(name):
             self._store.create(name, header["array"], arrays)
+            self._note_change({"name": name, "array": header["array"], "counts": [len(arrays)]}, arrays)
         if name not in self._clocks and self._store.has(name):
             self._clocks[name] = Clocks(range(self._group.workers), self._active, self._store.described(name)["staleness"])
             if self._clocks[name].staleness == 0:
@@ -145,7 +179,7 @@ class Server:
                 self._rounds[name].setdefault(number, {})[worker] = contribution
                 self._apply_rounds(name)
             else:
-                self._store.update(name, [contribution])
+                self._update(name, [contribution])
         if header["pull"]:
             self._wait(worker, header, list(rest))
 
@@ -153,7 +187,54 @@ class Server:
         while self._applied[name] < self._clocks[name].complete_rounds():
             self._applied[name] += 1
             contributions = self._rounds[name].pop(self._applied[name])
-            self._store.update(name, [contributions[worker] for worker in sorted(contributions)])
+            self._update(name, [contributions[worker] for worker in sorted(contributions)])
+
+    def _update(self, name: str, contributions: list[Contribution]) -> None:
+        self._store.update(name, contributions)
+        change = {"name": name, "options": [each.options for each in contributions], "counts": [len(each.arrays) for each in contributions]}
+        self._note_change(change, [array for each in contributions for array in each.arrays])
+
+    # --- copies
+
+    def _note_change(self, change: dict[str, Any], arrays: list[Array]) -> None:
+        if self._unpack:
+            self._changes.append((change, arrays))
+
+    def _send_copy(self, header: dict[str, Any], arrays: list[Array]) -> None:
+        """To the next server, if it has a copy."""
+        if self._unpack and self._next in self._listened:
+            self._sent += 1
+            self._group.messages.send(messages.pack(header, arrays), self._next, group.REQUEST)
+
+    def _on_copy(self, server: int, _: Any, arrays: list[Array]) -> None:
+        assert self._unpack is not None  # noqa: S101 - servers have compared that
+        self._copy = self._unpack(arrays[0].view(np.uint8))
+        group.kept[self._copy.index] = self._copy
+        self._note_copied(server)
+
+    def _on_change(self, server: int, header: dict[str, Any], arrays: list[Array]) -> None:
+        assert self._copy is not None  # noqa: S101 - it came first
+        rest = iter(arrays)
+        for change in header["changes"]:
+            parts = [[next(rest) for _ in range(count)] for count in change["counts"]]
+            if "array" in change:
+                self._copy.create(change["name"], change["array"], parts[0])
+            else:
+                self._copy.update(change["name"], [Contribution(*each) for each in zip(change["options"], parts)])
+        self._copy.updates = header["updates"]
+        self._note_copied(server)
+
+    def _note_copied(self, server: int) -> None:
+        self._group.messages.send(messages.pack({"kind": "copied"}), server, group.REQUEST)
+
+    def _on_copied(self, *_: Any) -> None:
+        self._copied += 1
+
+    def _on_ended(self, server: int, *_: Any) -> None:
+        """All workers have told another server that they have ended, and will tell this one."""
+        self._listened.remove(server)
+        if server == self._next:
+            self._copied = math.inf
 
     # --- answers
 
@@ -172,7 +253,10 @@ class Server:
             rest = iter(each.arrays)
             pulls = each.header["pull"]
             values = [self._store.read(pull["name"], [next(rest) for _ in range(pull["count"])]) for pull in pulls]
-            self._reply(each.worker, {}, values)
+            self._held.append((self._sent, each.worker, messages.pack({}, values)))
+        while self._held and self._held[0][0] <= self._copied:
+            _, worker, message = self._held.popleft()
+            self._group.messages.send(message, worker, group.REPLY)
 
     def _compared(self, waiting: _Waiting) -> dict[str, Any]:
         """The answer to a worker that makes an array as others do, or not as they do."""

@@ -15,7 +15,7 @@ from collective_core.torch.ps.store import Store, updates_in
 DEFAULT_SNAPSHOT_EVERY = 100
 
 
-def serve(snapshots: str | os.PathLike[str] | None = None, snapshot_every: int = DEFAULT_SNAPSHOT_EVERY) -> None:
+def serve(snapshots: str | os.PathLike[str] | None = None, snapshot_every: int = DEFAULT_SNAPSHOT_EVERY, replicate: bool = False) -> None:
     """Serves as one of the job's parameter servers until all workers have ended or called ``close()``. Prints nothing.
 
     Args:
@@ -24,9 +24,11 @@ def serve(snapshots: str | os.PathLike[str] | None = None, snapshot_every: int =
             folder of its own.
         snapshot_every: updates after which a snapshot is written, before anybody is answered: a server that dies loses at most so many.
             An update is a worker's step, with ``staleness=0`` one of all workers.
+        replicate: each server has a copy of what it holds on the next one, which makes every update before anybody is answered: a server
+            that dies in an elastic job loses none that a worker has seen. Takes twice the memory and the work; needs two servers.
 
     Raises :class:`CollectiveError` naming the rank and its host where a worker or a server is lost, and kind ``invalid`` on a rank that is
-    no server, for ``snapshot_every`` below 1, and for a folder that cannot be used.
+    no server, for ``snapshot_every`` below 1, a folder that cannot be used, and ``replicate`` with one server.
     """
     if not is_server():
         raise CollectiveError("this rank is a worker: only the last ranks of a job serve (--servers N; hvd.ps.is_server())", "invalid")
@@ -43,9 +45,11 @@ def serve(snapshots: str | os.PathLike[str] | None = None, snapshot_every: int =
             found = updates_in(folder, index, servers)
         except (OSError, ValueError) as error:
             raise CollectiveError(f"snapshots={folder}: {error}", "invalid") from error
-    joined = group.join(found)
+    if replicate and servers == 1:
+        raise CollectiveError("replicate=True needs another server, which has the copy: --servers 2 or more", "invalid")
+    joined = group.join(found, replicate)
     store = _take_over(joined, folder, found)
-    group.kept = store
+    group.kept[joined.index] = store
     written = store.updates
 
     def snapshot() -> None:
@@ -54,10 +58,10 @@ def serve(snapshots: str | os.PathLike[str] | None = None, snapshot_every: int =
             store.write(folder)
             written = store.updates
 
-    Server(joined, store, snapshot).run()
+    Server(joined, store, snapshot, Store.unpack if replicate else None).run()
     if folder is not None:
         store.write(folder)
-    group.kept = None
+    group.kept.clear()
     group.leave()
 
 
@@ -69,8 +73,9 @@ def _take_over(joined: Group, folder: Path | None, found: int) -> Store:
         while not transfer.wait(1.0):
             pass
         return Store.unpack(transfer.memory)
-    if isinstance(group.kept, Store) and group.kept.updates >= found:
-        return group.kept
+    held = group.kept.get(joined.index)
+    if isinstance(held, Store) and held.updates >= found:
+        return held
     if folder is not None and found >= 0:
         try:
             return Store.read_snapshot(folder, joined.index)
