@@ -132,7 +132,8 @@ def hosts_before_program(where: HostOptions, options: RunOptions) -> tuple[HostO
     first, *rest = options.command or ("",)
     path = Path(first)
     # A file that cannot be executed is no program.
-    is_hosts = first == loading.LOCAL or "," in first or (path.is_file() and path.suffix != ".py" and not os.access(path, os.X_OK))
+    is_data = first.endswith(loading.DATA_ENDINGS) or (path.is_file() and path.suffix != ".py")
+    is_hosts = first == loading.LOCAL or "," in first or (is_data and not os.access(path, os.X_OK))
     if not rest or not is_hosts or any((where.hosts, where.host, where.hostfile)):
         return where, options
     return replace(where, hosts=first), replace(options, command=_with_python(tuple(rest)))

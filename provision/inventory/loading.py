@@ -20,8 +20,9 @@ LOCAL = "localhost"
 _LISTED = "!@"  # of ``--limit``: without the hosts that the file of this name lists
 _LARGEST_LIST = 1 << 20  # bytes of such a file
 _FORMS = "name a file, `localhost`, or hosts as host1,host2 (user@host and host:port work too)"
-# Endings by which HOSTS is meant as a file, whether or not it exists.
-FILE_ENDINGS = (".ini", ".yml", ".yaml", ".json", ".cfg", ".conf", ".txt", ".toml", ".inv", ".inventory", ".hosts", ".py", ".sh")
+# Endings by which HOSTS is meant as a file, whether or not it exists; by the first ones also where a program may stand in its place.
+DATA_ENDINGS = (".ini", ".yml", ".yaml", ".json", ".cfg", ".conf", ".txt", ".toml", ".inv", ".inventory", ".hosts")
+FILE_ENDINGS = (*DATA_ENDINGS, ".py", ".sh")
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$\\-]*")
 _SYSTEM_PYTHON = Path("/usr/bin/python3")

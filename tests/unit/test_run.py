@@ -521,6 +521,7 @@ def test_hosts_may_stand_before_the_program(tmp_path: Path, monkeypatch: pytest.
     assert understood("a,b", "hostname") == ("a,b", ("hostname",))
     for program_alone in (("start.sh", "train.py"), ("train.py", "hosts.ini"), ("hosts.ini",), ("hostname", "-f")):
         assert understood(*program_alone)[0] is None, program_alone
+    assert understood("missing.ini", "train.py") == ("missing.ini", ("python", "train.py")), "which is then said to be missing"
     assert understood("hosts.ini", "train.py", hosts="c") == ("c", ("hosts.ini", "train.py"))
 
 
