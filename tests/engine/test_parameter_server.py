@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -94,6 +95,16 @@ def test_a_rank_that_fails_is_named_to_all_others(launch, how, failing, hosts):
 
 
 @pytest.mark.slow
+def test_a_worker_that_stands_still_is_named_to_whoever_waits_for_it(launch, tmp_path):
+    arguments, env = ["1", "stalls", "1", str(tmp_path)], {"COLLECTIVE_STALL_WARNING": "1"}
+    done = launch("parameter_server_failures.py", 3, 1, arguments, env=env, keep_going=True)
+    report = done.reports()[0]
+    assert (report["kind"], report["ranks"]) == ("timeout", [1])
+    for text, says in ((done.stderr, "has waited 1 s"), (report["error"], "has waited 3 s")):
+        assert re.search(rf"rank 0 \(host \S+ pid \d+\) {says} for an update of rank 1 \(host ", text), text
+
+
+@pytest.mark.slow
 def test_a_worker_that_ends_early_holds_up_nobody(launch):
     reports = launch("parameter_server_failures.py", 3, 1, ["1", "ends", "0"]).must_succeed().reports()
     assert reports[2]["ended"]
@@ -143,3 +154,12 @@ def test_a_server_that_dies_loses_no_more_than_the_updates_since_its_snapshot(tm
     ends = [log[-1]["end"] for log in logs if "end" in log[-1]]
     assert len(ends) == 2
     assert ends[0] == ends[1]
+
+
+def test_what_the_benchmark_sums_up():
+    from benchmarks.engine.parameter_server import STALENESS, summary
+
+    speeds = [(10.0, 9.0), (20.0, 20.0), (30.0, 33.0)]
+    rows = [{"staleness": each, "without": w, "with": s, "ratio": s / w} for each in STALENESS for w, s in speeds]
+    for found, staleness in zip(summary(rows), STALENESS, strict=True):
+        assert found == {"staleness": staleness, "without": 20.0, "with": 20.0, "ratio": 1.0, "least": 0.9, "most": 1.1, "n": 3}

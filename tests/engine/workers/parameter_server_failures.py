@@ -1,17 +1,20 @@
-"""A rank that dies (`killed`), raises an exception (`raises`) or ends early (`ends`) while the others train with servers.
+"""A rank that dies (`killed`), raises an exception (`raises`), stands still (`stalls`) or ends early (`ends`) while others train.
 
-Arguments: servers, how, the rank.
+Arguments: servers, how, the rank, and a folder in which a file `go` lets one go on that stands still.
 """
 
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 os.environ["COLLECTIVE_SERVERS"] = sys.argv[1]
 
 import collective_core.torch as hvd
 import common
 import torch
+from collective_core.common.parameter_server import group
 from collective_core.errors import CollectiveError
 from collective_core.torch.ps.store import Store
 
@@ -24,6 +27,10 @@ def fail_at(step):
     if hvd.rank() == failing and step == 3:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        while how == "stalls":
+            if Path(sys.argv[4], "go").exists():
+                sys.exit()
+            time.sleep(0.05)
         raise ZeroDivisionError("made by a test")
 
 
@@ -32,6 +39,8 @@ update = Store.update
 
 def update_or_fail(self, name, contributions):
     update(self, name, contributions)
+    if how == "stalls" and self.updates == 3:  # from now on nobody can be late for another reason
+        group.current().timeout = 3.0
     fail_at(self.updates)
 
 
@@ -49,3 +58,5 @@ try:
         common.report(value=value.unique().tolist())
 except CollectiveError as error:
     common.report(error=str(error), kind=error.kind, ranks=error.ranks)
+    if how == "stalls":
+        Path(sys.argv[4], "go").touch()

@@ -50,7 +50,8 @@ class Group:
         if len(set(wishes)) > 1:
             text = f"some servers serve with replicate=True and others without: {wishes} by server"
             raise CollectiveError(text, "mismatch", [self.workers + wishes.index(True)])
-        self.messages = PointToPoint(launcher, member.peers, 0, self.timeout + MARGIN, member.config.stall_warning)
+        self.stall_warning = member.config.stall_warning
+        self.messages = PointToPoint(launcher, member.peers, 0, self.timeout + MARGIN)  # the server warns, which knows of whom
         self.process_set = _set_of(list(range(self.workers)))
         #: The rank from whose memory each server's state comes; its own where the state is there, or is not to come from a rank.
         self.source = [_newest(told, index, self.workers + index) for index in range(self.servers)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import sys
 import time
 from collections import deque
 from functools import partial
@@ -92,6 +93,8 @@ class Server:
         #: Answers, with the updates that the copy must have made before.
         self._held: deque[tuple[int, int, Array]] = deque()
         self._listened: set[int] = set()
+        self._looked = 0.0  # when at those who wait
+        self._told: set[float] = set()  # of whom it was said, by when they began to wait
         self._came: queue.SimpleQueue[tuple[int, Transfer]] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -125,10 +128,11 @@ class Server:
         transfer.call_when_over(partial(self._came.put, (worker, transfer)))
 
     def _take_one(self) -> None:
+        if time.monotonic() >= self._looked + LOOK_INTERVAL:
+            self._look_at_waiting()
         try:
             worker, transfer = self._came.get(timeout=LOOK_INTERVAL)
         except queue.Empty:
-            self._refuse_overdue()
             return
         if worker not in self._listened:  # it has ended, and so has its connection
             return
@@ -278,14 +282,23 @@ class Server:
             return [] if self._store.has(waiting.header["name"]) or 0 not in self._active else [0]
         return [other for pull in waiting.header["pull"] for other in self._clocks[pull["name"]].waits_for(waiting.worker)]
 
-    def _refuse_overdue(self) -> None:
-        now = time.monotonic()
-        for each in [each for each in self._waiting if now - each.since > self._group.timeout]:
-            self._waiting.remove(each)
-            slow = sorted(set(self._obstacles(each)))
+    def _look_at_waiting(self) -> None:
+        """Refuses who has waited for too long, and says once who has waited for long."""
+        self._looked = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            waited, slow = self._looked - each.since, sorted(set(self._obstacles(each)))
             who = ", ".join(self._group.name(worker) for worker in slow)
-            text = f"{self._group.name(each.worker)} has waited {self._group.timeout:g} s for an update of {who} (COLLECTIVE_TIMEOUT)"
-            self._reply(each.worker, {"error": text, "kind": "timeout", "ranks": slow})
+            if waited > self._group.timeout:
+                text = f"{self._group.name(each.worker)} has waited {self._group.timeout:g} s for an update of {who} (COLLECTIVE_TIMEOUT)"
+                self._reply(each.worker, {"error": text, "kind": "timeout", "ranks": slow})
+                continue
+            self._waiting.append(each)
+            if each.since not in self._told and 0 < self._group.stall_warning < waited:
+                self._told.add(each.since)
+                text = f"{self._group.name(each.worker)} has waited {self._group.stall_warning:g} s for an update of {who}"
+                print(f"collective_core: {text}", file=sys.stderr, flush=True)
+        self._told &= {each.since for each in self._waiting}
 
     def _reply(self, worker: int, header: dict[str, Any], arrays: list[Array] | None = None) -> Transfer:
         return self._group.messages.send(messages.pack(header, arrays or []), worker, group.REPLY)
