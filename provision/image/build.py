@@ -35,7 +35,9 @@ from provision.image.recipe import recipe
 from provision.image.targets import Locked, Target
 from provision.install import artifacts, wheels
 from provision.plan.options import Options
+from provision.sandbox import debootstrap
 
+_MADE_BASE = "provision-base"  # repository of the images that debootstrap makes; the tag is the suite
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 _LAST = 12  # lines of an error
 _END_S = 30.0  # until a build that is interrupted has ended its steps
@@ -77,7 +79,7 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
             output = BuildOutput(log)
             command = buildkit()
             _refuse_other_processor(client, target.host.arch)
-            pull_base(client, target.base.reference, output)
+            target = replace(target, base=replace(target.base, reference=obtain_base(client, target.base.reference, settings, output)))
             folder = work / "context"
             locked = _fetch_wheels(target, options, folder, output)
             render.write_files(folder, render.context(replace(target, locked=locked), fetched=True))
@@ -122,6 +124,32 @@ def checked_tag(tag: str) -> str:
     if "@" in tag:
         raise UsageError(f"'{tag}': a new image cannot be named by a digest.", hint="Name it like mine:1.")
     return image_names.checked(tag)
+
+
+def obtain_base(client: DockerClient, reference: str, settings: Settings, output: BuildOutput) -> str:
+    """The base's name in the engine: itself, or where Debian cannot be pulled, as in a sandbox, what debootstrap makes instead.
+
+    Raises:
+        ProvisionError: neither can be had.
+    """
+    try:
+        pull_base(client, reference, output)
+    except ProvisionError as failure:
+        suite = debootstrap.suite_of(reference)
+        if suite is None:
+            raise
+        if missing := debootstrap.missing():
+            hint = f"{failure.hint}; or let it be made here instead, for which something is missing: {missing}"
+            raise ProvisionError(failure.what, where=failure.where, hint=hint) from failure
+        output.remark(failure.what)
+    else:
+        return reference
+    made = f"{_MADE_BASE}:{suite}"
+    with contextlib.suppress(docker.errors.ImageNotFound):
+        client.images.get(made)  # another import would be another image, for which no earlier build counts
+        return made
+    client.api.import_image(str(debootstrap.make(suite, settings, output.remark)), repository=_MADE_BASE, tag=suite)
+    return made
 
 
 def pull_base(client: DockerClient, reference: str, output: BuildOutput) -> None:

@@ -138,7 +138,7 @@ except cc.CollectiveError:
     assert wait_until_gone("600.0625") == []
 
 
-def test_the_traceback_of_the_rank_that_failed_first_is_what_is_read_last():
+def test_the_traceback_of_the_rank_that_failed_first_is_read_first_and_what_it_did_to_others_is_a_line_each():
     program = """
 import collective_core as cc
 cc.init()
@@ -149,9 +149,26 @@ cc.barrier()
     done = launch("-np", "3", "python", "-c", program)
     lines = done.stderr.splitlines()
     assert done.returncode == 1, done.stderr
-    assert lines[-3:-1] == ['[1]   File "<string>", line 5, in <module>', "[1] ValueError: the cause"], done.stderr
-    assert lines.count("[1] ValueError: the cause") == 2, "when it was raised, and at the end"
+    trace = ["[1] Traceback (most recent call last):", '[1]   File "<string>", line 5, in <module>', "[1] ValueError: the cause"]
+    assert lines[:3] == trace, done.stderr
+    assert [line.split(": ")[0] for line in sorted(lines[3:-1])] == [f"[{rank}] {ERROR}" for rank in (0, 2)], done.stderr
     assert lines[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 1"
+
+
+def test_an_error_of_all_ranks_is_printed_once():
+    program = """
+import numpy
+import collective_core as cc
+cc.init()
+cc.allreduce(numpy.ones(3 + cc.rank()), name="g")
+"""
+    done = launch("-np", "3", "python", "-c", program)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1, done.stderr
+    first = lines[0][:3]
+    assert lines[0] == f"{first} Traceback (most recent call last):"
+    assert sum("the ranks ask for different things" in line for line in lines) == 1, done.stderr
+    assert sorted(lines[-3:-1]) == [f"[{rank}] the same error as that of rank {first[1]}" for rank in range(3) if f"[{rank}]" != first]
 
 
 def test_a_rank_whose_traceback_tells_of_another_is_not_blamed_although_it_ended_first():
@@ -167,8 +184,13 @@ sys.exit(1)
 """
     done = launch("-np", "3", "python", "-c", program)
     assert done.returncode == 3, done.stderr
-    last = ["[1] Traceback (most recent call last):", "[1] ValueError: the cause"]
-    assert done.stderr.splitlines()[-3:] == [*last, "collective_core.launch: rank 1 on localhost ended with exit code 3"]
+    lines = done.stderr.splitlines()
+    assert lines[:2] == ["[1] Traceback (most recent call last):", "[1] ValueError: the cause"]
+    assert sorted(lines[2:-1]) == [f"[{rank}] CollectiveError: rank 1 is gone" for rank in (0, 2)]
+    assert lines[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 3"
+
+
+ERROR = "collective_core.errors.CollectiveError"
 
 
 def said(tracebacks, rank, *lines):
@@ -188,13 +210,35 @@ def test_which_traceback_is_the_one_to_read():
     cause = (*raised("KeyError: 1"), "", "During handling of the above exception, another exception occurred:", "")
     said(tracebacks, 1, *cause, *raised("ValueError: two"), "lines of it")
     said(tracebacks, 2, *raised(lost))
-    texts = [frame.body.decode().rstrip("\n") for frame in tracebacks.to_read_last(0)]
-    assert texts == [*cause, *raised("ValueError: two"), "lines of it"], "not of the end of another, but the cause, whole"
+    texts = [(frame.rank, frame.body.decode().rstrip("\n")) for frame in shown]
+    whole = [(1, line) for line in [*cause, *raised("ValueError: two"), "lines of it"]]
+    survived = [(3, line) for line in [*raised("OSError: survived"), *["a line"] * 200]]
+    assert texts == [*survived, *((0, line) for line in raised("KeyError: handled before")), *whole]
     assert [tracebacks.cause_of(rank) for rank in range(4)] == [1, 1, 1, 3]
-    assert tracebacks.to_read_last(3) == []
-    said(tracebacks, 1, *raised("ValueError: three"))
-    assert tracebacks.to_read_last(1) == [], "it is what was shown last"
-    assert len(shown) == 3 + 200 + 6 + len(cause) + 4 + 3 + 3
+    del shown[:]
+    tracebacks.show_cause(0)
+    assert shown == [], "it is what was shown last"
+    tracebacks(Frame("out", 4, b"a line\n"))
+    tracebacks.show_cause(0)
+    tracebacks.show_held()
+    texts = [(frame.rank, frame.body.decode().rstrip("\n")) for frame in shown]
+    assert texts == [(4, "a line"), *whole, (0, lost), (2, lost)], (
+        "not of the end of another, but the cause, whole, and the others after it"
+    )
+
+
+def test_a_rank_that_goes_on_and_one_that_is_ended_while_it_prints():
+    lost = "collective_core.errors.CollectiveError: barrier: rank 1 (host a, pid 1) died (its process ended without a word)"
+    for raw in (False, True):
+        shown = []
+        tracebacks = Tracebacks(shown.append, raw=raw)
+        said(tracebacks, 0, "Traceback (most recent call last):", "  in train", lost, "")
+        tracebacks(Frame("out", 0, b"epoch 2\n"))
+        said(tracebacks, 1, "Traceback (most recent call last):", "  in train")
+        tracebacks.show_held()
+        texts = [frame.body.decode().rstrip("\n") for frame in shown]
+        assert texts[-2:] == ["Traceback (most recent call last):", "  in train"]
+        assert texts[:-2] == (["Traceback (most recent call last):", "  in train", lost, "", "epoch 2"] if raw else [lost, "epoch 2"])
 
 
 @pytest.mark.parametrize("number", [*slow_but_last(signal.SIGTERM, signal.SIGINT), signal.SIGKILL])

@@ -13,6 +13,7 @@ import pytest
 from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.cli import main
+from provision.containers.controller_settings import Settings
 from provision.image import build, local_images, recipe, render, targets
 from provision.image.output import BuildOutput
 from provision.image.render import File
@@ -179,18 +180,42 @@ def test_without_an_engine_the_error_says_how_to_start_one(
         assert "No container engine answers at DOCKER_HOST" in capsys.readouterr().err
 
 
-def test_an_unavailable_base_gives_a_hint() -> None:
-    class Images:
-        def get(self, _name: str) -> None:
+class _EngineWithoutRegistry:
+    """Has the images that were imported; nothing can be pulled."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.images = self.api = self
+
+    def get(self, name: str) -> None:
+        if name not in self.known:
             raise docker.errors.ImageNotFound("no such image")
 
-    class Api:
-        def pull(self, _name: str, **_: Any) -> Any:
-            yield {"error": "manifest unknown", "errorDetail": {"message": "manifest unknown"}}
+    def pull(self, _name: str, **_: Any) -> Any:
+        yield {"error": "manifest unknown", "errorDetail": {"message": "manifest unknown"}}
 
-    class Engine:
-        images, api = Images(), Api()
+    def import_image(self, file: str, repository: str, tag: str) -> None:
+        assert file.endswith("bookworm.tar")
+        assert f"{repository}:{tag}" not in self.known
+        self.known.add(f"{repository}:{tag}")
 
-    with pytest.raises(build.ProvisionError, match=r"nvidia/cuda:1: the base image is unavailable: manifest unknown") as error:
-        build.pull_base(Engine(), "nvidia/cuda:1", BuildOutput(io.StringIO()))  # type: ignore[arg-type]
-    assert "--base IMAGE" in str(error.value)
+
+@pytest.mark.parametrize(
+    ("base", "missing", "hint"),
+    [("nvidia/cuda:1", None, "--base IMAGE"), ("debian:12-slim", "debootstrap needs root", "debootstrap needs root")],
+)
+def test_an_unavailable_base_gives_a_hint(monkeypatch: pytest.MonkeyPatch, base: str, missing: str | None, hint: str) -> None:
+    monkeypatch.setattr(build.debootstrap, "missing", lambda: missing)
+    with pytest.raises(build.ProvisionError, match=rf"{base}: the base image is unavailable: manifest unknown") as error:
+        build.obtain_base(_EngineWithoutRegistry(), base, Settings(), BuildOutput(io.StringIO()))  # type: ignore[arg-type]
+    assert hint in str(error.value)
+
+
+def test_debian_is_made_here_where_it_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = _EngineWithoutRegistry()
+    monkeypatch.setattr(build.debootstrap, "missing", lambda: None)
+    monkeypatch.setattr(build.debootstrap, "make", lambda suite, _settings, _say: build.Path(f"/cache/{suite}.tar"))
+    for _ in ("made", "already there"):
+        assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO())) == "provision-base:bookworm"
+    engine.known.add("debian:12-slim")
+    assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO())) == "debian:12-slim"

@@ -167,8 +167,8 @@ def _run_again(job: Callable[[int], Job], command: Sequence[str], tracebacks: Tr
         verdict = program.run(job(attempt), command, tracebacks)
         if verdict.code == 0:
             return verdict
-        _say(f"{verdict.text}; all ranks are started again ({attempt + 1} of {restarts})")
         tracebacks.forget()
+        _say(f"{verdict.text}; all ranks are started again ({attempt + 1} of {restarts})")
     return program.run(job(restarts), command, tracebacks)
 
 
@@ -186,7 +186,8 @@ def _stop(*_: Any) -> None:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    tracebacks = Tracebacks(_show_tagged if arguments.tag_output else lambda frame: show(frame, True))
+    # Who reads tags takes the output apart by rank.
+    tracebacks = Tracebacks(_show_tagged if arguments.tag_output else lambda frame: show(frame, True), raw=arguments.tag_output)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
@@ -199,14 +200,12 @@ def main() -> int:
         verdict = program.Verdict(130, "interrupted; all ranks have been ended")
     except BrokenPipeError:
         return 1  # nobody reads any more
-    if verdict.text:
-        with contextlib.suppress(OSError):
-            # Who reads tags takes the output apart by rank.
-            if verdict.rank is not None:
-                verdict = verdict.blaming(tracebacks.cause_of(verdict.rank))
-            if verdict.rank is not None and not arguments.tag_output:
-                for frame in tracebacks.to_read_last(verdict.rank):
-                    show(frame, True)
+    with contextlib.suppress(OSError):
+        if verdict.rank is not None:
+            verdict = verdict.blaming(tracebacks.cause_of(verdict.rank))
+            tracebacks.show_cause(verdict.rank)
+        tracebacks.show_held()
+        if verdict.text:
             _say(verdict.text)
     return verdict.code
 

@@ -1,4 +1,4 @@
-"""What ranks print, and in it the traceback to read last: of the rank that failed first, not of those that it took along."""
+"""What ranks print, and in it the traceback to read: of the rank that failed first, not of those that it took along."""
 
 from __future__ import annotations
 
@@ -19,29 +19,100 @@ MOST_LINES = 200
 
 
 class Tracebacks:
-    """``show``: gets what the ranks print. Keeps each one's last traceback and what the rank says after it."""
+    """``show``: gets what the ranks print. Keeps each one's last traceback and what the rank says after it.
 
-    def __init__(self, show: Callable[[Frame], None]) -> None:
+    Unless ``raw``, a traceback is shown in one piece; of one that tells of another rank's failure, or that another rank has printed
+    already, one line is: at the end, or before what its rank prints next.
+    """
+
+    def __init__(self, show: Callable[[Frame], None], raw: bool = False) -> None:
         self._show = show
+        self._raw = raw
         self._kept: dict[int, list[Frame]] = {}  # by rank, in the order in which they began
+        self._shown: dict[int, int] = {}  # how many lines of them
+        self._partial: set[int] = set()  # ranks whose tracebacks go on
         self._latest: Frame | None = None
 
     def __call__(self, frame: Frame) -> None:
+        if (frame.kind == "err" and self._keep(frame)) and not self._raw:
+            return
+        if not self._raw:
+            self._release(frame.rank)
+        self._put(frame)
+
+    def _put(self, frame: Frame) -> None:
         self._show(frame)
         self._latest = frame
-        if frame.kind == "err":
-            self._keep(frame)
 
-    def _keep(self, frame: Frame) -> None:
-        lines = self._kept.get(frame.rank, [])
-        goes_on = any(line.body.startswith(LINKS) for line in lines[-2:])
-        if frame.body.startswith(BEGIN) and not goes_on:
-            self._kept.pop(frame.rank, None)  # a new one is behind those of others
-            self._kept[frame.rank] = [frame]
+    def _keep(self, frame: Frame) -> bool:
+        """Whether it is a traceback's line, which is shown with the others."""
+        rank, begins = frame.rank, frame.body.startswith(BEGIN)
+        lines = self._kept.get(rank, [])
+        if begins and not any(line.body.startswith(LINKS) for line in lines[-2:]):
+            self._survived(rank)  # a new one is behind those of others
+            lines = self._kept[rank] = []
+        elif not lines:
+            return False
         elif len(lines) == MOST_LINES:
-            del self._kept[frame.rank]
-        elif lines:
+            self._survived(rank)
+            return False
+        lines.append(frame)
+        if begins:
+            self._partial.add(rank)
+        elif rank in self._partial:
+            if frame.body.strip() and not frame.body.startswith(b" "):
+                self._partial.discard(rank)
+                if self._shown.get(rank) or (not _is_consequence(lines) and self._twin(rank) is None):
+                    self._show_all(rank)
+        elif not self._shown.get(rank) and (not frame.body.strip() or frame.body.startswith(LINKS)):
+            return True
+        else:
+            lines.pop()
+            self._release(rank)
             lines.append(frame)
+            self._shown[rank] = len(lines)
+            return False
+        return True
+
+    def _twin(self, rank: int) -> int | None:
+        """The rank that has printed the same: the same error at the same place, which of the engine's concerns all ranks."""
+        mine, text = self.place_of(rank), self._exception(rank)
+        for other in self._kept if mine else ():
+            of_all = b"CollectiveError" in text.split(b":")[0]
+            if other != rank and self._shown.get(other) and self.place_of(other) == mine and (of_all or self._exception(other) == text):
+                return other
+        return None
+
+    def _exception(self, rank: int) -> bytes:
+        """The line of the last exception."""
+        return next((line.body for line in reversed(self._kept[rank]) if line.body.strip() and not line.body.startswith(b" ")), b"\n")
+
+    def _show_all(self, rank: int) -> None:
+        lines = self._kept.get(rank, [])
+        for line in lines[self._shown.get(rank, 0) :]:
+            self._put(line)
+        self._shown[rank] = len(lines)
+
+    def _release(self, rank: int) -> None:
+        """Shows the one line of a traceback that has been held back."""
+        if rank in self._kept and rank not in self._partial and not self._shown.get(rank):
+            twin = None if _is_consequence(self._kept[rank]) else self._twin(rank)
+            text = self._exception(rank) if twin is None else b"the same error as that of rank %d\n" % twin
+            self._put(Frame("err", rank, text))
+            self._shown[rank] = len(self._kept[rank])
+
+    def _survived(self, rank: int) -> None:
+        self.show_held([rank])
+        self._kept.pop(rank, None)
+        self._shown.pop(rank, None)
+        self._partial.discard(rank)
+
+    def show_held(self, ranks: Sequence[int] | None = None) -> None:
+        """Shows what has been held back: of each rank a line, or what it had printed of a traceback when it was ended."""
+        for rank in () if self._raw else list(self._kept) if ranks is None else ranks:
+            if rank in self._partial:
+                self._show_all(rank)
+            self._release(rank)
 
     def place_of(self, rank: int) -> str:
         """As of the function of this name, of the rank's last traceback."""
@@ -49,7 +120,10 @@ class Tracebacks:
 
     def forget(self) -> None:
         """What follows is of other ranks, which have the same numbers."""
+        self.show_held()
         self._kept.clear()
+        self._shown.clear()
+        self._partial.clear()
         self._latest = None
 
     def cause_of(self, rank: int) -> int:
@@ -58,10 +132,13 @@ class Tracebacks:
             return rank
         return next((other for other, lines in self._kept.items() if not _is_consequence(lines)), rank)
 
-    def to_read_last(self, rank: int) -> list[Frame]:
-        """The traceback that explains the failure of ``rank``. Nothing if that is what was shown last anyway."""
-        found = self._kept.get(self.cause_of(rank), [])
-        return [] if found and found[-1] is self._latest else found
+    def show_cause(self, rank: int) -> None:
+        """Shows the traceback that explains the failure of ``rank``, unless it is what was shown last anyway."""
+        cause = self.cause_of(rank)
+        found = self._kept.get(cause, [])
+        if found and found[-1] is not self._latest and not self._raw:
+            self._shown[cause] = 0
+            self._show_all(cause)
 
 
 def place_of(lines: Sequence[bytes]) -> str:
