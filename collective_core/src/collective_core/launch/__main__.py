@@ -202,8 +202,8 @@ def main() -> int:
         return 1  # nobody reads any more
     with contextlib.suppress(OSError):
         if verdict.rank is not None:
-            verdict = verdict.blaming(tracebacks.cause_of(verdict.rank))
             tracebacks.show_cause(verdict.rank)
+            verdict = verdict.blaming(tracebacks.cause_of(verdict.rank))
         tracebacks.show_held()
         if verdict.text:
             _say(verdict.text)
