@@ -193,7 +193,9 @@ class RankOutput:
         if failure not in self._failures:
             self._failures.append(failure)
         before = self._failures[: self._failures.index(failure)]
-        failure.twin = next((other.rank for other in before if other.rank != failure.rank and failure.is_like(other)), None)
+        failure.twin = next(
+            (other.rank for other in before if other.twin is None and other.rank != failure.rank and failure.is_like(other)), None
+        )
         if failure.at is not None or (failure.twin is None and not failure.is_symptom):
             self._show_lines(failure)
 

@@ -230,7 +230,11 @@ def test_which_traceback_is_the_one_to_read():
 def test_a_rank_that_goes_on_and_one_that_is_ended_while_it_prints():
     lost = "collective_core.errors.CollectiveError: barrier: rank 1 (host a, pid 1) died (its process ended without a word)"
     for raw in (False, True):
-        shown = []
+        shown: list[Frame] = []
+        tracebacks = Tracebacks(shown.append, raw=raw)
+        said(tracebacks, 0, "Traceback (most recent call last):", "  in train", "ValueError: one")
+        assert len(shown) == 3
+        shown.clear()
         tracebacks = Tracebacks(shown.append, raw=raw)
         said(tracebacks, 0, "Traceback (most recent call last):", "  in train", lost, "")
         tracebacks(Frame("out", 0, b"epoch 2\n"))

@@ -30,6 +30,7 @@ class Tracebacks:
         self._raw = raw
         self._kept: dict[int, list[Frame]] = {}  # by rank, in the order in which they began
         self._shown: dict[int, int] = {}  # how many lines of them
+        self._twins: dict[int, int] = {}  # rank → the one that had printed the same
         self._partial: set[int] = set()  # ranks whose tracebacks go on
         self._latest: Frame | None = None
 
@@ -62,7 +63,11 @@ class Tracebacks:
         elif rank in self._partial:
             if frame.body.strip() and not frame.body.startswith(b" "):
                 self._partial.discard(rank)
-                if self._shown.get(rank) or (not _is_consequence(lines) and self._twin(rank) is None):
+                twin = None if _is_consequence(lines) else self._twin_of(rank)
+                self._twins.pop(rank, None)
+                if twin is not None:
+                    self._twins[rank] = twin
+                if self._shown.get(rank) or (twin is None and not _is_consequence(lines)):
                     self._show_all(rank)
         elif not self._shown.get(rank) and (not frame.body.strip() or frame.body.startswith(LINKS)):
             return True
@@ -74,12 +79,17 @@ class Tracebacks:
             return False
         return True
 
-    def _twin(self, rank: int) -> int | None:
-        """The rank that has printed the same: the same error at the same place, which of the engine's concerns all ranks."""
+    def _twin_of(self, rank: int) -> int | None:
+        """The rank of which the same was shown: the same error at the same place, which of the engine's concerns all ranks."""
         mine, text = self.place_of(rank), self._exception(rank)
         for other in self._kept if mine else ():
             of_all = b"CollectiveError" in text.split(b":")[0]
-            if other != rank and self._shown.get(other) and self.place_of(other) == mine and (of_all or self._exception(other) == text):
+            if (
+                other not in (rank, *self._twins)
+                and self._shown.get(other)
+                and self.place_of(other) == mine
+                and (of_all or self._exception(other) == text)
+            ):
                 return other
         return None
 
@@ -88,6 +98,8 @@ class Tracebacks:
         return next((line.body for line in reversed(self._kept[rank]) if line.body.strip() and not line.body.startswith(b" ")), b"\n")
 
     def _show_all(self, rank: int) -> None:
+        if self._raw:
+            return
         lines = self._kept.get(rank, [])
         for line in lines[self._shown.get(rank, 0) :]:
             self._put(line)
@@ -95,8 +107,8 @@ class Tracebacks:
 
     def _release(self, rank: int) -> None:
         """Shows the one line of a traceback that has been held back."""
-        if rank in self._kept and rank not in self._partial and not self._shown.get(rank):
-            twin = None if _is_consequence(self._kept[rank]) else self._twin(rank)
+        if rank in self._kept and rank not in self._partial and not self._shown.get(rank) and not self._raw:
+            twin = self._twins.get(rank)
             text = self._exception(rank) if twin is None else b"the same error as that of rank %d\n" % twin
             self._put(Frame("err", rank, text))
             self._shown[rank] = len(self._kept[rank])
@@ -105,6 +117,7 @@ class Tracebacks:
         self.show_held([rank])
         self._kept.pop(rank, None)
         self._shown.pop(rank, None)
+        self._twins.pop(rank, None)
         self._partial.discard(rank)
 
     def show_held(self, ranks: Sequence[int] | None = None) -> None:
@@ -123,14 +136,16 @@ class Tracebacks:
         self.show_held()
         self._kept.clear()
         self._shown.clear()
+        self._twins.clear()
         self._partial.clear()
         self._latest = None
 
     def cause_of(self, rank: int) -> int:
         """The rank whose traceback explains the failure of ``rank``: the first that does not tell of another's end, if its own does."""
         if not _is_consequence(self._kept.get(rank, [])):
-            return rank
-        return next((other for other, lines in self._kept.items() if not _is_consequence(lines)), rank)
+            return self._twins.get(rank, rank)
+        found = next((other for other, lines in self._kept.items() if not _is_consequence(lines)), rank)
+        return self._twins.get(found, found)
 
     def show_cause(self, rank: int) -> None:
         """Shows the traceback that explains the failure of ``rank``, unless it is what was shown last anyway."""
