@@ -82,6 +82,17 @@ def test_whom_a_worker_waits_for():
     assert free.waits_for(1) == []
 
 
+def test_how_servers_are_used(launch, tmp_path):
+    reports = launch("parameter_server_use.py", 3, 1, [str(tmp_path)]).must_succeed().reports()
+    assert set(reports) == {0, 1}
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_another(launch, tmp_path):
+    report = launch("parameter_server_failures.py", 2, 1, ["1", "late", "-1", str(tmp_path)], keep_going=True).reports()[0]
+    assert report["kind"] == "closed", report
+    assert "cannot be used after an earlier failure: a message" in report["error"]
+
+
 @pytest.mark.parametrize(("how", "failing", "hosts"), slow_but_last(("raises", 1, 1), ("raises", 3, 1), ("killed", 3, 2), ("killed", 0, 2)))
 def test_a_rank_that_fails_is_named_to_all_others(launch, how, failing, hosts):
     """Rank 3 is the server."""

@@ -13,12 +13,14 @@ from collective_core.common.elastic import HostsUpdatedInterrupt
 from collective_core.common.parameter_server import group, messages
 from collective_core.common.parameter_server.group import Group
 from collective_core.common.parameter_server.messages import Array
-from collective_core.errors import CollectiveError
+from collective_core.errors import CollectiveError, InvalidUseError
 from collective_core.runtime import membership
 from collective_core.runtime.point_to_point import Transfer
 
 #: Seconds between looks at whether a wait is to end.
 LOOK_INTERVAL = 1.0
+#: Bytes that may be under way to a server without an answer; with more, a push waits until the server has dealt with all of them.
+MOST_UNDER_WAY = 64 << 20
 
 
 class Request(NamedTuple):
@@ -49,21 +51,54 @@ class Client:
     def __init__(self, joined: Group) -> None:
         self.group = joined
         self._lock = threading.Lock()
+        self._is_closed = False
+        self._under_way = dict.fromkeys(range(joined.servers), 0)  # bytes, by server
         # Connects, as no thread can be started any more where the last word is said.
         self.tell({server: Request({"kind": "hello"}) for server in range(joined.servers)})
         atexit.register(_end)  # before the messages' own, which was registered before
 
     def tell(self, requests: Mapping[int, Request]) -> None:
         """By server. Requests that are not answered."""
-        for server, request in requests.items():
-            self.group.messages.send(messages.pack(dict(request.header), request.arrays), self.group.rank_of(server), group.REQUEST)
+        self._check_usable()
+        self._send(_packed(requests))
+        full = [server for server in requests if self._under_way[server] > MOST_UNDER_WAY]
+        if full:
+            self.ask({server: Request({"kind": "sync"}) for server in full})
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, tuple[dict[str, Any], list[Array]]]:
         """The answer of every server that was asked. Raises what a server answers as an error, and the engine's for one that is lost."""
         with self._lock, _noting_failures():
+            self._check_usable()
+            packed = _packed(requests)  # before anything is waited for
             waiting = {server: self.group.messages.receive(None, self.group.rank_of(server), group.REPLY) for server in sorted(requests)}
-            self.tell(requests)
-            return {server: self._answer(transfer) for server, transfer in waiting.items()}
+            self._send(packed)
+            answers = {server: self._answer(transfer) for server, transfer in waiting.items()}
+            self._under_way.update(dict.fromkeys(answers, 0))
+            return answers
+
+    def close(self, in_order: bool) -> None:
+        """``in_order``: the worker needs the servers no more. Otherwise they learn of its end as the engine does."""
+        try:
+            if in_order:
+                everyone = range(self.group.servers)
+                self.ask({server: Request({"kind": "sync"}) for server in everyone})
+                self.tell({server: Request({"kind": "done"}) for server in everyone})
+        finally:
+            self._is_closed = True
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            text = "it is closed: hvd.ps.close() or shutdown() ended this use of the parameter servers; make arrays and optimizers again"
+            raise InvalidUseError(text, "invalid")
+        failure = membership.failure()
+        if failure is not None:  # an answer to what was asked before may still come
+            ranks = failure.ranks if isinstance(failure, CollectiveError) else ()
+            raise CollectiveError(f"parameter servers cannot be used after an earlier failure: {failure}", "closed", ranks)
+
+    def _send(self, packed: Mapping[int, Array]) -> None:
+        for server, message in packed.items():
+            self.group.messages.send(message, self.group.rank_of(server), group.REQUEST)
+            self._under_way[server] += message.nbytes
 
     def create(self, name: str, described: Mapping[str, Any], parts: Mapping[int, Sequence[Array]], has_initial: bool) -> None:
         """Makes an array on servers, where another worker has not yet; ``parts``: initial values, if this worker gives them.
@@ -113,6 +148,10 @@ def _noting_failures() -> Iterator[None]:
         raise
 
 
+def _packed(requests: Mapping[int, Request]) -> dict[int, Array]:
+    return {server: messages.pack(dict(request.header), request.arrays) for server, request in requests.items()}
+
+
 def _step() -> dict[str, Any]:
     return {"kind": "step", "push": [], "pull": []}
 
@@ -134,29 +173,22 @@ def client() -> Client:
 
 
 def _take_leave(in_order: bool) -> None:
-    """``in_order``: the worker needs the servers no more. Otherwise they learn of its end as the engine does."""
     global _client
     if _client is None:
         return
-    if in_order:
-        _say("done")
-    _client = None
+    left, _client = _client, None
     atexit.unregister(_end)
-
-
-def _say(kind: str) -> None:
-    if _client is not None:
-        _client.tell({server: Request({"kind": kind}) for server in range(_client.group.servers)})
+    left.close(in_order and membership.is_healthy())
 
 
 def _end() -> None:
-    group.leave(in_order=not hasattr(sys, "last_value"))
+    group.leave_at_end(in_order=not hasattr(sys, "last_value"))
 
 
 def _before_change() -> None:
     """The ranks of an elastic job are to change: servers learn of it from the first worker that does."""
-    if membership.is_healthy():
-        _say("leaving")
+    if membership.is_healthy() and _client is not None:
+        _client.tell({server: Request({"kind": "leaving"}) for server in range(_client.group.servers)})
 
 
 group.on_leaving.append(_take_leave)

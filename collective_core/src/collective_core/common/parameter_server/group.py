@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, Protocol
 
+from collective_core.common.elastic import HostsUpdatedInterrupt
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, process_sets, rendezvous
 from collective_core.runtime.point_to_point import PointToPoint
@@ -85,8 +87,17 @@ def _servers() -> int:
 
 
 def _set_of(ranks: list[int]) -> ProcessSet:
+    return _known_set_of(ranks) or process_sets.add_process_set(ranks)
+
+
+def _known_set_of(ranks: list[int]) -> ProcessSet | None:
     known = [number for number, members in process_sets.get_process_set_ids_and_ranks().items() if members == ranks]
-    return process_sets.process_set_by_id(known[0]) if known else process_sets.add_process_set(ranks)
+    return process_sets.process_set_by_id(known[0]) if known else None
+
+
+def known_workers() -> ProcessSet | None:
+    """The process set of all workers, if this process has been in a group since ``init()``, also when it has left it."""
+    return _known_set_of(list(range(membership.size() - membership.current().config.servers)))
 
 
 def is_server() -> bool:
@@ -119,11 +130,21 @@ def leave(in_order: bool = True) -> None:
     global _group
     if _group is None:
         return
-    for told in on_leaving:
-        told(in_order)
-    left, _group = _group, None
-    left.messages.end()
-    process_sets.reserve("")
+    try:
+        for told in on_leaving:
+            told(in_order)
+    finally:
+        left, _group = _group, None
+        left.messages.end()
+        process_sets.reserve("")
 
 
-membership.before_leaving.append(leave)
+def leave_at_end(in_order: bool) -> None:
+    """The same where nobody could catch an error, and more is to be ended: it is printed."""
+    try:
+        leave(in_order)
+    except (CollectiveError, HostsUpdatedInterrupt) as error:
+        print(f"collective_core: not all updates may have reached the parameter servers: {error}", file=sys.stderr, flush=True)
+
+
+membership.before_leaving.append(leave_at_end)

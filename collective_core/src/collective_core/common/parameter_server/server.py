@@ -40,7 +40,7 @@ class Store(Protocol):
     updates: int
 
     def create(self, name: str, described: dict[str, Any], initial: list[Array]) -> None:
-        """Makes an array."""
+        """Makes an array, or gives one that there is other options."""
 
     def described(self, name: str) -> dict[str, Any]:
         """As it was made."""
@@ -153,6 +153,10 @@ class Server:
     def _on_hello(self, *_: Any) -> None:
         """It has connected."""
 
+    def _on_sync(self, worker: int, header: dict[str, Any], arrays: list[Array]) -> None:
+        """It wants to know when all that it has sent is dealt with."""
+        self._wait(worker, {**header, "pull": []}, arrays)
+
     def _on_done(self, worker: int, *_: Any) -> None:
         self._active.remove(worker)
         self._listened.remove(worker)
@@ -163,10 +167,15 @@ class Server:
         raise HostsUpdatedInterrupt
 
     def _on_create(self, worker: int, header: dict[str, Any], arrays: list[Array]) -> None:
-        name = header["name"]
-        if (arrays or not header["initial"]) and not self._store.has(name):
-            self._store.create(name, header["array"], arrays)
-            self._note_change({"name": name, "array": header["array"], "counts": [len(arrays)]}, arrays)
+        name, wanted = header["name"], header["array"]
+        if self._store.has(name):  # by another worker, or before this server began: then training goes on with the options of now
+            is_new = name not in self._clocks and _without_numbers(wanted) == _without_numbers(self._store.described(name))
+            arrays = []
+        else:
+            is_new = bool(arrays) or not header["initial"]
+        if is_new:
+            self._store.create(name, wanted, arrays)
+            self._note_change({"name": name, "array": wanted, "counts": [len(arrays)]}, arrays)
         if name not in self._clocks and self._store.has(name):
             self._clocks[name] = Clocks(range(self._group.workers), self._active, self._store.described(name)["staleness"])
             if self._clocks[name].staleness == 0:
@@ -308,3 +317,8 @@ class Server:
         for reply in [self._reply(worker, header) for worker in self._active]:
             with contextlib.suppress(CollectiveError):  # those who are lost
                 reply.wait(max(0.0, end - time.monotonic()))
+
+
+def _without_numbers(described: dict[str, Any]) -> dict[str, Any]:
+    """What cannot change while an array is trained: learning rates may, and not what state its optimizer has."""
+    return {**described, "options": {name: value for name, value in described["options"].items() if isinstance(value, bool)}}

@@ -28,13 +28,18 @@ __all__ = ["Array", "DistributedOptimizer", "Embedding", "EmbeddingBag", "Table"
 
 
 def workers() -> ProcessSet:
-    """The process set of all workers, for operations among them; for workers. The first call waits for ``serve()``."""
-    return client().group.process_set
+    """The process set of all workers, for operations among them; for workers. The first call waits for ``serve()``.
+
+    It remains after :func:`close`.
+    """
+    known = None if is_server() else group.known_workers()
+    return client().group.process_set if known is None else known
 
 
 def close() -> None:
     """This worker needs the servers no more; when all have said so, ``serve()`` returns. So do ``shutdown()`` and the end of a process.
 
-    From then on operations of all ranks are possible again.
+    Waits until all that it has pushed has arrived. From then on nobody waits for its updates, operations of all ranks are possible again,
+    and its arrays, tables and optimizers raise :class:`CollectiveError` (kind ``invalid``).
     """
     group.leave()

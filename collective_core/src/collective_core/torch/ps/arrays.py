@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from collective_core.common.parameter_server.client import Pull, Push, client
 from collective_core.common.parameter_server.clocks import check_staleness
 from collective_core.common.parameter_server.messages import Array as Numbers
 from collective_core.torch.nn.row_optimizers import RowOptimizer
-from collective_core.torch.ps.store import ELEMENTWISE, describe_rows, name_of, options_of
+from collective_core.torch.ps.store import ELEMENTWISE, describe_rows, name_of, options_of, plain
 
 
 class Array:
@@ -59,12 +59,12 @@ class Array:
 
     def push(self, gradient: torch.Tensor) -> None:
         """Sends a gradient of the array's shape, from any device. Does not wait."""
-        exchange([self.to_push(gradient, self.options)], [])
+        self._client.exchange([self.to_push(gradient, self.options)], [])
 
     def pull(self) -> torch.Tensor:
         """The value, in host memory. Waits as ``staleness`` says."""
         pull = self.to_pull()
-        return self.pulled(exchange([], [pull])[0])
+        return self.pulled(self._client.exchange([], [pull])[0])
 
     def to_push(self, gradient: torch.Tensor, options: dict[str, Any]) -> Push:
         if gradient.shape != self.shape:
@@ -126,12 +126,12 @@ class Table:
 
         ``lr``: for an optimizer without its own. A worker that has none pushes no ids. Does not wait.
         """
-        exchange([self.to_push(ids, gradients, {"lr": lr})], [])
+        self._client.exchange([self.to_push(ids, gradients, {"lr": lr})], [])
 
     def pull(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of ``ids``, of one dimension: ``(len(ids), columns)``, in host memory. Waits as ``staleness`` says."""
         pull, order = self.to_pull(ids)
-        return self.pulled(exchange([], [pull])[0], order)
+        return self.pulled(self._client.exchange([], [pull])[0], order)
 
     def to_push(self, ids: torch.Tensor, gradients: torch.Tensor, options: dict[str, Any]) -> Push:
         if not self._has_rate and options.get("lr") is None:
@@ -143,7 +143,7 @@ class Table:
         for server in range(self._servers):  # also those of which no row is used: they count pushes
             mine = layout.server_of(rows, self._servers) == server
             parts[server] = [layout.row_at_server(rows[mine], self._servers), numbers[mine]]
-        return Push(self.name, options, parts)
+        return Push(self.name, {name: plain(value) for name, value in options.items()}, parts)
 
     def to_pull(self, ids: torch.Tensor) -> tuple[Pull, Numbers]:
         """And in which order its rows come."""
@@ -168,10 +168,6 @@ class Table:
             wrong = rows.min() if rows.min() < 0 else rows.max()
             raise ValueError(f"{self.name}: id {wrong} is out of range: the table has rows 0 to {self.rows - 1}")
         return rows
-
-
-def exchange(pushes: Sequence[Push], pulls: Sequence[Pull]) -> list[dict[int, Numbers]]:
-    return client().exchange(pushes, pulls)
 
 
 def _plain(described: dict[str, Any]) -> dict[str, Any]:

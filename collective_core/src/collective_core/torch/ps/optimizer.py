@@ -6,9 +6,10 @@ from typing import Any, Callable, Iterator
 
 import torch
 
+from collective_core.common.parameter_server.client import client
 from collective_core.common.parameter_server.clocks import check_staleness
 from collective_core.runtime import membership
-from collective_core.torch.ps.arrays import Array, exchange
+from collective_core.torch.ps.arrays import Array
 from collective_core.torch.ps.embedding import _Embedding
 from collective_core.torch.ps.store import name_of, options_of
 
@@ -57,7 +58,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model is a torch.nn.Module, not a {type(model).__name__}")
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._kind = type(optimizer)
+        self._kind, self._client = type(optimizer), client()
         name = membership.next_name("ps.optimizer").replace(".noname", "")
         self._blocks = [_Block(*each) for each in self._arrays(name, staleness)]
         self._embeddings = [module for module in model.modules() if isinstance(module, _Embedding)]
@@ -86,12 +87,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         pushes = [block.array.to_push(block.gradient(), options_of(self._kind, block.group)) for block in self._blocks]
         for embedding in self._embeddings:
             pushes.append(embedding.table.to_push(*embedding.take_gradients(), lr))
-        self._take(exchange(pushes, [block.array.to_pull() for block in self._blocks]))
+        self._take(self._client.exchange(pushes, [block.array.to_pull() for block in self._blocks]))
         return loss
 
     def pull(self) -> None:
         """Takes the servers' parameters as they are now. Waits as ``staleness`` says."""
-        self._take(exchange([], [block.array.to_pull() for block in self._blocks]))
+        self._take(self._client.exchange([], [block.array.to_pull() for block in self._blocks]))
 
     def _take(self, answers: list[Any]) -> None:
         for block, parts in zip(self._blocks, answers):

@@ -36,14 +36,24 @@ def name_of(dtype: torch.dtype, what: str) -> str:
 def options_of(kind: type, group: Mapping[str, Any]) -> dict[str, Any]:
     """Of a parameter group what the optimizer's constructor takes, as plain values."""
     taken = [name for name in inspect.signature(kind).parameters if name in group and name not in _IMPLEMENTATION]
-    return {name: group[name].item() if isinstance(group[name], torch.Tensor) else group[name] for name in taken if name != "params"}
+    return {name: plain(group[name]) for name in taken if name != "params"}
+
+
+def plain(option: Any) -> Any:
+    """A learning rate, for example, as a number of Python, where a scheduler has made it one of NumPy or a tensor."""
+    return option.item() if isinstance(option, (torch.Tensor, np.generic)) else option
 
 
 def describe_rows(optimizer: RowOptimizer) -> dict[str, Any]:
     """As :func:`_rows_from` takes it. Raises TypeError for one that is not hvd.nn's."""
     if type(optimizer).__name__ not in OF_ROWS or type(optimizer).__module__ != row_optimizers.__name__:
         raise TypeError(f"optimizer is one of hvd.nn's ({', '.join(OF_ROWS)}), not a {type(optimizer).__name__}")
-    return {"optimizer": type(optimizer).__name__, "options": {k: v for k, v in vars(optimizer).items() if k != "slots"}}
+    return {"optimizer": type(optimizer).__name__, "options": {k: plain(v) for k, v in vars(optimizer).items() if k != "slots"}}
+
+
+def _rows_from(described: dict[str, Any]) -> RowOptimizer:
+    optimizer: RowOptimizer = getattr(row_optimizers, OF_ROWS[OF_ROWS.index(described["optimizer"])])(**described["options"])
+    return optimizer
 
 
 class Dense:
@@ -54,6 +64,10 @@ class Dense:
         self._values = torch.nn.Parameter(values)
         kind = getattr(torch.optim, ELEMENTWISE[ELEMENTWISE.index(described["optimizer"])])
         self._optimizer = kind([self._values], **described["options"])
+
+    def change_options(self, described: dict[str, Any]) -> None:
+        self.described = described
+        self._optimizer.param_groups[0].update(described["options"])
 
     def update(self, contributions: Sequence[Contribution]) -> None:
         gradient = torch.from_numpy(contributions[0].arrays[0])
@@ -80,12 +94,15 @@ class Table:
     def __init__(self, described: dict[str, Any], values: torch.Tensor) -> None:
         self.described = described
         self._values = values
-        self._optimizer: RowOptimizer = getattr(row_optimizers, OF_ROWS[OF_ROWS.index(described["optimizer"])])(**described["options"])
+        self._optimizer = _rows_from(described)
         self._steps = 0
         self._state = {
             name: torch.full((len(values), values.shape[1] if slot.is_wide else 1), slot.fill, dtype=values.dtype)
             for name, slot in self._optimizer.slots.items()
         }
+
+    def change_options(self, described: dict[str, Any]) -> None:
+        self.described, self._optimizer = described, _rows_from(described)
 
     def update(self, contributions: Sequence[Contribution]) -> None:
         self._steps += 1
@@ -142,7 +159,9 @@ class Store:
         return self._arrays[name].described
 
     def create(self, name: str, described: dict[str, Any], initial: list[Array]) -> None:
-        if described["kind"] == "dense":
+        if name in self._arrays:
+            self._arrays[name].change_options(described)
+        elif described["kind"] == "dense":
             self._arrays[name] = Dense(described, torch.from_numpy(initial[0].copy()))
         else:
             self._arrays[name] = Table(described, _initial_rows(described, self.index, self.servers))
