@@ -18,7 +18,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NAMES_WIDTH = 28  # columns that names and placeholders get, unless a single one is longer
 
 
-class _Command(TyperCommand):
+class Command(TyperCommand):
+    """A command with this help."""
+
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  it would have neither panels nor colours
         console = terminal.Console()
         text = "\n\n".join(" ".join(part.split()) for part in (self.help or "").split("\n\n"))
@@ -50,4 +52,4 @@ class App(typer.Typer):
     """A typer app whose commands have this help."""
 
     def command(self, *arguments: Any, **named: Any) -> Callable[[_Function], _Function]:
-        return super().command(*arguments, cls=_Command, **named)
+        return super().command(*arguments, **{"cls": Command, **named})

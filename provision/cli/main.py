@@ -42,7 +42,7 @@ from provision.cli.options import (
     use_own_files,
     with_options,
 )
-from provision.cli.run_options import hosts_before_program, run_options
+from provision.cli.run_options import HostsFirst, run_options
 from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
 from provision.install import environments, installer, removal
@@ -301,7 +301,7 @@ def smoke(
     _print_report(result, json_)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(cls=HostsFirst, context_settings={"allow_interspersed_args": False})
 @with_options(where=target_hosts.HostOptions, options=run_options, passwords=passwords)
 def run(
     *,
@@ -309,11 +309,10 @@ def run(
     options: RunOptions,
     passwords: Mapping[str, str],
 ) -> None:
-    """Run a program, e.g. `provision run -np 4 python train.py`, on hosts that `provision up` made ready."""
+    """Run a program, e.g. `provision run hosts.ini -np 4 train.py`, on hosts that `provision up` made ready."""
     if where.version:
         _say_version()
     use_own_files()
-    where, options = hosts_before_program(where, options)
     inventory = target_hosts.select(where, options.np or options.per_node, options.elastic, os.environ, terminal.say)
     if where.check_build:
         with progress.make() as shown:

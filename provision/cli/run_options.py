@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError
+from provision.cli.help import Command
 from provision.cli.options import one_of, url
 from provision.inventory import loading
 from provision.launch import forwarded_variables, horovod_config
@@ -127,16 +127,25 @@ def _with_python(command: tuple[str, ...]) -> tuple[str, ...]:
     return ("python", *command) if command and command[0].endswith(".py") else command
 
 
-def hosts_before_program(where: HostOptions, options: RunOptions) -> tuple[HostOptions, RunOptions]:
-    """``provision run hosts.ini train.py`` as if it said ``--hosts hosts.ini``, as other commands take HOSTS."""
-    first, *rest = options.command or ("",)
-    path = Path(first)
-    # A file that cannot be executed is no program.
-    is_data = first.endswith(loading.DATA_ENDINGS) or (path.is_file() and path.suffix != ".py")
-    is_hosts = first == loading.LOCAL or "," in first or (is_data and not os.access(path, os.X_OK))
-    if not rest or not is_hosts or any((where.hosts, where.host, where.hostfile)):
-        return where, options
-    return replace(where, hosts=first), replace(options, command=_with_python(tuple(rest)))
+class HostsFirst(Command):
+    """``provision run hosts.ini -np 4 train.py`` as if it said ``--hosts hosts.ini``, as other commands take HOSTS."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options, _, _ = self.make_parser(ctx).parse_args(list(args))
+        rest = options["command"] or ()
+        before = args[: len(args) - len(rest)]
+        has_hosts = any(options.get(name) for name in ("hosts", "host", "hostfile"))
+        if rest and not has_hosts and "--" not in before and _is_hosts(rest[0]):
+            args = [*before, "--hosts", *args[len(before) :]]
+        words: list[str] = super().parse_args(ctx, args)
+        return words
+
+
+def _is_hosts(word: str) -> bool:
+    """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is no program."""
+    path = Path(word)
+    is_data = word.endswith(loading.DATA_ENDINGS) or (path.is_file() and path.suffix != ".py")
+    return word == loading.LOCAL or "," in word or (is_data and not os.access(path, os.X_OK))
 
 
 def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:

@@ -10,15 +10,17 @@ import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
-from provision.cli.run_options import hosts_before_program, run_options
+from provision.cli.run_options import HostsFirst, run_options
 from provision.inventory import Inventory
-from provision.launch import forwarded_variables, jobs, launchers, option_table, program, program_files, target_hosts
+from provision.launch import forwarded_variables, jobs, launchers, program, program_files, target_hosts
 from provision.launch.jobs import Job, JobResult, Verdict
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.rank_output import RankOutput
@@ -510,19 +512,31 @@ def test_hosts_may_stand_before_the_program(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "hosts.ini").write_text("a\n")
     (tmp_path / "start.sh").write_text("#!/bin/sh\n")
     (tmp_path / "start.sh").chmod(0o755)
+    app = typer.Typer()
 
-    def understood(*command: str, **where: Any) -> tuple[str | None, tuple[str, ...]]:
-        defaults = {option.parameter: None for option in option_table.HOST_OPTIONS}
-        hosts, options = hosts_before_program(HostOptions(**{**defaults, **where}), run_options(list(command)))
-        return hosts.hosts, options.command
+    @app.command(cls=HostsFirst, context_settings={"allow_interspersed_args": False})
+    def run(
+        command: Annotated[list[str] | None, typer.Argument()] = None,
+        hosts: Annotated[str | None, typer.Option("--hosts")] = None,
+        host: Annotated[str | None, typer.Option("-H")] = None,
+        np: Annotated[int | None, typer.Option("-np")] = None,
+    ) -> None:
+        print(json.dumps([hosts or host, np, command]))
 
-    assert understood("hosts.ini", "train.py", "--lr", "1") == ("hosts.ini", ("python", "train.py", "--lr", "1"))
-    assert understood("localhost", "python", "train.py") == ("localhost", ("python", "train.py"))
-    assert understood("a,b", "hostname") == ("a,b", ("hostname",))
-    for program_alone in (("start.sh", "train.py"), ("train.py", "hosts.ini"), ("hosts.ini",), ("hostname", "-f")):
-        assert understood(*program_alone)[0] is None, program_alone
-    assert understood("missing.ini", "train.py") == ("missing.ini", ("python", "train.py")), "which is then said to be missing"
-    assert understood("hosts.ini", "train.py", hosts="c") == ("c", ("hosts.ini", "train.py"))
+    def understood(*words: str) -> list[Any]:
+        found: list[Any] = json.loads(CliRunner().invoke(app, list(words)).stdout)
+        return found
+
+    assert understood("hosts.ini", "train.py", "--lr", "1") == ["hosts.ini", None, ["train.py", "--lr", "1"]]
+    assert understood("hosts.ini", "-np", "4", "train.py", "-np", "5") == ["hosts.ini", 4, ["train.py", "-np", "5"]]
+    assert understood("-np", "4", "localhost", "python", "train.py") == ["localhost", 4, ["python", "train.py"]]
+    assert understood("a,b", "hostname") == ["a,b", None, ["hostname"]]
+    assert understood("missing.ini", "train.py") == ["missing.ini", None, ["train.py"]], "which is then said to be missing"
+    assert understood("hosts.ini") == ["hosts.ini", None, None], "which is told that there is no program"
+    for program_alone in (["./start.sh", "train.py"], ["train.py", "hosts.ini"], ["hostname", "-f"]):
+        assert understood(*program_alone) == [None, None, program_alone]
+    assert understood("--", "a,b", "c") == [None, None, ["a,b", "c"]]
+    assert understood("-H", "c", "hosts.ini", "train.py") == ["c", None, ["hosts.ini", "train.py"]]
 
 
 def test_options_without_effect_say_so(capsys: pytest.CaptureFixture[str]) -> None:
