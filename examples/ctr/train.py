@@ -10,6 +10,7 @@ README.md says what the ways are, and how fast.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 
@@ -95,6 +96,8 @@ def main() -> None:
     options = parser.parse_args()
     if {"ps", "ddp"} <= set(options.mode):
         parser.error("ddp needs all ranks, of which servers train nothing: measure it without ps")
+    if "ps" not in options.mode and int(os.environ.get("COLLECTIVE_SERVERS", "0")):
+        parser.error("only mode ps has use for parameter servers: start it without --servers")
 
     hvd.init()
     if hvd.ps.is_server():

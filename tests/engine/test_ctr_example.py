@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -66,3 +68,12 @@ def test_ranks_train_what_one_process_does(launch, monkeypatch, model):
 
 def test_workers_of_a_parameter_server_train_it(launch):
     train(launch, 3, "wide_deep", ("ps",), env={"COLLECTIVE_SERVERS": "1"})
+
+
+def test_servers_that_no_mode_uses_are_refused(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(CTR))
+    monkeypatch.setenv("COLLECTIVE_SERVERS", "1")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--mode", "sharded", "alone"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(CTR / "train.py"), run_name="__main__")
+    assert "start it without --servers" in capsys.readouterr().err

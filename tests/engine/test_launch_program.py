@@ -209,7 +209,8 @@ def test_which_traceback_is_the_one_to_read():
     said(tracebacks, 0, *raised("KeyError: handled before"), *raised(lost))
     cause = (*raised("KeyError: 1"), "", "During handling of the above exception, another exception occurred:", "")
     said(tracebacks, 1, *cause, *raised("ValueError: two"), "lines of it")
-    said(tracebacks, 2, *raised(lost))
+    of_server = "collective_core.errors.CollectiveError: rank 1 (host a, pid 1) sends no more: it has left the group or ended"
+    said(tracebacks, 2, *raised(of_server))
     texts = [(frame.rank, frame.body.decode().rstrip("\n")) for frame in shown]
     whole = [(1, line) for line in [*cause, *raised("ValueError: two"), "lines of it"]]
     survived = [(3, line) for line in [*raised("OSError: survived"), *["a line"] * 200]]
@@ -222,7 +223,7 @@ def test_which_traceback_is_the_one_to_read():
     tracebacks.show_cause(0)
     tracebacks.show_held()
     texts = [(frame.rank, frame.body.decode().rstrip("\n")) for frame in shown]
-    assert texts == [(4, "a line"), *whole, (0, lost), (2, lost)], (
+    assert texts == [(4, "a line"), *whole, (0, lost), (2, of_server)], (
         "not of the end of another, but the cause, whole, and the others after it"
     )
 

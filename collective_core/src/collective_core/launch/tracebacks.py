@@ -12,7 +12,8 @@ BEGIN = b"Traceback (most recent call last):"
 LINKS = (b"During handling of the above exception", b"The above exception was the direct cause")
 #: How a traceback ends that tells of another rank's failure.
 CONSEQUENCE = re.compile(
-    rb"^\S*(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b"
+    rb"^\S*(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure|"
+    rb"sends no more|cannot be reached|after an earlier failure)\b"
 )
 #: After so many more lines a rank has survived what its traceback tells of.
 MOST_LINES = 200
