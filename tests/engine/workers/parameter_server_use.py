@@ -54,7 +54,7 @@ def check_many_pushes(array):
 
 def check_closed(uses):
     for use in uses:
-        common.expect(use, CollectiveError, "it is closed")
+        common.expect(use, CollectiveError, "has closed what")
 
 
 if hvd.ps.is_server():
@@ -102,5 +102,5 @@ else:
     common.expect(lambda: hvd.ps.Array("many", torch.zeros(LENGTH), SGD, lr=1.0), CollectiveError, "staleness 0, not None")
     hvd.shutdown()
     hvd.init()
-    common.expect(array.pull, CollectiveError, "it is closed")
+    common.expect(array.pull, CollectiveError, "has closed what")
     common.report(done=True)

@@ -88,7 +88,7 @@ class Client:
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            text = "it is closed: hvd.ps.close() or shutdown() ended this use of the parameter servers; make arrays and optimizers again"
+            text = "hvd.ps.close() or shutdown() has closed what this array, table or optimizer was made with: make it again"
             raise InvalidUseError(text, "invalid")
         failure = membership.failure()
         if failure is not None:  # an answer to what was asked before may still come
