@@ -3,9 +3,11 @@
 Argument: servers of the job, the last ranks.
 """
 
+import copy
 import os
 import sys
 import threading
+from unittest import mock
 
 os.environ["COLLECTIVE_SERVERS"] = sys.argv[1]
 
@@ -13,8 +15,11 @@ import collective_core.torch as hvd
 import common
 import torch
 from collective_core.errors import CollectiveError
+from collective_core.runtime import membership
+from collective_core.torch.ps import embedding
 from torch import nn
 
+EARLY = hvd.ps.Embedding(5, 2, hvd.nn.SGD(1.0), scale=0.0)
 hvd.init()
 torch.set_num_threads(1)
 SERVERS, ROWS, STEPS = int(sys.argv[1]), 23, 6
@@ -140,6 +145,55 @@ def check_staleness():
     assert bounded.pull()[0] == -3 - 100 * (workers.size() - 1)
 
 
+def check_what_programs_do():
+    """Gradients zeroed between forward and backward, options loaded, a copied model, frozen parameters, lookups without backward."""
+    me = hvd.ps.workers().rank()
+    ids = torch.tensor([1, 2])
+    model = nn.Sequential(EARLY, nn.Linear(2, 2), hvd.ps.Embedding(5, 2, hvd.nn.SGD(1.0), scale=0.0, dtype=torch.float64))
+    model[1].bias.requires_grad_(False)
+    with torch.no_grad():
+        model[1].bias.fill_(7.0 + me)
+        model[1].weight.copy_(torch.eye(2))
+    sgd = torch.optim.SGD([model[1].weight], lr=LR)
+    optimizer = hvd.ps.DistributedOptimizer(sgd, model)
+    assert torch.equal(model[1].bias, torch.full((2,), 7.0)), "rank 0's"
+    assert model[0].name != model[2].name
+
+    def rows():
+        return [table.gather_weight()[:3, 0].tolist() for table in (model[0], model[2])]
+
+    loss = model[1](model[0](ids)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    assert rows() == [[0.0, -1.0, -1.0], [0.0, 0.0, 0.0]], rows()
+    loss = model[2](ids).sum()
+    loss.backward(retain_graph=True)
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+    assert rows() == [[0.0, -1.0, -1.0], [0.0, -2.0, -2.0]], rows()
+    with mock.patch.object(embedding, "MOST_PASSES", 2):
+        found = [model[0](ids) for _ in range(4)]
+        found[0].sum().backward()
+        found[1].sum().backward()
+        common.expect(found[2].sum().backward, ValueError, "the gradients of 2 lookups wait for a step")
+    optimizer.zero_grad()
+    optimizer.step()
+    assert rows() == [[0.0, -1.0, -1.0], [0.0, -2.0, -2.0]], rows()
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin[0](ids), model[0](ids))
+    optimizer.load_state_dict(optimizer.state_dict())
+    sgd.param_groups[0]["lr"] = 0.0
+    model[1](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model[1].weight, twin[1].weight), "the learning rate is 0"
+    sgd.param_groups[0]["lr"] = LR
+    optimizer.step()
+    assert torch.equal(model[1].weight, twin[1].weight - LR)
+
+
 def check_errors():
     """One clear error each, after which everything works."""
     me, workers = hvd.ps.workers().rank(), hvd.ps.workers()
@@ -147,6 +201,26 @@ def check_errors():
     table = hvd.ps.Table("of errors", 5, 2, hvd.nn.SGD())
     array = hvd.ps.Array("array of errors", torch.zeros(3), torch.optim.SGD, lr=1.0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    both = nn.ParameterDict({"a": torch.zeros(2, 3), "b": torch.zeros(3, 2)})
+    sparse = nn.Sequential(hvd.ps.Embedding(3, 2, hvd.nn.SGD(0.1)), nn.Embedding(5, 2, sparse=True), nn.Linear(2, 2))
+    sparse[2].requires_grad_(False)
+    trained = [hvd.ps.DistributedOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), each) for each in (both, sparse)]
+    sparse[2].weight.requires_grad_(True)
+    (sparse[2](torch.ones(2)).sum()).backward()
+
+    def step_with_a_sparse_gradient():
+        sparse[2].weight.grad = None
+        sparse[1](torch.tensor([1])).sum().backward()
+        trained[1].step()
+
+    def make_in_another_order():
+        name = trained[0]._blocks[0].array.name.split(".group")[0]
+        with mock.patch.object(membership, "next_name", return_value=name):
+            hvd.ps.DistributedOptimizer(torch.optim.SGD([both["b"], both["a"]], lr=0.1), both)
+
+    with_state = torch.optim.SGD([nn.Parameter(torch.ones(1), requires_grad=False)], lr=0.1, momentum=0.5)
+    with_state.param_groups[0]["params"][0].grad = torch.ones(1)
+    with_state.step()
     for call, kind, message in (
         (lambda: hvd.ps.DistributedOptimizer(sgd, model, staleness=-1), ValueError, "staleness=-1"),
         (lambda: hvd.ps.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model), ValueError, "have these optimizers"),
@@ -159,6 +233,18 @@ def check_errors():
         (lambda: table.push(torch.tensor([1]), torch.zeros(1, 2)), ValueError, "a learning rate"),
         (lambda: hvd.ps.Array("of errors", torch.zeros(3), torch.optim.SGD, lr=1.0), CollectiveError, "in another way"),
         (lambda: hvd.ps.Table("of errors", 6, 2, hvd.nn.SGD()), CollectiveError, "rows 6, not 5"),
+        (
+            lambda: hvd.ps.Array("array of errors", torch.zeros(3, 1), torch.optim.SGD, lr=1.0),
+            CollectiveError,
+            r"shape \[3, 1\], not \[3\]",
+        ),
+        (make_in_another_order, CollectiveError, r"parameters b to a \(2; .*, not a to b \(2;"),
+        (lambda: trained[0].add_param_group({"params": [nn.Parameter(torch.ones(1))]}), ValueError, "all its groups before"),
+        (lambda: trained[0].load_state_dict(with_state.state_dict()), ValueError, "from snapshots"),
+        (trained[1].step, ValueError, "2.weight has a gradient, but did not require"),
+        (step_with_a_sparse_gradient, ValueError, "the gradient of 1.weight is sparse"),
+        (lambda: array.push(torch.zeros(3).to_sparse()), ValueError, "gradients are dense"),
+        (lambda: hvd.ps.DistributedOptimizer(sgd, sparse), ValueError, "the embedding 0 has a hvd.ps.DistributedOptimizer already"),
         (hvd.ps.serve, CollectiveError, "this rank is a worker"),
         (lambda: hvd.allreduce(torch.ones(1)), CollectiveError, r"process_set=hvd.ps.workers\(\)"),
         (lambda: hvd.broadcast_object(1), CollectiveError, r"process_set=hvd.ps.workers\(\)"),
@@ -179,6 +265,7 @@ else:
     check_trainings()
     check_low_level()
     check_staleness()
+    check_what_programs_do()
     check_errors()
     hvd.ps.close()
 # All ranks again.

@@ -23,11 +23,14 @@ class Array:
         optimizer: a class of torch.optim that treats every element alone (SGD, Adam, …); ``options`` are its constructor's.
         staleness: 0: an update is the mean of one gradient of each worker, and a worker that has pushed reads what includes it. k: every
             push is an update, and a worker may be k pushes ahead of the slowest. None: as far as it likes.
+        parameters: what its elements are; compared, as its shape is.
 
     Raises ValueError for what is impossible and :class:`CollectiveError` (kind ``mismatch``) where workers make different ones.
     """
 
-    def __init__(self, name: str, value: torch.Tensor, optimizer: type, *, staleness: int | None = 0, **options: Any) -> None:
+    def __init__(
+        self, name: str, value: torch.Tensor, optimizer: type, *, staleness: int | None = 0, parameters: str = "", **options: Any
+    ) -> None:
         check_staleness(staleness)
         kind = getattr(optimizer, "__name__", "")
         if kind not in ELEMENTWISE or getattr(torch.optim, kind) is not optimizer:
@@ -40,7 +43,8 @@ class Array:
         self._kind = optimizer
         described = {
             "kind": "dense",
-            "length": value.numel(),
+            "shape": [*value.shape],
+            "parameters": parameters,
             "dtype": name_of(value.dtype, name),
             "optimizer": kind,
             "options": self.options,
@@ -67,6 +71,8 @@ class Array:
         return self.pulled(self._client.exchange([], [pull])[0])
 
     def to_push(self, gradient: torch.Tensor, options: dict[str, Any]) -> Push:
+        if gradient.layout is not torch.strided:
+            raise ValueError(f"{self.name}: gradients are dense; for sparse ones there is hvd.ps.Table")
         if gradient.shape != self.shape:
             raise ValueError(f"{self.name} has the shape {tuple(self.shape)}, and the gradient {tuple(gradient.shape)}")
         return Push(self.name, options, self._cut(gradient))
@@ -120,6 +126,14 @@ class Table:
         self._client = client()
         self._servers = self._client.group.servers
         self._client.create(name, _plain(described), {server: [] for server in range(self._servers)}, has_initial=False)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is on the servers of this job's ranks as they are now."""
+        return self._client is client()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+        return self  # its rows are on the servers, and not in what is copied
 
     def push(self, ids: torch.Tensor, gradients: torch.Tensor, lr: float | None = None) -> None:
         """Sends gradients of rows: ``ids`` of one dimension, where one may occur several times, and ``(len(ids), columns)``.

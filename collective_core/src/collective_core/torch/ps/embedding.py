@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from collective_core.errors import InvalidUseError
-from collective_core.runtime import membership
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.nn.row_optimizers import RowOptimizer
 from collective_core.torch.nn.table import MOST_PASSES, merged
@@ -34,19 +34,28 @@ class _Embedding(torch.nn.Module):
         describe_rows(optimizer)  # raises for one that servers have not
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self._how = {"optimizer": optimizer, "scale": scale, "seed": seed, "dtype": dtype}
-        self.name = name or membership.next_name("ps.embedding").replace(".noname", "")
+        #: Of the table; None: the optimizer chooses it.
+        self.name = name
         self._table: Table | None = None
+        #: Rows and their gradients: one of each backward pass of a lookup.
         self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def connect(self, staleness: int | None) -> None:
+    @property
+    def is_connected(self) -> bool:
+        """Whether an optimizer of this job's ranks, as they are now, trains it."""
+        return self._table is not None and self._table.is_current
+
+    def connect(self, default_name: str, staleness: int | None) -> None:
         """Makes the table; called by the optimizer."""
         self._waiting.clear()
+        self.name = self.name or default_name
         self._table = Table(self.name, self.num_embeddings, self.embedding_dim, staleness=staleness, **self._how)
 
     @property
     def table(self) -> Table:
         if self._table is None:
-            raise InvalidUseError(f"{self.name}: make hvd.ps.DistributedOptimizer(optimizer, model) before the first lookup", "invalid")
+            what = self.name or f"hvd.ps.{type(self).__name__}"
+            raise InvalidUseError(f"{what}: make hvd.ps.DistributedOptimizer(optimizer, model) before the first lookup", "invalid")
         return self._table
 
     def _lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,17 +63,18 @@ class _Embedding(torch.nn.Module):
         used, where = torch.unique(ids.detach().reshape(-1), return_inverse=True)
         rows = self.table.pull(used).to(ids.device)
         if torch.is_grad_enabled():
-            if len(self._waiting) == MOST_PASSES:
-                raise InvalidUseError(
-                    f"{self.name}: the rows of {MOST_PASSES} lookups wait for a step of hvd.ps.DistributedOptimizer", "invalid"
-                )
-            self._waiting.append((used, rows.requires_grad_()))
+            rows.requires_grad_().register_hook(partial(self._keep_gradient, used))
         return rows, where.view(ids.shape)
+
+    def _keep_gradient(self, used: torch.Tensor, gradient: torch.Tensor) -> None:
+        if len(self._waiting) == MOST_PASSES:
+            text = f"{self.name}: the gradients of {MOST_PASSES} lookups wait for a step of hvd.ps.DistributedOptimizer"
+            raise InvalidUseError(text, "invalid")
+        self._waiting.append((used, gradient.detach().clone()))  # a second pass over a graph may add to what it was given
 
     def take_gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows and the sums of their gradients since the last call."""
-        found = [(used, rows.grad) for used, rows in self._waiting if rows.grad is not None]
-        self._waiting.clear()
+        found, self._waiting = self._waiting, []
         if len(found) == 1:
             return found[0]
         none = (torch.empty(0, dtype=torch.int64), torch.empty(0, self.embedding_dim, dtype=self._how["dtype"]))
@@ -85,12 +95,13 @@ class _Embedding(torch.nn.Module):
 class Embedding(_Embedding):
     """``torch.nn.Embedding`` over a table on the parameter servers. Lookups pull the distinct rows of a batch and nothing else.
 
-    Gradients are pushed by ``step()`` of the ``hvd.ps.DistributedOptimizer`` that was given the model. All workers make the same modules in
-    the same order, or give them names.
+    Gradients are pushed by ``step()`` of the ``hvd.ps.DistributedOptimizer`` that was given the model. A deep copy of it reads the same
+    rows.
 
     Args:
         optimizer: of the rows, one of ``hvd.nn.SGD``, ``Adagrad``, ``RowWiseAdagrad``, ``Adam``, ``FTRL``; without ``lr`` it takes that of
             the first parameter group.
+        name: of the table; by default it is made of the optimizer's and the module's place in the model.
         scale, seed: initial values are uniform between -scale and scale, and depend on row and seed alone.
         dtype: float32 or float64.
     """

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, Callable, Iterator
 
 import torch
 
 from collective_core.common.parameter_server.client import client
 from collective_core.common.parameter_server.clocks import check_staleness
+from collective_core.errors import InvalidUseError
 from collective_core.runtime import membership
+from collective_core.torch.functions import broadcast_parameters
 from collective_core.torch.ps.arrays import Array
 from collective_core.torch.ps.embedding import _Embedding
 from collective_core.torch.ps.store import name_of, options_of
 
 
 class _Block:
-    """The parameters of a group that have one type, as one array."""
+    """The parameters of a group that have one type, as one array. ``names``: of the parameters, for errors."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], array: Array, group: dict[str, Any]) -> None:
-        self.parameters, self.array, self.group = parameters, array, group
+    def __init__(self, parameters: list[torch.nn.Parameter], names: list[str], array: Array, group: dict[str, Any]) -> None:
+        self.parameters, self.names, self.array, self.group = parameters, names, array, group
 
     def gradient(self) -> torch.Tensor:
+        for name, p in zip(self.names, self.parameters):
+            if p.grad is not None and p.grad.layout is not torch.strided:
+                raise ValueError(f"the gradient of {name} is sparse: use hvd.ps.Embedding or EmbeddingBag, or sparse=False")
         return _flat([p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters])
 
     def take(self, values: torch.Tensor) -> None:
@@ -33,23 +40,34 @@ def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.detach().to("cpu").reshape(-1) for tensor in tensors])
 
 
+def _describe(names: list[str], parameters: list[torch.nn.Parameter]) -> str:
+    """What workers compare: where it differs, values would reach other parameters."""
+    described = [[name, *p.shape] for name, p in zip(names, parameters)]
+    known_by = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]
+    return f"{names[0]} to {names[-1]} ({len(names)}; names and shapes have the hash {known_by})"
+
+
 class DistributedOptimizer(torch.optim.Optimizer):
     """Pushes gradients to the parameter servers, which make the steps of ``optimizer``, and pulls the parameters.
 
-    Parameters begin as those of rank 0, or as the servers' where they have been restored. ``step()`` sends all gradients, those of the
-    model's ``hvd.ps.Embedding`` too, and returns when this worker's parameters are as new as ``staleness`` demands. Parameters without a
-    gradient count as having one of zeros. Parameters may be on a GPU: they travel through host memory. Schedulers of learning rates may be
-    given this optimizer or the one it wraps. Buffers of the model (batch normalisation's) stay each worker's own.
+    Parameters begin as those of rank 0, or as the servers' where they have been restored; those of the model that it does not train are
+    rank 0's. It trains those that require gradients when it is made. ``step()`` sends all gradients, those of the model's
+    ``hvd.ps.Embedding`` too, and returns when this worker's parameters are as new as ``staleness`` demands. Parameters without a gradient
+    count as having one of zeros. Parameters may be on a GPU: they travel through host memory. Schedulers of learning rates may be given
+    this optimizer or the one it wraps. Buffers of the model (batch normalisation's) stay each worker's own. ``state_dict()`` has the
+    options of groups; the optimizer's state is on the servers, and in their snapshots.
 
     Args:
         optimizer: of torch.optim, one that treats every element alone: SGD, Adam, AdamW, Adagrad, RMSprop, …
-        model: whose embeddings on servers are trained, too.
+        model: whose embeddings on servers are trained, too: a model with such has one optimizer.
         staleness: 0: synchronous, each step with the mean of the workers' gradients, as ``hvd.DistributedOptimizer``. k: every worker's
             gradient is a step of its own, and no worker is more than k steps ahead of the slowest. None: as far as it likes.
 
-    Raises ValueError for other optimizers and a negative ``staleness``, and :class:`CollectiveError` (kind ``mismatch``) where the workers'
-    models differ.
+    Raises ValueError for other optimizers, a negative ``staleness`` and a model whose embeddings have an optimizer already, and
+    :class:`CollectiveError` (kind ``mismatch``) where the workers' models differ.
     """
+
+    param_groups: list[dict[str, Any]]
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, staleness: int | None = 0) -> None:
         check_staleness(staleness)
@@ -60,13 +78,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._kind, self._client = type(optimizer), client()
         name = membership.next_name("ps.optimizer").replace(".noname", "")
-        self._blocks = [_Block(*each) for each in self._arrays(name, staleness)]
-        self._embeddings = [module for module in model.modules() if isinstance(module, _Embedding)]
-        for embedding in self._embeddings:
-            embedding.connect(staleness)
+        embeddings = {path: module for path, module in model.named_modules() if isinstance(module, _Embedding)}
+        for path, embedding in embeddings.items():
+            if embedding.is_connected:
+                text = f"the embedding {path or embedding.name} has a hvd.ps.DistributedOptimizer already, which pushes its gradients"
+                raise InvalidUseError(f"{text}: make one for all parameters of the model, in groups where their options differ", "invalid")
+        names = {p: its_name for its_name, p in model.named_parameters()}
+        for number, group in enumerate(self.param_groups):
+            for place, p in enumerate(group["params"]):
+                names.setdefault(p, f"parameter {place} of group {number}")
+        self._blocks = [_Block(*each) for each in self._arrays(name, names, staleness)]
+        trained = {p for block in self._blocks for p in block.parameters}
+        #: Those that step() does not train, by name.
+        self._frozen = {names[p]: p for group in self.param_groups for p in group["params"] if p not in trained and p.numel()}
+        self._embeddings = list(embeddings.values())
+        for path, embedding in embeddings.items():
+            embedding.connect(f"{name}.module.{path}", staleness)
+        others = [(its_name, p) for p, its_name in names.items() if p not in trained and p.numel()]
+        broadcast_parameters(others, 0, self._client.group.process_set)
         self.pull()
 
-    def _arrays(self, name: str, staleness: int | None) -> Iterator[tuple[list[torch.nn.Parameter], Array, dict[str, Any]]]:
+    def _arrays(
+        self, name: str, names: dict[torch.nn.Parameter, str], staleness: int | None
+    ) -> Iterator[tuple[list[torch.nn.Parameter], list[str], Array, dict[str, Any]]]:
         for number, group in enumerate(self.param_groups):
             by_type: dict[str, list[torch.nn.Parameter]] = {}
             for p in group["params"]:
@@ -74,15 +108,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     by_type.setdefault(name_of(p.dtype, "the model"), []).append(p)
             for dtype, parameters in by_type.items():
                 options = options_of(self._kind, group)
-                array = Array(f"{name}.group.{number}.{dtype}", _flat(list(parameters)), self._kind, staleness=staleness, **options)
-                yield parameters, array, group
+                array_name, of_block = f"{name}.group.{number}.{dtype}", [names[p] for p in parameters]
+                described = _describe(of_block, parameters)
+                array = Array(array_name, _flat(list(parameters)), self._kind, staleness=staleness, parameters=described, **options)
+                yield parameters, of_block, array, group
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises what the engine does for a rank that is lost; ``closure`` is called once before."""
+        """Raises what the engine does for a rank that is lost, and ValueError for a gradient that it cannot send: a sparse one, or of a
+        parameter that did not require gradients when the optimizer was made. ``closure`` is called once before.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for name, p in self._frozen.items():
+            if p.grad is not None:
+                text = f"{name} has a gradient, but did not require gradients when hvd.ps.DistributedOptimizer was made"
+                raise InvalidUseError(f"{text}, which therefore does not train it: make the optimizer afterwards", "invalid")
         lr = {"lr": self.param_groups[0]["lr"]} if "lr" in self.param_groups[0] else {}
         pushes = [block.array.to_push(block.gradient(), options_of(self._kind, block.group)) for block in self._blocks]
         for embedding in self._embeddings:
@@ -102,3 +144,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         for embedding in self._embeddings:
             embedding.drop_gradients()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises :class:`InvalidUseError`: what the servers hold is settled when the optimizer is made."""
+        if "_blocks" in vars(self):
+            raise InvalidUseError("give torch's optimizer all its groups before hvd.ps.DistributedOptimizer is made of it", "invalid")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the options of groups. Raises :class:`InvalidUseError` where there is state besides (of momentum, …)."""
+        if state_dict["state"]:
+            text = 'the optimizer\'s state is on parameter servers, which take it from snapshots (hvd.ps.serve("folder"))'
+            raise InvalidUseError(f"{text}: load_state_dict() takes the options of groups alone", "invalid")
+        groups = self.param_groups
+        super().load_state_dict(state_dict)
+        for group, loaded in zip(groups, self.param_groups):
+            group.update(loaded)
+        self.param_groups = groups  # schedulers and the optimizer that was given hold these
