@@ -13,14 +13,14 @@ import collective_core.torch as hvd
 import common
 import numpy as np
 import torch
-from collective_core.common.parameter_server import client
+from collective_core.common.parameter_server import client, group
 from collective_core.errors import CollectiveError
 from collective_core.runtime import point_to_point
 from collective_core.torch.ps.store import Store
 from torch import nn
 
 SGD, FREE = torch.optim.SGD, {"lr": 1.0, "staleness": None}
-PUSHES, LENGTH = 100, 100_000
+PUSHES, LENGTH = 50, 50_000
 folder = sys.argv[1]
 hvd.init()
 torch.set_num_threads(1)
@@ -88,6 +88,7 @@ else:
     point_to_point.LAST_WORDS = 0.0  # it does not wait for messages that are still to go
     hvd.ps.close()
     assert hvd.allreduce(torch.tensor([float(me)]), op=hvd.Sum, process_set=hvd.ps.workers()) == 1, "with fewer steps on one of them"
+    assert group.current() is None, "it has not joined the servers again"
     check_closed((optimizer.step, optimizer.pull, array.pull, lambda: array.push(torch.ones(3)), lambda: table.pull(ids)))
     check_closed((lambda: table.push(ids, torch.ones(1, 2)), lambda: model(torch.tensor([1]))))
     # Training goes on with other learning rates.
