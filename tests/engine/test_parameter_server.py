@@ -87,6 +87,7 @@ def test_how_servers_are_used(launch, tmp_path):
     assert set(reports) == {0, 1}
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_is_not_taken_for_another(launch, tmp_path):
     report = launch("parameter_server_failures.py", 2, 1, ["1", "late", "-1", str(tmp_path)], keep_going=True).reports()[0]
     assert report["kind"] == "closed", report
