@@ -44,6 +44,11 @@ def good(result: subprocess.CompletedProcess[str]) -> subprocess.CompletedProces
     return result
 
 
+def verdict(result: subprocess.CompletedProcess[str]) -> str:
+    """The last thing that was said on standard error, without the lines, indented, that belong to it."""
+    return next((line for line in reversed(result.stderr.splitlines()) if line and not line.startswith(" ")), "")
+
+
 def report(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The JSON document of a ``--json`` run, which must be all of standard output."""
     document: dict[str, Any] = json.loads(result.stdout)

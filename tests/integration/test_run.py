@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import good, marked_processes, provision, root, running, wait_until
+from hosts import good, marked_processes, provision, root, running, verdict, wait_until
 from jobs import at_work, folders_of_jobs, processes_of_jobs
 
 from provision.sandbox import Sandbox
@@ -198,7 +198,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
         root(two, "kill -9 $(pgrep -f '[p]ython waits.py' | tail -n 1)")
         ended = run.finish(timeout=60)
     assert ended.returncode == 137
-    assert re.search(rf"rank [23] on node2 \({re.escape(two.address)}\) was ended by SIGKILL$", ended.stderr.splitlines()[-1])
+    assert re.search(rf"rank [23] on node2 \({re.escape(two.address)}\) was ended by SIGKILL$", verdict(ended))
     assert processes_of_jobs(cluster) == folders_of_jobs(cluster) == []
 
 
@@ -218,7 +218,7 @@ def test_killed_launcher_leaves_nothing(cluster, work, victim):
         root(cluster.hosts[number], f"kill -9 $(pgrep -f '^[^ ]*({pattern}|python -c .*{pattern})' | head -n 1)")
         ended = run.finish(timeout=60)
     assert ended.returncode not in (0, 130)
-    assert says in ended.stderr.splitlines()[-1]
+    assert says in verdict(ended)
     wait_until(lambda: processes_of_jobs(cluster) == folders_of_jobs(cluster) == [])
 
 
