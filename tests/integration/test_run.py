@@ -198,7 +198,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
         root(two, "kill -9 $(pgrep -f '[p]ython waits.py' | tail -n 1)")
         ended = run.finish(timeout=60)
     assert ended.returncode == 137
-    assert re.search(rf"rank [23] on node2 \({re.escape(two.address)}\) was ended by SIGKILL$", verdict(ended))
+    assert re.search(rf"rank [23] on node2 \({re.escape(two.address)}\) was ended by SIGKILL\b", verdict(ended))
     assert processes_of_jobs(cluster) == folders_of_jobs(cluster) == []
 
 
