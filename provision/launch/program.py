@@ -25,7 +25,7 @@ from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
 from provision.survey import gpu_code, installed
 
-_LONGEST_HEADLINE = 100  # characters of an exception
+_LONGEST_HEADLINE = 300  # characters of an exception
 
 
 class JobInterrupted(Interrupted):

@@ -198,7 +198,7 @@ def checkpoints_fill_a_disk(cluster: Sandbox, work: Path) -> None:
         full = provision(*words, "python", "saves.py", small, "1000")
         assert full.returncode == 1
         last = verdict(full)
-        step = int(re.search(rf"checkpoint of step (\d+) cannot be written on node1 into {small}: No space left on device$", last)[1])
+        step = int(re.search(rf"checkpoint of step (\d+) cannot be written on node1 into {small}: No space left on device\b", last)[1])
         saved = [f"step-{number:012d}.checkpoint" for number in range(1, step)]
         assert root(one, f"ls -A {small}").split() == saved, "the earlier ones stay, and no draft"
         again = good(provision(*words, "--restart-from", small, "python", "saves.py", "elsewhere", "1"))
