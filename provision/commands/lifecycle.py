@@ -59,7 +59,6 @@ def up(
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
             locked, options = bundle.lock, bundle.complete(options)
-        session.step = "survey"
         facts = _survey(session, report, options.first_step)
         if not facts:
             return report
@@ -130,6 +129,7 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
 
 def _survey(session: Session, report: Report, first_step: str | None) -> Mapping[str, Facts]:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
+    session.step = "survey"
     survey = collect.survey_hosts(session)
     entries.add_survey(report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
@@ -288,6 +288,7 @@ def remove(
     with host_locks.acquired(inventory, "provision remove"), Session(inventory, progress, passwords, locks_hosts=True) as session:
         survey = collect.survey_hosts(session)
         found = removal.remove(session, survey, dry_run=True)
+        session.step = "remove"
         if any(one.state == "would remove" for one in found) and wanted(found):
             found = removal.remove(session, survey, dry_run=False)
         return found

@@ -19,8 +19,8 @@ from typing import Any
 from provision.base import paths, resources, signals
 from provision.base.errors import ProvisionError
 from provision.base.process_locks import acquired
-from provision.inventory import Inventory
-from provision.remote import ansible
+from provision.inventory import Inventory, last_run
+from provision.remote import ansible, timeline
 from provision.remote.ansible import Event, Outcome
 from provision.remote.progress import Progress
 
@@ -38,6 +38,7 @@ class Session:
         folder: logs, the rendered playbook and the report.
         passwords: ``become`` and ``connection``, as far as the user typed them; never written anywhere.
         step: the run's current step; a failure is reported for it.
+        timeline: when steps ran on each host.
         privileged: the hosts where steps may run as root, as the survey has found out.
         locks_hosts: whether playbooks of this run lock the hosts.
         locks_left: whether a host may still have this run's lock.
@@ -56,6 +57,7 @@ class Session:
         draft.symlink_to(self.run_id)
         draft.replace(paths.runs() / "latest")
         self.step = "survey"
+        self.timeline = timeline.Recorder(self.folder, last_run.identity(self.inventory))
         self.locks_left = False
         self.privileged: set[str] = set()
         self._record = self.folder / "controller.json"
@@ -127,6 +129,12 @@ class Session:
         names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
         self.progress.stage(title, names)
         workdir = self.folder / path.stem
+        show = on_event or self.progress.event
+
+        def take(event: Event) -> None:
+            self.timeline.event(self.step, path.stem, event)
+            show(event)
+
         try:
             outcome = ansible.run(
                 path,
@@ -137,11 +145,13 @@ class Session:
                 limit=names,
                 check=check,
                 passwords=self.passwords,
-                on_event=on_event or self.progress.event,
+                on_event=take,
             )
         except BaseException:  # the event handler failed, e.g. because the terminal is gone: Ansible must not go on alone
             _sweep_here(self.run_id)
             raise
+        finally:
+            self.timeline.save()
         self.progress.close()
         if outcome.interrupted:
             self.abort()

@@ -63,7 +63,8 @@ def run(
     job = launchers.mpi_job(Environment.of(plan), placed, program)
     title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
     log = session.folder / "smoke.log"
-    result = jobs.run(session, job, title, log, lambda line: session.progress.line(f"    {rank_output.readable(line)}"), inside)
+    with session.timeline.timed(session.step, "job", list(plan.hosts)):
+        result = jobs.run(session, job, title, log, lambda line: session.progress.line(f"    {rank_output.readable(line)}"), inside)
     if result.interrupted:
         session.abort()
     if result.report is None:
