@@ -89,7 +89,7 @@ analyze: $(DEV_STAMP)
 unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 tests/unit
 
-# Ten times as many random inventories: minutes.
+# Twenty times as many random inventories: minutes.
 unit-thorough: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile thorough tests/unit/test_resolve_random.py
 

@@ -6,7 +6,7 @@ import pytest
 from cases import slow_but_last
 
 
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (7, 1), (8, 1), (16, 1), (4, 1), (4, 2)))
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (7, 1), (8, 1), (16, 1), (4, 1), (4, 2), (2, 2)))
 def test_same_bits_as_in_numpy(launch, n, hosts):
     reports = launch("arena.py", n, hosts).must_succeed().reports()
     assert set(reports) == set(range(n))

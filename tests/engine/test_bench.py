@@ -53,6 +53,7 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_2(arguments, complaint):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_it_runs_under_another_name_as_it_does_on_hosts(tmp_path):
     shutil.copytree(CHECKOUT / "benchmarks/engine", tmp_path / "engine_benchmark")
     done = bench("--np", "2", "--sizes", "4K", "--peers", "none", "--rounds", "1", "--json", package="engine_benchmark", folder=tmp_path)
@@ -108,6 +109,7 @@ def test_ranks_that_mpirun_started_must_be_those_of_np(launch):
     assert "the launcher started 2 ranks" in outcome.stderr
 
 
+@pytest.mark.slow
 def test_training_steps_are_measured():
     pytest.importorskip("torch")
     done = bench("--np", "2", "--train", "mnist", "--batch", "4", "--rounds", "1", "--json")

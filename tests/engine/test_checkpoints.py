@@ -50,7 +50,7 @@ hvd.Checkpoints(sys.argv[1], model=torch.nn.Linear(1, 1)).save(8)
     assert done.stderr == f"collective_core: {said}\n"
 
 
-@pytest.mark.parametrize(("hosts", "stranger"), [(1, -1), (2, 3)])
+@pytest.mark.parametrize(("hosts", "stranger"), slow_but_last((2, 3), (1, -1)))
 def test_a_host_needs_memory_for_one_copy_of_what_is_restored(launch, tmp_path, hosts, stranger):
     """``stranger``: a rank that may not open what the first rank of its host holds, and has a copy of its own, which it says."""
     done = launch("checkpoint_memory.py", 4, hosts, (str(tmp_path), str(stranger)), own_interpreter=True)  # others' ends change shares
@@ -156,6 +156,7 @@ def earlier(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_job_that_is_told_where_to_restart_takes_the_last_valid_checkpoint_with_the_samplers_position(earlier, tmp_path):
     done = restarted("--restart-from", earlier, tmp_path / "own", "restore")
     # Each of the two ranks has done two batches of two samples.
@@ -325,6 +326,7 @@ lifecycle._forget_launcher()  # as a worker does that leaves an elastic job
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_an_elastic_job_finishes_its_checkpoint(tmp_path):
     done = subprocess.run([sys.executable, "-c", LEAVING, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,7 +11,7 @@ import pytest
 from cases import slow_but_last
 
 #: (ranks, hosts): uneven hosts and ranks without a partner on the other hosts are among them.
-PLACES = [(4, 1), *slow_but_last((1, 1), (2, 1), (3, 1), (7, 1), (2, 2), (3, 3), (4, 2), (7, 3), (4, 3))]
+PLACES = slow_but_last((1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (2, 2), (3, 3), (4, 2), (7, 3), (4, 3))
 #: Settings that must change no bit.
 SETTINGS = ({"COLLECTIVE_SOCKETS": "3"}, {"COLLECTIVE_SIMD": "default"}, {"COLLECTIVE_SINGLE_COPY": "0"})
 
@@ -48,6 +48,7 @@ def test_topology_and_run_do_not_change_a_bit(bits_of, n, hosts):
     assert bits_of(n, hosts) == bits_of(n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", slow_but_last(*SETTINGS, {name: value for each in SETTINGS for name, value in each.items()}))
 def test_connections_instruction_sets_and_copies_do_not_change_a_bit(launch, bits_of, settings):
     assert checked(launch("collectives.py", 4, 3, env=settings), 4) == bits_of(4)

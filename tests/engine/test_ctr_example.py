@@ -66,6 +66,7 @@ def test_ranks_train_what_one_process_does(launch, monkeypatch, model):
         assert found[mode][:2] == pytest.approx(expected, abs=1e-4), mode
 
 
+@pytest.mark.slow
 def test_workers_of_a_parameter_server_train_it(launch):
     train(launch, 3, "wide_deep", ("ps",), env={"COLLECTIVE_SERVERS": "1"})
 

@@ -22,7 +22,7 @@ from collective_core.torch.nn import shards  # noqa: E402
 sys.path.insert(0, str(WORKERS))
 
 
-@pytest.mark.parametrize("sharding", ["row_wise", "table_wise", "column_wise"])
+@pytest.mark.parametrize("sharding", [pytest.param("table_wise", marks=pytest.mark.slow), "column_wise", "row_wise"])
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (2, 2), (2, 1)))
 def test_training_equals_one_process_with_the_global_batch(launch, sharding, n, hosts):
     reports = launch("sharded_embeddings.py", n, hosts, (sharding,)).must_succeed().reports()
@@ -112,11 +112,11 @@ def test_a_plan_from_measured_costs_is_the_same_on_all_ranks(launch):
 @pytest.mark.parametrize(
     ("before", "after"),
     slow_but_last(
-        ((1, "row_wise"), (2, "column_wise")),
         ((3, "column_wise"), (2, "row_wise")),
         ((2, "table_wise"), (3, "column_wise")),
         ((2, "column_wise"), (4, "column_wise")),
         ((2, "row_wise"), (3, "row_wise")),
+        ((1, "row_wise"), (2, "column_wise")),
     ),
 )
 def test_a_checkpoint_loads_on_another_number_of_ranks(launch, tmp_path, before, after):

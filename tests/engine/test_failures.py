@@ -100,6 +100,7 @@ def test_a_host_that_stops_in_the_middle_of_an_allreduce_is_named_by_the_others(
         assert f"pid {pid})" in entry["error"]
 
 
+@pytest.mark.slow
 def test_a_program_that_catches_a_stall_and_shuts_down_has_succeeded(launch):
     reports = launch("survives_stall.py", 2, env={"COLLECTIVE_TIMEOUT": "2"}).must_succeed().reports()
     assert {entry["kind"] for entry in reports.values()} == {"timeout"}
@@ -133,6 +134,7 @@ def test_a_signals_handler_may_leave_the_job_and_end_the_program_inside_an_opera
     assert (reports[1]["kind"], reports[1]["ranks"]) == ("peer_lost", [0])
 
 
+@pytest.mark.slow
 def test_a_signals_handler_that_waits_for_another_operation_is_refused_and_the_program_still_gets_it(launch):
     reports = launch("signal_handlers.py", 2, 1, ["waits"], limit=60).must_succeed().reports()
     assert reports[0]["seen"] == ["invalid"]
@@ -161,6 +163,7 @@ def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(rank, tmp_path):
     assert json.loads(done.stdout.removeprefix("REPORT "))["waited"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((10, 9), (4, 2)))
 def test_a_rank_that_its_late_leader_waits_for_is_named_by_all(launch, n, hosts):
     reports = launch("late_leader.py", n, hosts, env={"COLLECTIVE_TIMEOUT": "4"}, keep_going=True).reports()

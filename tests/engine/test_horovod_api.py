@@ -29,6 +29,7 @@ def test_join(launch, n, hosts):
     assert everyone(launch, "joining.py", n, hosts)[0]["last"] == n - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 3)))
 def test_join_with_operations_of_ones_own_outstanding(launch, n, hosts):
     everyone(launch, "join_with_outstanding.py", n, hosts, arguments=["25"], env={"COLLECTIVE_TIMEOUT": "30"})
@@ -46,6 +47,7 @@ def test_ranks_with_different_semantics_are_told_so(launch):
         assert "COLLECTIVE_SEMANTICS must be the same on all ranks, and is horovod on rank 0, 2; engine on rank 1" in entry["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "hosts", "semantics", "least"), slow_but_last((2, 1, "engine", 2000), (3, 2, "engine", 2000), (3, 2, "horovod", 1000))
 )
@@ -74,11 +76,13 @@ def test_details_of_the_interface(launch, n, hosts):
     everyone(launch, "horovod_details.py", n, hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", slow_but_last(1, 2))
 def test_process_sets_from_communicators(launch, hosts):
     everyone(launch, "communicators.py", 4, hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (4, 2), (3, 2)))
 def test_optimizers_beside_each_other_and_after_errors(launch, n, hosts):
     everyone(launch, "several_optimizers.py", n, hosts)

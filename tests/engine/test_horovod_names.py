@@ -47,6 +47,7 @@ def test_a_training_script_runs_as_it_is(names):
     assert all(float(accuracy) > 0.9 for _, accuracy in said), said
 
 
+@pytest.mark.slow
 def test_an_elastic_script_runs_as_it_is(names):
     said = run(names, [sys.executable, "-m", "collective_core.launch", "-np", 2, "--min-np", 1, sys.executable, SCRIPTS / "elastic.py"])
     assert "rank 0 of 2 epoch 1" in said

@@ -290,7 +290,12 @@ def test_who_failed_to_meet_does_not_listen():
 
 
 @pytest.mark.parametrize(
-    ("how", "why"), [("dies", "ranks .1. went away"), ("fails", "no route to host"), ("stops", "ranks .1. said nothing")]
+    ("how", "why"),
+    [
+        ("dies", "ranks .1. went away"),
+        ("fails", "no route to host"),
+        pytest.param("stops", "ranks .1. said nothing", marks=pytest.mark.slow),
+    ],
 )
 def test_who_did_not_connect_is_known_to_those_that_did(how, why):
     """Rank 2 is on another host and needs rank 0 alone, which waits in vain for rank 1 and must not be blamed for going away."""

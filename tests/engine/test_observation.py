@@ -109,7 +109,7 @@ def test_a_rank_that_waits_names_whom_it_waits_for(launch, n, hosts):
     assert any(f"in allreduce 'loss' (float32[10]) for rank {n - 1} (host " in line and f"pid {late})" in line for line in warnings)
 
 
-@pytest.mark.parametrize(("hosts", "backend", "awaited"), [(2, "engine", "rank 1 (host "), (1, "mpi", "its data to move")])
+@pytest.mark.parametrize(("hosts", "backend", "awaited"), slow_but_last((1, "mpi", "its data to move"), (2, "engine", "rank 1 (host ")))
 def test_a_rank_that_stands_still_while_data_moves_is_warned_of(launch, hosts, backend, awaited):
     env = {"COLLECTIVE_STALL_WARNING": "0.5", "COLLECTIVE_BACKEND": backend, "TEST_LATE": "0"}
     outcome = launch("waiting.py", 2, hosts, ["stop"], env=env).must_succeed()

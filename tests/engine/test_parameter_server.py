@@ -94,6 +94,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_another(launch, tmp_path
     assert "cannot be used after an earlier failure: a message" in report["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "failing", "hosts"), slow_but_last(("raises", 1, 1), ("raises", 3, 1), ("killed", 3, 2), ("killed", 0, 2)))
 def test_a_rank_that_fails_is_named_to_all_others(launch, how, failing, hosts):
     """Rank 3 is the server."""

@@ -32,6 +32,7 @@ def test_local_sgd_and_diloco(launch, n, hosts):
     assert "DiLoCo(sync_every=50, bits=4)" in reports[0]["plan"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying", [9])
 def test_a_rank_that_dies_between_two_synchronisations_costs_its_own_steps_alone(tmp_path, dying):
     command = [sys.executable, "-m", "collective_core.launch", "-np", "3", "--min-np", "2", sys.executable]

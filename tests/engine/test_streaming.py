@@ -295,6 +295,7 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(launch, tmp_path):
         assert found["sum"] == n
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_found_while_a_step_waits_for_records_is_read_after_it(launch, tmp_path):
     reports = launch("streaming.py", 1, 1, ("found while waiting", str(tmp_path))).must_succeed().reports()
     assert reports[0]["found"] == [["a"], ["b"]]
@@ -336,6 +337,7 @@ def test_ranks_learn_and_evaluate_what_one_process_does(launch, data, alone):
     assert len(alone["taken"]) == 156
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", slow_but_last("record", "partition"))
 def test_a_job_that_goes_on_with_other_ranks_reads_what_was_not_saved(launch, data, alone, tmp_path, shard):
     (tmp_path / "data").symlink_to(data / "data")
@@ -482,6 +484,7 @@ def test_what_comes_after_an_error_in_a_batch_of_kafka_is_read_when_it_is_read_a
     source.close()
 
 
+@pytest.mark.slow
 def test_a_state_from_before_the_first_step_goes_back_to_where_kafkas_latest_was(launch, broker, tmp_path):
     address, topic, producer = broker
     producer.produce(topic, b"old", partition=0)

@@ -45,6 +45,7 @@ def digest_of(outcome, n):
     return digests.pop()
 
 
+@pytest.mark.slow
 def test_two_runs_with_other_buckets_and_hosts_agree(trained):
     """Of three ranks: the sum of two is the same in any order."""
     assert trained(3, 2, "0.002") == trained(3, 1, "25")

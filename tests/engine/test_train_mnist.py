@@ -138,6 +138,7 @@ def test_one_rank_reaches_the_bar_too(train, digits: dict[str, Any]) -> None:
     assert (outcome.report["speedup"], outcome.report["efficiency"]) == (None, None), "there is nothing to be faster than"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sabotage",
     [
@@ -173,6 +174,7 @@ def test_the_job_fails_when_the_labels_are_wrong(train, digits: dict[str, Any], 
     assert sentence.startswith("test accuracy after epoch 10 is")
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job_and_its_own_error_is_shown(train) -> None:
     outcome = train(sabotage="hvd.broadcast_optimizer_state = lambda *_, **__: 1 // (1 - hvd.rank())")
     assert outcome.code != 0

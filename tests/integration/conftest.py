@@ -26,14 +26,14 @@ PREFIX = f"it{os.getpid()}"
 #: The longest modules, which run first so that no worker of xdist is left with one at the end. test_up.py is among the first because it
 #: makes the image of a ready host that others begin with, and the engine's wheel, which later installations find in the cache.
 LONGEST_FIRST = (
-    "test_image.py",
     "test_up.py",
     "test_sandbox.py",
     "test_no_root.py",
     "test_bundle.py",
     "test_run.py",
-    "test_remove.py",
     "test_doctor.py",
+    "test_remove.py",
+    "test_image.py",
 )
 
 SandboxFactory = Callable[..., Sandbox]

@@ -1,11 +1,10 @@
 """Closed networks: a bundle is gathered, the hosts lose every way out, and the whole job runs from it; a changed bundle is refused.
 
-Also here, because it needs finished hosts: a converged inventory is recognised, and what was changed behind our back is noticed.
+Also here, because it needs finished hosts: what was changed behind our back is noticed.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,10 @@ def test_a_bundle_that_lacks_something_is_named_before_a_host_is_touched(closed,
     assert all("provision" not in root(host, "ls /opt") for host in closed.hosts)
 
 
+@pytest.mark.slow
 def test_hosts_without_a_network_are_installed_and_verified_from_the_bundle(installed):
     assert {host["state"] for host in installed["hosts"]} == {"ready"}
     assert installed["smoke"]["size"] == 2
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_converged_inventory_needs_no_playbook(closed, bundle):
-    again = report(good(provision("up", str(closed.inventory), "--bundle", str(bundle), *LEAN, "--no-smoke", "--json")))
-    assert [(host["state"], host["changed"]) for host in again["hosts"]] == [("unchanged", 0)] * 2
-    assert not (Path(again["folder"]) / "site").exists()
 
 
 @pytest.mark.slow
@@ -94,17 +87,3 @@ def test_a_run_on_one_host_leaves_it_connected_with_the_other(closed, bundle, ss
     assert root(closed.hosts[0], "cat ~trainer/.ssh/authorized_keys ~trainer/.ssh/provision_config") == before
     reached = ssh(closed, closed.hosts[0], f"ssh -F ~/.ssh/provision_config {closed.hosts[1].address} hostname")
     assert reached.stdout.strip() == "node2", reached.stderr
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_lock_holds_what_was_installed_and_an_edit_is_refused(closed, bundle):
-    path = closed.inventory.with_name("provision.lock")
-    text = path.read_text()
-    installed = json.loads(root(closed.hosts[0], "cat /opt/provision/venv/provision-files.json"))
-    assert all(entry["sha256"] in text for entry in installed.values())
-    path.write_text(text.replace("version: 4.1.8", "version: 4.1.6"))
-    refused = provision("up", str(closed.inventory), *LEAN)
-    path.write_text(text)
-    assert refused.returncode == 2
-    assert f"{path}:" in refused.stderr
-    assert "--upgrade" in refused.stderr

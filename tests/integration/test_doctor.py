@@ -32,6 +32,7 @@ def hosts_of(found: dict[str, list[dict]], name: str) -> set[str]:
     return {finding["host"] for finding in found.get(name, [])}
 
 
+@pytest.mark.slow
 def test_a_low_limit_of_open_files_is_found_and_without_gpus_nothing_of_nccl(cluster):
     found = doctor(cluster)
     assert not [name for name in found if "nccl" in name]
@@ -111,6 +112,7 @@ def test_a_full_disk_is_found(cluster):
         as_machine(cluster.hosts[1], "mount", "umount /opt/provision")
 
 
+@pytest.mark.slow
 def test_blocked_ports_are_found(cluster):
     """The kernel's nftables, through the iptables that every container engine needs. ssh goes on: it is below the blocked ports."""
     as_machine(cluster.hosts[1], "net", "iptables -A INPUT -p tcp --syn --dport 1024:65535 -j DROP")
@@ -201,6 +203,7 @@ def test_hosts_that_can_run_a_job_reach_each_other(installed):
     assert not [name for name in found if name.startswith("ssh-") or name == "btl-tcp-firewall"]
 
 
+@pytest.mark.slow
 def test_libraries_missing_in_the_linkers_cache(installed):
     host = installed.hosts[0]
     root(host, "rm /etc/ld.so.conf.d/00-provision.conf && ldconfig")
@@ -208,6 +211,7 @@ def test_libraries_missing_in_the_linkers_cache(installed):
     assert "/opt/provision/venv/lib/libmpi.so.40" in root(host, "ldconfig -p")
 
 
+@pytest.mark.slow
 def test_another_open_mpi_before_ours(installed, ssh):
     host = installed.hosts[0]
     root(host, "apt-get update -qq && apt-get install -y -qq --no-install-recommends openmpi-bin")

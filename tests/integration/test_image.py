@@ -124,6 +124,7 @@ def found_in_layers(engine: docker.DockerClient, image: str, needles: dict[str, 
     return found
 
 
+@pytest.mark.slow
 def test_the_image_holds_the_plan_and_nothing_that_builds(engine: docker.DockerClient, image: str) -> None:
     attributes = engine.images.get(image).attrs
     info = local_images.info(image, attributes)
@@ -138,6 +139,7 @@ def test_the_image_holds_the_plan_and_nothing_that_builds(engine: docker.DockerC
     assert run(engine, image, "/opt/provision/bin/healthy") == ""
 
 
+@pytest.mark.slow
 def test_no_layer_holds_a_secret_of_the_build(engine: docker.DockerClient, image: str, secrets: dict[str, str]) -> None:
     known = {"ours": "# Written by provision."}  # what is there is found, so that what is not found is not there
     assert found_in_layers(engine, image, {**secrets, **known}) == {"ours"}
@@ -146,6 +148,7 @@ def test_no_layer_holds_a_secret_of_the_build(engine: docker.DockerClient, image
         assert [name for name, secret in secrets.items() if secret in with_history] == []
 
 
+@pytest.mark.slow
 def test_a_second_build_comes_from_the_cache(engine: docker.DockerClient, image: str, base: str, own_state: Path) -> None:
     before = engine.images.get(image).id
     assert provision("build", "--cpu", "--base", base, "-t", f"{IMAGE}-again") == 0
@@ -198,6 +201,7 @@ def has_no_image(engine: docker.DockerClient, tag: str) -> None:
         engine.images.get(tag)
 
 
+@pytest.mark.slow
 def test_two_containers_train_together_and_only_then_it_is_ready(
     engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +225,7 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     assert engine.networks.list(filters={"label": f"{verification.LABEL}={os.getpid()}"}) == []
 
 
+@pytest.mark.slow
 def test_hosts_that_are_the_image_do_not_differ_from_it(
     engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +234,7 @@ def test_hosts_that_are_the_image_do_not_differ_from_it(
         assert f"2 hosts hold what {image} holds" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_image_without_an_engine_is_not_ready(engine: docker.DockerClient, image: str, capsys: pytest.CaptureFixture[str]) -> None:
     broken = f"{IMAGE}-broken"
     dockerfile = f"FROM {image}\nUSER 0\nRUN rm /opt/provision/venv/lib/python3.11/site-packages/collective_core/errors.py\nUSER 10001\n"
@@ -312,6 +318,7 @@ def a_killed_run_left(sandbox: Sandbox, image: str) -> None:
     root(sandbox.hosts[0], f"docker tag {image} {NAME}:{run} && docker create --label {LABEL}={run} {image}")
 
 
+@pytest.mark.slow
 def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
     assert provision("run", str(bare.inventory), image, "--smoke") == 1
     output = capsys.readouterr().err

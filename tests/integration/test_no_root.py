@@ -106,6 +106,7 @@ def test_a_second_run_has_nothing_to_do_and_a_full_one_changes_nothing(cluster):
     assert [(host["state"], host["changed"]) for host in full["hosts"]] == [("unchanged", 0)]
 
 
+@pytest.mark.slow
 def test_hosts_with_and_without_root_need_one_prefix(equipped):
     cluster = equipped
     one = cluster.hosts[0]

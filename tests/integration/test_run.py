@@ -106,6 +106,7 @@ print(f"einops {einops.__version__} sums to {hvd.allreduce(torch.ones(1), op=hvd
 """
 
 
+@pytest.mark.slow
 def test_a_project_has_its_own_packages_next_to_ours(cluster, work):
     (work / "uses.py").write_text(IN_AN_ENVIRONMENT)
     (work / "requirements.txt").write_text("einops==0.8.1\n")

@@ -278,6 +278,7 @@ def test_no_secret_is_in_the_cache(behind):
         assert subprocess.run(["grep", "-q", "proxy-secret", tar], check=False).returncode == 1
 
 
+@pytest.mark.slow
 def test_sudo_none(sandbox_factory, ssh):
     sandbox = sandbox_factory(1, sudo="none", name="nosudo")
     assert ssh(sandbox, sandbox.hosts[0], "sudo -n true").returncode != 0
@@ -308,6 +309,7 @@ def test_status_with_another_state_folder(mixed, tmp_path, monkeypatch):
     assert "PROVISION_HOME" in (error.value.hint or "")
 
 
+@pytest.mark.slow
 def test_status_sees_a_stopped_host(sandbox_factory, engine):
     sandbox = sandbox_factory(1, name="stopped")
     assert sandboxes.status(sandbox.name) == sandbox
@@ -414,6 +416,7 @@ def test_down_leaves_nothing_and_can_be_repeated(name, world):
     assert sandboxes.status(name) is None
 
 
+@pytest.mark.slow
 def test_down_needs_no_state_folder(name, world, own_state):
     """The state folder lost, a host stopped: the labels in the engine are enough."""
     before = world()

@@ -111,6 +111,25 @@ def test_the_second_run_changes_nothing(cluster):
     assert [(host["state"], host["changed"]) for host in document["hosts"]] == [("unchanged", 0)] * 2
 
 
+def test_a_converged_inventory_needs_no_playbook(cluster):
+    again = report(good(provision("up", inventory(cluster), "--no-smoke", "--json")))
+    assert [(host["state"], host["changed"]) for host in again["hosts"]] == [("unchanged", 0)] * 2
+    assert not (Path(again["folder"]) / "site").exists()
+
+
+def test_the_lock_holds_what_was_installed_and_an_edit_is_refused(cluster):
+    path = cluster.inventory.with_name("provision.lock")
+    text = path.read_text()
+    installed = json.loads(root(cluster.hosts[0], "cat /opt/provision/venv/provision-files.json"))
+    assert all(entry["sha256"] in text for entry in installed.values())
+    path.write_text(text.replace("version: 4.1.8", "version: 4.1.6"))
+    refused = provision("up", inventory(cluster))
+    path.write_text(text)
+    assert refused.returncode == 2
+    assert f"{path}:" in refused.stderr
+    assert "--upgrade" in refused.stderr
+
+
 @pytest.mark.slow
 def test_a_dry_run_on_finished_hosts_would_change_nothing(cluster):
     document = report(good(provision("up", inventory(cluster), "--check", "--full", "--json")))
