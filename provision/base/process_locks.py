@@ -42,6 +42,18 @@ def acquired(path: Path, wait: float = 0) -> Iterator[IO[str] | None]:
         yield file if is_ours else None
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds this lock. A file that is missing or cannot be read is held by nobody that we know of; none is created."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _unusable(path: Path, failure: OSError) -> ProvisionError:
     hint = "make its folder writable, or name another one: PROVISION_HOME, PROVISION_CACHE"
     return ProvisionError(f"the lock cannot be written: {failure.strerror}", where=str(path), hint=hint)

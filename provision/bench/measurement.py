@@ -87,7 +87,7 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         ProvisionError: a host cannot be used, or a measurement failed.
         Interrupted: after Ctrl-C, when the current measurement has been ended.
     """
-    session = Session(inventory, progress, passwords)
+    session = Session(inventory, progress, passwords, command="provision bench")
     try:
         plan = installed.read_plan(session)
         slots = [(name, host.slots) for name, host in plan.hosts.items()]

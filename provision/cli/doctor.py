@@ -146,7 +146,7 @@ def check(
         return
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        session = Session(inventory, shown, passwords)
+        session = Session(inventory, shown, passwords, command="provision doctor")
         fixed = True
         try:
             examination = examine_hosts(session, gpu.request)
@@ -186,7 +186,7 @@ def bundle(
     """Collect facts, findings and logs of the hosts for a colleague, without secrets, keys, tokens and user names."""
     use_own_files()
     with progress.make() as shown:
-        session = Session(inventory_of(hosts, limit), shown, passwords)
+        session = Session(inventory_of(hosts, limit), shown, passwords, command="provision doctor bundle")
         try:
             examination = examine_hosts(session)
         finally:
@@ -297,7 +297,8 @@ def _fix(
     results = fixes.apply(planned, examination, inventory, session, passwords)
     for result in results:
         terminal.say(f"{result.state}: {result.host or 'all hosts'}: {result.id}" + (f": {result.reason}" if result.reason else ""))
-    fresh = Session(inventory, session.progress, passwords)  # with new connections: limits and PATH are set at login
+    # With new connections: limits and PATH are set at login.
+    fresh = Session(inventory, session.progress, passwords, command=session.command)
     try:
         again = examine_hosts(fresh)
     finally:

@@ -297,7 +297,7 @@ def diff(
     with local_images.engine() as client:
         info = local_images.get(client, image)
     with progress.make() as shown:
-        session = Session(inventory, shown, passwords)
+        session = Session(inventory, shown, passwords, command="provision image diff")
         try:
             found = collect.survey_hosts(session)
         finally:

@@ -42,6 +42,7 @@ from provision.cli.options import (
     use_own_files,
     with_options,
 )
+from provision.cli.report import runs
 from provision.cli.run_options import HostsFirst, run_options
 from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
@@ -185,8 +186,8 @@ def survey(
 ) -> None:
     """Show what every host is, what is installed on it, and what would prevent an installation. Changes nothing."""
     inventory = inventory_of(hosts, limit)
-    with progress.make() as shown:
-        found = collect.survey_hosts(Session(inventory, shown, passwords))
+    with progress.make() as shown, Session(inventory, shown, passwords, command="provision survey") as session:
+        found = collect.survey_hosts(session)
     if json_:
         terminal.print_json(found.as_dict())
     else:
@@ -236,8 +237,8 @@ def plan(
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
-        with progress.make() as shown:
-            surveyed = collect.survey_hosts(Session(inventory, shown, passwords))
+        with progress.make() as shown, Session(inventory, shown, passwords, command="provision plan") as session:
+            surveyed = collect.survey_hosts(session)
         found, problems = surveyed.hosts, surveyed.problems
         model.show_problems(problems, terminal.err())
     if what_if:
@@ -390,6 +391,7 @@ def remove(
 
 app.command()(bench)
 app.command()(schema)
+app.command()(runs)
 
 
 def _show_gains(after: WhatIf) -> None:

@@ -20,7 +20,7 @@ from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
-from provision.inventory import Inventory, last_run
+from provision.inventory import Inventory
 from provision.plan import lock, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
@@ -29,7 +29,7 @@ from provision.remote.ansible import HostResult
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
 from provision.report import entries
-from provision.report.model import Report
+from provision.report.model import Environment, Report
 from provision.smoke import training_job
 from provision.survey import collect, installed
 from provision.survey.collect import Survey
@@ -54,7 +54,7 @@ def up(
     locked = planning.read_lock(inventory, options)
     if options.env is not None:
         environments.read(options.env)  # what cannot be read is an error before anything is done
-    with _reported_run(inventory, "provision up", progress, passwords) as (session, report):
+    with _reported_run(inventory, "provision up --check" if options.check else "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
@@ -110,9 +110,16 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
     with (
         signals.termination_as_interrupt(),
         host_locks.acquired(inventory, purpose),
-        Session(inventory, progress, passwords, locks_hosts=True) as session,
+        Session(inventory, progress, passwords, locks_hosts=True, command=purpose) as session,
     ):
-        report = Report(run_id=session.run_id, folder=str(session.folder), inventory=last_run.identity(inventory))
+        report = Report(
+            run_id=session.run_id,
+            folder=str(session.folder),
+            inventory=session.record.inventory,
+            command=purpose,
+            began=session.record.began,
+            environment=Environment.here(),
+        )
         try:
             yield session, report
         except BaseException as error:
@@ -264,7 +271,7 @@ def _train(session: Session, report: Report, plan: Plan, options: SmokeOptions) 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Write everything that the plan needs to ``target``; raises ProvisionError where something is unavailable. Returns the survey."""
     with host_locks.acquired(inventory, "provision bundle"):
-        session = Session(inventory, progress, passwords)
+        session = Session(inventory, progress, passwords, command="provision bundle")
         try:
             survey = collect.survey_hosts(session)
             if survey.blocked:
@@ -285,7 +292,10 @@ def remove(
     wanted: Callable[[list[HostRemoval]], bool],
 ) -> list[HostRemoval]:
     """Remove what earlier runs installed, once ``wanted`` has seen what would be removed and agreed; else return that."""
-    with host_locks.acquired(inventory, "provision remove"), Session(inventory, progress, passwords, locks_hosts=True) as session:
+    with (
+        host_locks.acquired(inventory, "provision remove"),
+        Session(inventory, progress, passwords, locks_hosts=True, command="provision remove") as session,
+    ):
         survey = collect.survey_hosts(session)
         found = removal.remove(session, survey, dry_run=True)
         session.step = "remove"

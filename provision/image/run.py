@@ -126,7 +126,7 @@ def run(inventory: Inventory, image: str, job: ContainerJob, progress: Progress,
         Interrupted: after Ctrl-C, when everything has been ended.
     """
     attributes = _attributes_here(image)
-    session = Session(inventory, progress, passwords)
+    session = Session(inventory, progress, passwords, command="provision image run")
     try:
         with signals.termination_as_interrupt():
             hosts = _Hosts(session, _facts(session), _engines(session))

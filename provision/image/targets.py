@@ -129,7 +129,7 @@ def _for_request(
         inventory, known, problems = collect.read_file(request.facts_file, inventory, request.limit)
     else:
         assert inventory is not None  # noqa: S101 - one of both was given
-        session = Session(inventory, progress, passwords)
+        session = Session(inventory, progress, passwords, command="provision image")
         try:
             survey = collect.survey_hosts(session)
         finally:

@@ -99,7 +99,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
             _refuse_nameless(client, image)
             verdict = Verdict(image)
             with containers(client, info, count) as inventory:
-                session = Session(loading.load(str(inventory)), shown)
+                session = Session(loading.load(str(inventory)), shown, command="provision image verify")
                 try:
                     verdict.folder = session.folder
                     _check(session, options, verdict)

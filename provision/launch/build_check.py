@@ -31,7 +31,7 @@ def check(inventory: Inventory, python: str | None, progress: Progress, password
     Raises:
         ProvisionError: a host cannot be reached, or has no such environment.
     """
-    with Session(inventory, progress, passwords) as session:
+    with Session(inventory, progress, passwords, command="provision run --check-build") as session:
         found = installed.find(session, python)
         if isinstance(found, str):
             words = {host.name: [found] for host in inventory.hosts}

@@ -63,7 +63,7 @@ def run(
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
     """
     try:
-        with Session(inventory, progress, passwords) as session:
+        with Session(inventory, progress, passwords, command="provision run") as session:
             where, seats, placed = _place(session, options, environment)
             _check_syntax(session, where, seats[0].host.name, options)
             if gpu_check:
@@ -103,6 +103,7 @@ def follow(session: Session, job: Job, placed: Sequence[tuple[str, int]], option
         result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, inside)
     finally:
         output.close()
+    session.record.exit_code = result.code
     if result.interrupted:
         _end_leftovers(session)
     if result.code:

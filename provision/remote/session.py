@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, Field
 
 from provision.base import paths, resources, signals
 from provision.base.errors import ProvisionError
@@ -23,6 +26,25 @@ from provision.inventory import Inventory, last_run
 from provision.remote import ansible, timeline
 from provision.remote.ansible import Event, Outcome
 from provision.remote.progress import Progress
+
+RECORD = "run.json"
+
+
+class Record(BaseModel):
+    """What every run writes into its folder when it begins (`RECORD`), and completes when it is closed.
+
+    Attributes:
+        command: the command that it is a run of, e.g. ``provision up``; empty where the caller did not say.
+        inventory: its file, or the hosts as they were typed.
+        exit_code: of the program, where the run is one of `provision run`; 1 where an error ended the run.
+    """
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    command: str
+    inventory: str
+    began: AwareDatetime
+    seconds: float | None = None
+    exit_code: int | None = None
 
 
 class Interrupted(ProvisionError):
@@ -41,6 +63,7 @@ class Session:
         timeline: when steps ran on each host.
         privileged: the hosts where steps may run as root, as the survey has found out.
         locks_hosts: whether playbooks of this run lock the hosts.
+        command: the command that this is a run of, for the record.
         locks_left: whether a host may still have this run's lock.
     """
 
@@ -49,6 +72,7 @@ class Session:
     passwords: Mapping[str, str] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3))
     locks_hosts: bool = False
+    command: str = ""
 
     def __post_init__(self) -> None:
         self.folder = paths.runs() / self.run_id
@@ -67,12 +91,21 @@ class Session:
             raise ProvisionError("the record of this run is locked by another process", where=str(self._record))
         json.dump({"machine": socket.gethostname()}, file)
         file.flush()
+        self.record = Record(
+            command=self.command, inventory=last_run.identity(self.inventory), began=datetime.now(timezone.utc).replace(microsecond=0)
+        )
+        self._write_record()
+
+    def _write_record(self) -> None:
+        self.write(RECORD, self.record.model_dump(mode="json", by_alias=True))
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.locks_left = self.locks_left or (self.locks_hosts and kind is not None)
+        if kind is not None:
+            self.record.exit_code = 1
         with signals.deferred():
             self.close()
         if kind is KeyboardInterrupt:  # between two steps
@@ -80,6 +113,9 @@ class Session:
 
     def close(self) -> None:
         """End the run. Where a host may still have its lock, the run is recorded as dead, as one that was killed."""
+        self.record.seconds = round(time.monotonic() - self.timeline.began, 3)
+        with suppress(OSError):  # a full disk must not keep the locks
+            self._write_record()
         if not self.locks_left:
             self._record.unlink(missing_ok=True)
         self._lock.close()

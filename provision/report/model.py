@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, computed_field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, computed_field
 
+from provision import __version__
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
 from provision.install.removal import HostRemoval
@@ -65,10 +68,36 @@ def _as_problem(value: Any) -> Any:
     return Problem("error", found.error, found.todo, host=found.host, where=found.step)
 
 
+class Environment(_Document):
+    """What a run ran with on the controller; ``system`` is its distribution, and ``kernel`` also says the architecture."""
+
+    provision: str = ""
+    python: str = ""
+    ansible: str = ""
+    system: str = ""
+    kernel: str = ""
+
+    @classmethod
+    def here(cls) -> Environment:
+        """That of this process."""
+        try:
+            system = platform.freedesktop_os_release()["PRETTY_NAME"]
+        except (OSError, KeyError):
+            system = platform.system()
+        return cls(
+            provision=__version__,
+            python=platform.python_version(),
+            ansible=metadata.version("ansible-core"),
+            system=system,
+            kernel=f"{platform.release()} {platform.machine()}",
+        )
+
+
 class Report(_Document):
     """The whole run.
 
     Attributes:
+        command: as it was typed, without HOSTS and most options; earlier versions did not write it, nor ``began`` and ``environment``.
         inventory: its file, or the hosts as they were typed.
         failures: problems with their host and, as ``where``, the step.
         smoke: the training job's own report; None when it did not run.
@@ -79,6 +108,9 @@ class Report(_Document):
     run_id: str
     folder: str
     inventory: str
+    command: str = ""
+    began: AwareDatetime | None = None
+    environment: Environment | None = None
     hosts: list[HostReport] = Field(default_factory=list)
     failures: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(_as_failure)]] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
@@ -93,9 +125,15 @@ class Report(_Document):
         """Whether every listed host is as planned, and the training job, if it ran, passed."""
         return not self.failures and not self.smoke_faults
 
+    @property
+    def verdict(self) -> Literal["ready", "done", "not ready"]:
+        """In a word or two; only a run whose training job passed says that hosts are ready."""
+        return ("ready" if self.smoke else "done") if self.ok else "not ready"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON: ``{"schema": 1, "ok": …, "hosts": [...], "failures": [...], "smoke": …}``."""
         found = self.model_dump(by_alias=True)
+        found["began"] = self.began and self.began.isoformat()
         return {"schema": found["schema"], "ok": found["ok"], **found}
 
 

@@ -39,7 +39,7 @@ def test_an_earlier_report_is_read_and_written_as_it_was() -> None:
     read = Report.model_validate(EARLIER)
     assert read.failures == [Problem("error", "make: *** [all] Error 1", "read the log", host="a", where="engine / Build it")]
     assert read.hosts[0].steps == {"linker": "will change"}
-    assert read.as_dict() == EARLIER
+    assert read.as_dict() == {**EARLIER, "command": "", "began": None, "environment": None}
     assert list(read.as_dict())[:2] == ["schema", "ok"]
 
 

@@ -1,0 +1,169 @@
+"""The folders that runs leave in the state folder: which runs there were, of which command and hosts, and how each ended.
+
+Folders of other versions, and those of runs that were cut off, lack files or have others: what cannot be read is unknown, never an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from provision.base import paths, process_locks
+from provision.base.errors import UsageError
+from provision.remote.session import RECORD, Record
+from provision.report.model import Report
+
+REPORT = "report.json"
+LARGEST_FILE = 32 << 20  # bytes of a file in a run folder that is read; facts and plan of 300 hosts have a few millions
+_CHOICES = 6  # runs that an error names
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+# ready: the training job passed · done: it ended well · not ready, failed: it did not · running: still · killed: it ended without a word ·
+# unreadable: its report is not one · unknown: its folder does not say.
+Verdict = Literal["ready", "done", "not ready", "failed", "running", "killed", "unreadable", "unknown"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        id: the name of its folder, which begins with its date and time.
+        command: e.g. ``provision up``; empty if unknown.
+        began: in local time if only the id says it.
+        inventory: its file, or the hosts as they were typed; empty if unknown.
+        seconds: None if unknown.
+    """
+
+    id: str
+    folder: Path
+    command: str
+    began: datetime | None
+    inventory: str
+    verdict: Verdict
+    seconds: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "id": self.id,
+            "began": self.began and self.began.isoformat(),
+            "command": self.command,
+            "inventory": self.inventory,
+            "verdict": self.verdict,
+            "seconds": self.seconds,
+            "folder": str(self.folder),
+        }
+
+
+def runs() -> Iterator[Run]:
+    """All runs, the newest first; a folder is read when its run is taken."""
+    for folder in _folders():
+        yield read(folder)
+
+
+def latest() -> Run | None:
+    """The newest run; None without any."""
+    return next(runs(), None)
+
+
+def find(name: str | None = None, *, reported: bool = False) -> Run:
+    """The run with this id, or the only one whose id begins so; without a name the newest one.
+
+    Args:
+        reported: without a name, the newest one that has a report.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    folders = list(_folders())
+    if not folders:
+        raise UsageError("there is no run yet", where=str(paths.runs()), hint="provision HOSTS makes one")
+    if name is None:
+        taken = next((each for each in folders if (each / REPORT).is_file()), None) if reported else folders[0]
+        if taken is None:
+            raise UsageError("no run has a report yet", where=str(paths.runs()), hint="provision HOSTS makes one; name another run: RUN")
+        return read(taken)
+    found = [each for each in folders if each.name == name] or [each for each in folders if name and each.name.startswith(name)]
+    if len(found) == 1:
+        return read(found[0])
+    choices = found or folders
+    listed = ", ".join(each.name for each in choices[:_CHOICES]) + (f" and {len(choices) - _CHOICES} more" * (len(choices) > _CHOICES))
+    what = f"{len(found)} runs begin with {name}" if found else f"there is no run {name}"
+    raise UsageError(what, hint=f"name one of {listed} (provision runs shows them)")
+
+
+def read(folder: Path) -> Run:
+    """The run with this folder."""
+    record = load(folder / RECORD, Record)
+    has_report = (folder / REPORT).exists()
+    report = load(folder / REPORT, Report) if has_report else None
+    return Run(
+        id=folder.name,
+        folder=folder,
+        command=(report.command if report else "") or (record.command if record else ""),
+        began=(report and report.began) or (record and record.began) or _began(folder.name),
+        inventory=report.inventory if report else record.inventory if record else "",
+        verdict=_verdict(folder, record, report, has_report=has_report),
+        seconds=report.seconds if report else record.seconds if record else None,
+    )
+
+
+def load(path: Path, model: type[_Model]) -> _Model | None:
+    """A JSON file of a run folder; None where it is missing, too large, or something else."""
+    content = text(path)
+    with suppress(ValidationError):
+        return model.model_validate_json(content) if content is not None else None
+    return None
+
+
+def text(path: Path, most: int = LARGEST_FILE) -> bytes | None:
+    """The content of a file; None where it is missing, no file, or larger than ``most`` bytes."""
+    try:
+        if not path.is_file():  # a FIFO would keep us waiting
+            return None
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError:
+        return None
+    return content if len(content) <= most else None
+
+
+def _folders() -> list[Path]:
+    """The newest first. Other names are not those of runs, and a symbolic link (``latest``) is another name of one."""
+    try:
+        return sorted((each for each in paths.runs().iterdir() if re.match(r"2\d", each.name) and _is_folder(each)), reverse=True)
+    except OSError:
+        return []
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _verdict(folder: Path, record: Record | None, report: Report | None, *, has_report: bool) -> Verdict:
+    if report is not None:
+        return report.verdict
+    if has_report:
+        return "unreadable"
+    if process_locks.is_held(folder / "controller.json"):
+        return "running"
+    if record is None:
+        return "unknown"
+    if record.seconds is None:
+        return "killed"
+    return "failed" if record.exit_code else "done"
+
+
+def _began(name: str) -> datetime | None:
+    with suppress(ValueError):
+        return datetime.strptime(name[:15], "%Y%m%d-%H%M%S").astimezone()
+    return None

@@ -1,0 +1,116 @@
+"""The reader of run folders, and `provision runs`: folders of this and other versions, running, killed, and with anything in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from provision import inventory
+from provision.base import paths
+from provision.base.errors import UsageError
+from provision.remote.progress import Progress
+from provision.remote.session import Interrupted, Session
+from provision.report import runs
+from tests.unit.test_report import EARLIER
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+
+
+def folder(name: str, **files: object) -> Path:
+    made = paths.runs() / name
+    made.mkdir(parents=True)
+    for stem, content in files.items():
+        (made / f"{stem}.json").write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return made
+
+
+def session(command: str) -> Session:
+    return Session(inventory.load("localhost"), Progress(), command=command)
+
+
+def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
+    with session("provision run") as one:
+        found = runs.find(one.run_id)
+        assert (found.command, found.inventory, found.verdict, found.seconds) == ("provision run", "localhost", "running", None)
+        one.record.exit_code = 3
+    ended = runs.find(one.run_id)
+    assert ended.verdict == "failed"
+    assert ended.seconds is not None
+    assert ended.began == found.began
+    with session("provision survey") as another:
+        pass
+    assert runs.find(another.run_id).verdict == "done"
+    with pytest.raises(Interrupted), session("provision bench") as third:
+        raise KeyboardInterrupt
+    assert runs.find(third.run_id).verdict == "failed"
+    assert sorted(run.id for run in runs.runs()) == sorted([one.run_id, another.run_id, third.run_id])
+
+
+def test_a_run_that_was_killed_is_called_so() -> None:
+    killed = session("provision up")
+    killed._lock.close()  # as the kernel does it when the process dies
+    assert runs.find(killed.run_id).verdict == "killed"
+
+
+def test_folders_of_other_versions_and_with_anything_in_them_are_listed() -> None:
+    folder("20261121-101500-abcd", report=EARLIER)
+    folder("20261122-000000-empty")
+    folder("20261123-000000-text", report="{", run="[]")
+    folder("20261124-000000-other", report={**EARLIER, "hosts": 3}, run={"schema": 9, "command": ["x"]})
+    (folder("20261125-000000-odd") / "report.json").mkdir()
+    os.mkfifo(folder("20261126-000000-fifo") / "run.json")
+    folder("29", run={"schema": 1, "command": "x", "inventory": "y", "began": "1e999"})
+    (paths.runs() / "latest").symlink_to("20261121-101500-abcd")
+    (paths.runs() / "20270000-000000-link").symlink_to("20261121-101500-abcd")
+    (paths.runs() / "notes.txt").touch()
+    found = {run.id: run for run in runs.runs()}
+    assert list(found) == sorted(found, reverse=True)
+    assert {name: run.verdict for name, run in found.items()} == {
+        "20261121-101500-abcd": "not ready",
+        "20261122-000000-empty": "unknown",
+        "20261123-000000-text": "unreadable",
+        "20261124-000000-other": "unreadable",
+        "20261125-000000-odd": "unreadable",
+        "20261126-000000-fifo": "unknown",
+        "29": "unknown",
+    }
+    old = found["20261121-101500-abcd"]
+    assert (old.command, old.inventory, old.seconds) == ("", "/home/me/hosts.ini", 61.25)
+    assert old.began is not None
+    assert (old.began.year, old.began.minute) == (2026, 15)
+    assert found["29"].began is None
+
+
+def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = folder("20261121-101500-abcd", report=EARLIER) / "report.json"
+    size = report.stat().st_size
+    assert runs.text(report, size) is not None
+    assert runs.text(report, size - 1) is None
+
+
+def test_a_run_is_found_by_its_id_or_a_prefix_and_errors_name_the_choices() -> None:
+    with pytest.raises(UsageError, match="no run yet"):
+        runs.find()
+    assert runs.latest() is None
+    for name in ("20261121-101500-a", "20261121-101500-ab", "20261122-000000-c"):
+        folder(name)
+    with pytest.raises(UsageError, match="no run has a report yet"):
+        runs.find(reported=True)
+    folder("20261120-000000-d", report=EARLIER)
+    assert runs.find().id == "20261122-000000-c"
+    assert runs.find(reported=True).id == "20261120-000000-d"
+    assert runs.find("20261122").id == "20261122-000000-c"
+    assert runs.find("20261121-101500-a").id == "20261121-101500-a"
+    with pytest.raises(UsageError, match="2 runs begin with 20261121") as several:
+        runs.find("20261121")
+    assert "20261121-101500-ab, 20261121-101500-a" in str(several.value)
+    for unknown in ("../../etc", "2030", ""):
+        with pytest.raises(UsageError, match="there is no run") as none:
+            runs.find(unknown)
+        assert "20261120-000000-d" in str(none.value)
