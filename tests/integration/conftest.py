@@ -30,6 +30,7 @@ LONGEST_FIRST = (
     "test_sandbox.py",
     "test_no_root.py",
     "test_bundle.py",
+    "test_up_bare.py",
     "test_run.py",
     "test_doctor.py",
     "test_remove.py",
