@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import statistics
 import time
 from typing import Callable, Sequence
 
@@ -60,8 +59,8 @@ def calls_per_round(step: Step) -> int:
     return max(1, min(MOST_CALLS, round(ROUND_SECONDS / max(once, 1e-9))))
 
 
-def alternate(steps: Sequence[Step], rounds: int, independent: frozenset[int] = frozenset()) -> list[float]:
-    """Median seconds per call of each step. In every round another one goes first, so that none always follows the same.
+def alternate(steps: Sequence[Step], rounds: int, independent: frozenset[int] = frozenset()) -> list[list[float]]:
+    """Seconds per call of each step, in each round. In every round another one goes first, so that none always follows the same.
 
     The first rounds do not count: where each side's memory lies settles only when all have run in turn.
 
@@ -74,4 +73,4 @@ def alternate(steps: Sequence[Step], rounds: int, independent: frozenset[int] = 
             side = (turn + number) % len(steps)
             times[side].append(timed(steps[side], calls[side]) / calls[side])
     times = [series[WARM_UP:] for series in times]
-    return [statistics.median(together(series) if side in independent else slowest(series)) for side, series in enumerate(times)]
+    return [together(series) if side in independent else slowest(series) for side, series in enumerate(times)]

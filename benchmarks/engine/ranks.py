@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 from collective_core.runtime import membership
@@ -55,11 +56,11 @@ def collectives(wanted: Options) -> dict[str, Any]:
         for side, array, step in zip(sides, arrays, steps):
             must_be_right(side, array, step)
         *seconds, at_limit = measure.alternate([*steps, limit.step], wanted.rounds)
-        limit_seconds.append(at_limit)
+        limit_seconds += at_limit
         results += [row(side, size, spent) for side, spent in zip(sides, seconds)]
         if cc.rank() == 0 and sys.stderr.isatty():
             print(f"{size} bytes done", file=sys.stderr)
-    figures = limit.figures(sorted(limit_seconds)[len(limit_seconds) // 2])
+    figures = limit.figures(statistics.median(limit_seconds))
     return {
         "schema": report.SCHEMA,
         "np": cc.size(),
@@ -72,7 +73,8 @@ def collectives(wanted: Options) -> dict[str, Any]:
     }
 
 
-def row(side: Any, size: int, seconds: float) -> dict[str, Any]:
+def row(side: Any, size: int, rounds: Sequence[float]) -> dict[str, Any]:
+    seconds = statistics.median(rounds)
     return {
         "engine": side.name,
         "op": "allreduce",
@@ -82,6 +84,7 @@ def row(side: Any, size: int, seconds: float) -> dict[str, Any]:
         "np": cc.size(),
         "median_us": round(seconds * 1e6, 3),
         "busbw_gbs": round(report.bus_bandwidth(size, seconds, cc.size()), 4),
+        "rounds_us": report.microseconds(rounds),
     }
 
 

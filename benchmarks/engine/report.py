@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+import statistics
+from typing import Any, Sequence
 
 from .options import UsageError
 
@@ -82,14 +83,20 @@ def collective_table(document: dict[str, Any]) -> list[str]:
     return [head, f"the machine's own limit: {limit:.2f} GB/s of bus bandwidth, {derived}", "", *columns(rows)]
 
 
-def training_row(name: str, ranks: int, batch: int, seconds: float) -> dict[str, Any]:
-    """One side of ``--train``, whose steps of ``batch`` samples per rank take so long."""
+def microseconds(rounds: Sequence[float]) -> list[float]:
+    return [round(seconds * 1e6, 3) for seconds in rounds]
+
+
+def training_row(name: str, ranks: int, batch: int, rounds: Sequence[float]) -> dict[str, Any]:
+    """One side of ``--train``, whose steps of ``batch`` samples per rank take so long in each round."""
+    seconds = statistics.median(rounds)
     return {
         "engine": name,
         "np": ranks,
         "median_us": round(seconds * 1e6, 1),
         "steps_per_second": round(1 / seconds, 2),
         "samples_per_second": round(batch * ranks / seconds, 1),
+        "rounds_us": microseconds(rounds),
     }
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
-from provision.bench.results import HostSlots, Measurements, Pair, Ranks, Result, Training
+from provision.bench.results import Figure, HostSlots, Measured, Measurements, Pair, Ranks, Result, Training, significant
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers
 from provision.plan.model import Plan
@@ -25,12 +27,16 @@ _PACKAGE = "engine_benchmark"  # what the benchmark is called on the hosts
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """``sizes``: bytes, as the engine's benchmark takes them. ``pairs``, ``training``: whether to measure these. ``rounds``: of each."""
+    """``sizes``: bytes, as the engine's benchmark takes them. ``pairs``, ``training``: whether to measure these.
+
+    ``repetitions``: how often each is started anew, because where the system puts processes stays for a launch; ``rounds``: of each launch.
+    """
 
     sizes: str = "4K,64K,1M,16M"
     pairs: bool = True
     training: bool = True
-    rounds: int = 5
+    rounds: int = 3
+    repetitions: int = 3
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,24 @@ class Experiment:
             return " and ".join(self.hosts)
         what = "training steps" if self.kind == "training" else "allreduce"
         return f"{what} of {self.ranks} rank{'s' * (self.ranks > 1)} on {len(self.hosts)} host{'s' * (len(self.hosts) > 1)}"
+
+
+class _Row(BaseModel):
+    """A side of the engine's own report, with one size of an allreduce or with training steps."""
+
+    engine: str
+    memory: str = ""
+    bytes: PositiveInt | None = None
+    rounds_us: list[PositiveFloat] = Field(min_length=1, max_length=100_000)
+
+
+class EngineReport(BaseModel):
+    """What the engine's benchmark writes, as far as it is read here. ``batch``: samples per rank and training step."""
+
+    results: list[_Row] = Field(max_length=10_000)
+    limit_gbs: float = Field(0.0, ge=0)
+    network_gbs_each_way: float | None = None
+    batch: PositiveInt = 1
 
 
 def experiments(slots: Sequence[tuple[str, int]], *, pairs: bool, training: bool) -> list[Experiment]:
@@ -81,7 +105,7 @@ def _placement(slots: Sequence[tuple[str, int]], ranks: int) -> tuple[tuple[str,
 
 
 def measure(inventory: Inventory, options: BenchOptions, progress: Progress, passwords: Mapping[str, str]) -> Measurements:
-    """Run all experiments on the hosts.
+    """Run all experiments on the hosts, then all of them again, so that a repetition sees the hosts at another time.
 
     Raises:
         ProvisionError: a host cannot be used, or a measurement failed.
@@ -94,11 +118,13 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         planned = experiments(slots, pairs=options.pairs, training=options.training and all(host.torch for host in plan.hosts.values()))
         modules = {path: f"{_PACKAGE}/{path.name}" for path in sorted((resources.folder("benchmarks") / "engine").glob("*.py"))}
         training_job.copy_files(session, plan, modules, "the benchmark")
-        found: list[Pair | Ranks | Training] = []
-        for number, experiment in enumerate(planned, 1):
+        reports: dict[Experiment, list[EngineReport]] = {}
+        launches = [experiment for _ in range(options.repetitions) for experiment in planned]
+        for number, experiment in enumerate(launches, 1):
             log = session.folder / f"bench-{number}.log"
-            report = _run(session, plan, experiment, options, f"{number} of {len(planned)}: {experiment.title}", log)
-            found.append(outcome(experiment, report))
+            report = _run(session, plan, experiment, options, f"{number} of {len(launches)}: {experiment.title}", log)
+            reports.setdefault(experiment, []).append(report)
+        found = [outcome(experiment, launched) for experiment, launched in reports.items()]
         measurements = Measurements(
             when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             hosts=[HostSlots(name=name, slots=count) for name, count in slots],
@@ -112,21 +138,47 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         session.close()
 
 
-def outcome(experiment: Experiment, report: Mapping[str, Any]) -> Pair | Ranks | Training:
-    """What is kept of the engine's own report."""
+def outcome(experiment: Experiment, reports: Sequence[EngineReport]) -> Pair | Ranks | Training:
+    """What is kept of the engine's own reports: the median and quartiles of the rounds of all launches.
+
+    Raises:
+        ProvisionError: a side is missing in a report.
+    """
     if experiment.kind == "training":
-        speeds = {result["engine"]: result["samples_per_second"] for result in report["results"]}
-        ours, alone = speeds["collective_core"], speeds["none"]
-        efficiency = round(ours / alone, 4)
-        return Training(np=experiment.ranks, hosts=experiment.hosts, samples_per_second=ours, alone=alone, efficiency=efficiency)
-    in_arena = sorted((result for result in report["results"] if result["memory"] == "arena"), key=lambda result: result["bytes"])
-    results = [Result(bytes=each["bytes"], median_us=each["median_us"], busbw_gbs=each["busbw_gbs"]) for each in in_arena]
+        ours, alone = (_rounds(experiment, reports, side, "", None) for side in ("collective_core", "none"))
+        samples = 1e6 * experiment.ranks * reports[0].batch
+        speed = Figure.of([samples / took for took in ours])
+        without = Figure.of([samples / took for took in alone]).median
+        return Training(
+            np=experiment.ranks,
+            hosts=experiment.hosts,
+            samples_per_second=speed.median,
+            low=speed.low,
+            high=speed.high,
+            alone=without,
+            efficiency=significant(speed.median / without),
+        )
+    results = []
+    for count in sorted({row.bytes for report in reports for row in report.results if row.bytes is not None}):
+        took = Figure.of(_rounds(experiment, reports, "collective_core", "arena", count))
+        # As nccl-tests define it: bytes per second, times 2 (n-1)/n.
+        bus = count / took.median / 1e3 * 2 * (experiment.ranks - 1) / experiment.ranks
+        results.append(Result(bytes=count, median_us=took.median, low_us=took.low, high_us=took.high, busbw_gbs=significant(bus)))
+    limit = Figure.of([report.limit_gbs for report in reports]).median
+    of: Measured = "memory" if reports[0].network_gbs_each_way is None else "network"
     if experiment.kind == "pair":
-        return Pair(hosts=experiment.hosts, results=results, limit_gbs=report["limit_gbs"])
-    return Ranks(np=experiment.ranks, hosts=experiment.hosts, results=results, limit_gbs=report["limit_gbs"])
+        return Pair(hosts=experiment.hosts, results=results, limit_gbs=limit, limit_of=of)
+    return Ranks(np=experiment.ranks, hosts=experiment.hosts, results=results, limit_gbs=limit, limit_of=of)
 
 
-def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOptions, title: str, log: Path) -> dict[str, Any]:
+def _rounds(experiment: Experiment, reports: Sequence[EngineReport], side: str, memory: str, count: int | None) -> list[float]:
+    found = [row for report in reports for row in report.results if (row.engine, row.memory, row.bytes) == (side, memory, count)]
+    if len(found) != len(reports):
+        raise ProvisionError(f"the benchmark's report lacks {side}", where=experiment.title, hint="run it again; --debug shows more")
+    return [took for row in found for took in row.rounds_us]
+
+
+def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOptions, title: str, log: Path) -> EngineReport:
     hosts = {name: plan.hosts[name] for name in experiment.hosts}
     where = launchers.Environment.of(replace(plan, hosts=hosts))
     folder = f"{next(iter(hosts.values())).prefix}/smoke"
@@ -139,4 +191,9 @@ def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOpt
         session.abort()
     if result.report is None or result.code:
         raise ProvisionError(jobs.no_report(result, job, log), where=", ".join(hosts), hint=f"read {log}")
-    return result.report
+    try:
+        return EngineReport.model_validate(result.report)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"the benchmark's report cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ProvisionError(what, where=", ".join(hosts), hint=f"read {log}") from error

@@ -1,103 +1,114 @@
-"""The measurements as one page that opens from disk: a matrix of the pairs, and charts drawn as SVG; nothing is fetched."""
+"""The measurements as one page that opens from disk: heat maps of the pairs, and charts, as SVG; nothing is fetched and nothing runs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 
 from provision import __version__
 from provision.base.terminal import neutral
-from provision.bench.results import Change, Measurements
+from provision.bench import charts
+from provision.bench.charts import Chart, HeatMap, Series
+from provision.bench.results import Comparison, Figure, Measurements, Pair, figures, number, size
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 300, 64, 40, 16
-COLOURS = ("#1f5f8b", "#c1571b", "#3d7a3d", "#7a3d74", "#8a6d1a", "#4a4a4a", "#1b8a8f", "#a8324a")
+MOST_CHANGES = 10  # that are listed at once
 
 
-def render(measurements: Measurements, changes: Sequence[Change]) -> str:
-    """The page's HTML."""
+def render(measurements: Measurements, earlier: Sequence[Measurements], comparison: Comparison | None) -> str:
+    """The page's HTML.
+
+    Args:
+        earlier: runs of the same hosts, the oldest first.
+        comparison: with the last of them; None if there is none.
+    """
     return _template().render(
         version=__version__,
-        when=measurements.when,
-        hosts=measurements.hosts,
-        matrix=_matrix(measurements),
-        allreduce=_chart(
-            [(f"{run.np} ranks", [(result.bytes, result.busbw_gbs) for result in run.results]) for run in measurements.ranks], "GB/s"
-        ),
-        training=_chart(
-            [
-                ("with communication", [(run.np, run.samples_per_second) for run in measurements.training]),
-                ("without", [(run.np, run.alone) for run in measurements.training]),
-            ],
-            "samples/s",
-        ),
-        runs=measurements.ranks,
-        trainings=measurements.training,
-        changes=[str(change) for change in changes],
+        measured=measurements,
+        maps=heat_maps(measurements),
+        shares=charts.SHARES,
+        slow=_slow_links(measurements.pairs),
+        allreduce=_allreduce(measurements),
+        training=_training(measurements),
+        one_rank=next((run.samples_per_second for run in measurements.training if run.np == 1), None),
+        trends=_trends([*earlier, measurements]),
+        earlier=earlier,
+        comparison=comparison,
+        shown=MOST_CHANGES,
         size=size,
+        spelled=charts.spelled,
+        number=number,
     )
 
 
-def size(count: float) -> str:
-    """A number of bytes in words: ``1 MiB``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:g} {name}"
-    return f"{count:g} B"
+def heat_maps(measurements: Measurements) -> list[HeatMap]:
+    """Latency and bandwidth of all pairs of hosts; none where no pair was measured."""
+    hosts = [host.name for host in measurements.hosts]
+    pairs = {frozenset(pair.hosts): pair for pair in measurements.pairs}
+    latency = {names: pair.smallest.latency for names, pair in pairs.items()}
+    bandwidth = {names: pair.largest.bandwidth for names, pair in pairs.items()}
+    if not pairs:
+        return []
+    smallest, largest = (size(result.bytes) for result in (measurements.pairs[0].smallest, measurements.pairs[0].largest))
+    drawn = [
+        charts.heat_map(f"Time of an allreduce of {smallest}, in µs", "µs", hosts, latency, less_is_better=True),
+        charts.heat_map(f"Bus bandwidth of an allreduce of {largest}, in GB/s", "GB/s", hosts, bandwidth, less_is_better=False),
+    ]
+    return [each for each in drawn if each is not None]
 
 
-class _Cell(NamedTuple):
-    """A pair of hosts. ``share``: of the fastest pair."""
-
-    gbs: float
-    us: float
-    limit: float
-    share: float
+def _slow_links(pairs: Sequence[Pair]) -> list[Pair]:
+    """Those much slower than the fastest, the slowest first."""
+    fastest = max((pair.largest.busbw_gbs for pair in pairs), default=0.0)
+    slow = [pair for pair in pairs if pair.largest.busbw_gbs < charts.SLOW * fastest]
+    return sorted(slow, key=lambda pair: pair.largest.busbw_gbs)
 
 
-def _matrix(measurements: Measurements) -> list[tuple[str, list[_Cell | None]]]:
-    """A row for each host: its name, and its cells to all hosts, None for itself and what was not measured."""
-    fastest = max((pair.results[-1].busbw_gbs for pair in measurements.pairs), default=0.0) or 1.0
-    cells = {}
-    for pair in measurements.pairs:
-        smallest, largest = pair.results[0], pair.results[-1]
-        cells[frozenset(pair.hosts)] = _Cell(largest.busbw_gbs, smallest.median_us, pair.limit_gbs, largest.busbw_gbs / fastest)
-    names = [host.name for host in measurements.hosts]
-    return [(one, [cells.get(frozenset((one, other))) for other in names]) for one in names] if cells else []
+def _allreduce(measurements: Measurements) -> Chart | None:
+    curves = [Series(f"{run.np} ranks", [(result.bytes, result.bandwidth) for result in run.results]) for run in measurements.ranks]
+    sizes = sorted({result.bytes for run in measurements.ranks for result in run.results})
+    axes = ("bytes per rank", "bus bandwidth, GB/s")
+    return charts.chart("Bus bandwidth of allreduce by size", curves, axes, {count: size(count) for count in sizes})
 
 
-def _chart(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str) -> dict[str, Any] | None:
-    """Coordinates of curves over a logarithmic axis; None without any point."""
-    points = [point for _, line in series for point in line]
-    if not points:
-        return None
-    least, most = math.log2(min(x for x, _ in points)), math.log2(max(x for x, _ in points))
-    top = max(y for _, y in points) or 1.0
+def _training(measurements: Measurements) -> Chart | None:
+    curves = [
+        Series("communicating", [(run.np, run.speed) for run in measurements.training]),
+        Series("not communicating", [(run.np, Figure(run.alone)) for run in measurements.training]),
+    ]
+    axes = ("ranks", "samples/s of all ranks")
+    return charts.chart("Speed of training by ranks", curves, axes, {run.np: str(run.np) for run in measurements.training})
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (math.log2(x) - least) / ((most - least) or 1.0)
-        return round(LEFT + across * (WIDTH - LEFT - 16), 1), round(HEIGHT - BOTTOM - y / top * (HEIGHT - BOTTOM - TOP), 1)
 
-    lines = []
-    for number, (name, line) in enumerate(series):
-        placed = [place(x, y) for x, y in line]
-        text = " ".join(f"{x},{y}" for x, y in placed)
-        lines.append({"name": name, "colour": COLOURS[number % len(COLOURS)], "points": placed, "text": text})
-    marks = [{"y": place(points[0][0], top * share)[1], "text": f"{top * share:.3g}"} for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    along = [{"x": place(x, 0.0)[0], "value": x} for x in sorted({x for x, _ in points})]
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "floor": HEIGHT - BOTTOM,
-        "unit": unit,
-        "lines": lines,
-        "up": marks,
-        "along": along,
-    }
+def _trends(runs: Sequence[Measurements]) -> list[Chart]:
+    """Small charts over all runs of the figures that sum a cluster up: all ranks together, and the slowest pair."""
+    if len(runs) < 2:
+        return []
+    by_title: dict[tuple[str, str], list[tuple[float, Figure]]] = {}
+    for place, run in enumerate(runs):
+        for title, unit, figure in _summary(run):
+            by_title.setdefault((title, unit), []).append((float(place), figure))
+    marks = {0.0: runs[0].when[:10], float(len(runs) - 1): runs[-1].when[:10]}
+    drawn = [
+        charts.chart(title, [Series(title, points)], ("run", unit), marks, size=(330, 190), doubling=False, named=False)
+        for (title, unit), points in by_title.items()
+        if len(points) == len(runs)
+    ]
+    return [each for each in drawn if each is not None]
+
+
+def _summary(run: Measurements) -> list[tuple[str, str, Figure]]:
+    """The figures of the most ranks, and of the slowest pair."""
+    found = []
+    if run.pairs:
+        slowest = min(run.pairs, key=lambda pair: pair.largest.busbw_gbs)
+        latest = max(run.pairs, key=lambda pair: pair.smallest.median_us)
+        found += [("slowest pair, " + size(latest.smallest.bytes), "µs", latest.smallest.latency)]
+        found += [("slowest pair, " + size(slowest.largest.bytes), "GB/s", slowest.largest.bandwidth)]
+    most = run.model_copy(update={"pairs": [], "ranks": run.ranks[-1:], "training": run.training[-1:]})
+    return found + list(figures(most))
 
 
 @cache

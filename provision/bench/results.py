@@ -1,60 +1,118 @@
-"""The results of `provision bench` as a document, those of the previous run, and what has changed since then."""
+"""The results of `provision bench` as a document, those of earlier runs, and what has changed since the last one.
+
+Every figure is the median of all rounds of all repetitions, and its spread the inter-quartile range, in which half of the rounds lie.
+A figure has changed if the two medians differ by more than both spreads together: less can be chance.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
 from provision.base import downloads, paths
 from provision.inventory import Inventory
 from provision.inventory.last_run import identity
 
-NOISE = 0.1  # measurements differ by this share anyway
+MIN_ROUNDS = 4  # fewer have no quartiles
+MOST_RUNS = 100  # that are kept and compared
+_MOST_BYTES = 16 << 20  # of a document: 64 hosts have some 2 MB
+
+Measured = Literal["network", "memory"]
 
 
 class _Document(BaseModel):
     """Other versions may write more keys."""
 
-    model_config = ConfigDict(frozen=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, defer_build=True, allow_inf_nan=False)
 
 
 class Result(_Document):
-    """An allreduce of one size. ``busbw_gbs``: gigabytes per second of bus bandwidth, as nccl-tests define it."""
+    """An allreduce of one size. ``busbw_gbs``: gigabytes per second of bus bandwidth, as nccl-tests define it.
 
-    bytes: int
-    median_us: float
-    busbw_gbs: float
+    ``low_us``, ``high_us``: the quartiles of the rounds; None if there were too few.
+    """
+
+    bytes: PositiveInt
+    median_us: PositiveFloat
+    low_us: PositiveFloat | None = None
+    high_us: PositiveFloat | None = None
+    busbw_gbs: NonNegativeFloat
+
+    @property
+    def bandwidth(self) -> Figure:
+        """The bus bandwidth with its quartiles: those of the times, the other way round."""
+        if self.low_us is None or self.high_us is None:
+            return Figure(self.busbw_gbs)
+        return Figure(self.busbw_gbs, self.busbw_gbs * self.median_us / self.high_us, self.busbw_gbs * self.median_us / self.low_us)
+
+    @property
+    def latency(self) -> Figure:
+        """The time in microseconds with its quartiles."""
+        return Figure(self.median_us, self.low_us, self.high_us)
 
 
-class Pair(_Document):
-    """One rank on each of two hosts. ``results`` are in the order of their sizes; ``limit_gbs``: what the link can do; 0 if unknown."""
+class _Allreduce(_Document):
+    """Allreduces on some hosts. ``results`` are in the order of their sizes.
 
-    hosts: Sequence[str]
-    results: Sequence[Result]
-    limit_gbs: float
+    ``limit_gbs``: what was measured without the engine, 0 if unknown; ``limit_of``: between hosts plain TCP both ways at once, inside a
+    host a copy in memory by all ranks at once.
+    """
+
+    hosts: Sequence[str] = Field(min_length=1)
+    results: Sequence[Result] = Field(min_length=1)
+    limit_gbs: NonNegativeFloat
+    limit_of: Measured = "network"
+
+    @property
+    def smallest(self) -> Result:
+        return self.results[0]
+
+    @property
+    def largest(self) -> Result:
+        return self.results[-1]
+
+    @property
+    def of_limit(self) -> float | None:
+        """Share of the limit that the largest size reaches, at most 1; None if unknown.
+
+        The engine can be faster than what was measured: it uses several connections, and small arrays stay in caches. Then what it reached
+        is the limit.
+        """
+        return min(1.0, self.largest.busbw_gbs / self.limit_gbs) if self.limit_gbs else None
 
 
-class Ranks(_Document):
-    """``np`` ranks on these hosts; the rest as of a pair."""
+class Pair(_Allreduce):
+    """One rank on each of two hosts."""
 
-    np: int
-    hosts: Sequence[str]
-    results: Sequence[Result]
-    limit_gbs: float
+    hosts: Sequence[str] = Field(min_length=2, max_length=2)
+
+
+class Ranks(_Allreduce):
+    """``np`` ranks on these hosts."""
+
+    np: PositiveInt
 
 
 class Training(_Document):
     """Training steps of ``np`` ranks. ``alone``: samples per second of the same processes without communication."""
 
-    np: int
+    np: PositiveInt
     hosts: Sequence[str]
-    samples_per_second: float
-    alone: float
-    efficiency: float
+    samples_per_second: PositiveFloat
+    low: PositiveFloat | None = None
+    high: PositiveFloat | None = None
+    alone: PositiveFloat
+    efficiency: NonNegativeFloat
+
+    @property
+    def speed(self) -> Figure:
+        """Samples per second with their quartiles."""
+        return Figure(self.samples_per_second, self.low, self.high)
 
 
 class HostSlots(_Document):
@@ -63,9 +121,9 @@ class HostSlots(_Document):
 
 
 class Measurements(_Document):
-    """The whole document. ``when`` is in ISO 8601."""
+    """The whole document. ``when`` is in ISO 8601. Schema 1 had no quartiles."""
 
-    schema_number: Literal[1] = Field(1, alias="schema")
+    schema_number: Literal[1, 2] = Field(2, alias="schema")
     when: str
     hosts: Sequence[HostSlots]
     pairs: Sequence[Pair]
@@ -73,26 +131,84 @@ class Measurements(_Document):
     training: Sequence[Training]
 
 
-def previous(inventory: Inventory) -> Measurements | None:
-    """The last measurements of this cluster; None where there are none, or they cannot be read any more."""
+class Figure(NamedTuple):
+    """A median and its quartiles; None if there were too few rounds."""
+
+    median: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def spread(self) -> float | None:
+        """The inter-quartile range."""
+        return None if self.low is None or self.high is None else self.high - self.low
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        """The median and quartiles of values as measured."""
+        if len(values) < MIN_ROUNDS:
+            return cls(significant(statistics.median(values)))
+        low, median, high = map(significant, statistics.quantiles(values, n=4, method="inclusive"))
+        return cls(median, low, high)
+
+
+def significant(value: float) -> float:
+    """Four significant digits: more are noise."""
+    return float(f"{value:.4g}")
+
+
+def read(content: bytes) -> Measurements:
+    """The document in a file's content. Raises ValueError, with the reason, for anything else."""
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
     try:
-        return Measurements.model_validate_json(_file(inventory).read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
+        return Measurements.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+class History(NamedTuple):
+    """Earlier runs of a cluster, the oldest first; and files that cannot be read, a line each with the reason."""
+
+    runs: list[Measurements]
+    unreadable: list[str]
+
+
+def history(inventory: Inventory) -> History:
+    """What `keep` has kept of this cluster."""
+    folder = _folder(inventory)
+    runs: list[Measurements] = []
+    unreadable = []
+    for path in [folder.with_suffix(".json"), *_kept(folder)]:  # the first: how schema 1 was kept
+        try:
+            runs.append(read(path.read_bytes()))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            unreadable.append(f"{path}: not compared: {error}")
+    return History(runs, unreadable)
 
 
 def keep(inventory: Inventory, measurements: Measurements) -> None:
-    """Keep the measurements for the next comparison."""
-    file = _file(inventory)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    downloads.store(file, (measurements.model_dump_json(by_alias=True, indent=1) + "\n").encode())
+    """Keep the measurements for later comparisons."""
+    folder = _folder(inventory)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = _kept(folder)
+    number = int(kept[-1].stem) + 1 if kept else 1
+    downloads.store(folder / f"{number:06}.json", (measurements.model_dump_json(by_alias=True, indent=1) + "\n").encode())
+    for path in kept[: -MOST_RUNS + 1]:
+        path.unlink(missing_ok=True)
 
 
-def _file(inventory: Inventory) -> Path:
-    # A subset of the hosts (`--limit`) is another cluster and does not replace the whole one's measurements.
+def _kept(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())
+
+
+def _folder(inventory: Inventory) -> Path:
+    # A subset of the hosts (`--limit`) is another cluster and is not compared with the whole one.
     words = [identity(inventory), *sorted(host.name for host in inventory.hosts)]
-    name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
-    return paths.home() / "bench" / f"{name}.json"
+    return paths.home() / "bench" / hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 
 class Change(NamedTuple):
@@ -102,35 +218,63 @@ class Change(NamedTuple):
     before: float
     now: float
     better: float
+    unit: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.before:g} → {self.now:g} ({self.better - 1:+.0%})"
+        verdict = "better" if self.better > 1 else "worse"
+        return f"{self.what}: {number(self.before)} → {number(self.now)} {self.unit} ({self.now / self.before - 1:+.0%}, {verdict})"
 
 
-def changes(before: Measurements, now: Measurements) -> list[Change]:
-    """The figures of both that have changed by more than noise, the worst first."""
-    known = dict(_figures(before))
-    found = []
-    for what, value in _figures(now):
-        old = known.get(what)
-        if old and value:
-            better = old / value if what.endswith(" us") else value / old
-            if abs(better - 1) > NOISE:
-                found.append(Change(what, old, value, better))
-    return sorted(found, key=lambda change: change.better)
+class Comparison(NamedTuple):
+    """The figures of two runs that have changed, the worst first; how many were compared, and how many lack a spread."""
+
+    changes: list[Change]
+    compared: int
+    without_spread: int
 
 
-def _figures(measurements: Measurements) -> Iterator[tuple[str, float]]:
-    """Every figure with its name; those that end in `` us`` are times, the others speeds."""
+def compare(before: Measurements, now: Measurements) -> Comparison:
+    """What has changed by more than both spreads together."""
+    known = {(name, unit): figure for name, unit, figure in figures(before)}
+    changes, compared, without = [], 0, 0
+    for name, unit, figure in figures(now):
+        old = known.get((name, unit))
+        if old is None:
+            continue
+        if old.spread is None or figure.spread is None:
+            without += 1
+            continue
+        compared += 1
+        if abs(figure.median - old.median) > old.spread + figure.spread:
+            better = old.median / figure.median if unit == "µs" else figure.median / old.median
+            changes.append(Change(name, old.median, figure.median, better, unit))
+    return Comparison(sorted(changes, key=lambda change: change.better), compared, without)
+
+
+def figures(measurements: Measurements) -> Iterator[tuple[str, str, Figure]]:
+    """Every figure with its name and unit; microseconds are times, the others speeds."""
     for pair in measurements.pairs:
-        yield from _of_allreduce(" – ".join(pair.hosts), pair.results)
+        yield from _of_allreduce(" – ".join(pair.hosts), pair)
     for run in measurements.ranks:
-        yield from _of_allreduce(f"{run.np} ranks", run.results)
+        yield from _of_allreduce(f"{run.np} ranks", run)
     for training in measurements.training:
-        yield f"training, {training.np} ranks, samples/s", training.samples_per_second
+        yield f"training, {training.np} ranks", "samples/s", training.speed
 
 
-def _of_allreduce(title: str, results: Sequence[Result]) -> Iterator[tuple[str, float]]:
-    if results:
-        yield f"{title}, {results[0].bytes} bytes, us", results[0].median_us
-        yield f"{title}, {results[-1].bytes} bytes, GB/s", results[-1].busbw_gbs
+def _of_allreduce(title: str, run: _Allreduce) -> Iterator[tuple[str, str, Figure]]:
+    yield f"{title}, {size(run.smallest.bytes)}", "µs", run.smallest.latency
+    if run.largest.busbw_gbs:
+        yield f"{title}, {size(run.largest.bytes)}", "GB/s", run.largest.bandwidth
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:.3g}" if value < 999.5 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+def size(count: float) -> str:
+    """A number of bytes in words: ``1 MiB``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:g} {name}"
+    return f"{count:g} B"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +12,8 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.bench import measurement, page, results
-from provision.bench.results import Measurements, Pair, Ranks
+from provision.bench import charts, measurement, page, results
+from provision.bench.results import Comparison, Measurements, Pair, Ranks
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.remote import progress
 
@@ -25,7 +25,10 @@ def bench(
     hosts: Hosts,
     limit: Limit = None,
     sizes: Annotated[str, typer.Option(help="Bytes per rank, K, M and G binary.", metavar="LIST")] = measurement.BenchOptions.sizes,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds whose median counts.")] = measurement.BenchOptions.rounds,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each launch.")] = measurement.BenchOptions.rounds,
+    repetitions: Annotated[
+        int, typer.Option(min=1, help="Launches of each measurement; the median of all rounds counts.")
+    ] = measurement.BenchOptions.repetitions,
     no_pairs: Annotated[bool, typer.Option("--no-pairs", help="Leave out the pairs of hosts: there are n(n-1)/2.")] = False,
     no_training: Annotated[bool, typer.Option("--no-training", help="Leave out the training steps.")] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.", metavar="FILE", dir_okay=False)] = Path(PAGE),
@@ -37,27 +40,43 @@ def bench(
     if not re.fullmatch(r"\d+[KMG]?(,\d+[KMG]?)*", sizes, re.IGNORECASE):
         raise UsageError(f"--sizes {sizes}: invalid sizes", hint="write them like 4K,1M,16M")
     inventory = inventory_of(hosts, limit)
-    options = measurement.BenchOptions(sizes, not no_pairs, not no_training, rounds)
-    before = results.previous(inventory)
+    options = measurement.BenchOptions(sizes, not no_pairs, not no_training, rounds, repetitions)
+    earlier = results.history(inventory)
+    for line in earlier.unreadable:
+        terminal.say(line)
     if not os.access(out.absolute().parent, os.W_OK):  # before the hosts have worked for it
         raise UsageError("the page cannot be written there", where=str(out.absolute().parent), hint="name another place: -o FILE")
     with progress.make() as shown:
         measurements = measurement.measure(inventory, options, shown, passwords)
-    changes = results.changes(before, measurements) if before else []
+    comparison = results.compare(earlier.runs[-1], measurements) if earlier.runs else None
     results.keep(inventory, measurements)
     try:
-        out.write_text(page.render(measurements, changes), encoding="utf-8")
+        out.write_text(page.render(measurements, earlier.runs, comparison), encoding="utf-8")
     except OSError as error:
         raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
     if json_:
-        terminal.print_json({**measurements.model_dump(by_alias=True), "changes": [change._asdict() for change in changes]})
+        changes = [change._asdict() for change in comparison.changes] if comparison else []
+        terminal.print_json({**measurements.model_dump(by_alias=True), "changes": changes})
         return
     console = terminal.out()
     for rows in tables(measurements):
         console.print(terminal.table(rows))
-    for change in changes:
-        console.say(f"since {before.when if before else ''}: {change}")
+    if comparison is not None:
+        for line in _since(earlier.runs[-1], comparison):
+            console.say(line)
     console.say(f"the page: {out}")
+
+
+def _since(before: Measurements, comparison: Comparison) -> Iterator[str]:
+    """Lines about what has changed."""
+    for change in comparison.changes[: page.MOST_CHANGES]:
+        yield f"since {before.when}: {change}"
+    if len(comparison.changes) > page.MOST_CHANGES:
+        yield f"since {before.when}: {len(comparison.changes) - page.MOST_CHANGES} more changes; the page lists them"
+    if comparison.compared and not comparison.changes:
+        yield f"since {before.when}: no change in {comparison.compared} figures that exceeds the spread of both runs"
+    if comparison.without_spread:
+        yield f"since {before.when}: {comparison.without_spread} figures not compared: too few rounds for a spread in one of the two runs"
 
 
 def tables(measurements: Measurements) -> list[list[dict[str, str]]]:
@@ -65,16 +84,16 @@ def tables(measurements: Measurements) -> list[list[dict[str, str]]]:
     pairs = [{"between": " – ".join(pair.hosts), **_columns(pair)} for pair in measurements.pairs]
     ranks = [{"ranks": str(run.np), "hosts": str(len(run.hosts)), **_columns(run)} for run in measurements.ranks]
     training = [
-        {"ranks": str(run.np), "samples/s": f"{run.samples_per_second:.0f}", "efficiency": f"{run.efficiency:.0%}"}
+        {"ranks": str(run.np), "samples/s": charts.spelled(run.speed), "efficiency": f"{run.efficiency:.0%}"}
         for run in measurements.training
     ]
     return [rows for rows in (pairs, ranks, training) if rows]
 
 
 def _columns(run: Pair | Ranks) -> dict[str, str]:
-    smallest, largest = run.results[0], run.results[-1]
+    share = run.of_limit
     return {
-        f"{page.size(smallest.bytes)} takes": f"{smallest.median_us:.1f} us",
-        f"{page.size(largest.bytes)} at": f"{largest.busbw_gbs:.2f} GB/s",
-        "of the limit": f"{largest.busbw_gbs / run.limit_gbs:.0%}" if run.limit_gbs else "",
+        f"{results.size(run.smallest.bytes)}, µs": charts.spelled(run.smallest.latency),
+        f"{results.size(run.largest.bytes)}, GB/s": charts.spelled(run.largest.bandwidth),
+        "of the limit": "" if share is None else "reached" if share == 1 else f"{share:.0%}",
     }

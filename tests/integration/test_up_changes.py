@@ -39,7 +39,7 @@ def test_a_host_that_cannot_build_the_engine_stops_nobody_else(ready_sandbox, tm
 def test_bench_measures_the_pair_more_and_more_ranks_and_training(ready_sandbox, tmp_path):
     cluster: Sandbox = ready_sandbox("bench")
     page = tmp_path / "page.html"
-    words = ("bench", str(cluster.inventory), "--sizes", "4K,1M", "--rounds", "1", "--out", str(page))
+    words = ("bench", str(cluster.inventory), "--sizes", "4K,1M", "--rounds", "2", "--repetitions", "1", "--out", str(page))
     measured = report(good(provision(*words, "--json")))
     assert [pair["hosts"] for pair in measured["pairs"]] == [["node1", "node2"]]
     assert [run["np"] for run in measured["ranks"]] == [2, 4]
@@ -48,5 +48,7 @@ def test_bench_measures_the_pair_more_and_more_ranks_and_training(ready_sandbox,
     assert "node1" in page.read_text()
     again = good(provision(*words, "--no-pairs", "--no-training"))
     assert "the page: " in again.stdout
+    assert "4 figures not compared: too few rounds" in again.stdout
+    assert "Over all 2 runs" in page.read_text()
     refused = provision("bench", str(cluster.inventory), "--sizes", "big")
     assert (refused.returncode, "write them like" in refused.stderr) == (2, True)

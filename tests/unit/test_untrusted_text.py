@@ -22,7 +22,7 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.base.terminal import Console
-from provision.bench import page
+from provision.bench import page, results
 from provision.bench.results import Measurements
 from provision.cli.bench import tables
 from provision.cli.main import guarded
@@ -241,17 +241,17 @@ def test_a_document_for_programs_loses_nothing(attack: str, capsys: pytest.Captu
 
 @every_attack
 def test_the_page_of_a_benchmark(attack: str) -> None:
-    results = [{"bytes": 4096, "median_us": 50.0, "busbw_gbs": 0.1}, {"bytes": 16 << 20, "median_us": 9000.0, "busbw_gbs": 1.0}]
+    sums = [{"bytes": 4096, "median_us": 50.0, "busbw_gbs": 0.1}, {"bytes": 16 << 20, "median_us": 9000.0, "busbw_gbs": 1.0}]
     names = [f"a{attack}<script>", "b"]
     document = {
         "when": f"today{attack}",
         "hosts": [{"name": name, "slots": 2} for name in names],
-        "pairs": [{"hosts": names, "results": results, "limit_gbs": 2.5}],
-        "ranks": [{"np": 2, "hosts": names, "results": results, "limit_gbs": 3.0}],
+        "pairs": [{"hosts": names, "results": sums, "limit_gbs": 2.5}],
+        "ranks": [{"np": 2, "hosts": names, "results": sums, "limit_gbs": 3.0}],
         "training": [{"np": 2, "hosts": names, "samples_per_second": 900.0, "alone": 1000.0, "efficiency": 0.9}],
     }
     measurements = Measurements.model_validate(document)
-    made = page.render(measurements, [])
+    made = page.render(measurements, [measurements], results.compare(measurements, measurements))
     assert_harmless(made)
     assert "<script" not in made
     assert "<polyline" in made, "what the page draws itself is no text"
