@@ -249,9 +249,15 @@ def check_user_file(path: Path, sha256: str | None, *, what: str) -> Path:
 
 
 def link_or_copy(file: Path, target: Path) -> None:
-    """The content of a file under another path: by a hard link where that works, because it may be large."""
+    """The content of a file under another path: a hard link to a file of our cache where that works, because it may be large.
+
+    Files of the user are copied: a link changes their status time (ctime), by which uv knows whether a wheel in a folder is still the one
+    that it has unpacked. It would unpack PyTorch into its cache again and again.
+    """
+    file = file.resolve()
     target.unlink(missing_ok=True)
-    try:
-        os.link(file.resolve(), target)
-    except OSError:  # another file system
-        shutil.copyfile(file, target)
+    if file.is_relative_to(paths.cache().resolve()):
+        with contextlib.suppress(OSError):  # another file system
+            os.link(file, target)
+            return
+    shutil.copyfile(file, target)

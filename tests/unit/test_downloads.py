@@ -123,6 +123,19 @@ def test_a_link_is_replaced_by_its_content(tmp_path: Path) -> None:
     assert (tmp_path / "x.whl").read_bytes() == b"wheel"
 
 
+def test_a_file_of_the_cache_is_linked_and_one_of_the_user_is_not_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    for folder, links in (("cache", 2), ("wheels", 1)):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "x.whl"
+        file.write_bytes(b"wheel")
+        changed = file.stat().st_ctime_ns
+        downloads.link_or_copy(file, tmp_path / f"{folder}.whl")
+        assert (tmp_path / f"{folder}.whl").read_bytes() == b"wheel"
+        assert file.stat().st_nlink == links
+        assert (file.stat().st_ctime_ns == changed) == (folder == "wheels")
+
+
 def test_a_full_disk_is_not_blamed_on_the_server(site: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path))
 
