@@ -16,16 +16,17 @@ from typing import Any
 import typer
 from rich.ansi import AnsiDecoder
 from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, RenderableType
+from rich.console import ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 __all__ = [
-    "Console", "Live", "Padding", "Panel", "Table", "Text",
+    "Console", "Group", "Live", "Padding", "Panel", "ProgressBar", "RenderableType", "Table", "Text",
     "confirm", "err", "live", "neutral", "out", "print_json", "program_line", "say", "styled", "table",
 ]  # fmt: skip
 
@@ -148,9 +149,9 @@ def table(entries: Iterable[Mapping[str, str]], styles: Mapping[str, str] | None
     return built
 
 
-def live(console: Console, draw: Callable[[], Table]) -> Live:
+def live(console: Console, draw: Callable[[], RenderableType]) -> Live:
     """A view below the output that shows what ``draw`` returns, refreshed continuously."""
-    return Live(get_renderable=draw, console=console, refresh_per_second=8, transient=True)
+    return Live(get_renderable=draw, console=console, refresh_per_second=4, transient=True)
 
 
 def _indented(text: str) -> str:

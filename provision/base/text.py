@@ -1,8 +1,12 @@
-"""Lists of names in sentences."""
+"""Lists of names, and durations, in sentences."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
+
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 
 
 def joined(names: Sequence[str]) -> str:
@@ -10,3 +14,46 @@ def joined(names: Sequence[str]) -> str:
     if len(names) > 3:
         return f"{names[0]}, {names[1]} and {len(names) - 2} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def folded(names: Sequence[str]) -> str:
+    """All names, those that differ in one number only as one: ``node[1-3,7]``, ``login``, ``gpu[08-11].rack2.lan``."""
+    around = {name: [(name[: at.start()], name[at.end() :]) for at in _NUMBER.finditer(name)] for name in names}
+    alike = Counter(key for keys in around.values() for key in keys)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        keys = around[name]
+        # Of several numbers the one in which most names differ; the last where none does.
+        before, after = max(reversed(keys), key=alike.__getitem__) if keys else (name, "")
+        groups.setdefault((before, after), []).append(name[len(before) : len(name) - len(after)])
+    return ", ".join(f"{before}{_ranges(numbers)}{after}" for (before, after), numbers in groups.items())
+
+
+def _ranges(numbers: Sequence[str]) -> str:
+    """``[1-3,7]``; one number, or no name with one, as it is."""
+    if len(numbers) == 1:
+        return numbers[0]
+    is_padded = any(number.startswith("0") for number in numbers)
+    spans: list[tuple[str, str]] = []
+    for number in sorted(numbers, key=lambda number: (len(number), number)):
+        last = spans[-1][1] if spans else ""
+        if last and int(number) == int(last) + 1 and (len(number) == len(last) or not is_padded):
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return f"[{','.join(first if first == last else f'{first}-{last}' for first, last in spans)}]"
+
+
+def clock(seconds: float) -> str:
+    """``0:07``, ``12:30`` or ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def about(seconds: float) -> str:
+    """A duration that is not known exactly: ``10 s``, ``2 min``, ``1 h 20 min``."""
+    if seconds < 60:
+        return f"{max(5, round(seconds / 5) * 5)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

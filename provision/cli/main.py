@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -172,7 +172,7 @@ def up(
 
     with progress.make() as shown:
         result = lifecycle.up(inventory, options, shown, passwords, downgrade)
-    _print_report(result, json_)
+    _print_report(result, json_, model.commands_after(result, hosts, check=check))
 
 
 @app.command()
@@ -299,7 +299,7 @@ def smoke(
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = lifecycle.smoke(inventory, SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords)
-    _print_report(result, json_)
+    _print_report(result, json_, model.commands_after(result, hosts))
 
 
 @app.command(cls=HostsFirst, context_settings={"allow_interspersed_args": False})
@@ -403,11 +403,11 @@ def _show_gains(after: WhatIf) -> None:
         console.say("nothing changes")
 
 
-def _print_report(result: model.Report, as_json: bool) -> None:
+def _print_report(result: model.Report, as_json: bool, following: Sequence[str]) -> None:
     if as_json:
         terminal.print_json(result.as_dict())
     else:
-        model.show(result, terminal.out())
+        model.show(result, terminal.out(), following)
     if not result.ok:
         raise typer.Exit(1)
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from provision import catalog
-from provision.base import signals
+from provision.base import paths, signals
 from provision.base.errors import ProvisionError, as_provision_error
 from provision.base.problems import Problem
-from provision.base.text import joined
+from provision.base.text import about, joined
 from provision.commands import planning
 from provision.facts import Facts
 from provision.install import builds, drift, environments, installer, removal
@@ -20,12 +20,13 @@ from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
-from provision.inventory import Inventory
-from provision.plan import lock, lock_file
+from provision.inventory import Inventory, last_run
+from provision.plan import lock, lock_file, summary
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import host_locks
 from provision.remote.ansible import HostResult
+from provision.remote.forecast import forecast
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
 from provision.report import entries
@@ -204,12 +205,14 @@ def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, F
     holding: dict[str, lock.Files] = {}  # hosts that hold the plan, with their installed files; complete also after an interrupt
     try:
         if not reasons and not options.full and not options.first_step:
-            session.progress.line("the survey shows that every host holds what the plan says: no step has to run (--full runs them all)")
+            nothing = dict.fromkeys(plan.hosts, "holds it already: no step has to run (--full runs them all)")
+            _announce(session, plan, facts, nothing, options)
             report.hosts += [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
             holding.update({name: facts[name].installed.files for name in plan.hosts})
             return
-        for name, reason in reasons.items():
-            session.progress.line(f"{name}: {reason}", "dim")
+        _announce(
+            session, plan, facts, reasons or dict.fromkeys(plan.hosts, "holds it already, and all steps are to run"), options, install=True
+        )
         done = installer.install(session, plan, facts, sources, holding.__setitem__, check=options.check, first=options.first_step)
         entries.add_installation(report, session.inventory, plan, done)
         if options.check:
@@ -222,6 +225,30 @@ def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, F
             f"--from {options.first_step}: earlier steps were left out, so neither these hosts nor {lock.NAME} record that they hold the "
             "plan; a run without --from checks all steps and records it"
         )
+
+
+def _announce(
+    session: Session, plan: Plan, facts: Mapping[str, Facts], reasons: Mapping[str, str], options: Options, *, install: bool = False
+) -> None:
+    """Show the plan and how long the run will take, as far as earlier runs tell."""
+    stages = {
+        "survey",
+        *({"install"} if install else ()),
+        *({"environment"} if options.env else ()),
+        *({"training"} if options.smoke else ()),
+    }
+    if not options.check and not options.first_step:
+        much = install and any(facts[name].installed.manifest is None for name in plan.hosts)
+        identity = last_run.identity(session.inventory)
+        session.forecast = forecast(paths.runs(), identity, plan.hosts, stages, installs_much=much, own=session.folder)
+    found = session.forecast
+    if found is None:
+        time_ = "not known: no earlier run did the same on these hosts"
+    else:
+        time_ = f"{about(found.seconds)} in all, as {'the run before' if found.runs == 1 else f'{found.runs} runs before'} took"
+    count = len(plan.hosts)
+    reason = f"provision plan {session.inventory.argument}: the reasons for each version"
+    session.progress.plan(f"Plan for {count} host{'s' * (count != 1)}", [*summary.brief(plan, reasons), ("time", time_), ("more", reason)])
 
 
 def _record(inventory: Inventory, plan: Plan, holding: Mapping[str, lock.Files], report: Report) -> None:

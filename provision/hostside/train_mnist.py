@@ -136,6 +136,14 @@ def local_rate(args, model, images, labels, measure=True):
             batches += 1
 
 
+def say(args, text, epoch, part, loss, accuracy=None):
+    """Print how far the job is: as a line for people, or with ``--json-lines`` for programs. ``part``: of the epoch, from 0 to 1."""
+    if args.json_lines:
+        of_all = (epoch - 1 + part) / args.epochs
+        text = json.dumps({"epoch": epoch, "epochs": args.epochs, "part": of_all, "loss": loss, "accuracy": accuracy})
+    print(text, flush=True)
+
+
 def train(args, epoch, model, optimizer, images, labels):
     """One epoch; returns (mean loss over all ranks, seconds until the slowest rank was done, images of all ranks)."""
     model.train()
@@ -148,11 +156,9 @@ def train(args, epoch, model, optimizer, images, labels):
         loss = step(model, optimizer, images[chosen], labels[chosen])
         total += loss.detach().double().cpu() * len(chosen)
         if number % args.log_interval == 0 and hvd.rank() == 0:
-            print(
-                "Train Epoch: %d [%d/%d (%.0f%%)]\tLoss: %.6f"
-                % (epoch, number * args.batch_size, len(order), 100.0 * number / len(batches), float(loss.detach())),
-                flush=True,
-            )
+            now = float(loss.detach())
+            place = (epoch, number * args.batch_size, len(order), 100.0 * number / len(batches))
+            say(args, "Train Epoch: %d [%d/%d (%.0f%%)]\tLoss: %.6f" % (*place, now), epoch, number / len(batches), now)
     synchronize(images.device)
     hvd.barrier()
     seconds = time.perf_counter() - begin
@@ -249,6 +255,7 @@ def parse(argv):
     parser.add_argument("--no-cuda", action="store_true", help="train on the CPU")
     parser.add_argument("--seed", type=int, default=42, metavar="S", help="random seed (default: 42)")
     parser.add_argument("--log-interval", type=int, default=10, metavar="N", help="batches between two progress lines (default: 10)")
+    parser.add_argument("--json-lines", action="store_true", help="print progress as JSON")
     parser.add_argument("--data-dir", required=True, metavar="DIR", help="folder with MNIST's four IDX files, .gz or not")
     parser.add_argument("--dataset-name", default="MNIST", metavar="NAME", help="name of the data set in the report")
     parser.add_argument("--bar", type=float, default=0.0, metavar="PERCENT", help="test accuracy that must be reached at the end")
@@ -316,10 +323,8 @@ def run(args, data):
             }
         )
         if rank == 0:
-            print(
-                "Test set: Average loss: %.4f, Accuracy: %.2f%% (epoch %d, %.0f images/s)" % (test_loss, accuracy, epoch, images / seconds),
-                flush=True,
-            )
+            text = "Test set: Average loss: %.4f, Accuracy: %.2f%% (epoch %d, %.0f images/s)"
+            say(args, text % (test_loss, accuracy, epoch, images / seconds), epoch, 1.0, loss, accuracy)
 
     participants = sorted(hvd.allgather_object(participant(model, device)), key=lambda one: one["rank"])
     hosts = {}

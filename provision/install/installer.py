@@ -165,18 +165,15 @@ def render(
         made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
     ansible_vars.write(folder / "vars.json", made)
     playbook = folder / "site.yml"
-    complete = is_complete(plan, inventory)
-    wanted = steps(first)
-    unused = _unused_roles(plan, sources) | (set() if complete else set(FOR_THE_CLUSTER))
-    roles = [role for role in ROLES if (role in ALWAYS or role in wanted) and role not in unused]
+    run = roles_of(plan, inventory, facts, sources, first)
     drivers = new_drivers(plan)
     templates = resources.templates(origin, _one_line)
     text = templates.get_template("site.yml.j2").render(
         hosts=plan.hosts,
         drivers=drivers,
-        roles=roles,
+        roles=[role for role in run if role in ROLES],
         only_as_root=ONLY_AS_ROOT,
-        connect=complete and len(made["provision_members"]) > 1 and "ssh_mesh" in wanted,
+        connect="ssh_mesh" in run,
         mirrored="provision_apt_mirror" in made,
         notes=plan.notes,
         version=__version__,
@@ -186,6 +183,17 @@ def render(
         text = templates.get_template("driver.yml.j2").render(hosts=drivers, version=__version__)
         (folder / DRIVER).write_text(text, encoding="utf-8")
     return playbook, made
+
+
+def roles_of(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: PackageSources, first: str | None = None) -> list[str]:
+    """The roles of the rendered playbook, in their order."""
+    complete = is_complete(plan, inventory)
+    wanted = steps(first)
+    unused = _unused_roles(plan, sources) | (set() if complete else set(FOR_THE_CLUSTER))
+    roles = [role for role in ROLES if (role in ALWAYS or role in wanted) and role not in unused]
+    if complete and len(members(plan, inventory, facts)) > 1 and "ssh_mesh" in wanted:
+        roles.append("ssh_mesh")
+    return [*roles, "manifest"]
 
 
 def copy_modules(folder: Path, *more: str) -> None:
@@ -321,7 +329,8 @@ def install(
 
     title = "Install (dry run)" if check else "Install"
     try:
-        outcome = session.play(playbook, title, hosts=list(plan.hosts), extra_vars=extra, check=check, on_event=note)
+        roles = roles_of(plan, session.inventory, facts, sources, first)
+        outcome = session.play(playbook, title, hosts=list(plan.hosts), steps=roles, extra_vars=extra, check=check, on_event=note)
     finally:
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:

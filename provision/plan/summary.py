@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.base.terminal import Console
-from provision.base.text import joined
+from provision.base.text import folded, joined
 from provision.plan.model import COMPONENTS, Component, HostPlan, Knowledge, Network, Plan, Rejected, SourceBuild, SystemPackages, Wheel
 
 WIDEST = 120
 _INDENT = 11
+_MOST = 3  # lines about the same in the plan in brief
 _TITLES = {"openmpi": "Open MPI", "nccl": "NCCL", "torch": "PyTorch", "python": "Python", "numpy": "NumPy", "cmake": "CMake"}
 _FROM = {
     "wheel": "wheel from the Python package index",
@@ -58,6 +59,37 @@ def show(plan: Plan, console: Console) -> None:
             _print(console, f"  → {remedy.text}", width, indent=4)
 
 
+def brief(plan: Plan, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The plan in a few lines, each with what it is about: what, where, why.
+
+    Args:
+        reasons: host → why the installation has to run there.
+    """
+    groups = _groups(plan.hosts.values())
+    what = list(_in_short(groups))
+    for names, parts in what[:_MOST]:
+        yield "what", f"{names}: {parts}" if len(what) > 1 else parts
+    yield from _more("what", len(what))
+    places: dict[str, list[str]] = {}
+    for host in plan.hosts.values():
+        place = f"{host.system} on {host.arch}, {host.prefix}{'' if host.root else ', without root'}"
+        places.setdefault(place, []).append(host.name)
+    for place, hosts in list(places.items())[:_MOST]:
+        yield "where", f"{folded(hosts)}: {place}"
+    yield from _more("where", len(places))
+    causes: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        causes.setdefault(reason, []).append(name)
+    for reason, hosts in list(causes.items())[:_MOST]:
+        yield "why", reason if len(hosts) == len(plan.hosts) else f"{folded(hosts)}: {reason}"
+    yield from _more("why", len(causes))
+
+
+def _more(about: str, count: int) -> Iterator[tuple[str, str]]:
+    if count > _MOST:
+        yield about, f"and {count - _MOST} more of these"
+
+
 def _reach(known: Knowledge) -> str:
     text = f"it knows PyTorch ≤ {known.pytorch}, CUDA ≤ {known.cuda}, NCCL ≤ {known.nccl}, as of {known.date}"
     if known.overlay:
@@ -86,7 +118,7 @@ def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[str, str]]
         parts = ", ".join(f"{title} {component.version}" for title, component in found if component is not None)
         same.setdefault(parts, []).extend(host.name for host in hosts)
     for parts, names in same.items():
-        yield (joined(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"), parts
+        yield folded(names), parts
 
 
 def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:

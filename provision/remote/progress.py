@@ -1,7 +1,7 @@
-"""The progress of a run: a live line per host on a terminal, one plain line per event elsewhere.
+"""The progress of a run: a live view of its hosts on a terminal; elsewhere a plain line for each host and step that changed something.
 
-Both write to standard error: standard output has results and the output of users' programs only. Events come from Ansible's loop and must
-be handled fast.
+Both write to standard error: standard output has results and the output of users' programs only. What happened to every single task goes to
+a file in the run folder. Events come from Ansible's loop and must be handled fast.
 """
 
 from __future__ import annotations
@@ -9,29 +9,73 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from provision.base.terminal import Console, Live, Table, err, live, styled
+from provision.base.terminal import Console, Live, RenderableType, Table, err, live, neutral, styled
+from provision.base.text import clock, joined
 from provision.remote.ansible import Event, headline
+from provision.remote.stage import Stage, waits
+from provision.remote.stage_view import Training, stage_view, training_view
 
-_STYLE = {"changed": "yellow", "tolerated": "yellow", "failed": "red", "unreachable": "red", "waiting": "cyan", "ok": "green"}
+NAME = "progress.log"
+_WORDS = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
+_STYLE = {"tolerated": "yellow", "failed": "red", "unreachable": "red", "waiting": "yellow"}
 
 
 class Progress:
-    """One plain line per event: for pipes, logs and CI."""
+    """Plain lines: for pipes, logs, CI and screen readers."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or err()
         self._out = Console()
-        self._waits: dict[tuple[str, str], str] = {}
+        self._log: Path | None = None
+        self._stage: Stage | None = None
+        self._waits: dict[str, str] = {}
+        self._changing: dict[str, tuple[str, float]] = {}  # host → its step and when that began, once a task has changed something
+        self._epoch = 0
+        self._lock = threading.Lock()  # a live view is drawn in a thread of its own, which must never wait for one that prints
 
-    def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
-        """Show that a new part of the run begins, on ``hosts``."""
-        self.line(f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else ""))
+    def keep(self, folder: Path) -> None:
+        """Write what happens to every task into a file of that folder from now on."""
+        self._log = folder / NAME
+
+    def stage(
+        self,
+        title: str,
+        hosts: Sequence[str] = (),
+        *,
+        steps: Sequence[str] = (),
+        expected: Mapping[tuple[str, str], float] | None = None,
+        run_ends: float | None = None,  # noqa: ARG002  only a live view shows it
+    ) -> None:
+        """Show that a new part of the run begins.
+
+        Args:
+            hosts: where; without them a program of the user's, or a training job, runs.
+            steps: the names of its steps in their order, where they are known.
+            expected: (host, step) → seconds that earlier runs took.
+            run_ends: when the run will end on the monotonic clock, as earlier runs tell.
+        """
+        self.close()
+        self._stage = Stage.of(title, hosts, time.monotonic(), steps, expected)
+        self._epoch = 0
+        heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
+        self._note(heading)
+        self._begin(heading)
+
+    def _begin(self, heading: str) -> None:
+        self._console.say(heading)
 
     def line(self, text: str, style: str | None = None) -> None:
         """Show a remark, or a line of a job of ours."""
         self._console.say(text, style or "")
+
+    def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
+        """Show what the run is going to do: texts, each with what it is about."""
+        self.line(title, "bold")
+        for about, text in entries:
+            self.line(f"{about}: {text}")
 
     def output(self, tag: str, text: str, style: str) -> None:
         """Print a line of a program's standard output there, with a tag; into a file or pipe as it is."""
@@ -41,18 +85,62 @@ class Progress:
         """Print a line of a program's standard error there, in the same way."""
         self._console.program(text, style, tag=tag)
 
+    def training(self, now: Training) -> None:
+        """Show how far a training job of ours is."""
+        if now.accuracy is not None and now.epoch != self._epoch:
+            self._epoch = now.epoch
+            self.line(f"    {now}")
+
     def event(self, event: Event) -> None:
         """Show what happened to a task on a host."""
-        if event.host and event.kind not in ("started", "skipped", "task"):
-            text = _sentence(event)
-            if event.kind == "waiting":
-                if self._waits.get((event.host, event.task)) == text:
-                    return
-                self._waits[(event.host, event.task)] = text
+        if not event.host:
+            return
+        now = time.monotonic()
+        if self._stage is not None:
+            with self._lock:
+                self._stage.event(event, now)
+        if event.kind in ("skipped", "task"):
+            return
+        self._close_step(event, now)
+        if event.kind == "started":
+            return
+        text = _sentence(event)
+        if event.kind == "waiting":
+            if self._waits.get(event.host) == text:
+                return
+            self._waits[event.host] = text
+        self._note(text)
+        if event.kind == "changed" and event.host not in self._changing:
+            began = self._stage.hosts[event.host].began if self._stage and event.host in self._stage.hosts else now
+            self._changing[event.host] = (event.role or event.task, began)
+        if self._is_shown(event):
             self.line(text, _STYLE.get(event.kind))
 
+    def _close_step(self, event: Event, now: float) -> None:
+        """Show that the step of an event's host is over, if it changed something and the event is of another one."""
+        step, began = self._changing.get(event.host, ("", 0.0))
+        if step and step != (event.role or event.task):
+            del self._changing[event.host]
+            self._over(event.host, step, now - began)
+
+    def _over(self, host: str, step: str, seconds: float) -> None:
+        self.line(f"{host}: {step}: changed ({clock(seconds)})")
+
+    def _is_shown(self, event: Event) -> bool:
+        return event.kind in ("tolerated", "failed", "unreachable") or bool(waits(event) or event.report)
+
+    def _note(self, text: str) -> None:
+        if self._log is not None:
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%H:%M:%S')} {neutral(text)}\n")
+
     def close(self) -> None:
-        """End; what was shown live stays."""
+        """End a stage."""
+        for host, (step, began) in self._changing.items():
+            self._over(host, step, time.monotonic() - began)
+        self._changing.clear()
+        self._waits.clear()
+        self._stage = None
 
     def __enter__(self) -> Progress:
         return self
@@ -63,57 +151,99 @@ class Progress:
 
 def _sentence(event: Event) -> str:
     step = ": ".join(part for part in (event.role, event.task) if part)
-    if event.kind == "waiting" and "ansible_job_id" in event.result:
-        return f"{event.host}: {step}: running in the background"
     if event.kind == "waiting":
-        holder = str(event.result.get("stdout", "")).strip() or "something else"
-        return f"{event.host}: {event.task}: waiting: the package manager is held by {holder}"
-    words = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
+        held = waits(event)
+        return f"{event.host}: {event.task}: waiting: {held}" if held else f"{event.host}: {step}: running in the background"
     took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""
     message = event.report if event.kind in ("ok", "changed") else headline(event.text)
     remark = f": {message}" if message else ""
-    return f"{event.host}: {step}: {words[event.kind]}{took}{remark}"
+    return f"{event.host}: {step}: {_WORDS[event.kind]}{took}{remark}"
 
 
 class LiveProgress(Progress):
-    """One live line per host; what changed, failed or waits scrolls by above."""
+    """One live table of the stage's hosts, which leaves one line behind; warnings scroll by above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
-        self._now: dict[str, tuple[str, str, float]] = {}
-        self._lock = threading.Lock()
         self._live: Live | None = None
+        self._run_ends: float | None = None
+        self._training: Training | None = None
 
-    def stage(self, title: str, hosts: Sequence[str] = ()) -> None:
-        self.close()
-        self._console.rule(styled(title, "bold"), align="left", style="dim")
-        self._now = {host: ("", "", time.monotonic()) for host in hosts}
+    def stage(
+        self,
+        title: str,
+        hosts: Sequence[str] = (),
+        *,
+        steps: Sequence[str] = (),
+        expected: Mapping[tuple[str, str], float] | None = None,
+        run_ends: float | None = None,
+    ) -> None:
+        self._run_ends = run_ends
+        super().stage(title, hosts, steps=steps, expected=expected)
         if hosts:
-            self._live = live(self._console, self._table)
-            self._live.start()
+            self._show()
 
-    def event(self, event: Event) -> None:
-        if event.host:
-            with self._lock:
-                step = ": ".join(part for part in (event.role, event.task) if part)
-                self._now[event.host] = ("" if event.kind == "started" else event.kind, step, time.monotonic())
-        if event.kind in ("changed", "tolerated", "failed", "unreachable", "waiting") or (event.kind == "ok" and event.report):
-            super().event(event)
+    def _begin(self, heading: str) -> None:
+        if self._stage is not None and not self._stage.hosts:
+            self._console.print(styled(heading.removeprefix("== "), "bold"))
+
+    def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        before = ""
+        for about, text in entries:
+            table.add_row(styled(about if about != before else "", "dim"), styled(text))
+            before = about
+        self._console.print(styled(title, "bold"))
+        self._console.print(table)
+
+    def _over(self, host: str, step: str, seconds: float) -> None:
+        """The table shows it."""
+
+    def _is_shown(self, event: Event) -> bool:
+        return event.kind == "tolerated" or bool(event.report)  # the table has what failed or waits
+
+    def training(self, now: Training) -> None:
+        with self._lock:
+            self._training = now
+        if self._live is None:
+            self._show()
 
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
+            self._console.print(self._left_behind(), soft_wrap=True)
+        self._training = None
+        super().close()
 
-    def _table(self) -> Table:
-        table = Table.grid(padding=(0, 2))
+    def _show(self) -> None:
+        self._live = live(self._console, self.view)
+        self._live.start()
+
+    def view(self) -> RenderableType:
+        """What the terminal shows now."""
+        now, width, height = time.monotonic(), self._console.width, self._console.height
         with self._lock:
-            shown = list(self._now.items())
-        for host, (kind, task, since) in shown[: max(4, self._console.height - 4)]:
-            seconds = time.monotonic() - since
-            state = styled(kind or "…", _STYLE.get(kind, "dim"))
-            table.add_row(styled(host, "bold"), state, styled(task), styled(f"{seconds:4.0f} s", "dim"))
-        return table
+            if self._stage is None:
+                return ""
+            if self._training is not None:
+                return training_view("training", self._training, now - self._stage.began, width)
+            return stage_view(self._stage, now, width, height, None if self._run_ends is None else self._run_ends - now)
+
+    def _left_behind(self) -> RenderableType:
+        stage = self._stage
+        if stage is None:
+            return ""
+        seconds = clock(time.monotonic() - stage.began)
+        if self._training is not None:
+            return styled(f"{self._training}  {seconds}", "dim")
+        count = len(stage.hosts)
+        parts = [f"{stage.title}  {count} host{'s' * (count != 1)}  {seconds}"]
+        if stage.changed:
+            parts.append(f"{len(stage.changed)} changed")
+        if stage.failed:
+            parts.append(f"failed: {joined(stage.failed)}")
+        return styled("  ".join(parts), "red" if stage.failed else "dim")
 
 
 def make() -> Progress:

@@ -25,6 +25,7 @@ from provision.base.process_locks import acquired
 from provision.inventory import Inventory, last_run
 from provision.remote import ansible, timeline
 from provision.remote.ansible import Event, Outcome
+from provision.remote.forecast import Forecast
 from provision.remote.progress import Progress
 
 RECORD = "run.json"
@@ -61,6 +62,7 @@ class Session:
         passwords: ``become`` and ``connection``, as far as the user typed them; never written anywhere.
         step: the run's current step; a failure is reported for it.
         timeline: when steps ran on each host.
+        forecast: what earlier runs took, once it is known what this one will do.
         privileged: the hosts where steps may run as root, as the survey has found out.
         locks_hosts: whether playbooks of this run lock the hosts.
         command: the command that this is a run of, for the record.
@@ -82,6 +84,8 @@ class Session:
         draft.replace(paths.runs() / "latest")
         self.step = "survey"
         self.timeline = timeline.Recorder(self.folder, last_run.identity(self.inventory))
+        self.forecast: Forecast | None = None
+        self.progress.keep(self.folder)
         self.locks_left = False
         self.privileged: set[str] = set()
         self._record = self.folder / "controller.json"
@@ -157,13 +161,19 @@ class Session:
         title: str,
         *,
         hosts: Sequence[str] | None = None,
+        steps: Sequence[str] = (),
         extra_vars: Mapping[str, Any] | None = None,
         check: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> Outcome:
-        """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended."""
+        """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended.
+
+        ``steps``: its roles in their order, for a view of how far it is.
+        """
         names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
-        self.progress.stage(title, names)
+        expected = self.forecast.of(self.step) if self.forecast else {}
+        run_ends = self.timeline.began + self.forecast.seconds if self.forecast else None
+        self.progress.stage(title, names, steps=steps, expected=expected, run_ends=run_ends)
         workdir = self.folder / path.stem
         show = on_event or self.progress.event
 

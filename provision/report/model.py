@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from provision.install.removal import HostRemoval
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
 Prospect = Literal["will change", "will not change", "cannot know yet"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
+_VERSIONS = ("Open MPI", "cmake", "Python", "PyTorch", "NCCL", "engine")  # columns of the closing table
 ERROR_LINES = 12  # of the real error, at the end of the run
 
 
@@ -137,9 +139,12 @@ class Report(_Document):
         return {"schema": found["schema"], "ok": found["ok"], **found}
 
 
-def show(report: Report, console: Console) -> None:
-    """Print the closing table, the training job's result, and the failures."""
-    console.print(table(rows(report.hosts), _STYLE))
+def show(report: Report, console: Console, following: Sequence[str] = ()) -> None:
+    """Print the closing table, the training job's result, the failures, the verdict and the commands that follow."""
+    listed, everywhere = _fitting(list(rows(report.hosts)), console.width)
+    console.print(table(listed, _STYLE))
+    if everywhere:
+        console.print(styled(f"on all hosts: {everywhere}"))
     for host in report.hosts:
         for prospect in dict.fromkeys(host.steps.values()):
             console.say(f"{host.host}: {prospect}: {', '.join(step for step, each in host.steps.items() if each == prospect)}")
@@ -158,6 +163,34 @@ def show(report: Report, console: Console) -> None:
     verdict = "ready" if report.ok and report.smoke else "done" if report.ok else "not ready"
     where = styled(f" in {report.seconds:.0f} s; everything about this run: {report.folder}")
     console.print(styled(verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
+    for number, command in enumerate(following):
+        console.say(f"{'      ' if number else 'Next: '}{command}")
+
+
+def commands_after(report: Report, hosts: str, *, check: bool = False) -> list[str]:
+    """The two commands that follow a run on ``hosts``, each with what it is for."""
+    word = shlex.quote(hosts)
+    if not report.ok:
+        again = f"provision {'smoke ' if report.smoke_faults else ''}{word}{'' if report.smoke_faults else ' --limit @failed'}"
+        return [f"provision doctor {word}  (looks for known causes)", f"{again}  (once they are fixed)"]
+    if check:
+        return [f"provision plan {word}  (the reasons for each version)", f"provision {word}  (does it)"]
+    run = f"provision run {word} -np {report.smoke['np'] if report.smoke and 'np' in report.smoke else 2} train.py  (your own program)"
+    if not report.smoke:
+        return [f"provision smoke {word}  (the training job)", run]
+    return [run, f"provision doctor {word}  (looks for known errors)"]
+
+
+def _fitting(listed: list[dict[str, str]], width: int) -> tuple[list[dict[str, str]], str]:
+    """The rows without what nobody has; and where they are wider than the terminal, without what all have, which is returned in words."""
+    absent = [column for column in _VERSIONS if all(row[column] == "-" for row in listed)]
+    listed = [{column: value for column, value in row.items() if column not in absent} for row in listed]
+    columns = list(listed[0]) if listed else []
+    if sum(max(len(column), *(len(row[column]) for row in listed)) + 2 for column in columns) - 2 <= width:
+        return listed, ""
+    same = [column for column in columns if column in _VERSIONS and len({row[column] for row in listed}) == 1]
+    everywhere = ", ".join(f"{column} {listed[0][column]}" for column in same)
+    return [{column: value for column, value in row.items() if column not in same} for row in listed], everywhere
 
 
 def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:

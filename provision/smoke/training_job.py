@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import ValidationError
+
 from provision.base import paths, resources
 from provision.base.errors import ProvisionError
 from provision.inventory import Inventory
@@ -16,6 +18,7 @@ from provision.launch.launchers import Environment, RunOptions
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote.session import Session
+from provision.remote.stage_view import Training
 from provision.smoke import evaluation, mnist
 
 
@@ -55,16 +58,26 @@ def run(
         (copy or _copy)(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
-        script += ["--report", "{job}/report.json", "--log-interval", "100"]
+        script += ["--report", "{job}/report.json", "--log-interval", "20", "--json-lines"]
     else:
         script = ["-m", "collective_core.check", "--report", "{job}/report.json"]
     # One thread per rank: the network is too small for more.
     program = RunOptions(("python", *script), environment={launchers.THREADS: "1"}, report="report.json")
     job = launchers.mpi_job(Environment.of(plan), placed, program)
-    title = f"{'Train' if data else 'Check the engine'} on {len(hosts)} host(s), {np} rank(s)"
+    of_all = f"{len(hosts)} host{'s' * (len(hosts) != 1)}, {np} rank{'s' * (np != 1)}"
+    title = f"{'Train' if data else 'Check the engine'} on {of_all}"
     log = session.folder / "smoke.log"
+
+    def show(line: str) -> None:
+        text = rank_output.readable(line)
+        try:
+            session.progress.training(Training.model_validate_json(text))
+        except ValidationError:
+            session.progress.line(f"    {text}")
+
     with session.timeline.timed(session.step, "job", list(plan.hosts)):
-        result = jobs.run(session, job, title, log, lambda line: session.progress.line(f"    {rank_output.readable(line)}"), inside)
+        result = jobs.run(session, job, title, log, show, inside)
+    session.progress.close()
     if result.interrupted:
         session.abort()
     if result.report is None:

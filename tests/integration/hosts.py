@@ -16,6 +16,8 @@ from typing import Any
 import docker
 from docker.models.containers import Container
 
+from provision.base import paths
+from provision.remote import progress
 from provision.sandbox import Sandbox, SandboxHost
 
 # Seconds. A whole installation takes minutes on two cores that several tests share; a run that takes longer hangs.
@@ -141,6 +143,7 @@ class Running:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        self._earlier = set(paths.runs().glob("2*"))
         self.stream = process.stderr or process.stdout
         self.said: list[str] = []
 
@@ -155,11 +158,28 @@ class Running:
             assert time.monotonic() < deadline, "".join(self.said[-40:])
         raise AssertionError(f"it ended without {texts} in its output:\n{''.join(self.said[-40:])}")
 
+    def wait_for_task(self, text: str, timeout: float = RUN_S) -> None:
+        """Wait until the log of its tasks has ``text``."""
+        deadline = time.monotonic() + timeout
+        while not any(text in read_if_there(folder / progress.NAME) for folder in set(paths.runs().glob("2*")) - self._earlier):
+            assert self.process.poll() is None, f"it ended without {text}"
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+
     def finish(self, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
         """Wait for its end."""
         out, err = self.process.communicate(timeout=timeout)
         said = "".join(self.said) + (out if err is None else err)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, said if err is None else out, said)
+
+
+def read_if_there(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def tasks() -> str:
+    """What happened to every task of the last run."""
+    return (paths.runs() / "latest" / progress.NAME).read_text()
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 120) -> None:

@@ -67,7 +67,7 @@ def test_a_host_that_dies_in_the_middle_does_not_stop_the_other_and_a_second_run
     old_hwloc(one)
     old_hwloc(two, needed_by="simulator")
     with running("up", str(mixed.inventory), *LEAN) as run:
-        run.wait_for("node2: python: Install Python packages")
+        run.wait_for_task("node2: python: Install Python packages")
         container(two).kill()
         ended = run.finish()
     container(two).start()
@@ -142,7 +142,7 @@ def test_a_sudo_password_is_asked_for_and_a_wrong_one_is_refused(guarded, tmp_pa
 def test_a_host_that_dies_inside_apt_is_explained(guarded):
     host = guarded.hosts[0]
     with running("up", str(guarded.inventory), *LEAN, "--become-password-file", str(guarded.become_password)) as run:
-        run.wait_for("node1: packages: Record present packages")
+        run.wait_for_task("node1: packages: Record present packages")
         wait_until(lambda: "dpkg-deb" in root(host, "ps -eo comm"))  # in the middle of unpacking
         container(host).kill()
         ended = run.finish()
@@ -156,7 +156,7 @@ def test_ctrl_c_in_apt_leaves_no_process_and_the_next_run_waits_for_a_lock_then_
     host = guarded.hosts[0]
     word = ("--become-password-file", str(guarded.become_password))
     with running("up", str(guarded.inventory), *LEAN, *word) as run:
-        run.wait_for("node1: packages: Record present packages")
+        run.wait_for_task("node1: packages: Record present packages")
         wait_until(lambda: "dpkg" in root(host, "ps -eo comm"))
         run.process.send_signal(signal.SIGINT)
         ended = run.finish(timeout=90)
@@ -200,7 +200,7 @@ def test_a_full_disk_in_the_middle_is_named_and_the_next_run_fixes_what_was_cut_
     mount = ["mount", "-t", "tmpfs", "-o", "size=3g,mode=755", "tmpfs", "/opt/provision"]
     subprocess.run(["nsenter", "-t", str(pid), "-m", *mount], check=True)
     with running("up", str(guarded.inventory), *LEAN, *word) as run:
-        run.wait_for("node1: guard: Record the prefix")
+        run.wait_for_task("node1: guard: Record the prefix")
         # uv itself still fits, its packages do not.
         root(host, "free=$(df --output=avail -B 1M /opt/provision | tail -1) && fallocate -l $((free - 100))M /opt/provision/fill")
         ended = run.finish()

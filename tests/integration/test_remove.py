@@ -81,7 +81,7 @@ def test_a_host_on_which_an_installation_was_cut_off_is_left_as_it_was(bare, tmp
     sandbox, before = bare
     host = sandbox.hosts[0]
     with running("up", str(sandbox.inventory), "--limit", host.name, *LEAN) as run:
-        run.wait_for("packages: Record present packages")
+        run.wait_for_task("packages: Record present packages")
         fetched = "ls /var/cache/apt/archives/libgomp1_*.deb 2>/dev/null && dpkg-query -W -f '${db:Status-Status}\\n' || true"
         wait_until(lambda: "unpacked" in root(host, fetched))
         run.process.send_signal(signal.SIGINT)

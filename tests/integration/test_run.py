@@ -254,7 +254,7 @@ def test_a_controller_on_another_machine_is_named_too(cluster):
 @pytest.mark.slow
 def test_killed_installation_does_not_lock_out_the_next(cluster):
     with running("up", str(cluster.inventory), "--no-smoke", "--full") as run:
-        run.wait_for("python: Install Python packages")
+        run.wait_for_task("python: Install Python packages")
         children = [int(child) for child in Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()]
         os.kill(run.process.pid, signal.SIGKILL)
         for child in children:  # Ansible, in a session of its own; it would go on to the end and give the lock back
@@ -267,7 +267,7 @@ def test_killed_installation_does_not_lock_out_the_next(cluster):
 @pytest.mark.slow
 def test_ctrl_c_in_training_leaves_nothing_running_anywhere(cluster):
     with running("smoke", str(cluster.inventory), "--epochs", "500") as run:
-        run.wait_for("Train Epoch")
+        run.wait_for("epoch 1 of 500")
         assert marked_processes(cluster)
         run.process.send_signal(signal.SIGINT)
         ended = run.finish(timeout=60)
@@ -280,7 +280,7 @@ def test_ctrl_c_in_training_leaves_nothing_running_anywhere(cluster):
 @pytest.mark.slow
 def test_a_controller_that_is_killed_leaves_no_training_behind(cluster):
     with running("smoke", str(cluster.inventory), "--epochs", "500") as run:
-        run.wait_for("Train Epoch")
+        run.wait_for("epoch 1 of 500")
         os.kill(run.process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 30
         while (left := marked_processes(cluster)) and time.monotonic() < deadline:

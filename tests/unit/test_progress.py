@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
 from provision.base.terminal import Console
 from provision.remote.ansible import Event, Kind
-from provision.remote.progress import LiveProgress, Progress
+from provision.remote.progress import NAME, LiveProgress, Progress
+from provision.remote.stage_view import Training
 
 
-def shown(*events: Event, live: bool = False) -> str:
+def shown(*events: Event, live: bool = False, folder: Path | None = None) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=200, force_terminal=live, no_color=True, soft_wrap=True)
     progress = LiveProgress(console) if live else Progress(console)
+    if folder is not None:
+        progress.keep(folder)
     with progress:
-        progress.stage("Install", ["a", "b"])
+        progress.stage("Install", ["a", "b"], steps=["guard", "openmpi", "engine"])
         for event in events:
             progress.event(event)
     return stream.getvalue()
 
 
-def event(kind: Kind, seconds: float = 0.0, **result: object) -> Event:
-    return Event(kind, "a", "openmpi", "Install Open MPI", result, seconds)
+def event(kind: Kind, seconds: float = 0.0, role: str = "openmpi", **result: object) -> Event:
+    return Event(kind, "a", role, "Install Open MPI", result, seconds)
+
+
+FAILED = event("failed", msg="pip could not install it:\nERROR: no matching distribution\nhint: see above")
+HELD = event("waiting", stdout="apt-get (pid 7)\n")
 
 
 @pytest.mark.parametrize(
@@ -31,16 +39,30 @@ def event(kind: Kind, seconds: float = 0.0, **result: object) -> Event:
     [
         (event("ok"), "a: openmpi: Install Open MPI: ok"),
         (event("changed", 3.24), "a: openmpi: Install Open MPI: changed (3.2 s)"),
-        (
-            event("failed", msg="pip could not install it:\nERROR: no matching distribution\nhint: see above"),
-            "FAILED: ERROR: no matching distribution",
-        ),
+        (FAILED, "a: openmpi: Install Open MPI: FAILED: ERROR: no matching distribution"),
         (event("unreachable", msg="Failed to connect\nConnection timed out"), "UNREACHABLE: Connection timed out"),
-        (event("waiting", stdout="apt-get (pid 7)\n"), "waiting: the package manager is held by apt-get (pid 7)"),
+        (HELD, "waiting: the package manager is held by apt-get (pid 7)"),
+        (event("waiting", ansible_job_id="7"), "a: openmpi: Install Open MPI: running in the background"),
     ],
 )
-def test_one_line_per_event(given: Event, line: str) -> None:
-    assert line in shown(given)
+def test_the_log_has_every_task(given: Event, line: str, tmp_path: Path) -> None:
+    shown(given, folder=tmp_path)
+    assert line in (tmp_path / NAME).read_text()
+
+
+def test_plain_lines_are_one_for_each_step_that_changed_something() -> None:
+    tasks = [event("started"), event("changed"), event("started"), event("changed"), event("ok")]
+    others = [event("started", role="engine"), event("ok", role="engine"), event("started", role="")]
+    assert shown(*tasks, *others).splitlines() == ["== Install (2 hosts)", "a: openmpi: changed (0:00)"]
+    assert shown(event("changed")).splitlines()[1:] == ["a: openmpi: changed (0:00)"], "the last step, too"
+
+
+def test_failures_and_waits_are_shown_at_once_and_a_wait_only_once() -> None:
+    lines = shown(event("skipped"), event("started"), HELD, HELD, HELD, FAILED).splitlines()
+    assert lines[1:] == [
+        "a: Install Open MPI: waiting: the package manager is held by apt-get (pid 7)",
+        "a: openmpi: Install Open MPI: FAILED: ERROR: no matching distribution",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["ok", "changed"])
@@ -51,13 +73,21 @@ def test_what_a_role_reports_is_shown_and_what_modules_say_of_themselves_is_not(
     assert "All assertions passed" not in shown(said) + shown(said, live=True)
 
 
-def test_nothing_for_what_is_skipped_and_one_line_for_a_long_wait() -> None:
-    wait = event("waiting", stdout="apt-get (pid 7)\n")
-    lines = shown(event("skipped"), event("started"), wait, wait, wait).splitlines()
-    assert len([line for line in lines if line.startswith("a:")]) == 1
-
-
-def test_live_keeps_what_changed_and_drops_what_did_not() -> None:
+def test_a_live_view_leaves_one_line_behind() -> None:
     text = shown(event("ok"), event("changed"), live=True)
-    assert "Install Open MPI: changed" in text
-    assert "Install Open MPI: ok" not in text
+    assert "Install  2 hosts  0:00  1 changed" in text.splitlines()[-1]
+    assert "Install Open MPI" not in text, "that is in the log"
+    assert "Install  2 hosts  0:00  failed: a" in shown(FAILED, live=True).splitlines()[-1]
+
+
+def test_plain_training_is_a_line_per_epoch() -> None:
+    stream = io.StringIO()
+    with Progress(Console(file=stream, width=200)) as progress:
+        progress.stage("Train on 2 hosts, 4 ranks")
+        for part, accuracy in ((0.1, None), (0.5, 91.0), (0.6, None), (1.0, 95.5)):
+            progress.training(Training(epoch=1 + (part > 0.5), epochs=2, part=part, loss=0.5, accuracy=accuracy))
+    assert stream.getvalue().splitlines() == [
+        "== Train on 2 hosts, 4 ranks",
+        "    epoch 1 of 2: loss 0.5000, test accuracy 91.00 %",
+        "    epoch 2 of 2: loss 0.5000, test accuracy 95.50 %",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from provision.base import paths
 from provision.base.problems import Problem
+from provision.base.terminal import Console
 from provision.inventory import last_run
-from provision.report.model import HostReport, Report
+from provision.report.model import HostReport, Report, commands_after, show
 
 # As version 0.1.0 has written it before the report was a model, key by key.
 EARLIER = {
@@ -62,3 +64,39 @@ def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypat
         os.utime(folder / "report.json", (number, number))
     assert last_run.newest_failed_inventory() == EARLIER["inventory"]
     assert last_run.newest_inventory() is None
+
+
+def shown(report: Report, width: int) -> list[str]:
+    stream = io.StringIO()
+    show(report, Console(file=stream, width=width, color_system=None), commands_after(report, "my hosts.ini"))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(("width", "nccl"), [(80, "-"), (80, "2.30.7+cuda12.9"), (120, "2.30.7+cuda12.9")])
+@pytest.mark.parametrize("count", [1, 2, 9, 16])
+def test_the_closing_table_fits_the_terminal_and_names_stay_whole(width: int, nccl: str, count: int) -> None:
+    versions = {"openmpi": "4.1.8", "cmake": "3.31.6", "python": "3.11.2", "torch": "2.13.0+cpu", "nccl": nccl, "engine": "0.1.0"}
+    names = [f"worker-{number:03}.lan" for number in range(1, count + 1)]
+    report = Report(run_id="r", folder="/f", inventory="hosts.ini", smoke={"np": 4}, seconds=119)
+    report.hosts = [HostReport(host=name, state="ready", changed=20, seconds=92, **versions) for name in names]
+    lines = shown(report, width)
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines[1 : count + 1]] == names
+    assert "2.13.0+cpu" in "".join(lines)
+    assert ("NCCL" in "".join(lines)) == (nccl != "-")
+    assert (any(line.startswith("on all hosts: Open MPI 4.1.8, ") for line in lines)) == (width == 80)
+    assert lines[-3:] == [
+        "ready in 119 s; everything about this run: /f",
+        "Next: provision run 'my hosts.ini' -np 4 train.py  (your own program)",
+        "      provision doctor 'my hosts.ini'  (looks for known errors)",
+    ]
+
+
+def test_what_follows_depends_on_how_the_run_ended() -> None:
+    report = Report(run_id="r", folder="/f", inventory="hosts.ini")
+    assert [line.split("  ")[0] for line in commands_after(report, "h", check=True)] == ["provision plan h", "provision h"]
+    assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision smoke h", "provision run h -np 2 train.py"]
+    report.smoke_faults.append("rank 1 did not take part")
+    assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision doctor h", "provision smoke h"]
+    report.smoke_faults, report.failures = [], [Problem("error", "it failed", host="a", where="engine")]
+    assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision doctor h", "provision h --limit @failed"]

@@ -33,8 +33,10 @@ from provision.install.removal import HostRemoval
 from provision.launch.rank_output import RankOutput
 from provision.plan import summary
 from provision.plan.requirements import Requirements
-from provision.remote.ansible import Event
+from provision.remote.ansible import Event, Kind
 from provision.remote.progress import LiveProgress, Progress
+from provision.remote.stage import Stage
+from provision.remote.stage_view import stage_view
 from provision.report import model
 from provision.resolve import resolve
 from provision.survey import collect
@@ -124,12 +126,22 @@ def test_reports(print_it: Callable[[Any, Console], object], value: Any, attack:
 def test_events_of_hosts(make: Callable[[Console], Progress], attack: str) -> None:
     def go(console: Console) -> None:
         progress = make(console)
+        progress.plan(f"title{attack}", [(f"about{attack}", f"text{attack}")])
         progress.line(f"said: {attack}", "green")
         for kind in ("ok", "changed", "failed", "unreachable", "tolerated", "waiting"):
             result = {"msg": attack, "stderr": attack, "holder": attack}
             progress.event(Event(kind, f"host{attack}", f"role{attack}", f"task{attack}", result))  # type: ignore[arg-type]
-        if isinstance(progress, LiveProgress):
-            console.print(progress._table())
+
+    assert_harmless(shown_by(go))
+
+
+@every_attack
+@pytest.mark.parametrize("kind", ["failed", "waiting"])
+def test_the_live_view(kind: Kind, attack: str) -> None:
+    def go(console: Console) -> None:
+        stage = Stage.of(f"title{attack}", [f"host{attack}"], 0.0, [f"role{attack}"])
+        stage.event(Event(kind, f"host{attack}", f"role{attack}", f"task{attack}", {"msg": attack, "stdout": attack}), 1.0)
+        console.print(stage_view(stage, 2.0, console.width, 20))
 
     assert_harmless(shown_by(go))
 

@@ -1,0 +1,171 @@
+"""What a stage of a run does on each host: the state behind the live view, without the view.
+
+Hosts that are alike become one row where there are many, and the rows that need attention come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from provision.remote.ansible import Event, headline
+
+State = Literal["failed", "unreachable", "waiting", "running", "idle", "starting", "done"]
+_WORST: tuple[State, ...] = ("failed", "unreachable", "waiting", "running", "idle", "starting", "done")
+FOLD_FROM = 9  # hosts
+_IDLE_S = 1.5  # after the end of a task a host is at rest only when nothing follows for so long
+
+
+@dataclass
+class HostState:
+    """One host.
+
+    Attributes:
+        number: of its step in the stage's steps, from 1; 0 where they are not known, or before the first.
+        remark: why it waits, or what failed.
+        at: when its state changed; began: when its step began.
+    """
+
+    name: str
+    state: State = "starting"
+    step: str = ""
+    number: int = 0
+    remark: str = ""
+    at: float = 0.0
+    began: float = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One host, or several that are alike.
+
+    Attributes:
+        part: how much is done, from 0 to 1.
+        seconds: in this step, of the one that is longest in it.
+        left: seconds until the last one is done, where that is known.
+    """
+
+    hosts: tuple[str, ...]
+    state: State
+    step: str
+    number: int
+    part: float
+    seconds: float
+    left: float | None
+    remark: str
+
+
+@dataclass
+class Stage:
+    """A stage that goes on.
+
+    Attributes:
+        steps: names in their order, where they are known.
+        expected: (host, step) → seconds that earlier runs took.
+        began: time, as all times here on the monotonic clock.
+        changed: hosts where something was changed.
+    """
+
+    title: str
+    began: float
+    hosts: dict[str, HostState] = field(default_factory=dict)
+    steps: Sequence[str] = ()
+    expected: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        hosts: Iterable[str],
+        now: float,
+        steps: Sequence[str] = (),
+        expected: Mapping[tuple[str, str], float] | None = None,
+    ) -> Stage:
+        """A stage that begins."""
+        return cls(title, now, {name: HostState(name, at=now, began=now) for name in hosts}, steps, expected or {})
+
+    @property
+    def failed(self) -> list[str]:
+        return [host.name for host in self.hosts.values() if host.state in ("failed", "unreachable")]
+
+    def event(self, event: Event, now: float) -> None:
+        """Take an event of Ansible's. A host that has failed stays so: what follows cleans up."""
+        host = self.hosts.get(event.host)
+        if event.kind == "changed":
+            self.changed.add(event.host)
+        if host is None or event.kind in ("task", "skipped") or host.state in ("failed", "unreachable"):
+            return
+        self._move(host, event.role, now)
+        if event.kind in ("failed", "unreachable"):
+            state: State = "failed" if event.kind == "failed" else "unreachable"
+            host.state, host.remark, host.at = state, headline(event.text), now
+        elif host.state != "done":
+            waits_for = waits(event)
+            host.state = "waiting" if waits_for else "running" if event.kind in ("started", "waiting") else "idle"
+            host.remark, host.at = waits_for, now
+
+    def _move(self, host: HostState, role: str, now: float) -> None:
+        """Note the step that a host is at."""
+        if role == host.step or not (role or not self.steps):
+            if not role and self.steps and host.number == len(self.steps):
+                host.state = "done"
+            return
+        host.step, host.began = role, now
+        if role in self.steps:
+            host.number = self.steps.index(role) + 1
+
+    def rows(self, now: float, fold_from: int = FOLD_FROM) -> list[Row]:
+        """What to show, the worst first: failed, waiting, and of those that go on the slowest."""
+        alike: dict[object, list[HostState]] = {}
+        for host in self.hosts.values():
+            key = (self._state(host, now), host.step, host.remark) if len(self.hosts) >= fold_from else host.name
+            alike.setdefault(key, []).append(host)
+        rows = [self._row(group, now) for group in alike.values()]
+        return sorted(rows, key=lambda row: (_WORST.index(row.state), row.number, -row.seconds))
+
+    def _row(self, group: Sequence[HostState], now: float) -> Row:
+        first = group[0]
+        left = [self._left(host, now) for host in group]
+        return Row(
+            hosts=tuple(host.name for host in group),
+            state=self._state(first, now),
+            step=first.step,
+            number=first.number,
+            part=min(self._part(host, now) for host in group),
+            seconds=max((host.at if host.state in ("failed", "unreachable", "done") else now) - host.began for host in group),
+            left=None if any(each is None for each in left) else max(each for each in left if each is not None),
+            remark=first.remark,
+        )
+
+    @staticmethod
+    def _state(host: HostState, now: float) -> State:
+        return "running" if host.state == "idle" and now - host.at < _IDLE_S else host.state
+
+    def _part(self, host: HostState, now: float) -> float:
+        """By the time that earlier runs took, else by the number of steps."""
+        if host.state == "done":
+            return 1.0
+        if not self.steps or not host.number:
+            return 0.0
+        expected = [self.expected.get((host.name, step), 0.0) for step in self.steps]
+        if not (total := sum(expected)):
+            return (host.number - 1) / len(self.steps)
+        running = expected[host.number - 1]
+        return (sum(expected[: host.number - 1]) + min(running, now - host.began)) / total
+
+    def _left(self, host: HostState, now: float) -> float | None:
+        """Seconds; None where no earlier run tells them, or the host is at the end already."""
+        if not self.steps or not self.expected or host.state in ("failed", "unreachable", "done"):
+            return None
+        expected = [self.expected.get((host.name, step), 0.0) for step in self.steps[max(host.number - 1, 0) :]]
+        in_step = min(expected[0], now - host.began) if host.number else 0.0
+        return sum(expected) - in_step
+
+
+def waits(event: Event) -> str:
+    """What a task waits for; empty where it waits for nothing but its own end."""
+    if event.kind != "waiting" or "ansible_job_id" in event.result:
+        return ""
+    return f"the package manager is held by {str(event.result.get('stdout', '')).strip() or 'something else'}"

@@ -1,0 +1,105 @@
+"""The live view of a stage, as wide as the terminal: its hosts as a table, or a training job as one line.
+
+Names are never cut: where a terminal is narrow the bar goes first, then the estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from provision.base.terminal import Group, ProgressBar, RenderableType, Table, styled
+from provision.base.text import about, clock, folded
+from provision.remote.stage import Row, Stage
+
+_STYLE = {"failed": "bold red", "unreachable": "bold red", "waiting": "yellow", "running": "cyan", "done": "green"}
+_GAP = 2
+_BAR = range(8, 33)  # columns
+_REMARKS = 3  # lines about hosts that failed or wait
+
+
+_Count = Annotated[int, Field(ge=1, lt=1_000_000_000)]
+
+
+class Training(BaseModel):
+    """How far a training job is, as it prints it.
+
+    Attributes:
+        part: of the whole job, from 0 to 1.
+        loss: of the last batch, or at the end of an epoch the mean of it.
+        accuracy: on the test set in percent, at the end of an epoch.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+
+    epoch: _Count
+    epochs: _Count
+    part: Annotated[float, Field(ge=0, le=1)]
+    loss: float
+    accuracy: Annotated[float, Field(ge=0, le=100)] | None
+
+    def __str__(self) -> str:
+        accuracy = f", test accuracy {self.accuracy:.2f} %" if self.accuracy is not None else ""
+        return f"epoch {self.epoch} of {self.epochs}: loss {self.loss:.4f}{accuracy}"
+
+
+def stage_view(stage: Stage, now: float, width: int, height: int, run_left: float | None = None) -> RenderableType:
+    """The table of a stage's hosts below its title; ``run_left``: seconds to the end of the run, where earlier runs tell them."""
+    rows = stage.rows(now)
+    remarks = [f"{folded(row.hosts)}: {row.remark}" for row in rows if row.remark][:_REMARKS]
+    most = max(4, height - 4 - 2 * len(remarks))
+    shown, others = rows[:most], rows[most:]
+    head = f"{stage.title}  {_hosts(len(stage.hosts))}  {clock(now - stage.began)}"
+    if run_left is not None:
+        head += f"  about {about(run_left)} left" if run_left > 0 else "  longer than before"
+    parts: list[RenderableType] = [styled(head, "bold"), _table(stage, shown, width)]
+    if others:
+        parts.append(styled(f"and {_hosts(sum(len(row.hosts) for row in others))} more", "dim"))
+    return Group(*parts, *(styled(remark, "yellow") for remark in remarks))
+
+
+def training_view(title: str, training: Training, seconds: float, width: int) -> RenderableType:
+    """A training job in one line."""
+    accuracy = f"  {training.accuracy:.2f} %" if training.accuracy is not None else ""
+    text = f"epoch {training.epoch}/{training.epochs}  loss {training.loss:.4f}{accuracy}  {clock(seconds)}"
+    room = width - len(title) - len(text) - 2 * _GAP
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    cells: list[RenderableType] = [styled(title, "bold"), styled(text)]
+    if room >= _BAR.start:
+        cells.insert(1, ProgressBar(total=1.0, completed=training.part, width=min(room, _BAR.stop - 1)))
+    table.add_row(*cells)
+    return table
+
+
+def _table(stage: Stage, rows: Sequence[Row], width: int) -> Table:
+    """The columns that the width has room for."""
+    count = len(stage.steps)
+    names = [folded(row.hosts) for row in rows]
+    steps = [f"{row.number}/{count} {row.step}" if row.number else row.step for row in rows]
+    left = [f"~{about(row.left)}" if row.left is not None else "" for row in rows]
+    times = [clock(row.seconds) for row in rows]
+    columns: list[tuple[str, Sequence[RenderableType], int]] = [
+        ("state", [styled(row.state, _STYLE.get(row.state, "dim")) for row in rows], max(map(len, (row.state for row in rows)), default=0)),
+        ("step", [styled(text) for text in steps], max(map(len, steps), default=0)),
+        ("time", [styled(text, "dim") for text in times], max(map(len, times), default=0)),
+    ]
+    room = width - max(map(len, names), default=0) - sum(size + _GAP for _, _, size in columns)
+    if any(left) and room >= (size := max(map(len, left)) + _GAP):
+        columns.append(("left", [styled(text, "dim") for text in left], size - _GAP))
+        room -= size
+    bar = min(room - _GAP, _BAR.stop - 1)
+    if count > 1 and bar >= _BAR.start:
+        columns.insert(2, ("bar", [ProgressBar(total=1.0, completed=row.part, width=bar) for row in rows], bar))
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    table.add_column(overflow="fold")
+    for name, _, size in columns:
+        table.add_column(justify="right" if name in ("time", "left") else "left", width=size)
+    for number, name in enumerate(names):
+        table.add_row(styled(name, "bold"), *(cells[number] for _, cells, _ in columns))
+    return table
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' * (count != 1)}"
