@@ -306,7 +306,8 @@ def install(
             the complete hosts of an interrupted run, too.
     """
     folder = session.folder / "playbook"
-    playbook, variables_ = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=session.progress.line)
+    say = session.progress.detail
+    playbook, variables_ = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=say)
     extra = {**variables_, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     unlocked: dict[str, list[str]] = {}
     made: dict[str, str] = {}

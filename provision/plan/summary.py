@@ -48,7 +48,8 @@ def show(plan: Plan, console: Console) -> None:
         console.print()
         _print(console, "in short:", width, style="bold")
         for names, parts in _in_short(groups):
-            _print(console, f"  {names}: {parts}", width, indent=6)
+            listed = joined(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+            _print(console, f"  {listed}: {parts}", width, indent=6)
     if plan.knowledge is not None:
         _print(console, f"catalogue: {_reach(plan.knowledge)}", width, indent=_INDENT, style="dim")
     for note in plan.notes:
@@ -68,7 +69,7 @@ def brief(plan: Plan, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     groups = _groups(plan.hosts.values())
     what = list(_in_short(groups))
     for names, parts in what[:_MOST]:
-        yield "what", f"{names}: {parts}" if len(what) > 1 else parts
+        yield "what", f"{folded(names)}: {parts}" if len(what) > 1 else parts
     yield from _more("what", len(what))
     places: dict[str, list[str]] = {}
     for host in plan.hosts.values():
@@ -108,7 +109,7 @@ def _groups(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
     return list(groups.values())
 
 
-def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[str, str]]:
+def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[list[str], str]]:
     """(names of hosts, what they get): the versions of the main components, hosts with the same ones together."""
     same: dict[str, list[str]] = {}
     for hosts in groups:
@@ -118,7 +119,7 @@ def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[str, str]]
         parts = ", ".join(f"{title} {component.version}" for title, component in found if component is not None)
         same.setdefault(parts, []).extend(host.name for host in hosts)
     for parts, names in same.items():
-        yield folded(names), parts
+        yield names, parts
 
 
 def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:

@@ -71,6 +71,10 @@ class Progress:
         """Show a remark, or a line of a job of ours."""
         self._console.say(text, style or "")
 
+    def detail(self, text: str) -> None:
+        """Write a remark that nobody has to see into the log."""
+        self._note(text)
+
     def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
         """Show what the run is going to do: texts, each with what it is about."""
         self.line(title, "bold")

@@ -68,7 +68,7 @@ def training_view(title: str, training: Training, seconds: float, width: int) ->
     table = Table.grid(padding=(0, _GAP, 0, 0))
     cells: list[RenderableType] = [styled(title, "bold"), styled(text)]
     if room >= _BAR.start:
-        cells.insert(1, ProgressBar(total=1.0, completed=training.part, width=min(room, _BAR.stop - 1)))
+        cells.insert(1, _bar(training.part, min(room, _BAR.stop - 1)))
     table.add_row(*cells)
     return table
 
@@ -91,7 +91,7 @@ def _table(stage: Stage, rows: Sequence[Row], width: int) -> Table:
         room -= size
     bar = min(room - _GAP, _BAR.stop - 1)
     if count > 1 and bar >= _BAR.start:
-        columns.insert(2, ("bar", [ProgressBar(total=1.0, completed=row.part, width=bar) for row in rows], bar))
+        columns.insert(2, ("bar", [_bar(row.part, bar) for row in rows], bar))
     table = Table.grid(padding=(0, _GAP, 0, 0))
     table.add_column(overflow="fold")
     for name, _, size in columns:
@@ -99,6 +99,11 @@ def _table(stage: Stage, rows: Sequence[Row], width: int) -> Table:
     for number, name in enumerate(names):
         table.add_row(styled(name, "bold"), *(cells[number] for _, cells, _ in columns))
     return table
+
+
+def _bar(part: float, width: int) -> ProgressBar:
+    """In colours of the terminal's own, which can be seen on light and on dark ground."""
+    return ProgressBar(total=1.0, completed=part, width=width, style="bright_black", complete_style="cyan", finished_style="green")
 
 
 def _hosts(count: int) -> str:

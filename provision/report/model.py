@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 
 from provision import __version__
 from provision.base.problems import Problem
-from provision.base.terminal import Console, styled, table
+from provision.base.terminal import Console, Padding, styled, table
 from provision.install.removal import HostRemoval
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
@@ -149,9 +149,9 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
         for prospect in dict.fromkeys(host.steps.values()):
             console.say(f"{host.host}: {prospect}: {', '.join(step for step, each in host.steps.items() if each == prospect)}")
     if report.smoke_summary:
-        console.say(report.smoke_summary)
+        _say_folded(console, report.smoke_summary)
     for note in report.notes:
-        console.say(f"note: {note}", "cyan")
+        _say_folded(console, f"note: {note}", "cyan")
     for fault in report.smoke_faults:
         console.say(f"training: {fault}", "red")
     for failure in report.failures:
@@ -165,6 +165,15 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
     console.print(styled(verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
     for number, command in enumerate(following):
         console.say(f"{'      ' if number else 'Next: '}{command}")
+
+
+def _say_folded(console: Console, text: str, style: str = "") -> None:
+    """Print sentences, on a terminal folded between words."""
+    if not console.is_terminal:
+        console.say(text, style)
+        return
+    for number, line in enumerate(text.splitlines()):
+        console.print(Padding(styled(line, style), (0, 0, 0, 4 if number else 0)))
 
 
 def commands_after(report: Report, hosts: str, *, check: bool = False) -> list[str]:

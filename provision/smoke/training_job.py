@@ -54,7 +54,7 @@ def run(
     placed = placement.spread(slots, np, oversubscribe=options.oversubscribe)
     data = None
     if all(host.torch for host in hosts):
-        data = mnist.obtain(options.cache or paths.cache(), say=session.progress.line, source=options.source, data_dir=options.data)
+        data = mnist.obtain(options.cache or paths.cache(), say=session.progress.detail, source=options.source, data_dir=options.data)
         (copy or _copy)(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
