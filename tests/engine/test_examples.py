@@ -139,3 +139,17 @@ def test_every_example_is_started_and_listed():
     assert present == {each.script for each in STARTED} | set(NOT_STARTED)
     table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert [name for name in sorted(present - {"README.md"}) if f"[{name}]({name})" not in table] == []
+
+
+def test_the_tutorials_program_learns_on_two_ranks(tmp_path):
+    page = (EXAMPLES.parent / "docs/tutorial.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    command = [*LAUNCHERS["collective_core.launch"], "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(each) for each in re.findall(r"loss ([\d.]+) on 2 ranks", done.stdout)]
+    lines = re.findall(r"y = .* x \+ .*", done.stdout)
+    assert losses[-1] < losses[0] / 100
+    assert len(lines) == 2
+    assert lines[0] == lines[1]

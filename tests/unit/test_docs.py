@@ -1,16 +1,32 @@
-"""The documents: README stays a page, links lead somewhere, and every command and option that is named exists."""
+"""The documents: README stays a page, links lead somewhere, every command and option that is named exists, and code blocks work.
+
+What a code block is decides what tests it, in README, the tutorial and the page on NCCL; nothing is left out (`test_every_block_…`):
+
+- ```console: lines after `$` are typed, what follows is printed. Commands that need no host (with `--facts`, say) are run, and every line
+  that is shown must be printed. Those that need hosts are parsed by the real parser, up to where they would begin.
+- ```sh: commands are parsed in the same way, targets of `make` exist, and other lines are in `TYPED`, each with the test that runs it.
+- ```python: compiled here; tests/engine/test_examples.py runs the tutorial's on two ranks.
+- ```ini: read by the inventory's parser.
+- without a language: output or a drawing.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import yaml
+from typer.testing import CliRunner
 
+from provision import inventory
+from provision.base import paths
 from provision.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +148,150 @@ def test_options_that_are_named_exist(file: Path) -> None:
 )
 def test_a_command_that_does_not_exist_is_noticed(call: str, unknown: list[str]) -> None:
     assert unknown_in(call) == unknown
+
+
+# --- code blocks -------------------------------------------------------------------------------------------------------------------------
+
+WITH_BLOCKS = [README, ROOT / "docs/tutorial.md", ROOT / "docs/nccl.md"]
+_ALONE = "tests/integration/test_faults.py::test_the_installed_toolkit_makes_a_bare_machine_train_by_itself"
+# What is typed besides `provision` and `make` → the test that types it, or its like.
+TYPED = {
+    "python3 -m venv .venv-provision": _ALONE,
+    ".venv-provision/bin/pip install .": _ALONE,
+    ". .venv-provision/bin/activate": _ALONE,
+    "cp ~/.local/state/provision/sandbox/tutorial/hosts.ini .": "tests/unit/test_docs.py::test_a_sandbox_is_where_the_tutorial_says",
+}
+
+
+def blocks() -> Iterator[Any]:
+    for file in WITH_BLOCKS:
+        for number, (language, text) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```$", file.read_text(), re.DOTALL | re.MULTILINE), 1):
+            yield pytest.param(language, text, id=f"{file.stem}-{number}-{language or 'text'}")
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that a reader of the pages has, and `tests` of the clone."""
+    (tmp_path / "hosts.ini").write_text("node1 ansible_host=10.0.0.11 slots=2\nnode2 ansible_host=10.0.0.12 slots=2\n")
+    (tmp_path / "train.py").write_text("print()\n")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def parsed(line: str) -> tuple[str, Any]:
+    """The command that a line names, with the context of the real parser, which refuses what the command would."""
+    words = shlex.split(line, comments=True)[1:]
+    command, context, name = COMMANDS, None, "provision"
+    while hasattr(command, "commands"):
+        context = command.make_context(name, words, parent=context, resilient_parsing=False)
+        name, command, words = command.resolve_command(context, [*getattr(context, "_protected_args", ()), *context.args])
+    return name, command.make_context(name, words, parent=context)
+
+
+def typed(line: str) -> None:
+    """Whether a line of a shell works as far as no host is needed."""
+    command = line.partition("  #")[0].strip()
+    if command.startswith("provision "):
+        parsed(command)
+    elif command.startswith("make "):
+        target = re.escape(command.split()[1])
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no such target: {command}"
+    elif command:
+        file, _, test = TYPED[command].partition("::")
+        assert f"\ndef {test}(" in (ROOT / file).read_text(), f"no such test: {TYPED[command]}"
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("language", "text"), list(blocks()))
+def test_every_block_works(language: str, text: str, reader: Path) -> None:
+    if language == "console":
+        for line, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+            if "--facts" not in line:
+                typed(line)
+                continue
+            printed = flat(CliRunner().invoke(app, shlex.split(line)[1:]).output)
+            for part in filter(None, map(flat, re.split(r"^…$", shown, flags=re.MULTILINE))):
+                begin = printed.find(part)
+                assert begin >= 0, f"not printed (any more): {part}"
+                printed = printed[begin + len(part) :]
+    elif language == "sh":
+        for line in text.splitlines():
+            typed(line)
+    elif language == "python":
+        compile(text, "the page", "exec")
+    elif language == "ini":
+        (reader / "page.ini").write_text(text)
+        assert [host.name for host in inventory.load("page.ini").hosts] == ["node1", "node2"]
+    else:
+        assert language == "", f"nothing tests a block of `{language}`"
+
+
+@pytest.mark.parametrize("line", ["provision up", "provision plann x", "provision run -np many train.py", "provision survey a --yes"])
+def test_what_the_parser_refuses_is_noticed(line: str, reader: Path) -> None:
+    with pytest.raises(Exception, match=r"(?i)missing|no such|no command|valid integer"):
+        typed(line)
+
+
+@pytest.mark.parametrize("line", ["make demonstration", "rm -r everything"])
+def test_a_line_that_nothing_tests_is_noticed(line: str) -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        typed(line)
+
+
+def test_a_sandbox_is_where_the_tutorial_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROVISION_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert paths.home() == Path.home() / ".local/state/provision"
+
+
+# --- the site ----------------------------------------------------------------------------------------------------------------------------
+
+
+def pages_in(nav: Any) -> Iterator[str]:
+    for each in nav if isinstance(nav, list) else nav.values():
+        if isinstance(each, str):
+            yield each
+        else:
+            yield from pages_in(each)
+
+
+def test_the_site_lists_every_page_once() -> None:
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=_Mkdocs)  # noqa: S506  a safe one
+    listed = sorted(pages_in(settings["nav"]))
+    written = {path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
+    assert listed == sorted(set(listed))
+    assert written - set(listed) == set()
+    assert {page for page in set(listed) - written if not page.startswith("reference/")} == {
+        "collective_core/README.md",
+        "examples/README.md",
+        "examples/ctr/README.md",
+    }
+
+
+class _Mkdocs(yaml.SafeLoader):
+    """Names of Python objects, which MkDocs loads, are left alone."""
+
+
+_Mkdocs.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("page", "missing"),
+    [
+        ('<link rel="canonical" href="https://here/"><img src="here.png"><a href="https://elsewhere/">x</a>', []),
+        ('<script src="https://cdn.example/x.js"></script>', ["https://cdn.example/x.js"]),
+        ('<link rel="stylesheet" href="//fonts.example/css">', ["//fonts.example/css"]),
+        ('<img src="gone.png">', ["gone.png"]),
+    ],
+)
+def test_what_the_site_would_fetch_is_noticed(page: str, missing: list[str], tmp_path: Path) -> None:
+    (tmp_path / "here.png").touch()
+    (tmp_path / "page.html").write_text(page)
+    done = subprocess.run([sys.executable, str(ROOT / "scripts/check_site.py"), str(tmp_path)], capture_output=True, text=True)
+    assert re.findall(r"page.html: (.*)", done.stderr) == missing
+    assert done.returncode == bool(missing)
