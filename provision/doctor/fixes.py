@@ -114,7 +114,6 @@ def apply(
 
         def note(event: Event) -> None:
             events.append(event)
-            session.progress.event(event)
 
         try:
             with host_locks.acquired(inventory, "provision doctor --fix"):

@@ -34,5 +34,6 @@ def run(session: Session, script: str, title: str, orders: Mapping[str, Any]) ->
             "provision_program": resources.inline_command(script, interpreter="").strip(),
         },
         on_event=note,
+        quiet=True,
     )
     return outputs

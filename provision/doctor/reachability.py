@@ -37,7 +37,7 @@ def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reach
     problems: list[Problem] = []
     for group in (able[start : start + GROUP] for start in range(0, len(able), GROUP)):
         if len(group) > 1:
-            outputs = host_scripts.run(session, "reach.py", "Reach", orders(group, known))
+            outputs = host_scripts.run(session, "reach.py", "Test connections", orders(group, known))
             for host in group:
                 output = outputs.get(host.name, "")
                 try:

@@ -326,7 +326,6 @@ def install(
                 on_complete(event.host, noted_files(contents))
         if found := event.result.get("unlocked"):
             unlocked.setdefault(event.host, []).extend(found)
-        session.progress.event(event)
 
     title = "Install (dry run)" if check else "Install"
     try:

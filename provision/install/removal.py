@@ -48,7 +48,6 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
             failures.setdefault(event.host, event)
         elif (output := event.result.get("stdout")) is not None:  # of our script: no other task of this playbook has any
             answers.setdefault(event.host, []).append(str(output))
-        session.progress.event(event)
 
     session.play(
         resources.folder("playbooks") / "remove.yml",

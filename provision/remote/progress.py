@@ -95,8 +95,8 @@ class Progress:
             self._epoch = now.epoch
             self.line(f"    {now}")
 
-    def event(self, event: Event) -> None:
-        """Show what happened to a task on a host."""
+    def event(self, event: Event, *, quiet: bool = False) -> None:
+        """Show what happened to a task on a host; with ``quiet`` only in a live view, because the caller says what failed."""
         if not event.host:
             return
         now = time.monotonic()
@@ -114,10 +114,10 @@ class Progress:
                 return
             self._waits[event.host] = text
         self._note(text)
-        if event.kind == "changed" and event.host not in self._changing:
+        if event.kind == "changed" and not quiet and event.host not in self._changing:
             began = self._stage.hosts[event.host].began if self._stage and event.host in self._stage.hosts else now
             self._changing[event.host] = (event.role or event.task, began)
-        if self._is_shown(event):
+        if not quiet and self._is_shown(event):
             self.line(text, _STYLE.get(event.kind))
 
     def _close_step(self, event: Event, now: float) -> None:

@@ -164,22 +164,26 @@ class Session:
         steps: Sequence[str] = (),
         extra_vars: Mapping[str, Any] | None = None,
         check: bool = False,
-        on_event: Callable[[Event], None] | None = None,
+        on_event: Callable[[Event], None] = lambda _event: None,
+        quiet: bool = False,
     ) -> Outcome:
         """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended.
 
-        ``steps``: its roles in their order, for a view of how far it is.
+        Args:
+            steps: its roles in their order, for a view of how far it is.
+            on_event: called for each event, which is shown anyway.
+            quiet: show no failures of tasks, because the caller does.
         """
         names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
         expected = self.forecast.of(self.step) if self.forecast else {}
         run_ends = self.timeline.began + self.forecast.seconds if self.forecast else None
         self.progress.stage(title, names, steps=steps, expected=expected, run_ends=run_ends)
         workdir = self.folder / path.stem
-        show = on_event or self.progress.event
 
         def take(event: Event) -> None:
             self.timeline.event(self.step, path.stem, event)
-            show(event)
+            on_event(event)
+            self.progress.event(event, quiet=quiet)
 
         try:
             outcome = ansible.run(

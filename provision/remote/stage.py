@@ -139,9 +139,11 @@ class Stage:
             remark=first.remark,
         )
 
-    @staticmethod
-    def _state(host: HostState, now: float) -> State:
-        return "running" if host.state == "idle" and now - host.at < _IDLE_S else host.state
+    def _state(self, host: HostState, now: float) -> State:
+        if host.state != "idle":
+            return host.state
+        # Of steps that are not known the last one may be over.
+        return "running" if now - host.at < _IDLE_S else "idle" if self.steps else "done"
 
     def _part(self, host: HostState, now: float) -> float:
         """By the time that earlier runs took, else by the number of steps."""

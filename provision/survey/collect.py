@@ -82,6 +82,7 @@ def survey_hosts(session: Session) -> Survey:
             "provision_with_password": with_password,
         },
         on_event=note,
+        quiet=True,
     )
 
     survey = Survey()
