@@ -133,7 +133,7 @@ def build_(
     tags = [wanted or build.checked_tag(f"provision:{each.name}") for each in made]  # all, before the first is built
     build.check_mirror(url("--mirror", mirror), made)
     for each, called in zip(made, tags, strict=True):
-        done = build.build(each, called, options, mirror=mirror, cache=not no_cache)
+        done = build.build(each, called, options, progress.make(), mirror=mirror, cache=not no_cache)
         terminal.out().say(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {done.seconds:.0f} s, log {done.log}")
         terminal.say(f"not verified yet: provision image verify {done.tag}")
 

@@ -35,6 +35,7 @@ from provision.image.recipe import recipe
 from provision.image.targets import Locked, Target
 from provision.install import artifacts, wheels
 from provision.plan.options import Options
+from provision.remote.progress import Progress
 from provision.sandbox import debootstrap
 
 _MADE_BASE = "provision-base"  # repository of the images that debootstrap makes; the tag is the suite
@@ -54,7 +55,7 @@ class Built:
     log: Path
 
 
-def build(target: Target, tag: str, options: Options, *, mirror: str | None = None, cache: bool = True) -> Built:
+def build(target: Target, tag: str, options: Options, progress: Progress, *, mirror: str | None = None, cache: bool = True) -> Built:
     """Build one image and name it ``tag``.
 
     Args:
@@ -65,6 +66,7 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
         ProvisionError: no engine, no BuildKit, no base, no wheel, a step that failed (with its last lines), a full disk.
     """
     began = time.monotonic()
+    progress.stage(f"Build {tag}")
     settings = controller_settings.read(os.environ, prefix=Path(sys.prefix))
     artifacts.torch_wheel(target.host, options.wheels)  # the user's must be there
     named = False
@@ -76,7 +78,7 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
             (path := _log(target.name)).open("w", encoding="utf-8") as log,
             _work_folder() as work,
         ):
-            output = BuildOutput(log)
+            output = BuildOutput(log, progress)
             command = buildkit()
             _refuse_other_processor(client, target.host.arch)
             target = replace(target, base=replace(target.base, reference=obtain_base(client, target.base.reference, settings, output)))
@@ -93,6 +95,8 @@ def build(target: Target, tag: str, options: Options, *, mirror: str | None = No
     except KeyboardInterrupt:
         what = f"interrupted after the build: {tag} is there" if named else "interrupted; no image was named, and no step runs any more"
         raise ProvisionError(what, hint="run the same command again: it continues from the cache") from None
+    finally:
+        progress.close()
     return Built(tag, image, size, time.monotonic() - began, path)
 
 

@@ -1,4 +1,4 @@
-"""The output of a build: every line into the log, every step to the terminal, and the last lines of each step for an error."""
+"""The output of a build: every line into the log, every step shown, and the last lines of each step for an error."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections import deque
 from typing import IO
 
 from provision.base import aptsources
-from provision.base.terminal import Console, err, styled
+from provision.remote.progress import Progress
 
 #: BuildKit's plain progress: the step's number, the seconds of what a program of it prints, and the text.
 _LINE = re.compile(r"#(\d+) (\d+\.\d+(?: |$))?(.*)")
 _MOUNT = re.compile(r"--mount=\S+ +")
 _TAIL = 20
+_LONGEST = 160  # characters of a step's command that are shown
 _QUIET_S = 15.0  # how often a long step shows what it prints
 
 
@@ -25,8 +26,8 @@ class BuildOutput:
         failed: the step that failed; empty without one.
     """
 
-    def __init__(self, log: IO[str], console: Console | None = None) -> None:
-        self._log, self._console = log, console or err()
+    def __init__(self, log: IO[str], progress: Progress) -> None:
+        self._log, self._progress = log, progress
         self._names: dict[str, str] = {}
         self._tails: dict[str, deque[str]] = {}
         self._printed = time.monotonic()
@@ -35,7 +36,7 @@ class BuildOutput:
     def remark(self, text: str) -> None:
         """Print a line of our own."""
         self._write(text)
-        self._print(text)
+        self._progress.line(text)
 
     def note(self, line: str) -> None:
         """Take one line of what the build prints."""
@@ -49,7 +50,7 @@ class BuildOutput:
             text = _MOUNT.sub("", text)
             self._names[number], self._tails[number] = text, deque(maxlen=_TAIL)
             if text.startswith("[") and not text.startswith("[internal]"):
-                self._print(self._shortened(text))
+                self._show(text)
         elif printed:
             self._tails[number].append(text)
         elif text.startswith("ERROR: "):
@@ -58,7 +59,7 @@ class BuildOutput:
                 self._tails[number].append(text)
         self.step = self._names[number]
         if time.monotonic() - self._printed > _QUIET_S:
-            self._print(self._shortened(f"  … {text}"))
+            self._show(f"  … {text}")
 
     def tail(self, step: str) -> list[str]:
         """The last lines that a step printed."""
@@ -68,10 +69,6 @@ class BuildOutput:
         self._log.write(f"{line}\n")
         self._log.flush()
 
-    def _print(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         self._printed = time.monotonic()
-        self._console.print(styled(text), soft_wrap=True)
-
-    def _shortened(self, text: str) -> str:
-        width = self._console.width
-        return text if len(text) <= width else text[: width - 1] + "…"
+        self._progress.doing(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")

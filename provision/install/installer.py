@@ -217,7 +217,7 @@ def install_drivers(session: Session, plan: Plan, facts: Mapping[str, Facts], so
     folder = session.folder / "driver-playbook"
     only = replace(plan, hosts={name: plan.hosts[name] for name in names})
     _playbook, variables_ = render(only, session.inventory, facts, sources, folder, fetch=False)
-    keys = artifacts.repository_keys(only, folder / "supplies", session.progress.line)
+    keys = artifacts.repository_keys(only, folder / "supplies", session.progress.doing)
     extra = {**variables_, "provision_repository_keys": keys, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     outcome = session.play(folder / DRIVER, "Driver", hosts=names, extra_vars=extra)
     if outcome.failed:
@@ -306,7 +306,7 @@ def install(
             the complete hosts of an interrupted run, too.
     """
     folder = session.folder / "playbook"
-    say = session.progress.detail
+    say = session.progress.doing
     playbook, variables_ = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=say)
     extra = {**variables_, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
     unlocked: dict[str, list[str]] = {}

@@ -75,6 +75,11 @@ class Progress:
         """Write a remark that nobody has to see into the log."""
         self._note(text)
 
+    def doing(self, text: str) -> None:
+        """Show what is done on this machine, until something else is."""
+        self._note(text)
+        self.line(text)
+
     def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
         """Show what the run is going to do: texts, each with what it is about."""
         self.line(title, "bold")
@@ -172,6 +177,7 @@ class LiveProgress(Progress):
         self._live: Live | None = None
         self._run_ends: float | None = None
         self._training: Training | None = None
+        self._doing = ""
 
     def stage(
         self,
@@ -206,6 +212,15 @@ class LiveProgress(Progress):
     def _is_shown(self, event: Event) -> bool:
         return event.kind == "tolerated" or bool(event.report)  # the table has what failed or waits
 
+    def doing(self, text: str) -> None:
+        self._note(text)
+        with self._lock:
+            self._doing = text
+            if self._stage is None:
+                self._stage = Stage.of("Prepare", (), time.monotonic())
+        if self._live is None:
+            self._show()
+
     def training(self, now: Training) -> None:
         with self._lock:
             self._training = now
@@ -216,8 +231,9 @@ class LiveProgress(Progress):
         if self._live is not None:
             self._live.stop()
             self._live = None
-            self._console.print(self._left_behind(), soft_wrap=True)
-        self._training = None
+            if self._training is not None or (self._stage is not None and self._stage.hosts):
+                self._console.print(self._left_behind(), soft_wrap=True)
+        self._training, self._doing = None, ""
         super().close()
 
     def _show(self) -> None:
@@ -230,6 +246,8 @@ class LiveProgress(Progress):
         with self._lock:
             if self._stage is None:
                 return ""
+            if self._doing:
+                return styled(f"{clock(now - self._stage.began)}  {self._doing}", "dim")
             if self._training is not None:
                 return training_view("training", self._training, now - self._stage.began, width)
             return stage_view(self._stage, now, width, height, None if self._run_ends is None else self._run_ends - now)

@@ -91,3 +91,19 @@ def test_plain_training_is_a_line_per_epoch() -> None:
         "    epoch 1 of 2: loss 0.5000, test accuracy 91.00 %",
         "    epoch 2 of 2: loss 0.5000, test accuracy 95.50 %",
     ]
+
+
+def test_what_is_done_here_is_a_line_in_a_pipe_and_passes_on_a_terminal(tmp_path: Path) -> None:
+    said = {}
+    for kind in (Progress, LiveProgress):
+        stream = io.StringIO()
+        progress = kind(Console(file=stream, width=80, force_terminal=kind is LiveProgress, color_system=None))
+        progress.keep(tmp_path)
+        with progress:
+            progress.stage("Build x")
+            progress.doing("fetching y")
+        said[kind] = stream.getvalue()
+    assert said[Progress].splitlines() == ["== Build x", "fetching y"]
+    assert "fetching y" in said[LiveProgress]
+    assert said[LiveProgress].endswith("\x1b[2K"), "its line is erased, and nothing comes after it"
+    assert (tmp_path / NAME).read_text().count("fetching y") == 2

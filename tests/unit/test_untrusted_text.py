@@ -149,7 +149,7 @@ def test_the_live_view(kind: Kind, attack: str) -> None:
 @every_attack
 def test_the_output_of_image_builds(attack: str) -> None:
     def go(console: Console) -> None:
-        output = BuildOutput(io.StringIO(), console)
+        output = BuildOutput(io.StringIO(), Progress(console))
         for line in (f"#5 [system 2/2] RUN {attack}", f"#5 0.1 {attack}", attack):
             output.note(line)
         output.remark(attack)

@@ -42,7 +42,7 @@ def gather(
         locked: the inventory's lock: what it has is taken as it says.
     """
     _check(plan, options.wheels)
-    say = session.progress.line
+    say = session.progress.doing
     with tempfile.TemporaryDirectory(prefix=".provision-bundle-", dir=target.parent) as name:
         folder, work = Path(name) / "content", Path(name) / "work"
         folder.mkdir()
@@ -80,7 +80,7 @@ def gather(
         listing = {
             "hosts": {name: host.model_dump() for name, host in hosts.items()},
             "lock": Lock.from_plan(plan, files, locked, session.inventory).as_dict(),
-            "data": gather_data(folder / "cache", say) if any(host.torch for host in plan.hosts.values()) else None,
+            "data": gather_data(folder / "cache", session.progress.line) if any(host.torch for host in plan.hosts.values()) else None,
             "supplies": supplies,
         }
         pack(folder, listing, target)
