@@ -229,21 +229,23 @@ def pick_device(no_cuda):
     return torch.device("cuda", hvd.local_rank())
 
 
-def sharing_notes(participants):
-    """Sentences about what limits the efficiency: ranks that share the cores of one machine."""
-    notes = []
+def sharing(participants):
+    """(what the efficiency next to one rank can be at most, sentences why): ranks on CPUs share the cores of their machine."""
+    notes, possible = [], 0.0
     machines = {}
     for one in participants:
         machines.setdefault(one["machine"], []).append(one)
     for ranks in machines.values():
-        hosts = sorted({one["host"] for one in ranks})
         cores = max(one["cores"] for one in ranks)
         threads = sum(one["threads"] for one in ranks)
-        if ranks[0]["device"] == "cpu" and threads > cores:
-            share = "%s share%s one machine" % (" and ".join(hosts), "s" if len(hosts) == 1 else "")
-            load = "with %d cores for %d ranks of %d thread(s)" % (cores, len(ranks), ranks[0]["threads"])
-            notes.append("%s %s: the efficiency there cannot exceed %.0f %%" % (share, load, 100.0 * cores / threads))
-    return notes
+        share = min(1.0, float(cores) / threads) if ranks[0]["device"] == "cpu" else 1.0
+        possible += share * len(ranks)
+        if share < 1:
+            hosts = sorted({one["host"] for one in ranks})
+            are = "%s %s" % (" and ".join(hosts), "are one machine" if len(hosts) > 1 else "is a machine")
+            load = "%d cores for %d ranks of %d thread(s)" % (cores, len(ranks), ranks[0]["threads"])
+            notes.append("%s with %s: %.2f of linear is the most they can reach" % (are, load, share))
+    return round(possible / len(participants), 3), notes
 
 
 def parse(argv):
@@ -332,6 +334,7 @@ def run(args, data):
         hosts.setdefault(one["host"], []).append(one["rank"])
     rate = trained / training_seconds
     accuracy = epochs[-1]["test_accuracy_percent"]
+    efficiency_limit, notes = sharing(participants)
     return {
         "schema": REPORT_SCHEMA,
         "dataset": args.dataset_name,
@@ -353,12 +356,13 @@ def run(args, data):
         "one_rank_images_per_second": round(one_rank, 1) if one_rank else None,
         "speedup": round(rate / one_rank, 3) if one_rank and size > 1 else None,  # one rank has nothing to be faster than
         "efficiency": round(rate / one_rank / size, 3) if one_rank and size > 1 else None,
+        "efficiency_limit": efficiency_limit if size > 1 else None,
         "without_communication_images_per_second": round(all_ranks, 1) if size > 1 else None,
         "efficiency_of_communication": round(rate / all_ranks, 3) if size > 1 else None,
         "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up; without communication: "
         "the sum over all ranks, which do so at the same time; all ranks: every image of all epochs over the time from a barrier before to a "
         "barrier after each epoch" % participants[0]["host"],
-        "notes": sharing_notes(participants),
+        "notes": notes,
         "seconds": round(time.perf_counter() - begin, 2),
         "python": sys.version.split()[0],
         "torch": torch.__version__,

@@ -44,6 +44,7 @@ class TrainingReport(BaseModel):
     one_rank_images_per_second: float | None
     speedup: float | None
     efficiency: float | None
+    efficiency_limit: float | None = None
     without_communication_images_per_second: float | None
     efficiency_of_communication: float | None
     notes: list[str] = []
@@ -145,8 +146,10 @@ def _summary(report: TrainingReport) -> str:
     if report.speedup is not None and report.efficiency is not None:  # one rank has nothing to be faster than
         speed[0] += (
             f"; one rank alone {report.one_rank_images_per_second:,.0f}: "
-            f"speed-up {report.speedup:.2f}, parallel efficiency {100 * report.efficiency:.0f} %"
+            f"speed-up {report.speedup:.2f} with {report.np} ranks, parallel efficiency {100 * report.efficiency:.0f} %"
         )
+        if report.efficiency_limit is not None and report.efficiency_limit < 1:
+            speed[0] += f" (the cores allow {100 * report.efficiency_limit:.0f} %)"
     if report.efficiency_of_communication is not None:
         speed.append(
             f"the same ranks without communication {report.without_communication_images_per_second:,.0f} images/s: "

@@ -223,8 +223,11 @@ def test_ranks_that_share_a_machine_are_told_what_that_costs(script) -> None:
     def rank(host: str, machine: str, device: str = "cpu") -> dict[str, Any]:
         return {"host": host, "machine": machine, "device": device, "cores": 2, "threads": 1}
 
-    assert script.sharing_notes([rank("a", "m"), rank("a", "m"), rank("b", "m"), rank("b", "m")]) == [
-        "a and b share one machine with 2 cores for 4 ranks of 1 thread(s): the efficiency there cannot exceed 50 %"
-    ]
-    assert script.sharing_notes([rank("a", "m"), rank("a", "m"), rank("b", "n"), rank("b", "n")]) == []
-    assert script.sharing_notes([rank("a", "m", "H100")] * 4) == []
+    assert script.sharing([rank("a", "m"), rank("a", "m"), rank("b", "m"), rank("b", "m")]) == (
+        0.5,
+        ["a and b are one machine with 2 cores for 4 ranks of 1 thread(s): 0.50 of linear is the most they can reach"],
+    )
+    assert script.sharing([rank("a", "m"), rank("a", "m"), rank("b", "n"), rank("b", "n")]) == (1.0, [])
+    assert script.sharing([rank("a", "m", "H100")] * 4) == (1.0, [])
+    uneven = [*[rank("a", "m")] * 4, rank("b", "n"), rank("b", "n")]
+    assert script.sharing(uneven)[0] == pytest.approx((4 * 0.5 + 2) / 6, abs=0.001), "b's ranks have a core each"

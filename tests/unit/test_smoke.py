@@ -46,6 +46,7 @@ def good() -> Report:
         "one_rank_images_per_second": 7500.0,
         "speedup": 2.0,
         "efficiency": 0.5,
+        "efficiency_limit": 0.5,
         "without_communication_images_per_second": 16000.0,
         "efficiency_of_communication": 0.938,
         "notes": ["node1 and node2 share one machine with 2 cores"],
@@ -173,10 +174,14 @@ def test_evaluation_changes_nothing() -> None:
 def test_the_summary_says_data_ranks_accuracy_and_speed() -> None:
     assert summary(good()).splitlines() == [
         "MNIST: 4 ranks on 2 hosts, 2 epochs: test accuracy 93.84 % (bar 92 %), parameters bit-identical on all ranks",
-        "15,000 images/s; one rank alone 7,500: speed-up 2.00, parallel efficiency 50 %",
+        "15,000 images/s; one rank alone 7,500: speed-up 2.00 with 4 ranks, parallel efficiency 50 % (the cores allow 50 %)",
         "the same ranks without communication 16,000 images/s: communication leaves 94 % of it",
         "node1 and node2 share one machine with 2 cores",
     ]
+
+
+def test_ranks_with_cores_of_their_own_have_no_limit_of_the_cores() -> None:
+    assert summary({**good(), "efficiency_limit": 1.0}).splitlines()[1].endswith("parallel efficiency 50 %")
 
 
 def test_the_summary_says_when_no_bar_was_set() -> None:
