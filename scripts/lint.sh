@@ -56,12 +56,22 @@ playbooks() {
     ANSIBLE_LIBRARY=library ANSIBLE_ACTION_PLUGINS="$actions" ansible-lint --offline --profile production ./*.yml
 }
 
+# The collection's own roles; the others in it are those of the rendered playbook.
+collection() {
+    local folder=$work/collections/ansible_collections/provision/cluster
+    python ansible/build.py --sources "$folder" || return
+    cp .ansible-lint "$folder/" && cd "$folder" || return
+    ANSIBLE_COLLECTIONS_PATH=$work/collections ansible-lint --offline --profile production roles/prepare \
+        roles/{engine,nccl,openmpi}/{tasks/main.yml,meta,defaults} roles/engine/tasks/build.yml
+}
+
 if [ "${2:-}" = analyze ]; then
     gate "clang-tidy, with the static analyzer" tidy ""
     results
     exit
 fi
 gate "ansible-lint (production) of a rendered playbook" playbooks
+gate "ansible-lint (production) of the collection" collection
 gate "clang-tidy" tidy '-clang-analyzer-*'
 gate "mypy provision" mypy --strict provision
 gate "mypy collective_core" mypy --config-file collective_core/pyproject.toml collective_core/src collective_core/horovod benchmarks/engine
