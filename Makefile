@@ -21,6 +21,7 @@ FRAMEWORKS := tensorflow-cpu==2.21.0 keras==3.15.1 jax==0.10.2 optax==0.2.8 ligh
 ENGINE_SOURCES := $(shell find collective_core -type f -not -path '*/__pycache__/*' -not -path '*/build/*')
 # Tests start hundreds of interpreters: without byte code each would compile a thousand modules again.
 unexport PYTHONDONTWRITEBYTECODE
+comma := ,
 PIP := -m pip --disable-pip-version-check install --quiet
 # Installs into the environment $(1) what $(2) says. uv takes seconds where pip takes half a minute; pip takes over where only it knows
 # the package index (pip.conf).
@@ -140,8 +141,16 @@ docs: $(DOCS_STAMP)
 $(DOCS_STAMP): pyproject.toml | $(BIN)/uv
 	@echo "setting up the site's tools in $(DOCS_VENV) …"
 	@$(PYTHON) -m venv $(DOCS_VENV)
-	@$(call install,$(DOCS_VENV),-e '.[docs]')
+	@$(call install,$(DOCS_VENV),-e '.[docs$(comma)release]')
 	@touch $@
+
+# Bills of materials: each from an environment that holds nothing else.
+sbom: $(DOCS_STAMP)
+	@rm -rf build/sbom && mkdir -p build/sbom
+	@for each in toolkit engine; do $(PYTHON) -m venv --without-pip build/sbom/$$each; done
+	@$(BIN)/uv pip install --quiet --python build/sbom/toolkit/bin/python -r pyproject.toml
+	@$(BIN)/uv pip install --quiet --python build/sbom/engine/bin/python -r collective_core/pyproject.toml
+	@$(DOCS_VENV)/bin/python scripts/sbom.py build/sbom
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) $(DOCS_VENV) .work build

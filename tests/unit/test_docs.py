@@ -249,6 +249,16 @@ def test_a_sandbox_is_where_the_tutorial_says(monkeypatch: pytest.MonkeyPatch) -
     assert paths.home() == Path.home() / ".local/state/provision"
 
 
+def test_the_forges_workflow_runs_what_exists() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    commands = {step["run"].partition("  #")[0].strip() for job in workflow["jobs"].values() for step in job["steps"] if "run" in step}
+    assert {"sudo .ci/run", "make docs", "make sbom"} < commands
+    for command in commands - {"sudo .ci/run"}:
+        if command.startswith("make "):
+            typed(command)
+    assert workflow["permissions"] == {"contents": "read"}
+
+
 # --- the site ----------------------------------------------------------------------------------------------------------------------------
 
 
