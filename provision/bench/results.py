@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -177,7 +177,12 @@ class History(NamedTuple):
 
 def history(inventory: Inventory) -> History:
     """What `keep` has kept of this cluster."""
-    folder = _folder(inventory)
+    return history_of(identity(inventory), [host.name for host in inventory.hosts])
+
+
+def history_of(inventory: str, hosts: Iterable[str]) -> History:
+    """The same for hosts of an inventory, as reports record it."""
+    folder = _folder(inventory, hosts)
     runs: list[Measurements] = []
     unreadable = []
     for path in [folder.with_suffix(".json"), *_kept(folder)]:  # the first: how schema 1 was kept
@@ -192,7 +197,7 @@ def history(inventory: Inventory) -> History:
 
 def keep(inventory: Inventory, measurements: Measurements) -> None:
     """Keep the measurements for later comparisons."""
-    folder = _folder(inventory)
+    folder = _folder(identity(inventory), [host.name for host in inventory.hosts])
     folder.mkdir(parents=True, exist_ok=True)
     kept = _kept(folder)
     number = int(kept[-1].stem) + 1 if kept else 1
@@ -205,9 +210,9 @@ def _kept(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())
 
 
-def _folder(inventory: Inventory) -> Path:
+def _folder(inventory: str, hosts: Iterable[str]) -> Path:
     # A subset of the hosts (`--limit`) is another cluster and is not compared with the whole one.
-    words = [identity(inventory), *sorted(host.name for host in inventory.hosts)]
+    words = [inventory, *sorted(hosts)]
     return paths.home() / "bench" / hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 

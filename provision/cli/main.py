@@ -42,7 +42,7 @@ from provision.cli.options import (
     use_own_files,
     with_options,
 )
-from provision.cli.report import runs
+from provision.cli.report import logs, report, runs
 from provision.cli.run_options import HostsFirst, run_options
 from provision.cli.schema import schema
 from provision.commands import lifecycle, planning
@@ -392,6 +392,8 @@ def remove(
 app.command()(bench)
 app.command()(schema)
 app.command()(runs)
+app.command()(report)
+app.command()(logs)
 
 
 def _show_gains(after: WhatIf) -> None:

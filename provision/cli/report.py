@@ -1,18 +1,40 @@
-"""`provision runs`, `provision report` and `provision logs` on the command line: parse, call one function, print."""
+"""`provision report`, `provision runs` and `provision logs` on the command line: parse, call one function, print."""
 
 from __future__ import annotations
 
+import webbrowser
 from itertools import islice
 from typing import Annotated
 
 import typer
 
 from provision.base import terminal
+from provision.base.errors import ProvisionError
 from provision.cli.options import Json
+from provision.report import host_log, page
 from provision.report import runs as folders
 
 _GOOD, _BAD = ("ready", "done"), ("not ready", "failed", "killed", "unreadable")
 _STYLE = {**dict.fromkeys(_GOOD, "green"), **dict.fromkeys(_BAD, "red"), "running": "cyan"}
+
+_RUN = "Id of a run, or how it begins; `provision runs` lists them."
+
+
+def report(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", show_default=False, help=f"{_RUN} By default the newest one with a report.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write a run as a page, report.html in its folder, and print where it is. `up` and `smoke` write it when they end, too."""
+    found = folders.find(run, reported=True)
+    try:
+        written = page.write(found.folder)
+    except OSError as error:
+        raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(found.folder / page.NAME)) from error
+    terminal.out().say(str(written))
+    if open_ and not webbrowser.open(written.as_uri()):
+        raise ProvisionError("no browser was found on this machine", hint=f"open it by hand: {written}")
 
 
 def runs(
@@ -44,3 +66,15 @@ def runs(
         )
     )
     console.say("one of them: provision report RUN, provision logs HOST --run RUN")
+
+
+def logs(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="A host's name in the inventory.")],
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help=f"{_RUN} By default the newest one with a report.")] = None,
+) -> None:
+    """Show what a host did in a run: its tasks with their results and errors, and what its ranks printed."""
+    found = folders.find(run, reported=True)
+    console = terminal.out()
+    console.say(f"{found.id}: {found.command or 'provision'}, {found.verdict}", "bold")
+    for line in host_log.lines(found, host):
+        console.say(line.text, line.style)

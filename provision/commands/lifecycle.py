@@ -29,7 +29,7 @@ from provision.remote.ansible import HostResult
 from provision.remote.forecast import forecast
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
-from provision.report import entries
+from provision.report import entries, page
 from provision.report.model import Environment, Report
 from provision.smoke import training_job
 from provision.survey import collect, installed
@@ -133,6 +133,15 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
                 entries.add_missing_hosts(report, inventory, "blocked")
                 report.seconds = time.monotonic() - began
                 session.write("report.json", report.as_dict())
+                _write_page(session)
+
+
+def _write_page(session: Session) -> None:
+    """Write the run's page: only for people, so a run is never worse for it."""
+    try:
+        page.write(session.folder)
+    except Exception as error:  # noqa: BLE001  see above
+        session.progress.line(f"the page of this run cannot be written: {error}")
 
 
 def _survey(session: Session, report: Report, first_step: str | None) -> Mapping[str, Facts]:

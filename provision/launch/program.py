@@ -99,6 +99,8 @@ def follow(session: Session, job: Job, placed: Sequence[tuple[str, int]], option
     ranks = sum(count for _, count in placed)
     output = RankOutput(session.progress, ranks, options.output, quiet=options.quiet, timestamps=options.timestamps)
     log = session.folder / "run.log"
+    if options.elastic is None and not options.binding and not options.mpi_args:  # else ranks may be elsewhere
+        session.record.ranks = {job.names.get(address, address): count for address, count in placed}
     try:
         result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, inside)
     finally:

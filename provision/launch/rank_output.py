@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
@@ -90,6 +92,17 @@ class Failure:
 def readable(line: str) -> str:
     """A line of a job with its tags turned into ``rank 3: ``; the standard output of rank 0, which shows the progress, without."""
     return _TAG.sub(lambda tag: "" if tag["rank"] == "0" and tag["stream"] == "stdout" else f"rank {tag['rank']}: ", line)
+
+
+def of_ranks(line: str, ranks: Collection[int]) -> str:
+    """What these ranks wrote in a line of a job's log, as ``rank 3: …``; empty if it was none of them."""
+    tags = list(_TAG.finditer(line))
+    pieces = []
+    for tag, following in zip_longest(tags, tags[1:]):
+        end = following.start() if following else len(line)
+        if int(tag["rank"]) in ranks and (text := line[tag.end() : end]):
+            pieces.append(f"rank {int(tag['rank'])}: {text}")
+    return "\n".join(pieces)
 
 
 class RankOutput:

@@ -12,8 +12,8 @@ from provision.plan.model import COMPONENTS, Component, HostPlan, Knowledge, Net
 WIDEST = 120
 _INDENT = 11
 _MOST = 3  # lines about the same in the plan in brief
-_TITLES = {"openmpi": "Open MPI", "nccl": "NCCL", "torch": "PyTorch", "python": "Python", "numpy": "NumPy", "cmake": "CMake"}
-_FROM = {
+TITLES = {"openmpi": "Open MPI", "nccl": "NCCL", "torch": "PyTorch", "python": "Python", "numpy": "NumPy", "cmake": "CMake"}
+FROM = {
     "wheel": "wheel from the Python package index",
     "repository": "NVIDIA's package repository",
     "local_repository": "the given local repository package",
@@ -32,7 +32,7 @@ _FROM = {
 def show(plan: Plan, console: Console) -> None:
     """Print a plan, no wider than the terminal and 120 columns."""
     width = min(console.width, WIDEST)
-    groups = _groups(plan.hosts.values())
+    groups = groups_of(plan.hosts.values())
     common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
     if common:
         console.say(f"\nall {len(plan.hosts)} hosts", "bold")
@@ -66,7 +66,7 @@ def brief(plan: Plan, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     Args:
         reasons: host → why the installation has to run there.
     """
-    groups = _groups(plan.hosts.values())
+    groups = groups_of(plan.hosts.values())
     what = list(_in_short(groups))
     for names, parts in what[:_MOST]:
         yield "what", f"{folded(names)}: {parts}" if len(what) > 1 else parts
@@ -100,7 +100,7 @@ def _reach(known: Knowledge) -> str:
     return text
 
 
-def _groups(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
+def groups_of(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
     """Hosts with the same components, in the order of the first of each. Equal components of a plan are the same object."""
     groups: dict[tuple[object, ...], list[HostPlan]] = {}
     for host in hosts:
@@ -113,9 +113,7 @@ def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[list[str],
     """(names of hosts, what they get): the versions of the main components, hosts with the same ones together."""
     same: dict[str, list[str]] = {}
     for hosts in groups:
-        found = [("Driver", hosts[0].driver)] + [
-            (_TITLES[name], getattr(hosts[0], name)) for name in ("python", "openmpi", "nccl", "torch")
-        ]
+        found = [("Driver", hosts[0].driver)] + [(TITLES[name], getattr(hosts[0], name)) for name in ("python", "openmpi", "nccl", "torch")]
         parts = ", ".join(f"{title} {component.version}" for title, component in found if component is not None)
         same.setdefault(parts, []).extend(host.name for host in hosts)
     for parts, names in same.items():
@@ -148,20 +146,20 @@ def _show_components(host: HostPlan, names: Iterable[str], console: Console, wid
     for name in names:
         component = getattr(host, name)
         if component is not None:
-            _show_component(_TITLES.get(name, name), component, console, width)
+            _show_component(TITLES.get(name, name), component, console, width)
 
 
 def _show_component(title: str, component: Component, console: Console, width: int) -> None:
     built_for = component.cuda if isinstance(component, Wheel | SystemPackages | SourceBuild) else None
     cuda = f" for CUDA {built_for}" if built_for else ""
-    head = f"{component.version or '-'}{cuda} — {_FROM.get(component.source, component.source)}: {component.package}"
+    head = f"{component.version or '-'}{cuda} — {FROM.get(component.source, component.source)}: {component.package}"
     _print(console, f"  {title:<{_INDENT - 3}} {head}", width)
     _print(console, " " * _INDENT + "; ".join(component.why), width, style="dim")
-    for candidates, reason in _by_cause(component.rejected):
+    for candidates, reason in by_cause(component.rejected):
         _print(console, f"{' ' * _INDENT}not {candidates}: {reason}", width, indent=_INDENT + 4, style="dim")
 
 
-def _by_cause(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
+def by_cause(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
     """Rejected candidates grouped by cause: (candidates, cause with the details of all)."""
     groups: dict[str, list[Rejected]] = {}
     for each in rejected:

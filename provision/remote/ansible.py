@@ -5,11 +5,13 @@ It has no retries and no texts for users. Passwords go to Ansible's prompts over
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +28,7 @@ Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "fail
 # A host that falls silent is given up after 3 × 5 s; a lost connection must not delay the others for the kernel's two hours.
 SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 _POLL_S = 0.5  # how soon an interrupt is noticed
+_LARGEST_EVENT = 16 << 20  # bytes of a recorded event
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,18 @@ class _Collector:
             host.changed += event.kind == "changed"
         elif event.kind in ("failed", "unreachable"):
             host.failure = host.failure or event
+
+
+def recorded(workdir: Path, host: str) -> Iterator[Event]:
+    """The events of a host, in order, that ansible-runner has left in the folder of a playbook; what is none is left out."""
+    folder = workdir / "artifacts" / "ansible" / "job_events"
+    numbered = [(int(path.name.partition("-")[0]), path) for path in folder.glob("*-*.json") if re.match(r"\d{1,9}-", path.name)]
+    for _, path in sorted(numbered):
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):  # whatever is not a mapping where one should be
+            if path.is_file() and path.stat().st_size <= _LARGEST_EVENT and host.encode() in (content := path.read_bytes()):
+                event = _Collector._translate(json.loads(content))
+                if event is not None and event.host == host:
+                    yield event
 
 
 def run(

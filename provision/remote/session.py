@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
@@ -38,6 +38,7 @@ class Record(BaseModel):
         command: the command that it is a run of, e.g. ``provision up``; empty where the caller did not say.
         inventory: its file, or the hosts as they were typed.
         exit_code: of the program, where the run is one of `provision run`; 1 where an error ended the run.
+        ranks: host → how many ranks of the run's job it got, in the order of the ranks; empty where there is no job, or that is not known.
     """
 
     schema_number: Literal[1] = Field(1, alias="schema")
@@ -46,6 +47,7 @@ class Record(BaseModel):
     began: AwareDatetime
     seconds: float | None = None
     exit_code: int | None = None
+    ranks: dict[str, Annotated[int, Field(ge=0, le=100_000)]] = {}
 
 
 class Interrupted(ProvisionError):

@@ -160,9 +160,8 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
             console.say(f"    {line}")
         if failure.hint:
             console.say(f"  → {failure.hint}", "bold")
-    verdict = "ready" if report.ok and report.smoke else "done" if report.ok else "not ready"
     where = styled(f" in {report.seconds:.0f} s; everything about this run: {report.folder}")
-    console.print(styled(verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
+    console.print(styled(report.verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
     for number, command in enumerate(following):
         console.say(f"{'      ' if number else 'Next: '}{command}")
 

@@ -106,6 +106,7 @@ def read(folder: Path) -> Run:
     record = load(folder / RECORD, Record)
     has_report = (folder / REPORT).exists()
     report = load(folder / REPORT, Report) if has_report else None
+    seconds = report.seconds if report else record.seconds if record else None
     return Run(
         id=folder.name,
         folder=folder,
@@ -113,7 +114,7 @@ def read(folder: Path) -> Run:
         began=(report and report.began) or (record and record.began) or _began(folder.name),
         inventory=report.inventory if report else record.inventory if record else "",
         verdict=_verdict(folder, record, report, has_report=has_report),
-        seconds=report.seconds if report else record.seconds if record else None,
+        seconds=seconds if seconds is not None and 0 <= seconds < 1e9 else None,
     )
 
 

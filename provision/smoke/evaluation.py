@@ -28,6 +28,8 @@ class Epoch(BaseModel):
 
     epoch: int
     test_accuracy_percent: float
+    loss: float | None = None
+    test_loss: float | None = None
 
 
 class TrainingReport(BaseModel):

@@ -67,6 +67,8 @@ def run(
     of_all = f"{len(hosts)} host{'s' * (len(hosts) != 1)}, {np} rank{'s' * (np != 1)}"
     title = f"{'Train' if data else 'Check the engine'} on {of_all}"
     log = session.folder / "smoke.log"
+    names = {host.network.address: host.name for host in hosts}
+    session.record.ranks = {names[address]: count for address, count in placed}
 
     def show(line: str) -> None:
         text = rank_output.readable(line)

@@ -1,0 +1,326 @@
+"""The geometry of a report's pictures: steps of hosts over time, curves of the training, hosts and their links. Pure; the page draws it.
+
+A picture of many hosts stays readable because hosts that are alike are one entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from provision.base.text import joined
+from provision.facts import Facts, hardware
+from provision.remote.timeline import State, StepTime
+
+FOLD_FROM = 13  # hosts from which on those that are alike are one entry
+MOST_ROWS = 40  # of the picture of steps; the rest is counted
+MOST_BOXES = 8  # of the topology
+GANTT_WIDTH, ROW_HEIGHT = 760, 22
+CHART_WIDTH, CHART_HEIGHT = 420, 220
+_LETTER = 6.2  # width of a letter in bars, at their font size
+_TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
+_WORST: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")
+
+_Item = TypeVar("_Item")
+
+
+def folded(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: int) -> list[list[_Item]]:
+    """The items in groups of those that are alike, in the order of each group's first; each alone where ``count`` hosts need no folding."""
+    if count < FOLD_FROM:
+        return [[item] for item in items]
+    groups: dict[Hashable, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(alike(item), []).append(item)
+    return list(groups.values())
+
+
+def duration(seconds: float) -> str:
+    """``8.2 s``, ``87 s``, ``12 min 5 s``, ``2 h 3 min``."""
+    if not 0 <= seconds < 1e9:
+        return "unknown"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    large, unit, small, rest = (whole // 60, "min", "s", whole % 60) if whole < 7200 else (whole // 3600, "h", "min", whole % 3600 // 60)
+    return f"{large} {unit}" + (f" {rest} {small}" if rest else "")
+
+
+class Bar(NamedTuple):
+    """A step of a host. ``label``: empty where it does not fit."""
+
+    x: float
+    width: float
+    state: State
+    label: str
+    title: str
+
+
+class Row(NamedTuple):
+    """One host, or several that are alike; of these the bars are those of the slowest."""
+
+    hosts: Sequence[str]
+    slowest: str
+    bars: Sequence[Bar]
+    seconds: float
+    state: State
+    text: str
+
+
+class Tick(NamedTuple):
+    """A mark on an axis."""
+
+    at: float
+    text: str
+
+
+class Step(NamedTuple):
+    """A step over all hosts: on how many it ran, how long on the slowest, and its worst state."""
+
+    name: str
+    hosts: int
+    changed: int
+    seconds: float
+    slowest: str
+    state: State
+
+
+class Gantt(NamedTuple):
+    """Steps of hosts over time. ``left_out``: hosts in rows that are not shown."""
+
+    rows: Sequence[Row]
+    ticks: Sequence[Tick]
+    left_out: int
+    steps: Sequence[Step]
+
+
+def gantt(steps: Sequence[StepTime]) -> Gantt | None:
+    """The picture of a timeline, failed hosts first and then the slowest if there are many; None of an empty one."""
+    of_host: dict[str, list[StepTime]] = {}
+    for step in steps:
+        of_host.setdefault(step.host, []).append(step)
+    if not of_host:
+        return None
+    total = max(max(step.began + step.seconds for step in steps), 0.1)
+    scale = GANTT_WIDTH / total
+    groups = folded(of_host.items(), lambda item: tuple((step.stage, step.step, step.state) for step in item[1]), len(of_host))
+    rows = [_row(group, scale) for group in groups]
+    if len(rows) > MOST_ROWS:
+        rows.sort(key=lambda row: (-_WORST.index(row.state), -row.seconds))
+    every = next((tick for tick in _TICKS if total / tick <= 8), _TICKS[-1])
+    return Gantt(
+        rows[:MOST_ROWS],
+        [Tick(round(at * scale, 1), duration(at) if at else "0") for at in range(0, int(min(total, every * 60)) + 1, every)],
+        sum(len(row.hosts) for row in rows[MOST_ROWS:]),
+        list(_by_step(steps)),
+    )
+
+
+def _row(group: Sequence[tuple[str, list[StepTime]]], scale: float) -> Row:
+    slowest, steps = max(group, key=lambda item: sum(step.seconds for step in item[1]))
+    bars = []
+    for step in steps:
+        width = max(step.seconds * scale, 1.5)
+        label = step.step if len(step.step) * _LETTER + 6 <= width else ""
+        title = f"{step.step} ({step.stage}): {step.state}, {duration(step.seconds)}, from {duration(step.began)} on"
+        bars.append(Bar(round(step.began * scale, 1), round(width, 1), step.state, label, title))
+    seconds = sum(step.seconds for step in steps)
+    state = max((step.state for step in steps), key=_WORST.index)
+    bad = [f"{step.step} {step.state}" for step in steps if step.state in ("failed", "unreachable")]
+    longest = max(steps, key=lambda step: step.seconds)
+    text = f"{len(steps)} steps in {duration(seconds)}, the longest {longest.step} with {duration(longest.seconds)}"
+    return Row([name for name, _ in group], slowest, bars, seconds, state, "; ".join([text, *bad]))
+
+
+def _by_step(steps: Sequence[StepTime]) -> Iterator[Step]:
+    """Steps in the order of their first begin; a step that ran twice on a host counts with both times."""
+    groups: dict[tuple[str, str], list[StepTime]] = {}
+    for step in sorted(steps, key=lambda step: step.began):
+        groups.setdefault((step.stage, step.step), []).append(step)
+    for (stage, name), group in groups.items():
+        times: Counter[str] = Counter()
+        for step in group:
+            times[step.host] += step.seconds  # type: ignore[assignment]  # a counter of seconds
+        slowest = max(times, key=lambda host: times[host])
+        title = name if name == stage else f"{stage}: {name}"
+        changed = len({step.host for step in group if step.state == "changed"})
+        yield Step(title, len(times), changed, times[slowest], slowest, max((step.state for step in group), key=_WORST.index))
+
+
+class Line(NamedTuple):
+    """A curve: its name, the number of its style, and its points."""
+
+    name: str
+    style: int
+    points: Sequence[tuple[float, float]]
+    path: str
+
+
+class Chart(NamedTuple):
+    """Curves over epochs. ``target``: the height of a horizontal line, with what it means; ``text``: what the picture shows."""
+
+    title: str
+    lines: Sequence[Line]
+    up: Sequence[Tick]
+    along: Sequence[Tick]
+    target: Tick | None
+    text: str
+
+
+def chart(title: str, series: Mapping[str, Sequence[float]], unit: str, top: float | None = None, target: float = 0.0) -> Chart | None:
+    """Curves with a value for each epoch, from 0 to ``top``, by default the largest value; None without any finite value."""
+    finite = {name: [(at, value) for at, value in enumerate(values, 1) if math.isfinite(value)] for name, values in series.items()}
+    points = [point for line in finite.values() for point in line]
+    if not points:
+        return None
+    last = max(at for at, _ in points)
+    marks = _marks(top or max(value for _, value in points))
+    highest = marks[-1]
+    left, right, floor, ceiling = 44.0, 12.0, CHART_HEIGHT - 28.0, 12.0
+
+    def place(at: float, value: float) -> tuple[float, float]:
+        across = (at - 1) / max(last - 1, 1)
+        share = min(max(value / highest, 0.0), 1.0)
+        return round(left + across * (CHART_WIDTH - left - right), 1), round(floor - share * (floor - ceiling), 1)
+
+    lines = []
+    for style, (name, line) in enumerate(finite.items()):
+        placed = [place(at, value) for at, value in line]
+        lines.append(Line(name, style, placed, " ".join(f"{x},{y}" for x, y in placed)))
+    every = max(1, math.ceil(last / 8))
+    return Chart(
+        title,
+        lines,
+        [Tick(place(1, mark)[1], f"{mark:g}") for mark in marks],
+        [Tick(place(at, 0)[0], str(at)) for at in range(1, last + 1, every)],
+        Tick(place(1, target)[1], f"{target:g}{unit}") if target else None,
+        "; ".join(f"{name} from {line[0][1]:.3g}{unit} to {line[-1][1]:.3g}{unit}" for name, line in finite.items() if line)
+        + f", over {last} epochs",
+    )
+
+
+def _marks(most: float) -> list[float]:
+    """Round numbers from 0 to the first one that is not below ``most``, six at the most."""
+    if not most > 0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(most / 5))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor * 5 >= most * 0.9999)
+    return [round(step * number, 12) for number in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+class Box(NamedTuple):
+    """One host, or several that are alike, in the topology. ``gpus``: positions of GPUs; ``nvlink``: what joins them, empty if unknown."""
+
+    x: float
+    y: float
+    width: float
+    title: str
+    lines: Sequence[str]
+    gpus: Sequence[float]
+    nvlink: str
+    hosts: Sequence[str]
+
+
+class Link(NamedTuple):
+    """A link between two boxes. ``kind``: fast, fair or slow against the fastest one, or plain where nothing was measured."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    kind: str
+    label: str
+    between: tuple[str, str]
+    gbs: float
+
+
+class Topology(NamedTuple):
+    """Hosts and links. ``left_out``: hosts that are not drawn; ``hub``: the network in the middle, where links were not measured."""
+
+    width: int
+    height: int
+    boxes: Sequence[Box]
+    links: Sequence[Link]
+    left_out: int
+    hub: Box | None
+    text: str
+
+
+BOX_HEIGHT = 74
+
+
+def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: Mapping[frozenset[str], float]) -> Topology | None:
+    """The picture of these hosts; None without any.
+
+    Args:
+        networks: host → the network that it uses.
+        measured: two hosts → gigabytes per second between them.
+    """
+    names = list(networks)
+    if not names:
+        return None
+    groups = folded(names, lambda name: (*_hardware(facts.get(name)), networks[name]), len(names) if len(names) > MOST_BOXES else 0)
+    if len(names) > MOST_BOXES and len(groups) > MOST_BOXES:
+        groups = sorted(groups, key=len, reverse=True)
+    drawn, left_out = groups[:MOST_BOXES], sum(map(len, groups[MOST_BOXES:]))
+    height = 90 if len(names) == 1 else 130 if len(drawn) <= 2 else 440
+    width, middle = 860, height / 2
+    boxes = []
+    for number, group in enumerate(drawn):
+        angle = 2 * math.pi * number / len(drawn) - (math.pi if len(drawn) == 2 else math.pi / 2)
+        x = width / 2 + (0 if len(drawn) == 1 else width / 2 - 150) * math.cos(angle)
+        y = (45 if len(drawn) == 1 else middle) + (0 if len(drawn) < 3 else middle - BOX_HEIGHT / 2 - 6) * math.sin(angle)
+        boxes.append(_box(group, facts.get(group[0]), networks[group[0]], x, y, _slowest(group, group, measured)))
+    height = math.ceil(max(box.y for box in boxes) + BOX_HEIGHT / 2 + 6) if len(drawn) > 2 else height
+    links = list(_links(boxes, measured))
+    hub = None
+    if not links and len(names) > 1:
+        title = joined(list(dict.fromkeys(filter(None, networks.values()))) or ["network"])
+        at_y = middle if len(drawn) != 1 else height - 18.0
+        hub = Box(width / 2, at_y, 24 + 8.0 * len(title), title, (), (), "", ())
+        links = [Link(box.x, box.y, hub.x, hub.y, "plain", "", (box.title, title), 0.0) for box in boxes]
+    text = f"{len(names)} hosts" if len(names) > 1 else "one host"
+    if measured_links := [link for link in links if link.gbs]:
+        slow = min(measured_links, key=lambda link: link.gbs)
+        text += f"; the slowest link {slow.label} between {' and '.join(slow.between)}, the fastest {max(measured.values()):.2f} GB/s"
+    elif hub is not None:
+        text += f" in {hub.title}"
+    return Topology(width, height, boxes, links, left_out, hub, text)
+
+
+def _hardware(facts: Facts | None) -> tuple[str, str]:
+    """(GPUs, what joins them), in words."""
+    if facts is None or not facts.gpus:
+        return ("", "")
+    kinds = Counter((gpu.name or "GPU").removeprefix("NVIDIA ") for gpu in facts.gpus)
+    switches = max(facts.nvidia.pci_switches, facts.signs.nvswitches)
+    domain = hardware.nvlink_domain(facts)
+    joins = f"NVLink domain {domain[-8:]}" if domain else "NVSwitch" if switches else ""
+    return " + ".join(f"{count} × {name}" for name, count in kinds.items()), joins
+
+
+def _box(group: Sequence[str], facts: Facts | None, network: str, x: float, y: float, inside: float | None) -> Box:
+    title = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
+    gpus, joins = _hardware(facts)
+    lines = [gpus or "no GPU", f"slowest inside {inside:.2f} GB/s" if inside else network]
+    width = max(150.0, 20 + 8 * max(len(title), 0.85 * max(map(len, lines))))
+    count = min(len(facts.gpus), 16) if facts else 0
+    return Box(round(x, 1), round(y, 1), round(width, 1), title, lines, [12.0 * at for at in range(count)], joins, list(group))
+
+
+def _slowest(some: Sequence[str], others: Sequence[str], measured: Mapping[frozenset[str], float]) -> float | None:
+    found = [measured[pair] for one in some for other in others if (pair := frozenset((one, other))) in measured]
+    return min(found, default=None)
+
+
+def _links(boxes: Sequence[Box], measured: Mapping[frozenset[str], float]) -> Iterator[Link]:
+    fastest = max(measured.values(), default=0.0) or 1.0
+    for number, one in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            gbs = _slowest(one.hosts, other.hosts, measured)
+            if gbs is not None:
+                kind = "slow" if gbs < fastest / 2 else "fair" if gbs < fastest * 0.8 else "fast"
+                yield Link(one.x, one.y, other.x, other.y, kind, f"{gbs:.2f} GB/s", (one.title, other.title), gbs)

@@ -1,0 +1,324 @@
+"""A run as one page that opens from disk: the verdict, what failed and what helps, training, hosts, versions, times, links, environment.
+
+It is made of the files in the run's folder. They hold what hosts have said, and may be of another version: each is validated and bounded,
+what cannot be read is left out, and all text is escaped by the template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from pydantic import ValidationError
+
+from provision import __version__
+from provision.base import downloads
+from provision.base.terminal import neutral
+from provision.base.text import joined
+from provision.bench import results
+from provision.diagnosis import logs
+from provision.diagnosis.findings import UNKNOWN, Finding
+from provision.facts import Facts
+from provision.facts.document import FactsFile
+from provision.launch import rank_output
+from provision.plan.model import COMPONENTS, HostPlan, PlanDocument
+from provision.plan.summary import FROM, TITLES, by_cause, groups_of
+from provision.remote import timeline
+from provision.report import drawings, runs
+from provision.report.model import HostReport, Report
+from provision.report.runs import Run
+from provision.smoke.evaluation import TrainingReport
+
+NAME = "report.html"
+_MOST_FAILURES = 25  # that are shown; failures of several hosts with the same words are one
+_MOST_LINES, _MOST_LETTERS = 40, 400  # of an error: its last lines, and of each so many letters
+_LOG_LINES = 60  # of a program's log
+_LARGEST_LOG = 64 << 20  # bytes of a log that is examined
+_MOST_NOTES = 60
+#: Files and folders of a run that the page names, and what they are.
+_FILES = {
+    "report.json": "this report, for programs",
+    "plan.json": "the plan",
+    "facts.json": "what the survey found on each host",
+    "timeline.json": "times of the steps",
+    "smoke.log": "output of the training job",
+    "run.log": "output of the program",
+    "site/artifacts/ansible/stdout": "Ansible's output of the installation",
+    "survey/artifacts/ansible/stdout": "Ansible's output of the survey",
+}
+
+
+def write(folder: Path) -> Path:
+    """Write the page of the run with this folder into it, and return its path. Raises OSError where it cannot be written."""
+    path = folder / NAME
+    downloads.store(path, render(runs.read(folder)).encode("utf-8", errors="replace"))
+    return path
+
+
+def render(run: Run) -> str:
+    """The page's HTML."""
+    report = runs.load(run.folder / runs.REPORT, Report)
+    plan = _plan(run.folder)
+    facts = _facts(run.folder)
+    steps = timeline.read(run.folder)
+    training = _training(report)
+    bad = run.verdict in ("not ready", "failed", "killed")
+    log = next((run.folder / name for name in ("smoke.log", "run.log") if (run.folder / name).is_file()), None)
+    return _template().render(
+        version=__version__,
+        run=run,
+        report=report,
+        headline=_headline(run, report),
+        dry=_is_dry(report),
+        failures=_failures(report) if report else [],
+        faults=[_lines(fault) for fault in report.smoke_faults] if report else [],
+        log_findings=_log_findings(log) if bad and log is not None else [],
+        log_tail=_tail(log) if bad and log is not None else [],
+        log_name=log.name if log is not None else "",
+        notes=report.notes[:_MOST_NOTES] if report else [],
+        # The rest of it is in the section about the training, where there is one.
+        summary=(report.smoke_summary or "").splitlines()[: 1 if training else None] if report else [],
+        training=training,
+        charts=_charts(training) if training else [],
+        speeds=_speeds(training) if training else [],
+        hosts=_host_rows(report.hosts) if report else [],
+        versions=list(_versions(plan)),
+        knowledge=plan.knowledge if plan else None,
+        gantt=drawings.gantt(steps.steps) if steps else None,
+        topology=_topology(run, report, plan, facts),
+        files=[(name, what) for name, what in _FILES.items() if (run.folder / name).is_file()],
+        drawings=drawings,
+        joined=joined,
+    )
+
+
+class _Failure(NamedTuple):
+    """A failure of one host or of several that say the same."""
+
+    hosts: Sequence[str]
+    step: str
+    lines: Sequence[str]
+    hint: str
+    findings: Sequence[Finding]
+
+
+class _HostRow(NamedTuple):
+    """A line of the table of hosts: one host, or several that are alike. ``steps``: what a dry run says, prospect → steps."""
+
+    hosts: Sequence[str]
+    line: HostReport
+    seconds: float
+    changed: int
+    steps: Mapping[str, Sequence[str]]
+
+
+class _Version(NamedTuple):
+    """A component of the plan with its reasons and the rejected candidates."""
+
+    title: str
+    version: str
+    source: str
+    why: Sequence[str]
+    rejected: Sequence[tuple[str, str]]
+
+
+class _Group(NamedTuple):
+    """Hosts that get the same."""
+
+    hosts: Sequence[str]
+    about: Sequence[tuple[str, str]]
+    versions: Sequence[_Version]
+
+
+class _Speed(NamedTuple):
+    """Images per second; ``share`` of the fastest way."""
+
+    name: str
+    rate: float
+    share: float
+    remark: str
+
+
+def _headline(run: Run, report: Report | None) -> str:
+    """The verdict as a sentence."""
+    count = len(report.hosts) if report else 0
+    hosts = f"all {count} hosts" if count > 2 else "both hosts" if count == 2 else "the host"
+    if report is None:
+        return {
+            "done": "the command ended without an error",
+            "failed": "the command failed",
+            "running": "the run still goes on",
+            "killed": "the run ended without a word: it was killed, or this machine went down",
+            "unreadable": "its report cannot be read: it is of another version, or damaged",
+        }.get(run.verdict, "its folder does not say how it ended")
+    if not report.ok:
+        failed = list(dict.fromkeys(failure.host for failure in report.failures if failure.host))
+        if not failed:
+            return "the training job does not count as passed"
+        return f"{hosts if len(failed) >= count > 1 else joined(failed)} failed"
+    if _is_dry(report):
+        would = sum(line.state == "would change" for line in report.hosts)
+        return f"nothing was changed; {would} of {count} host{'s' * (count != 1)} would change"
+    return f"{hosts} {'have' if count > 1 else 'has'} what was planned, and " + (
+        "the training job passed on " + ("them" if count > 1 else "it") if report.smoke else "no training job was run"
+    )
+
+
+def _is_dry(report: Report | None) -> bool:
+    return report is not None and any(line.steps or line.state == "would change" for line in report.hosts)
+
+
+def _lines(text: str) -> list[str]:
+    lines = text.strip().splitlines()
+    cut = [line if len(line) <= _MOST_LETTERS else line[:_MOST_LETTERS] + " …" for line in lines[-_MOST_LINES:]]
+    return [f"… {len(lines) - _MOST_LINES} lines before", *cut] if len(lines) > _MOST_LINES else cut
+
+
+def _failures(report: Report) -> list[_Failure]:
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for failure in report.failures:
+        groups.setdefault((failure.where or "", failure.what, failure.hint or ""), []).append(failure.host or "controller")
+    listed = list(groups.items())
+    shown = []
+    for (step, what, hint), hosts in listed[:_MOST_FAILURES]:
+        # What the survey says comes with a hint for it.
+        findings = logs.known_errors(what, step) if step != "survey" else []
+        shown.append(_Failure(hosts, step, _lines(what), hint, findings))
+    if more := [host for _, hosts in listed[_MOST_FAILURES:] for host in hosts]:
+        shown.append(_Failure(more, "", [f"{len(more)} more failures are in report.json"], "", ()))
+    return shown
+
+
+def _log_findings(log: Path) -> list[Finding]:
+    if log.stat().st_size > _LARGEST_LOG:
+        return []
+    return [finding for finding in logs.read([str(log)]).findings if finding.id != UNKNOWN]
+
+
+def _tail(log: Path) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_LINES * _MOST_LETTERS))
+        lines = file.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
+    return [rank_output.readable(line)[:_MOST_LETTERS] for line in lines]
+
+
+def _training(report: Report | None) -> TrainingReport | None:
+    """The training job's report; None where there is none, or another job took its place."""
+    try:
+        return TrainingReport.model_validate(report.smoke) if report and report.smoke else None
+    except ValidationError:
+        return None
+
+
+def _charts(training: TrainingReport) -> list[drawings.Chart]:
+    loss = {"training": [epoch.loss for epoch in training.epochs], "test": [epoch.test_loss for epoch in training.epochs]}
+    known = {name: [value if value is not None else float("nan") for value in values] for name, values in loss.items()}
+    accuracy = {"test": [epoch.test_accuracy_percent for epoch in training.epochs]}
+    found = [
+        drawings.chart("Loss", known, ""),
+        drawings.chart("Accuracy on the test set", accuracy, " %", top=100.0, target=training.bar_percent),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def _speeds(training: TrainingReport) -> list[_Speed]:
+    together = training.images_per_second
+    found = [(f"{training.np} rank{'s' * (training.np != 1)} together", together, "")]
+    if silent := training.without_communication_images_per_second:
+        share = f"communication leaves {100 * together / silent:.0f} % of it"
+        found.append(("the same ranks at the same time, not communicating", silent, share))
+    if training.np > 1 and (one := training.one_rank_images_per_second):
+        found.append(("one rank alone", one, f"{together / one:.2f} times as fast together"))
+    fastest = max(rate for _, rate, _ in found) or 1.0
+    return [_Speed(name, rate, rate / fastest, remark) for name, rate, remark in found]
+
+
+def _host_rows(lines: Sequence[HostReport]) -> list[_HostRow]:
+    def alike(line: HostReport) -> tuple[object, ...]:
+        versions = (line.openmpi, line.cmake, line.python, line.torch, line.nccl, line.engine)
+        return (line.state, versions, tuple(line.steps.items()))
+
+    rows = []
+    for group in drawings.folded(lines, alike, len(lines)):
+        steps: dict[str, list[str]] = {}
+        for step, prospect in group[0].steps.items():
+            steps.setdefault(prospect, []).append(step)
+        seconds, changed = max(line.seconds for line in group), max(line.changed for line in group)
+        rows.append(_HostRow([line.host for line in group], group[0], seconds, changed, steps))
+    bad = ("failed", "unreachable", "blocked", "not finished")
+    return sorted(rows, key=lambda row: row.line.state not in bad) if len(lines) >= drawings.FOLD_FROM else rows
+
+
+def _plan(folder: Path) -> PlanDocument | None:
+    """The run's plan, with equal components as one object, as the resolver makes it."""
+    read = runs.load(folder / "plan.json", PlanDocument)
+    if read is None:
+        return None
+    seen: dict[Any, Any] = {}
+    same = {
+        name: replace(host, **{each: seen.setdefault(component, component) for each in COMPONENTS if (component := getattr(host, each))})
+        for name, host in read.hosts.items()
+    }
+    return read.model_copy(update={"hosts": same})
+
+
+def _versions(plan: PlanDocument | None) -> Iterator[_Group]:
+    """What all hosts get, if they differ at all, and then each group what only it gets."""
+    groups = groups_of(plan.hosts.values()) if plan else []
+    common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
+    if common and plan:
+        yield _Group([f"all {len(plan.hosts)} hosts"], (), _components(groups[0][0], common))
+    for hosts in groups:
+        first = hosts[0]
+        about = [("system", f"{first.system} on {first.arch}"), ("prefix", first.prefix + ("" if first.root else ", without root"))]
+        about.append(("network", f"{first.network.address} on {first.network.interface}: {first.network.why}"))
+        if first.packages:
+            about.append(("packages", ", ".join(first.packages)))
+        yield _Group([host.name for host in hosts], about, _components(first, [name for name in COMPONENTS if name not in common]))
+
+
+def _components(host: HostPlan, names: Sequence[str]) -> list[_Version]:
+    found = []
+    for name in names:
+        component = getattr(host, name)
+        if component is not None:
+            cuda = getattr(component, "cuda", None)
+            version = (component.version or "-") + (f" for CUDA {cuda}" if cuda else "")
+            source = f"{FROM.get(component.source, component.source)}: {component.package}"
+            found.append(_Version(TITLES.get(name, name), version, source, component.why, list(by_cause(component.rejected))))
+    return found
+
+
+def _facts(folder: Path) -> Mapping[str, Facts]:
+    read = runs.load(folder / "facts.json", FactsFile)
+    return {name: facts for name, facts in read.hosts.items() if isinstance(facts, Facts)} if read else {}
+
+
+def _topology(run: Run, report: Report | None, plan: PlanDocument | None, facts: Mapping[str, Facts]) -> drawings.Topology | None:
+    networks = {name: host.network.cidr for name, host in plan.hosts.items()} if plan else dict.fromkeys(facts, "")
+    return drawings.topology(facts, networks, _measured(run, report))
+
+
+def _measured(run: Run, report: Report | None) -> dict[frozenset[str], float]:
+    """Two hosts → gigabytes per second between them, as `provision bench` has measured these hosts last."""
+    hosts = [line.host for line in report.hosts] if report else []
+    measurements = results.history_of(run.inventory, hosts).runs if hosts else []
+    return {frozenset(pair.hosts): pair.largest.busbw_gbs for pair in measurements[-1].pairs} if measurements else {}
+
+
+@cache
+def _template() -> jinja2.Template:
+    loader = jinja2.PackageLoader("provision.report", ".")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
+    return environment.get_template("page.html.j2")
+
+
+def _shown(value: Any) -> Any:
+    """Text without characters that reorder a page; what a macro has drawn is HTML."""
+    return neutral(value) if type(value) is str else value
