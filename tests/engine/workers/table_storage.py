@@ -1,4 +1,4 @@
-"""A table in a file is trained like one in memory, and takes none that the system cannot take back. Argument: a folder."""
+"""Tables in files, with caches of few rows or none, are trained like those in memory, to the last bit. Argument: a folder."""
 
 # ruff: noqa: PT017 - worker scripts run without pytest
 
@@ -12,40 +12,120 @@ import torch
 
 hvd.init()
 torch.set_num_threads(1)
-folder = Path(sys.argv[1])
-ROWS, COLUMNS = 500_000, 32
-TABLE_KB = ROWS * COLUMNS * 4 // 1024 // hvd.size()
+rank, size = hvd.rank(), hvd.size()
+folder, saved = Path(sys.argv[1]) / "rows", Path(sys.argv[1]) / "saved"
+folder.mkdir(exist_ok=True)
+ROWS, COLUMNS, STEPS = 6_000, 5, 6
+#: Of a row with its state, at most, and what the cache notes of it.
+SLOT_BYTES = 3 * COLUMNS * 4 + 13
+OPTIMIZERS = (
+    hvd.nn.SGD(0.1),
+    hvd.nn.Adagrad(0.1, initial_accumulator_value=0.5),
+    hvd.nn.RowWiseAdagrad(0.1, initial_accumulator_value=0.5),
+    hvd.nn.Adam(0.1),
+    hvd.nn.FTRL(0.1, l1=0.001),
+)
+#: Rows that a cache holds: none, fewer than a step uses, more than all.
+CACHED = (0, 64, 10 * ROWS)
 
 
+def step_once(table, optimizer, step):
+    """Two backward passes, whose ids a hash scatters; some are in both, and on both ranks."""
+    optimizer.zero_grad()
+    for half in range(2):
+        generator = torch.Generator().manual_seed(100 * step + 2 * rank + half)
+        ids = (torch.rand(300, generator=generator) * 9).exp().long()
+        table(ids).square().sum().backward()
+    optimizer.step()
+
+
+def contents(table):
+    return {name: tensor.clone() for name, tensor in table.state_dict().items()}
+
+
+def must_be_equal(found, expected, what):
+    assert found.keys() == expected.keys(), what
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), f"{what}: {name}"
+
+
+def trained(make, **options):
+    """A table, and what it held after half of the steps, from a checkpoint, from a state_dict, and after the other half."""
+    table = make(**options)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1))
+    for step in range(STEPS // 2):
+        step_once(table, optimizer, step)
+    held = [contents(table)]
+    checkpoints = hvd.Checkpoints(saved, overwrite=True, table=table)
+    checkpoints.save(1)
+    checkpoints.wait()
+    for step in range(STEPS // 2, STEPS):
+        step_once(table, optimizer, step)
+    held.append(contents(table))
+    checkpoints.restore()
+    held.append(contents(table))
+    table.load_state_dict(held[0])
+    for step in range(STEPS // 2, STEPS):
+        step_once(table, optimizer, step)
+    must_be_equal(contents(table), held[1], "trained again")
+    return table, [*held, contents(table)]
+
+
+def sharded(optimizer, sharding, **options):
+    return hvd.nn.ShardedEmbedding(ROWS, COLUMNS, optimizer, sharding, seed=1, hash_ids=True, **options)
+
+
+def dynamic(optimizer, **options):
+    return hvd.nn.DynamicEmbedding(ROWS, COLUMNS, optimizer, admit_after=2, expire_after=2, seed=1, **options)
+
+
+kinds = [(lambda optimizer=optimizer, **options: sharded(optimizer, "row_wise", **options)) for optimizer in OPTIMIZERS]
+kinds.append(lambda **options: sharded(OPTIMIZERS[2], "column_wise", **options))
+kinds.append(lambda **options: sharded(OPTIMIZERS[3], "table_wise", owner=size - 1, **options))
+kinds.append(lambda **options: dynamic(OPTIMIZERS[1], **options))
+for number, make in enumerate(kinds):
+    _, expected = trained(make)
+    for rows in CACHED if number in (1, len(kinds) - 1) else CACHED[1:2]:
+        stored, held = trained(make, storage=folder, cache_bytes=rows * SLOT_BYTES)
+        for when, (found, wanted) in enumerate(zip(held, expected, strict=True)):
+            must_be_equal(found, wanted, f"table {number} with {rows} rows cached, {when}")
+        # What a program does with the weight itself holds for the next lookup.
+        assert torch.equal(stored.weight, held[-1]["weight"])
+        with torch.no_grad():
+            stored.weight.fill_(2.0)
+        if number < len(OPTIMIZERS):
+            assert torch.equal(stored(torch.arange(9)), torch.full((9, COLUMNS), 2.0))
+    assert not list(folder.iterdir()), "a file is left"
+
+
+# A large table takes no memory but the cache's.
 def own_kb():
     """Memory that is in no file."""
     return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
-def trained(storage):
-    table = hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.Adagrad(0.1, initial_accumulator_value=0.5), seed=1, storage=storage)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1))
-    for step in range(3):
-        ids = torch.randint(ROWS, (100,), generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
-        optimizer.zero_grad()
-        table(ids).square().sum().backward()
-        optimizer.step()
-    return table
-
-
-in_memory = trained(None)
-before = own_kb()  # with all that is imported at the first step
-stored = trained(folder)
+before, many = own_kb(), 1_000_000
+table = hvd.nn.ShardedEmbedding(many, 32, hvd.nn.Adagrad(0.1), storage=folder, cache_bytes=4 << 20)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1))
+for step in range(10):
+    ids = torch.randint(many, (5000,), generator=torch.Generator().manual_seed(10 * step + rank))
+    optimizer.zero_grad()
+    table(ids).square().sum().backward()
+    optimizer.step()
+checkpoints = hvd.Checkpoints(saved, overwrite=True, table=table)
+checkpoints.save(2)
+checkpoints.restore()
 grown = own_kb() - before
-assert grown < TABLE_KB / 2, (grown, TABLE_KB)
-mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{folder}/.rows-" in line]
-assert len(mapped) == 2, mapped  # rows and sums
-assert not list(folder.iterdir()), "a file is left"
-assert torch.equal(stored.weight, in_memory.weight)
-assert torch.equal(stored.table.state["sum"], in_memory.table.state["sum"])
-try:
-    hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(0.1), storage=folder if hvd.rank() == 0 else folder / "none")
-    raise RuntimeError("a folder that is not there was accepted")
-except hvd.CollectiveError as error:
-    assert "rank 1 has no room for its rows in" in str(error), error
+assert grown < many // size * 32 * 4 * 2 // 1024 / 2, grown
+
+# Errors.
+for options, error, message in (
+    ({"storage": folder if rank == 0 else folder / "none"}, hvd.CollectiveError, "rank 1 has no room for its rows in"),
+    ({"storage": folder, "cache_bytes": -1}, ValueError, "cache_bytes=-1 is not possible"),
+):
+    try:
+        hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(0.1), **options)
+        raise RuntimeError(f"{options} was accepted")
+    except error as failure:
+        assert message in str(failure), failure
 common.report(done=True)

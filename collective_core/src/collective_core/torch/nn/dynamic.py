@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -13,9 +14,10 @@ from collective_core.common.id_table import IdTable
 from collective_core.common.sharding import ROW_WISE, Placement, place
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
-from collective_core.torch.nn.embedding import TableModule
+from collective_core.torch.nn.embedding import TableModule, make
 from collective_core.torch.nn.row_optimizers import RowOptimizer
-from collective_core.torch.nn.table import ShardedTable, TableConfig, agree, checked
+from collective_core.torch.nn.storage import DEFAULT_CACHE_BYTES, Storage
+from collective_core.torch.nn.table import TAKEN_TOGETHER, ShardedTable, TableConfig, agree, checked
 
 #: The bits of a number below 1 that float64 can tell apart.
 FRACTION_BITS = 53
@@ -24,13 +26,13 @@ FRACTION_BITS = 53
 class DynamicTable(ShardedTable):
     """Each rank looks after the ids whose mixed numbers are in its range, and has rows for its part of ``placement.rows`` of them."""
 
-    def __init__(self, config: TableConfig, admit_after: int, expire_after: int | None, scale: float, seed: int) -> None:
+    def __init__(self, config: TableConfig, storage: Storage, admit_after: int, expire_after: int | None, scale: float, seed: int) -> None:
         self.admit_after, self.expire_after, self._scale, self._seed = admit_after, expire_after, scale, seed
         size = members(config.process_set).size
         least, span = -(1 << 63), 1 << 64
         bounds = tuple(least + span * rank // size for rank in range(size))
         # The last bound is never looked at: nothing is above it.
-        super().__init__(config._replace(placement=config.placement._replace(row_bounds=(*bounds, (1 << 63) - 1))))
+        super().__init__(config._replace(placement=config.placement._replace(row_bounds=(*bounds, (1 << 63) - 1))), storage)
         self.id_kind = "any"
         self._span = (bounds[self.rank], (*bounds, 1 << 63)[self.rank + 1] - 1)
         self._counts = True
@@ -59,8 +61,9 @@ class DynamicTable(ShardedTable):
             counts = np.bincount(where.reshape(-1), request[:, 1], len(distinct))
             self._note(distinct, counts.astype(np.int64))
         rows = self._find(positions)
-        values = self.weight.detach().index_select(0, rows.clamp(min=0))
-        return values.masked_fill_((rows < 0)[:, None], 0.0)
+        values = self.weight.new_zeros(len(rows), self.placement.columns)
+        values[rows >= 0] = self.rows.values(rows[rows >= 0])
+        return values
 
     def _find(self, positions: Any) -> torch.Tensor:
         """The row of each id, -1 for those without."""
@@ -97,11 +100,10 @@ class DynamicTable(ShardedTable):
         """Initial values, which depend on the id and the seed alone."""
         columns = np.arange(self.placement.columns, dtype=np.int64) + self._seed * self.placement.columns
         numbers = mixed(ids[:, None] ^ mixed(columns)[None, :]) >> (64 - FRACTION_BITS)  # as many bits, and a sign
-        where = torch.from_numpy(rows)
-        with torch.no_grad():
-            self.weight[where] = torch.from_numpy(numbers * (self._scale / (1 << (FRACTION_BITS - 1)))).to(self.weight)
-            for name, tensor in self._state().items():
-                tensor[where] = self.optimizer.slots[name].fill
+        values = torch.from_numpy(numbers * (self._scale / (1 << (FRACTION_BITS - 1)))).to(self.rows.weight)
+        slots = {name: (tensor.shape[1], self.optimizer.slots[name].fill) for name, tensor in self.rows.state.items()}
+        state = {name: values.new_full((len(rows), width), fill) for name, (width, fill) in slots.items()}
+        self.rows.write(torch.from_numpy(rows), values, state)
 
     # --- steps
 
@@ -121,7 +123,7 @@ class DynamicTable(ShardedTable):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         known = np.stack([self.known.ids, self.known.counts, self.known.used, self.known.rows], 1)
-        return {**self.row_tensors(), "known": torch.from_numpy(known)}
+        return {**super().tensors(), "known": torch.from_numpy(known)}
 
     def load(self, tensors: dict[str, torch.Tensor], steps: int) -> str:
         known = tensors.get("known")
@@ -157,10 +159,13 @@ class DynamicTable(ShardedTable):
         count = len(was.rows_of(writer))
         if len(old_rows) and old_rows.max() >= count:
             raise ValueError("it holds ids of rows that it does not hold")
+        self.rows.clear()
         for name, tensor in self.row_tensors().items():
             array = checked(found, name, count, tensor.shape[1])
-            with torch.no_grad():
-                tensor[torch.from_numpy(rows)] = torch.from_numpy(np.array(array[old_rows])).to(tensor)
+            for begin in range(0, len(rows), TAKEN_TOGETHER):
+                part = slice(begin, begin + TAKEN_TOGETHER)
+                with torch.no_grad():
+                    tensor[torch.from_numpy(rows[part])] = torch.from_numpy(np.array(array[old_rows[part]])).to(tensor)
 
 
 class DynamicEmbedding(TableModule):
@@ -175,6 +180,7 @@ class DynamicEmbedding(TableModule):
         optimizer: of the rows, as for :class:`ShardedEmbedding`.
         scale: initial values are uniform between -scale and scale, and depend on id and ``seed`` alone.
         expire_after: None keeps all ids for ever.
+        storage, cache_bytes: as of :class:`ShardedEmbedding`. Which ids have rows, and their counts, stay in memory.
 
     Raises ValueError for what is impossible.
     """
@@ -191,6 +197,8 @@ class DynamicEmbedding(TableModule):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         process_set: ProcessSet | None = None,
+        storage: str | os.PathLike[str] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         if admit_after < 1 or (expire_after is not None and expire_after < 1):
             raise ValueError(f"admit_after={admit_after} and expire_after={expire_after} must be at least 1")
@@ -199,7 +207,8 @@ class DynamicEmbedding(TableModule):
             raise ValueError(f"capacity={capacity} is too small: each of the {size} ranks needs a row at least")
         config = TableConfig(place(ROW_WISE, capacity, embedding_dim, size), optimizer, dtype, process_set)
         config, _ = agree(config, f"admit_after={admit_after}, expire_after={expire_after}, scale={scale}", seed)
-        table = DynamicTable(config, admit_after, expire_after, scale, seed)
+        where = Storage(storage, cache_bytes)
+        table = make(lambda where: DynamicTable(config, where, admit_after, expire_after, scale, seed), config, where)
         super().__init__(table)
         self._table = table
         self.embedding_dim = embedding_dim

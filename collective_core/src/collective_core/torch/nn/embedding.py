@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,11 @@ from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.functions import allgather_object
 from collective_core.torch.nn.row_optimizers import RowOptimizer
+from collective_core.torch.nn.storage import DEFAULT_CACHE_BYTES, Storage
 from collective_core.torch.nn.table import Initialise, ShardedTable, TableConfig, agree
-from collective_core.torch.sharded import marked
+from collective_core.torch.sharded import ShardParameter, marked
+
+T = TypeVar("T", bound=ShardedTable)
 
 
 class TableModule(torch.nn.Module):
@@ -25,21 +28,28 @@ class TableModule(torch.nn.Module):
     def __init__(self, table: ShardedTable) -> None:
         super().__init__()
         self.table = table
-        self.weight = table.weight
+        self._parameters["weight"] = table.weight
+
+    @property
+    def weight(self) -> ShardParameter:
+        """This rank's shard, to be read or written to before the next lookup."""
+        self.table.rows.clear()
+        return self.table.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **options: Any) -> Any:
         """What ``to()`` and its kind call: rows stay in the host's memory, whatever device the rest of a model goes to."""
-        wanted = fn(torch.empty(0, dtype=self.weight.dtype)).dtype
-        if wanted != self.weight.dtype:
+        dtype = self.table.weight.dtype
+        wanted = fn(torch.empty(0, dtype=dtype)).dtype
+        if wanted != dtype:
             raise ValueError(
-                f"{self.table.name} has numbers of {self.weight.dtype} and cannot be converted to {wanted}: choose the dtype when the "
+                f"{self.table.name} has numbers of {dtype} and cannot be converted to {wanted}: choose the dtype when the "
                 "table is made (float32 or float64), and convert the model's other modules one by one"
             )
-        weight, self._parameters["weight"] = self.weight, None
+        self._parameters["weight"] = None
         try:
             return super()._apply(fn, *args, **options)
         finally:
-            self._parameters["weight"] = weight
+            self._parameters["weight"] = self.table.weight
 
     def extra_repr(self) -> str:
         table = self.table
@@ -74,6 +84,7 @@ class _Sharded(TableModule):
         process_set: ProcessSet | None = None,
         hash_ids: bool = False,
         storage: str | os.PathLike[str] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
         padding_idx: int | None = None,
     ) -> None:
         if padding_idx is not None and (hash_ids or not 0 <= padding_idx < num_embeddings):
@@ -81,7 +92,7 @@ class _Sharded(TableModule):
         placement = place(sharding, num_embeddings, embedding_dim, members(process_set).size, owner)
         config = TableConfig(placement, optimizer, dtype, process_set, name)
         config, agreed_seed = agree(config, f"hash_ids={hash_ids}, padding_idx={padding_idx}", seed)
-        super().__init__(_make(config, hash_ids, storage))
+        super().__init__(make(lambda where: ShardedTable(config, where, hash_ids), config, Storage(storage, cache_bytes)))
         self.table.initialise(init, agreed_seed)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         if padding_idx is not None and padding_idx in (rows := placement.rows_of(self.table.rank)):
@@ -101,14 +112,13 @@ class _Sharded(TableModule):
         self.table.load_whole(weight)
 
 
-def _make(config: TableConfig, hash_ids: bool, storage: str | os.PathLike[str] | None) -> ShardedTable:
+def make(make_table: Callable[[Storage], T], config: TableConfig, storage: Storage) -> T:
     """The table. Raises :class:`CollectiveError` on every rank where any has no room for it."""
     error, table = "", None
     try:
-        table = ShardedTable(config, hash_ids, storage)
-        table.row_tensors()
-    except (OSError, RuntimeError) as failure:  # PyTorch's error for memory is a RuntimeError
-        where = "" if storage is None else f" in {storage}"
+        table = make_table(storage)
+    except (OSError, RuntimeError, MemoryError) as failure:  # PyTorch's error for memory is a RuntimeError
+        where = "" if storage.folder is None else f" in {storage.folder}"
         error = f"{config.name}: rank {membership.rank()} has no room for its rows{where}: {failure}"
     errors = [text for text in allgather_object(error, f"{config.name}.room", config.process_set) if text]
     if errors or table is None:
@@ -132,8 +142,9 @@ class ShardedEmbedding(_Sharded):
         dtype: float32 or float64.
         name: in errors; by default a number.
         hash_ids: ids are any of int64, hashed into ``num_embeddings`` buckets. Those that share a bucket share a row.
-        storage: a folder on a local disk, for tables that exceed memory: rows and their optimizer's state lie in a file there, of which the
-            system keeps in memory what is used.
+        storage: a folder on a local disk, for tables that exceed memory: rows and their optimizer's state lie in a file there, which has no
+            name and ends with the process. All of its room is taken at once.
+        cache_bytes: with ``storage``, of memory for rows in use, on each rank.
         padding_idx: a row of zeros that learns nothing, as PyTorch's; ``ShardedEmbeddingBag`` leaves it out of sums and means.
 
     Raises :class:`CollectiveError` (kind ``mismatch``) where ranks give different arguments, and on every rank (kind ``invalid``) where

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ def tables_of(module: torch.nn.Module) -> dict[str, ShardedTable]:
 
 def write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Brings a file to the disk, under another name first; returns its ``bytes`` and ``sha256``. ``metadata``: as of safetensors."""
-    arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
     names = {dtype: name for name, dtype in _DTYPES.items()}
     described: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0
@@ -48,12 +49,11 @@ def write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, s
     draft = path.with_name(f".{path.name}.part")
     try:
         with draft.open("wb") as file:
-            for content in (len(header).to_bytes(8, "little"), header, *arrays.values()):
-                numbers: Any = content.reshape(-1).view(np.uint8) if isinstance(content, np.ndarray) else content
-                whole = memoryview(numbers)
-                for begin in range(0, len(whole), PIECE):
-                    digest.update(whole[begin : begin + PIECE])
-                    length += file.write(whole[begin : begin + PIECE])
+            parts = (part for array in arrays.values() for part in _parts(array))
+            content: Any
+            for content in itertools.chain([len(header).to_bytes(8, "little"), header], parts):
+                digest.update(content)
+                length += file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -62,6 +62,14 @@ def write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, s
             draft.unlink()
         raise
     return {"bytes": length, "sha256": digest.hexdigest()}
+
+
+def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Its bytes, some rows at a time: a table in a file, whose rows lie beside other things, would not fit in memory."""
+    rows = np.atleast_1d(array)
+    each = max(1, PIECE // max(1, rows[:1].nbytes))
+    for begin in range(0, len(rows), each):
+        yield np.ascontiguousarray(rows[begin : begin + each]).reshape(-1).view(np.uint8)
 
 
 def checksum(path: Path) -> str:

@@ -1,33 +1,106 @@
-"""Where a table's numbers lie: in memory, or in a file, of which the system keeps in memory the pages that are used."""
+"""Where a rank's rows of a table lie, with what their optimizer keeps for them: in memory, or in a file with those in use in memory."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+from typing import Mapping, NamedTuple
 
 import torch
 
+from collective_core.common.row_file import RowFile
+from collective_core.torch.nn.row_optimizers import Slot
 
-class Storage:
-    """Makes tensors of zeros. ``folder``: on a local disk; the files have no name there, so that nothing is left when the process ends.
+DEFAULT_CACHE_BYTES = 256 << 20
 
-    Used pages stay in memory while the system has room: rows in use are cached, others cost a read. Raises OSError where the folder
-    cannot be written to.
+
+class Storage(NamedTuple):
+    """What a program says of it: nothing, or a ``folder`` on a local disk and the bytes of memory for rows in use on each rank."""
+
+    folder: str | os.PathLike[str] | None = None
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+
+    def rows(self, shape: tuple[int, int], slots: Mapping[str, Slot], dtype: torch.dtype) -> Rows:
+        """Raises OSError or RuntimeError where there is no room for them."""
+        if self.cache_bytes < 0:
+            raise ValueError(f"cache_bytes={self.cache_bytes} is not possible: write the bytes of memory for rows in use")
+        if self.folder is None or not shape[0]:
+            return Rows(shape, slots, dtype)
+        return StoredRows(shape, slots, dtype, self.folder, self.cache_bytes)
+
+
+class Rows:
+    """In memory. ``weight`` and, by name, ``state``: tensors with all rows, to be read after :meth:`flush` and written to after
+    :meth:`clear`. Others read and write rows by their numbers, which are distinct in what is written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
-        self._folder = None if folder is None else Path(folder)
+    weight: torch.Tensor
+    state: dict[str, torch.Tensor]
 
-    def zeros(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        count = shape[0] * shape[1]
-        if self._folder is None or not count:
-            return torch.zeros(shape, dtype=dtype, device=device)
-        number, path = tempfile.mkstemp(prefix=".rows-", dir=self._folder)
-        try:
-            length = count * torch.empty(0, dtype=dtype).element_size()
-            os.posix_fallocate(number, 0, length)  # a full disk is an error here, and not a signal at some row
-            return torch.from_file(path, shared=True, size=count, dtype=dtype).view(shape)
-        finally:
-            os.close(number)
-            os.unlink(path)
+    def __init__(self, shape: tuple[int, int], slots: Mapping[str, Slot], dtype: torch.dtype) -> None:
+        widths = {name: shape[1] if slot.is_wide else 1 for name, slot in slots.items()}
+        self._make(shape[0], {"": shape[1], **widths}, dtype)
+        for name, slot in slots.items():
+            if slot.fill:  # zeros take no memory before they are written to
+                self.state[name].fill_(slot.fill)
+
+    def _make(self, rows: int, widths: dict[str, int], dtype: torch.dtype) -> None:
+        self.state = {name: torch.zeros(rows, width, dtype=dtype) for name, width in widths.items()}
+        self.weight = self.state.pop("")
+
+    def values(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of the weight."""
+        return self.weight.index_select(0, rows)
+
+    def read(self, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Copies of the weight's and the state's rows."""
+        return self.values(rows), {name: tensor.index_select(0, rows) for name, tensor in self.state.items()}
+
+    def write(self, rows: torch.Tensor, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        self.weight.index_copy_(0, rows, values)
+        for name, tensor in state.items():
+            self.state[name].index_copy_(0, rows, tensor)
+
+    def flush(self) -> None:
+        """Whoever reads the whole tensors needs it."""
+
+    def clear(self) -> None:
+        """Whoever writes to the whole tensors needs it before."""
+
+
+class StoredRows(Rows):
+    """In a file, where a row's values and state lie side by side."""
+
+    def __init__(
+        self, shape: tuple[int, int], slots: Mapping[str, Slot], dtype: torch.dtype, folder: str | os.PathLike[str], cache_bytes: int
+    ) -> None:
+        self._folder, self._cache_bytes = folder, cache_bytes
+        super().__init__(shape, slots, dtype)
+
+    def _make(self, rows: int, widths: dict[str, int], dtype: torch.dtype) -> None:
+        self._widths = widths
+        numbers = torch.empty(0, dtype=dtype).numpy().dtype
+        self._file = RowFile(self._folder, (rows, sum(widths.values())), numbers, self._cache_bytes)
+        self.state = self._divided(torch.from_numpy(self._file.whole))
+        self.weight = self.state.pop("")
+
+    def _divided(self, records: torch.Tensor) -> dict[str, torch.Tensor]:
+        return dict(zip(self._widths, records.split(list(self._widths.values()), dim=1)))
+
+    def values(self, rows: torch.Tensor) -> torch.Tensor:
+        distinct, where = torch.unique(rows, return_inverse=True)
+        return self.read(distinct)[0].index_select(0, where)
+
+    def read(self, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        parts = self._divided(torch.from_numpy(self._file.read(rows.numpy())))
+        # As in memory, so that PyTorch computes with them in the same way, to the last bit.
+        state = {name: part.contiguous() for name, part in parts.items()}
+        return state.pop(""), state
+
+    def write(self, rows: torch.Tensor, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        self._file.write(rows.numpy(), torch.cat([values, *state.values()], 1).numpy())
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def clear(self) -> None:
+        self._file.clear()

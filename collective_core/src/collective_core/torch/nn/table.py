@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from bisect import bisect_left
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
@@ -23,6 +22,9 @@ from collective_core.torch.sharded import ShardParameter
 
 #: Rows that are initialised with one seed: the table is the same on any number of ranks.
 INITIALISED_TOGETHER = 1 << 14
+#: Rows of a checkpoint that are in memory at a time.
+TAKEN_TOGETHER = 1 << 18
+IN_MEMORY = Storage()
 #: Backward passes whose gradients may wait for a step. More of them are a program that never takes one.
 MOST_PASSES = 1024
 Initialise = Callable[[torch.Tensor], Any]
@@ -43,11 +45,11 @@ class ShardedTable:
 
     ``id_kind``: what ids are: ``rows`` of the table, ``hashed`` into its rows, or, of a dynamic table, ``any``.
 
-    ``weight``: the rows of ``placement.rows_of(rank)``, as a parameter that no reduction takes. ``state``: by name what the optimizer
-    keeps for each row.
+    ``weight``: the rows of ``placement.rows_of(rank)``, as a parameter that no reduction takes. ``rows``: them, and what the optimizer
+    keeps for each.
     """
 
-    def __init__(self, config: TableConfig, hash_ids: bool = False, storage: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, config: TableConfig, storage: Storage = IN_MEMORY, hash_ids: bool = False) -> None:
         placement, self.optimizer, dtype, process_set, name = config
         self.placement = placement
         self.id_kind = "hashed" if hash_ids else "rows"
@@ -60,10 +62,9 @@ class ShardedTable:
         self._first = 0 if placement.sharding == COLUMN_WISE else placement.row_bounds[self.rank]
         self._generation = membership.generation()
         self._exchange = exchange_for(placement, self.name, process_set)
-        self._storage = Storage(storage)
-        self.weight = ShardParameter(self._storage.zeros(placement.shape(self._who.rank), dtype, torch.device("cpu")))
+        self.rows = storage.rows(placement.shape(self._who.rank), self.optimizer.slots, dtype)
+        self.weight = ShardParameter(self.rows.weight)
         self.weight.table = self
-        self.state: dict[str, torch.Tensor] = {}
         #: Positions and gradients of backward passes since the last step.
         self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
         drop_with_zero_grad()
@@ -72,6 +73,7 @@ class ShardedTable:
 
     def initialise(self, initialise: Initialise, seed: int) -> None:
         """Fills the table block by block with ``initialise``, which draws from PyTorch's generator: the same whatever the ranks."""
+        self.rows.clear()
         rows, columns = self.placement.rows_of(self._who.rank), self.placement.columns_of(self._who.rank)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for begin in range(0, self.placement.rows, INITIALISED_TOGETHER):
@@ -90,6 +92,7 @@ class ShardedTable:
         if tuple(whole.shape) != (self.placement.rows, self.placement.columns):
             raise ValueError(f"{self.name} has {self.placement.rows} x {self.placement.columns} numbers, not {tuple(whole.shape)}")
         rows = self.placement.rows_of(self._who.rank)
+        self.rows.clear()
         with torch.no_grad():
             self.weight.copy_(whole[rows.start : rows.stop : rows.step, self.placement.columns_of(self._who.rank)])
 
@@ -101,11 +104,12 @@ class ShardedTable:
         return self.read(positions, "", None).index_select(0, where)
 
     def row_tensors(self) -> dict[str, torch.Tensor]:
-        """What is kept for rows, by name: ``weight``, and the optimizer's state."""
-        return {"weight": self.weight, **{f"state.{name}": tensor for name, tensor in self._state().items()}}
+        """What is kept for rows, by name: ``weight``, and the optimizer's state. Read and written as ``rows`` says."""
+        return {"weight": self.weight, **{f"state.{name}": tensor for name, tensor in self.rows.state.items()}}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that a checkpoint holds of this rank, by name."""
+        """All that a checkpoint holds of this rank, by name; to be read before the next lookup."""
+        self.rows.flush()
         return self.row_tensors()
 
     def is_narrow(self, name: str) -> bool:
@@ -125,6 +129,7 @@ class ShardedTable:
             if tensors[name].shape != tensor.shape:
                 shapes = f"{tuple(tensors[name].shape)}, and this rank's shard is {tuple(tensor.shape)}"
                 return f"{self.name}: {name} is {shapes}: a state_dict is of as many ranks as it was made by; hvd.Checkpoints is not"
+        self.rows.clear()
         with torch.no_grad():
             for name, tensor in self.row_tensors().items():
                 tensor.copy_(tensors[name])
@@ -141,13 +146,16 @@ class ShardedTable:
         both, shared = common_rows(old_rows, rows), common_columns(old_columns, columns)
         if not len(both) or not len(shared):
             return
+        self.rows.clear()
         for name, tensor in self.row_tensors().items():
             wide = not self.is_narrow(name)
             array = checked(found, name, len(old_rows), len(range(*old_columns)) if wide else 1)
             here, there = (part_of(range(*whole), shared) if wide else slice(None) for whole in (columns, old_columns))
-            mine = torch.from_numpy(np.array(array[part_of(old_rows, both), there])).to(tensor)
-            with torch.no_grad():
-                tensor[part_of(rows, both), here] = mine
+            for begin in range(0, len(both), TAKEN_TOGETHER):
+                part = both[begin : begin + TAKEN_TOGETHER]
+                mine = torch.from_numpy(np.array(array[part_of(old_rows, part), there])).to(tensor)
+                with torch.no_grad():
+                    tensor[part_of(rows, part), here] = mine
 
     # --- lookups
 
@@ -193,7 +201,7 @@ class ShardedTable:
 
     def _serve(self, asked: torch.Tensor) -> torch.Tensor:
         """The values of this rank's rows at these positions."""
-        return self.weight.detach().index_select(0, asked - self._first)
+        return self.rows.values(asked - self._first)
 
     def _rows_at(self, positions: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's rows at these positions, by number within the shard, and their gradients."""
@@ -231,23 +239,10 @@ class ShardedTable:
         if divisor != 1:
             sums = sums / divisor
         with torch.no_grad():
-            values = self.weight.index_select(0, used)
-            kept = {name: tensor.index_select(0, used) for name, tensor in self._state().items()}
+            values, kept = self.rows.read(used)
             rate = lr if self.optimizer.lr is None else self.optimizer.lr
             self.optimizer.update(Update(values, sums, kept, rate, self.steps, self._exchange.row_mean))
-            self.weight.index_copy_(0, used, values)
-            for name, tensor in kept.items():
-                self.state[name].index_copy_(0, used, tensor)
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        """Made at the first step. In memory, zeros take none before they are written to."""
-        for name, slot in self.optimizer.slots.items():
-            if name not in self.state:
-                shape = (len(self.weight), self.weight.shape[1] if slot.is_wide else 1)
-                self.state[name] = self._storage.zeros(shape, self.weight.dtype, self.weight.device)
-                if slot.fill:
-                    self.state[name].fill_(slot.fill)
-        return self.state
+            self.rows.write(used, values, kept)
 
 
 def checked(found: dict[str, np.ndarray[Any, Any]], name: str, rows: int, columns: int) -> np.ndarray[Any, Any]:
