@@ -49,12 +49,12 @@ class Model(nn.Module):
         return scores[:, 0]
 
 
-def batches_of(rank: int, rows: int, batch: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def batches_of(seed: int, rows: int, batch: int, number: int = BATCHES) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Ids, numbers and clicks: each feature has its own part of the rows."""
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(seed)
     each = rows // FEATURES
     made = []
-    for _ in range(BATCHES):
+    for _ in range(number):
         ranks_of_ids = (
             torch.rand(batch, FEATURES, generator=generator, dtype=torch.float64).mul(float(torch.tensor(each + 1.0).log())).exp()
         )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import slow_but_last
 from collective_core.common.id_table import IdTable
+from collective_core.common.row_file import BYTES_PER_SLOT, RowFile
 from collective_core.common.sharding import common_rows, part_of, place
 from collective_core.common.table_plan import Costs, Table, plan_tables
 from conftest import LAUNCH_LIMIT, WORKERS
@@ -236,9 +237,51 @@ def test_ids_are_found_among_many():
         assert np.array_equal(table.counts, table.ids)
 
 
-def test_a_table_in_a_file_is_trained_like_one_in_memory(launch, tmp_path):
-    reports = launch("table_storage.py", 2, 1, (str(tmp_path),)).must_succeed().reports()
-    assert set(reports) == {0, 1}
+@pytest.mark.parametrize(("n", "which"), slow_but_last((3, "all"), (2, "few")))
+def test_a_table_in_a_file_is_trained_like_one_in_memory(launch, tmp_path, n, which):
+    reports = launch("table_storage.py", n, 1, (str(tmp_path), which)).must_succeed().reports()
+    assert set(reports) == set(range(n))
+
+
+@pytest.mark.parametrize("slots", [0, 32, 64, 4096])
+def test_a_cache_of_rows_forgets_nothing_and_takes_no_more_than_it_was_given(tmp_path, slots):
+    rows, width = 1000, 3
+    file = RowFile(tmp_path, (rows, width), np.float32, slots * (4 * width + BYTES_PER_SLOT))
+    expected, generator = np.zeros((rows, width), np.float32), np.random.default_rng(0)
+    for step in range(200):
+        # Ids of a step that share sets: with 32 slots there are two.
+        some = generator.permutation(rows)[: generator.integers(0, 120)]
+        if step % 3:
+            some = np.unique(some // 20 * 2)
+        assert np.array_equal(file.read(some), expected[some])
+        expected[some] += generator.integers(1, 9, (len(some), width))
+        file.write(some[::2], expected[some[::2]])
+        file.write(some[1::2], expected[some[1::2]])
+        if step % 50 == 20:
+            file.flush()
+            assert np.array_equal(file.whole, expected)
+        if step % 50 == 40:
+            file.clear()
+            file.whole[step] = expected[step] = step
+    file.flush()
+    assert np.array_equal(file.whole, expected)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_in_use_are_read_from_the_file_once(tmp_path, monkeypatch):
+    file, read = RowFile(tmp_path, (10_000, 4), np.float64, 64 * (32 + BYTES_PER_SLOT)), []
+    monkeypatch.setattr(RowFile, "_read_file", lambda self, rows: read.extend(rows.tolist()) or self.whole[rows])
+    hot = np.arange(40) * 7
+    for step in range(20):
+        file.read(hot)
+        file.read(np.arange(4) + 1000 + 4 * step)  # one of each set, which must not push out those in use
+    assert sorted(row for row in read if row in hot) == hot.tolist()
+
+
+def test_a_disk_without_room_is_an_error_and_leaves_nothing(tmp_path):
+    with pytest.raises(OSError, match=r"(?i)no space|too large"):
+        RowFile(tmp_path, (1 << 40, 1 << 10), np.float64, 0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_table_stays_right_when_a_program_moves_it_or_a_rank_fails(launch):

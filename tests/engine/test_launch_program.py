@@ -276,6 +276,7 @@ def test_a_program_that_waits_for_all_its_children_waits_for_none_of_ours():
         (["-H", "a:2,b:x"], 2, "the number of slots of host b"),
         (["-np", "5", "-H", "a:2,b:2"], 2, "5 ranks do not fit into the 4 slots"),
         (["-np", "0"], 2, "at least 1"),
+        (["-np", "100000"], 2, "or allow it: --oversubscribe"),
         (["-H", "a:²"], 2, "the number of slots of host a"),
         (["--master-port", "99999"], 2, "--master-port 99999: write a port"),
         (["--master-port", "-5"], 2, "--master-port -5: write a port"),
@@ -289,6 +290,17 @@ def test_what_cannot_be_started_is_one_clear_error(ssh, words, code, complaint):
     assert complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert wait_until_gone("600.125") == []
+
+
+def test_more_ranks_than_this_machine_takes_are_started_when_they_are_asked_for_twice():
+    words = [sys.executable, "-m", "collective_core.launch", "-np", "9", "--oversubscribe", "echo", "started"]
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+    assert (done.returncode, done.stdout.count("started")) == (0, 9), done.stderr
+    words.remove("--oversubscribe")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+    assert done.returncode == 2
+    assert "-np 9: this machine takes 8 ranks for each of its cores (1)" in done.stderr
 
 
 SAYS = """

@@ -23,8 +23,12 @@ from collective_core.launch.job import Job
 from collective_core.launch.outcomes import show
 from collective_core.launch.remote import SSH
 from collective_core.launch.tracebacks import Tracebacks
+from collective_core.runtime import cores
 from collective_core.runtime.config import RESTART_FROM, SERVERS
 from collective_core.runtime.torch_variables import RESTART_COUNT
+
+#: Ranks of this machine, which nobody has given slots.
+MOST_PER_CORE = 8
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(*_spelled("--nnodes"), dest="nodes", metavar="N|MIN:MAX", help=hosts)
     per_node = "ranks on each host; auto: one per slot, on this machine alone one per GPU, or per core without any; cpu, gpu"
     parser.add_argument(*_spelled("--nproc-per-node"), dest="per_node", metavar="N", help=per_node)
+    parser.add_argument("--oversubscribe", action="store_true", help=f"on this machine alone: more than {MOST_PER_CORE} ranks per core")
     parser.add_argument("-H", "--hosts", help="a:2,b:2, a file of lines `host slots=N`, or an inventory; this machine by default")
     parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks (-np, which it needs to begin)")
     parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks (-np, with a script all slots)")
@@ -99,6 +104,15 @@ def _note_options_of_torchrun(arguments: argparse.Namespace) -> None:
             _say(f"{name} has no effect: {why}")
 
 
+def _this_machine(ranks: int, oversubscribe: bool) -> Host:
+    """Raises :class:`CollectiveError` for a number of ranks that would bring it to a stop."""
+    found = cores.share(1)
+    if ranks > MOST_PER_CORE * found and not oversubscribe:
+        text = f"-np {ranks}: this machine takes {MOST_PER_CORE} ranks for each of its cores ({found}): "
+        raise CollectiveError(f"{text}start fewer, say which hosts (-H a:8,b:8), or allow it: --oversubscribe", "invalid")
+    return Host("localhost", ranks)
+
+
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
     given = [entry.partition("=") for entry in arguments.names]
     missing = [name for name, is_given, _ in given if not is_given and name not in os.environ]
@@ -119,7 +133,7 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], tracebacks: Trac
     script, timeout = arguments.script, timeouts.start() if arguments.start_timeout is None else arguments.start_timeout
     asked = nodes.Size(arguments.np, arguments.least, arguments.most, cluster.reached(read(arguments.hosts), ssh))
     size = nodes.size_of(asked, arguments.nodes, arguments.per_node, discovered=script is not None)
-    hosts = size.hosts or [Host("localhost", size.most or size.np or 1)]
+    hosts = size.hosts or [_this_machine(size.most or size.np or 1, arguments.oversubscribe)]
     if arguments.restarts is not None and arguments.restarts < 0:
         raise CollectiveError(f"--max-restarts {arguments.restarts}: write how often, 0 or more", "invalid")
     limits = limits_of(

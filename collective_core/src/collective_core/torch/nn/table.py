@@ -132,7 +132,8 @@ class ShardedTable:
         self.rows.clear()
         with torch.no_grad():
             for name, tensor in self.row_tensors().items():
-                tensor.copy_(tensors[name])
+                if tensors[name].data_ptr() != tensor.data_ptr():  # what it has already would be written to the file again
+                    tensor.copy_(tensors[name])
         self.begin_from(steps)
         return ""
 
