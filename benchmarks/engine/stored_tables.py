@@ -184,18 +184,25 @@ def _step_of(side: str, folder: Path, rows: int, cache: int) -> Callable[[], Non
     return step
 
 
+def _moved() -> tuple[int, int]:
+    """Bytes that this process had read from disks, and pages that it has changed, in bytes."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["read_bytes"]), int(lines["write_bytes"])
+
+
 def serve(arguments: argparse.Namespace) -> None:
-    """Makes as many steps as there are in the seconds of each line of standard input; says how many a second."""
+    """Makes as many steps as there are in the seconds of each line of standard input; says how many a second, and MiB of each."""
     folder = Path(tempfile.mkdtemp(prefix="stored-tables-", dir=arguments.folder))
     try:
         step = _step_of(arguments.side, folder, arguments.rows, arguments.cache * MIB)
         print("ready", flush=True)
         for line in sys.stdin:
-            began, steps = time.perf_counter(), 0
+            began, steps, moved = time.perf_counter(), 0, _moved()
             while time.perf_counter() - began < float(line):
                 step()
                 steps += 1
-            print(steps / (time.perf_counter() - began), flush=True)
+            took = time.perf_counter() - began
+            print(steps / took, *((now - before) / steps / MIB for before, now in zip(moved, _moved())), flush=True)
     finally:
         shutil.rmtree(folder)
 
@@ -207,15 +214,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     groups = {side: Group(side, None if side == "memory" else arguments.memory * MIB) for side in arguments.sides}
     command = [sys.executable, "-m", "benchmarks.engine.stored_tables", *sys.argv[1:], "--side"]
     running: dict[str, subprocess.Popen[str]] = {}
-    speeds: dict[str, list[float]] = {side: [] for side in arguments.sides}
+    turns: dict[str, list[tuple[float, ...]]] = {side: [] for side in arguments.sides}
 
-    def ask(side: str, seconds: float) -> float:
+    def ask(side: str, seconds: float) -> tuple[float, ...]:
         process = running[side]
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("no pipes")
         process.stdin.write(f"{seconds}\n")
         process.stdin.flush()
-        return float(process.stdout.readline())
+        return tuple(map(float, process.stdout.readline().split()))
 
     try:
         for side, group in groups.items():
@@ -223,20 +230,23 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             running[side] = subprocess.Popen([*command, side], preexec_fn=group.enter, **pipes)  # type: ignore[call-overload]
             if running[side].stdout.readline() != "ready\n":  # type: ignore[union-attr]
                 sys.exit(f"{side} ended with {running[side].wait()}")
-            print(f"{side}: {ask(side, arguments.warm_up):.3g} steps/s at first", file=sys.stderr)
+            print(f"{side}: {ask(side, arguments.warm_up)[0]:.3g} steps/s at first", file=sys.stderr)
         for number in range(arguments.rounds):
             for side in arguments.sides if number % 2 else reversed(arguments.sides):
-                speeds[side].append(ask(side, arguments.seconds))
+                turns[side].append(ask(side, arguments.seconds))
         peaks = {side: group.peak() for side, group in groups.items()}
     finally:
         for side, process in running.items():
             process.communicate()
             groups[side].remove()
     first = arguments.sides[0]
-    ratios = {side: [a / b for a, b in zip(speeds[side], speeds[first])] for side in arguments.sides}
+    ratios = {side: [a[0] / b[0] for a, b in zip(turns[side], turns[first])] for side in arguments.sides}
+    medians = {side: [statistics.median(numbers) for numbers in zip(*turns[side])] for side in arguments.sides}
     summary = {
         side: {
-            "steps_per_second": statistics.median(speeds[side]),
+            "steps_per_second": medians[side][0],
+            "read_mib": medians[side][1],
+            "changed_mib": medians[side][2],
             "ratio": statistics.median(ratios[side]),
             "least": min(ratios[side]),
             "most": max(ratios[side]),
@@ -245,7 +255,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for side in arguments.sides
     }
     settings = {name: getattr(arguments, name) for name in ("rows", "memory", "cache", "warm_up", "seconds", "rounds")}
-    return {**settings, "batch": BATCH, "beside": first, "summary": summary, "speeds": speeds}
+    return {**settings, "batch": BATCH, "beside": first, "summary": summary, "turns": turns}
 
 
 def show(report: dict[str, Any]) -> None:
@@ -253,10 +263,13 @@ def show(report: dict[str, Any]) -> None:
         f"{report['rows']} rows of 128 bytes with state, {report['memory']} MiB of memory, a cache of {report['cache']} MiB, "
         f"{report['rounds']} rounds"
     )
-    print(f"side        steps/s   of {report['beside']} (least to most)   peak memory")
+    print(f"side        steps/s   of {report['beside']} (least to most)   read a step   changed pages   peak memory")
     for side, row in report["summary"].items():
         between = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
-        print(f"{side:>8}   {row['steps_per_second']:>8.2f}   {between:>24}   {row['peak_mib']:>7} MiB")
+        print(
+            f"{side:>8}   {row['steps_per_second']:>8.2f}   {between:>24}   "
+            f"{row['read_mib']:>7.1f} MiB   {row['changed_mib']:>9.1f} MiB   {row['peak_mib']:>7} MiB"
+        )
 
 
 def main() -> int:

@@ -88,7 +88,7 @@ class StoredRows(Rows):
 
     def values(self, rows: torch.Tensor) -> torch.Tensor:
         distinct, where = torch.unique(rows, return_inverse=True)
-        return self.read(distinct)[0].index_select(0, where)
+        return torch.from_numpy(self._file.read(distinct.numpy()))[:, : self.weight.shape[1]].index_select(0, where)
 
     def read(self, rows: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         parts = self._divided(torch.from_numpy(self._file.read(rows.numpy())))
