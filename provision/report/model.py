@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 from provision import __version__
 from provision.base.problems import Problem
 from provision.base.terminal import Console, Padding, styled, table
+from provision.base.text import folded
 from provision.install.removal import HostRemoval
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
@@ -166,13 +168,13 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
         console.say(f"{'      ' if number else 'Next: '}{command}")
 
 
-def _say_folded(console: Console, text: str, style: str = "") -> None:
+def _say_folded(console: Console, text: str, style: str = "", indent: int = 0) -> None:
     """Print sentences, on a terminal folded between words."""
     if not console.is_terminal:
-        console.say(text, style)
+        console.say(f"{' ' * indent}{text}", style)
         return
     for number, line in enumerate(text.splitlines()):
-        console.print(Padding(styled(line, style), (0, 0, 0, 4 if number else 0)))
+        console.print(Padding(styled(line, style), (0, 0, 0, indent + 4 if number else indent)))
 
 
 def commands_after(report: Report, hosts: str, *, check: bool = False) -> list[str]:
@@ -202,13 +204,17 @@ def _fitting(listed: list[dict[str, str]], width: int) -> tuple[list[dict[str, s
 
 
 def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
-    """Print per host what was or would be removed, what is kept and why, and what failed."""
-    for one in removals:
-        console.say(f"{one.host}: {one.state}", "bold red" if one.bad else "bold")
+    """Print what was or would be removed, what is kept and why, and what failed: once for hosts where all that is the same."""
+    alike: dict[str, list[HostRemoval]] = {}
+    for each in removals:
+        alike.setdefault(repr(replace(each, host="")), []).append(each)
+    for group in alike.values():
+        one = group[0]
+        console.say(f"{folded([each.host for each in group])}: {one.state}", "bold red" if one.bad else "bold")
         for what in one.removed:
-            console.say(f"    {what}")
+            _say_folded(console, what, indent=4)
         for kept in one.left:
-            console.say(f"  stays: {kept['what']}: {kept['why']}", "yellow")
+            _say_folded(console, f"stays: {kept['what']}: {kept['why']}", "yellow", indent=2)
         if one.error:
             console.say(f"  {one.error}", "red")
         if one.hint:

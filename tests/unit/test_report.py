@@ -12,8 +12,9 @@ import pytest
 from provision.base import paths
 from provision.base.problems import Problem
 from provision.base.terminal import Console
+from provision.install.removal import HostRemoval
 from provision.inventory import last_run
-from provision.report.model import HostReport, Report, commands_after, show
+from provision.report.model import HostReport, Report, commands_after, show, show_removals
 
 # As version 0.1.0 has written it before the report was a model, key by key.
 EARLIER = {
@@ -100,3 +101,17 @@ def test_what_follows_depends_on_how_the_run_ended() -> None:
     assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision doctor h", "provision smoke h"]
     report.smoke_faults, report.failures = [], [Problem("error", "it failed", host="a", where="engine")]
     assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision doctor h", "provision h --limit @failed"]
+
+
+def test_a_removal_that_is_the_same_on_several_hosts_is_told_once() -> None:
+    packages = "38 packages: " + " ".join(f"package-{number}" for number in range(38))
+    removals = [HostRemoval(f"node{number}", "removed", removed=[packages], left=[{"what": "x", "why": "y"}]) for number in range(1, 17)]
+    removals[4].error = "it failed"
+    for width, is_terminal in ((80, True), (200, False)):
+        stream = io.StringIO()
+        show_removals(removals, Console(file=stream, width=width, force_terminal=is_terminal, color_system=None))
+        lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+        assert [line for line in lines if not line.startswith(" ")] == ["node[1-4,6-16]: removed", "node5: removed"]
+        assert lines.count("  stays: x: y") == 2
+        assert max(map(len, lines)) <= (80 if is_terminal else len(packages) + 4)
+        assert "  it failed" in lines
