@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -240,24 +241,21 @@ def _announce(
     session: Session, plan: Plan, facts: Mapping[str, Facts], reasons: Mapping[str, str], options: Options, *, install: bool = False
 ) -> None:
     """Show the plan and how long the run will take, as far as earlier runs tell."""
-    stages = {
-        "survey",
-        *({"install"} if install else ()),
-        *({"environment"} if options.env else ()),
-        *({"training"} if options.smoke else ()),
-    }
+    lines = list(summary.brief(plan, reasons))
     if not options.check and not options.first_step:
+        ahead = {"install": install, "environment": options.env is not None, "training": options.smoke is not None}
+        stages = {step.stage for step in session.timeline.steps} | {stage for stage, comes in ahead.items() if comes}
         much = install and any(facts[name].installed.manifest is None for name in plan.hosts)
         identity = last_run.identity(session.inventory)
-        session.forecast = forecast(paths.runs(), identity, plan.hosts, stages, installs_much=much, own=session.folder)
-    found = session.forecast
-    if found is None:
-        time_ = "not known: no earlier run did the same on these hosts"
-    else:
-        time_ = f"{about(found.seconds)} in all, as {'the run before' if found.runs == 1 else f'{found.runs} runs before'} took"
+        found = forecast(paths.runs(), identity, plan.hosts, stages, installs_much=much, own=session.folder)
+        session.forecast = found
+        took = "not known: no earlier run did the same on these hosts"
+        if found is not None:
+            took = f"{about(found.seconds)} in all, as {'the run before' if found.runs == 1 else f'{found.runs} runs before'} took"
+        lines.append(("time", took))
+    lines.append(("more", f"provision plan {shlex.quote(session.inventory.argument)}: the reasons for each version"))
     count = len(plan.hosts)
-    reason = f"provision plan {session.inventory.argument}: the reasons for each version"
-    session.progress.plan(f"Plan for {count} host{'s' * (count != 1)}", [*summary.brief(plan, reasons), ("time", time_), ("more", reason)])
+    session.progress.plan(f"Plan for {count} host{'s' * (count != 1)}", lines)
 
 
 def _record(inventory: Inventory, plan: Plan, holding: Mapping[str, lock.Files], report: Report) -> None:

@@ -188,7 +188,7 @@ def commands_after(report: Report, hosts: str, *, check: bool = False) -> list[s
     run = f"provision run {word} -np {report.smoke['np'] if report.smoke and 'np' in report.smoke else 2} train.py  (your own program)"
     if not report.smoke:
         return [f"provision smoke {word}  (the training job)", run]
-    return [run, f"provision doctor {word}  (looks for known errors)"]
+    return [run, "provision report --open  (this run as a page)"]
 
 
 def _fitting(listed: list[dict[str, str]], width: int) -> tuple[list[dict[str, str]], str]:

@@ -9,7 +9,7 @@ import pytest
 
 from provision.base.terminal import Console
 from provision.remote.ansible import Event, Kind
-from provision.remote.progress import NAME, LiveProgress, Progress
+from provision.remote.progress import NAME, LiveProgress, Progress, make
 from provision.remote.stage_view import Training
 
 
@@ -107,3 +107,16 @@ def test_what_is_done_here_is_a_line_in_a_pipe_and_passes_on_a_terminal(tmp_path
     assert "fetching y" in said[LiveProgress]
     assert said[LiveProgress].endswith("\x1b[2K"), "its line is erased, and nothing comes after it"
     assert (tmp_path / NAME).read_text().count("fetching y") == 2
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "kind", "expected"), [(True, "xterm", LiveProgress), (True, "dumb", Progress), (False, "xterm", Progress)]
+)
+def test_only_a_terminal_that_can_show_it_gets_a_live_view(
+    is_terminal: bool, kind: str, expected: type[Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", kind)
+    assert type(make()) is expected

@@ -89,7 +89,7 @@ def test_the_closing_table_fits_the_terminal_and_names_stay_whole(width: int, nc
     assert lines[-3:] == [
         "ready in 119 s; everything about this run: /f",
         "Next: provision run 'my hosts.ini' -np 4 train.py  (your own program)",
-        "      provision doctor 'my hosts.ini'  (looks for known errors)",
+        "      provision report --open  (this run as a page)",
     ]
 
 
