@@ -32,7 +32,10 @@ from provision.cli.main import app
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 REFERENCE = [README, *sorted((ROOT / "docs").glob("*.md"))]
-WITH_LINKS = [*REFERENCE, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "collective_core/README.md"))]
+WITH_LINKS = [
+    *REFERENCE,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "collective_core/README.md", "ansible/README.md")),
+]
 COMMANDS: Any = typer.main.get_command(app)
 DEFAULTS = {"provision": "up", "doctor": "check"}  # `provision HOSTS`, `provision doctor HOSTS`
 
@@ -277,6 +280,7 @@ def test_the_site_lists_every_page_once() -> None:
     assert listed == sorted(set(listed))
     assert written - set(listed) == set()
     assert {page for page in set(listed) - written if not page.startswith("reference/")} == {
+        "ansible/README.md",
         "collective_core/README.md",
         "examples/README.md",
         "examples/ctr/README.md",
