@@ -70,6 +70,12 @@ def test_every_argument_has_a_default_or_is_common(role: str, collection: Path) 
     assert (collection / "roles" / role / "tasks/step.yml").exists(), "the toolkit's own tasks"
 
 
+def test_no_file_of_ours_takes_the_place_of_one_that_the_toolkits_tasks_include() -> None:
+    """Ansible looks for an included file among the tasks of the role that runs, before those next to the including file."""
+    ours = {path.name for path in (REPOSITORY / "ansible/roles").glob("*/tasks/*.yml")} - {"main.yml"}
+    assert ours & {path.name for path in (REPOSITORY / "playbooks/roles").glob("*/tasks/*.yml")} == set()
+
+
 def test_versions_are_the_catalogues(collection: Path) -> None:
     roles = ("nccl", "openmpi", "prepare")
     nccl, openmpi, prepare = (yaml.safe_load((collection / "roles" / role / "defaults/main.yml").read_text()) for role in roles)
