@@ -45,6 +45,8 @@ from provision.cli.options import (
 from provision.cli.report import logs, report, runs
 from provision.cli.run_options import HostsFirst, run_options
 from provision.cli.schema import schema
+from provision.cli.ssh import ssh
+from provision.cli.status import PortAfterServe, status
 from provision.commands import lifecycle, planning
 from provision.install import environments, installer, removal
 from provision.launch import build_check, program, target_hosts
@@ -391,6 +393,8 @@ def remove(
 
 app.command()(bench)
 app.command()(schema)
+app.command(context_settings={"allow_interspersed_args": False})(ssh)
+app.command(cls=PortAfterServe)(status)
 app.command()(runs)
 app.command()(report)
 app.command()(logs)

@@ -135,13 +135,13 @@ class HostsFirst(Command):
         rest = options["command"] or ()
         before = args[: len(args) - len(rest)]
         has_hosts = any(options.get(name) for name in ("hosts", "host", "hostfile"))
-        if rest and not has_hosts and "--" not in before and _is_hosts(rest[0]):
+        if rest and not has_hosts and "--" not in before and is_hosts(rest[0]):
             args = [*before, "--hosts", *args[len(before) :]]
         words: list[str] = super().parse_args(ctx, args)
         return words
 
 
-def _is_hosts(word: str) -> bool:
+def is_hosts(word: str) -> bool:
     """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is no program."""
     path = Path(word)
     is_data = word.endswith(loading.DATA_ENDINGS) or (path.is_file() and path.suffix != ".py")

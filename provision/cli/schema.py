@@ -21,6 +21,7 @@ from provision.plan.model import PlanDocument
 from provision.plan.requirements import Requirements
 from provision.report.model import Report
 from provision.resolve.what_if import WhatIfDocument
+from provision.status.model import Status
 
 Mode = Literal["validation", "serialization"]  # of what is read, keys with a default may be missing; what we write has them all
 
@@ -33,6 +34,7 @@ DOCUMENTS: Mapping[str, tuple[type[Any], Mode]] = {
     "report": (Report, "serialization"),
     "requirements": (Requirements, "validation"),
     "signatures": (Signatures, "validation"),
+    "status": (Status, "serialization"),
     "what-if": (WhatIfDocument, "validation"),
 }
 

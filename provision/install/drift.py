@@ -1,4 +1,4 @@
-"""Comparison of hosts with the plan, by their surveys alone: where nothing differs, no step has to run. Pure.
+"""Comparison of hosts with the plan and the lock, by their surveys alone: where nothing differs, no step has to run. Pure.
 
 A host's manifest says what the last complete run installed; the survey's `drift` lists what was changed since.
 """
@@ -6,11 +6,14 @@ A host's manifest says what the last complete run installed; the survey's `drift
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from provision.facts import Facts
-from provision.plan.model import Plan
+from provision.plan import lock as locks
+from provision.plan.lock import Files, Lock, LockedComponent
+from provision.plan.model import HostPlan, Plan
+from provision.plan.summary import TITLES
 
 
 def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Facts]) -> dict[str, str]:
@@ -45,6 +48,32 @@ def reason_to_run(wanted: Mapping[str, Any], facts: Facts) -> str | None:
     if facts.drift:
         return "; ".join(facts.drift[:3])
     return None
+
+
+def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[str]:
+    """How an installed host differs from what the lock says of it, a sentence for each difference.
+
+    Args:
+        host: the plan in its manifest.
+        files: folder in the prefix → package → the file that it was installed from.
+    """
+    locked = {name: entry for name, entries in lock.components.items() for entry in entries if host.name in entry.hosts}
+    if not locked:
+        yield f"{lock.title} does not know this host"
+        return
+    for name in lock.components:
+        component = getattr(host, name)
+        held, wanted = LockedComponent.of(component) if component else None, locked.get(name)
+        if (held and held.identity) != (wanted and wanted.identity):
+            yield f"{TITLES.get(name, name)} is {held or 'not installed'}, {lock.title} says {wanted or 'nothing'}"
+    for folder, key in locks.environments(host).items():
+        wanted_versions: dict[str, list[str]] = {}
+        for entry in lock.environments.get(key, ()):
+            wanted_versions.setdefault(entry.name, []).append(entry.version)
+        for package, versions in wanted_versions.items():
+            version = files.get(folder, {}).get(package, {}).get("version")
+            if version not in versions:
+                yield f"{package} in {host.prefix}/{folder} is {version or 'not installed'}, {lock.title} says {' or '.join(versions)}"
 
 
 def is_rewritten(wanted: Mapping[str, Any], facts: Facts) -> bool:

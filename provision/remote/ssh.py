@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO, Protocol, cast
 
 from provision.base import signals
-from provision.inventory import Host
+from provision.inventory import Host, Inventory
 from provision.remote.session import Session
 
 TIMEOUT_S = 60.0
@@ -34,10 +34,31 @@ OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 _PARALLEL = 64  # hosts
 _POLL_S = 0.2  # how soon an interrupt is noticed
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
+_LONGEST_LOOK = 16 << 20  # bytes that a script of `look` may print
 
 Feed = Callable[[IO[bytes]], None]
 #: The standard input of commands: the same bytes on every host, other ones on each, or what a function writes to each of them.
 Input = bytes | Mapping[str, bytes] | Feed
+
+
+class Caller(Protocol):
+    """What a command on hosts needs to know of who runs it: a `Session`, or a `Visitor`."""
+
+    @property
+    def inventory(self) -> Inventory: ...
+    @property
+    def passwords(self) -> Mapping[str, str]: ...
+    @property
+    def run_id(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who only looks at hosts: no run with a folder, and nothing on them to clean up."""
+
+    inventory: Inventory
+    passwords: Mapping[str, str]
+    run_id: str = "look"
 
 
 @dataclass(frozen=True)
@@ -84,6 +105,12 @@ def run_cleanup(session: Session, scripts: Mapping[str, str], *, timeout: float 
         return _run(session, scripts, b"", timeout, threading.Event())
 
 
+def look(visitor: Visitor, scripts: Mapping[str, str], stopped: threading.Event, *, timeout: float = TIMEOUT_S) -> dict[str, Answer]:
+    """The same for scripts that only read, in any thread: where ``stopped`` is set or one prints without end, it is cut off, and ends by
+    itself on its host."""
+    return _run(visitor, scripts, b"", timeout, stopped, _LONGEST_LOOK)
+
+
 def stream(session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool]) -> int:
     """Run a command on one host and hand on each line that it prints, on standard output and error, until it ends.
 
@@ -120,9 +147,26 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
     """
     if host.connection == "local":
         return ["sh", "-c", command], {}
+    argv, known = _connection(host), _password(host, password)
+    argv[1:1] = ["-o", "ConnectTimeout=10", *OWN_CONNECTION, "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+    if known:
+        return ["sshpass", "-e", *argv, host.address, command], {"SSHPASS": known}
+    return [*argv, "-o", "BatchMode=yes", host.address, command], {}
+
+
+def terminal(host: Host, command: str, password: str | None = None) -> tuple[list[str], dict[str, str]]:
+    """The same for a person: with a terminal where there is one here, and ssh asks what it has to."""
+    if host.connection == "local":
+        return ["sh", "-c", command], {}
+    argv, known = _connection(host), _password(host, password)
+    argv += ["-t"] if os.isatty(0) else []
+    return (["sshpass", "-e"] if known else []) + [*argv, host.address, command], {"SSHPASS": known} if known else {}
+
+
+def _connection(host: Host) -> list[str]:
+    """ssh and its options as the inventory has them."""
     variables = host.variables
-    argv = [str(variables.get("ansible_ssh_executable", "ssh")), "-o", "ConnectTimeout=10", *OWN_CONNECTION]
-    argv += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+    argv = [str(variables.get("ansible_ssh_executable", "ssh"))]
     for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
         argv += shlex.split(str(variables.get(name, "")))
     if host.key_file:
@@ -131,13 +175,22 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
         argv += ["-p", str(host.port)]
     if host.user:
         argv += ["-l", host.user]
-    known = password or variables.get("ansible_password") or variables.get("ansible_ssh_pass")
-    if known:
-        return ["sshpass", "-e", *argv, host.address, command], {"SSHPASS": str(known)}
-    return [*argv, "-o", "BatchMode=yes", host.address, command], {}
+    return argv
 
 
-def _run(session: Session, scripts: Mapping[str, str], stdin: Input, timeout: float, interrupted: threading.Event) -> dict[str, Answer]:
+def _password(host: Host, typed: str | None) -> str | None:
+    known = typed or host.variables.get("ansible_password") or host.variables.get("ansible_ssh_pass")
+    return str(known) if known else None
+
+
+def _run(
+    session: Caller,
+    scripts: Mapping[str, str],
+    stdin: Input,
+    timeout: float,
+    interrupted: threading.Event,
+    most: int | None = None,
+) -> dict[str, Answer]:
     def run_on(name: str) -> Answer:
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         deadline = time.monotonic() + timeout
@@ -152,7 +205,8 @@ def _run(session: Session, scripts: Mapping[str, str], stdin: Input, timeout: fl
 
         def stopping() -> bool:
             nonlocal was_late
-            was_late = was_late or interrupted.is_set() or time.monotonic() > deadline
+            is_endless = most is not None and sum(map(len, printed.values())) > most
+            was_late = was_late or is_endless or interrupted.is_set() or time.monotonic() > deadline
             return was_late
 
         failures: list[Exception] = []
@@ -170,7 +224,7 @@ def _run(session: Session, scripts: Mapping[str, str], stdin: Input, timeout: fl
             process = _start(session, name, command)
         except OSError as error:  # no ssh here, or no sshpass
             return Answer(UNREACHABLE, "", str(error))
-        printed: dict[IO[bytes] | None, bytes] = {process.stdout: b"", process.stderr: b""}
+        printed: dict[IO[bytes] | None, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
 
         def take(pipe: IO[bytes], data: bytes) -> None:
             printed[pipe] += data
@@ -186,7 +240,7 @@ def _run(session: Session, scripts: Mapping[str, str], stdin: Input, timeout: fl
         return dict(zip(scripts, pool.map(run_on, scripts), strict=True))
 
 
-def _start(session: Session, name: str, command: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+def _start(session: Caller, name: str, command: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
     """Start a command on a host, as leader of a process group here: a Ctrl-C of the terminal must not kill ssh before we act on it."""
     argv, environment = login(session.inventory.host(name), command, session.passwords.get("connection"))
     return subprocess.Popen(

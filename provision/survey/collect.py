@@ -23,8 +23,8 @@ from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote.ansible import Event
 from provision.remote.session import Session
 
-# The variables that may have the sudo password in an inventory, in Ansible's order.
-_PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+#: The variables that may have the sudo password in an inventory, in Ansible's order.
+PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 _UPDATE_MB = 200  # disk space for a run that finds everything installed
 
 
@@ -68,7 +68,7 @@ def survey_hosts(session: Session) -> Survey:
 
     prompted = "become" in session.passwords
     with_password = [
-        host.name for host in session.inventory.hosts if prompted or any(name in host.variables for name in _PASSWORD_VARIABLES)
+        host.name for host in session.inventory.hosts if prompted or any(name in host.variables for name in PASSWORD_VARIABLES)
     ]
     missing_python = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
     session.play(

@@ -10,6 +10,7 @@ raises or hangs is named under ``errors``, and the others are not affected.
 Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
     prefix     the installation's folder (default /opt/provision, or ~/provision where the user cannot become root)
     root       "no": do not become root although it may be possible; "password": a sudo password will be given
+    sections   names of functions, which alone run; those of `activity.py` run on request only
     timeout    seconds that any section may take (default 8; most hosts need half a second)
 """
 
@@ -31,8 +32,9 @@ from . import (  # noqa: F401 - they register their sections
     network,
     ssh,
     installed,
+    activity,
 )
-from .machine import Machine, SECTIONS
+from .machine import Machine, ON_REQUEST, SECTIONS
 
 SCHEMA = 1
 BEGIN = "===PROVISION-FACTS-BEGIN==="
@@ -54,7 +56,9 @@ def survey(machine):
                 errors[function.__name__] = "%s: %s" % (type(error).__name__, error)
 
     threads = []
-    for name, function, timeout in SECTIONS:
+    wanted = machine.options.get("sections")
+    chosen = [each for each in SECTIONS + ON_REQUEST if each[1].__name__ in wanted] if wanted else SECTIONS
+    for name, function, timeout in chosen:
         thread = threading.Thread(target=collect, args=(name, function), daemon=True)
         thread.start()
         wait = machine.timeout if "timeout" in machine.options else max(timeout or 0, machine.timeout)

@@ -186,13 +186,14 @@ class Machine:
 
 
 SECTIONS = []
+ON_REQUEST = []
 
 
-def section(name, timeout=None):
+def section(name, timeout=None, on_request=False):
     """Register a function that collects one part of the facts. With `name` None its result is merged into the top of the document."""
 
     def register(function):
-        SECTIONS.append((name, function, timeout))
+        (ON_REQUEST if on_request else SECTIONS).append((name, function, timeout))
         return function
 
     return register

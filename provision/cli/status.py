@@ -1,0 +1,179 @@
+"""`provision status` on the command line: parse, call one function, print."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from provision.base import signals, terminal
+from provision.base.errors import UsageError
+from provision.cli.help import Command
+from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
+from provision.inventory import last_run
+from provision.status import show
+from provision.status.observer import Observer
+from provision.status.server import Poller, Server
+
+_TICK_S = 0.1  # how soon Ctrl-C is noticed
+_SHORTEST_TOKEN = 16
+
+OptionalHosts = Annotated[
+    str | None,
+    typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; by default those of the last run that made hosts ready."),
+]
+
+
+class PortAfterServe(Command):
+    """``--serve 9000`` as if it said ``--serve --port 9000``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words: list[str] = []
+        for word in args:
+            if word.startswith("--serve="):
+                words += ["--serve", "--port", word.removeprefix("--serve=")]
+            else:
+                words += ["--port", word] if words[-1:] == ["--serve"] and word.isdecimal() else [word]
+        found: list[str] = super().parse_args(ctx, words)
+        return found
+
+
+def hosts_or_last(hosts: str | None) -> str:
+    """HOSTS, else those of the last run. Raises UsageError where there is none."""
+    found = hosts or last_run.newest_inventory()
+    if found is None:
+        raise UsageError("no hosts are named, and no earlier run has made hosts ready", hint="name HOSTS: provision status hosts.ini")
+    return found
+
+
+@with_options(passwords=passwords)
+def status(
+    hosts: OptionalHosts = None,
+    limit: Limit = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C, which ends it with exit code 0.")] = False,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve",
+            metavar="[PORT]",
+            help="Serve a page, /metrics for Prometheus and /status.json, on this machine alone and until Ctrl-C.",
+        ),
+    ] = False,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, hidden=True)] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="With --serve: the file of the token, which is written where there is none.",
+            dir_okay=False,
+        ),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval", min=1, max=86400, metavar="SECONDS", help="Between two looks at the hosts: 5 with --watch, 15 with --serve."
+        ),
+    ] = None,
+    json_: Json = False,
+    *,
+    passwords: Mapping[str, str],
+) -> None:
+    """Show each host's state, load, GPUs and jobs, and how it differs from provision.lock. Changes nothing, also while a job runs.
+
+    The exit code is 0 if every host is ready, and 1 if one is not: unreachable, not installed, drifted, locked by an installation, or
+    without an answer of nvidia-smi.
+    """
+    if sum((watch, serve, json_)) > 1:
+        raise UsageError("--watch, --serve and --json exclude each other", hint="leave two of them out; --serve has /status.json")
+    if not serve and (port is not None or token_file is not None):
+        raise UsageError(f"{'--port' if port is not None else '--token-file'} is for --serve, which is not given")
+    if interval is not None and not (watch or serve):
+        raise UsageError("--interval is for --watch and --serve, and neither is given")
+    console = terminal.out()
+    if watch and not console.file.isatty():
+        raise UsageError("--watch needs a terminal", hint="for programs: --json, or --serve")
+    observer = Observer(inventory_of(hosts_or_last(hosts), limit), passwords)
+    if serve:
+        _serve(observer, port or 0, _token(token_file), interval or 15.0)
+    elif watch:
+        _watch(observer, interval or 5.0, console)
+    else:
+        with signals.as_event() as stopped:
+            found = observer.look(stopped)
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        if json_:
+            terminal.print_json(found.model_dump(mode="json", by_alias=True))
+        else:
+            show.show(found, console)
+        if not found.ok:
+            raise typer.Exit(1)
+
+
+def _watch(observer: Observer, interval: float, console: terminal.Console) -> None:
+    with signals.as_event() as stopped:
+        poller = Poller(observer, interval, stopped)
+
+        def draw() -> terminal.Table:
+            if poller.latest is not None:
+                return show.view(poller.latest, console)
+            waiting = terminal.Table.grid()
+            waiting.add_row("asking the hosts …")
+            return waiting
+
+        with terminal.live(console, draw):
+            _attend(poller, stopped)
+    if poller.latest is not None:
+        show.show(poller.latest, console)
+
+
+def _serve(observer: Observer, port: int, token: str, interval: float) -> None:
+    with signals.as_event() as stopped:
+        poller = Poller(observer, interval, stopped)
+        with Server(port, token, lambda: poller.latest, interval) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            terminal.out().say(server.url)
+            terminal.say("on this machine alone; Prometheus takes /metrics with the same token, also as bearer; Ctrl-C ends it")
+            _attend(poller, stopped)
+            server.shutdown()
+
+
+def _attend(poller: Poller, stopped: threading.Event) -> None:
+    """Let it run until a signal; it is no failure that nothing else ends it."""
+    poller.start()
+    while not stopped.is_set():
+        poller.check()
+        time.sleep(_TICK_S)
+
+
+def _token(path: Path | None) -> str:
+    """A new token, or that of a file, which keeps it for the next time. Raises UsageError for a file that cannot be used."""
+    if path is None:
+        return secrets.token_urlsafe(32)
+    try:
+        with open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            token = secrets.token_urlsafe(32)
+            file.write(f"{token}\n")
+        return token
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UsageError(f"it cannot be written: {error.strerror}", where=f"--token-file {path}") from error
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"it cannot be read: {error}", where=f"--token-file {path}") from error
+    if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise UsageError(
+            f"it has no token of at least {_SHORTEST_TOKEN} characters",
+            where=f"--token-file {path}",
+            hint="remove it: a new one is written",
+        )
+    return token

@@ -1,0 +1,197 @@
+"""Looks at hosts: one read-only round trip to each, as the survey makes it. It takes no lock, and keeps no folder of a run.
+
+What changes fast (load, GPUs, ranks) is asked every time; what an installation consists of, for which a host reads thousands of entries,
+first and then every few minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from pydantic import ValidationError
+
+from provision import facts
+from provision.base import resources
+from provision.base.errors import ProvisionError, UsageError
+from provision.install import drift
+from provision.inventory import Host, Inventory, last_run
+from provision.plan import lock_file
+from provision.plan.lock import Lock
+from provision.plan.model import HostPlan
+from provision.remote import ssh
+from provision.report import runs
+from provision.status.model import MOST_DIFFERENCES, HostAnswer, HostStatus, Installed, Job, LastRun, RanksOfJob, State, Status, command
+from provision.survey import collect
+
+TIMEOUT_S = 60.0
+_SECTION_S = 30.0  # a host that trains is slow to answer
+CHECK_EVERY_S = 120.0  # of installations
+_NOW, _CHECK = ("activity", "gpu_load"), ("installed", "drift")  # functions of hostside/survey
+_WAIT = "wait until that run has ended; where it was killed, the next provision up takes its lock over"
+_RUNS_READ = 100  # each has a folder, which is read
+_NO_PYTHON = 71  # exit code
+
+
+@dataclass(frozen=True)
+class _Check:
+    """What is known of a host's installation, and when it was read: on our clock, and in seconds since 1970."""
+
+    installed: Installed
+    drift: tuple[str, ...] | None
+    at: float
+    when: float
+
+
+class Observer:
+    """Of the hosts of one inventory. One thread at a time may use it."""
+
+    def __init__(self, inventory: Inventory, passwords: Mapping[str, str]) -> None:
+        self._visitor = ssh.Visitor(inventory, passwords)
+        self._inventory = inventory
+        self._checks: dict[str, _Check] = {}
+
+    def look(self, stopped: threading.Event) -> Status:
+        """The status now. Where ``stopped`` is set meanwhile, hosts that have not answered yet are unreachable."""
+        began, when = time.monotonic(), time.time()
+        lock, problem = None, None
+        try:
+            lock = lock_file.read(self._inventory)
+        except UsageError as error:
+            problem = str(error)
+        scripts = {host.name: self._script(host) for host in self._inventory.hosts}
+        answers = ssh.look(self._visitor, scripts, stopped, timeout=TIMEOUT_S)
+        hosts, jobs = [], dict[str, Job]()
+        for host in self._inventory.hosts:
+            found, of_host = self._read(host, answers[host.name], lock)
+            hosts.append(found)
+            for each in of_host:
+                job = jobs.get(each.run) or Job(run=each.run, program=each.program, ranks=0, hosts={}, began=when)
+                began_there = time.time() - each.age  # the host's clock may be wrong
+                jobs[each.run] = job.model_copy(
+                    update={
+                        "ranks": job.ranks + each.ranks,
+                        "hosts": {**job.hosts, host.name: each.ranks},
+                        "began": min(job.began, began_there),
+                    }
+                )
+        return Status(
+            when=when,
+            seconds=round(time.monotonic() - began, 3),
+            inventory=self._inventory.argument,
+            hosts=tuple(hosts),
+            jobs=tuple(sorted(jobs.values(), key=lambda job: job.began)),
+            last_run=_last_run(self._inventory),
+            problem=problem,
+        )
+
+    def _script(self, host: Host) -> str:
+        """The survey script, with the sections that are due on this host."""
+        check = self._checks.get(host.name)
+        is_due = check is None or time.monotonic() - check.at >= CHECK_EVERY_S
+        options: dict[str, object] = {"timeout": _SECTION_S, "sections": [*_NOW, *_CHECK] if is_due else _NOW}
+        variables = host.variables
+        if prefix := host.prefix or (check.installed.prefix if check else None):  # known: nobody has to ask sudo
+            options["prefix"] = prefix
+        elif str(variables.get("provision_sudo", "yes")).lower() in ("no", "false"):
+            options["root"] = "no"
+        elif "become" in self._visitor.passwords or any(name in variables for name in collect.PASSWORD_VARIABLES):
+            options["root"] = "password"
+        named = str(variables.get("ansible_python_interpreter", ""))
+        python = host.python or (named if named.startswith("/") else "python3")
+        script = resources.inline_command("survey", interpreter='"$python"')
+        return (
+            f"cd; python=$(command -v {shlex.quote(python)}) || exit {_NO_PYTHON}; "
+            f"PROVISION_SURVEY_OPTIONS={shlex.quote(json.dumps(options))} {script}"
+        )
+
+    def _read(self, host: Host, answer: ssh.Answer, lock: Lock | None) -> tuple[HostStatus, tuple[RanksOfJob, ...]]:
+        """A host's row, and the ranks of jobs there."""
+        if answer.code == ssh.UNREACHABLE:
+            self._checks.pop(host.name, None)  # it may come back as another one
+            found = collect.connection_problem(host, answer.err)
+            return HostStatus(host=host.name, state="unreachable", problem=found.what, remedy=found.hint), ()
+        try:
+            said = _parse(host, answer)
+        except ProvisionError as error:
+            return HostStatus(host=host.name, state="unknown", problem=error.what, remedy=error.hint), ()
+        if said.installed is not None and "drift" not in said.errors:
+            self._checks[host.name] = _Check(said.installed, said.drift, time.monotonic(), time.time())
+        check, activity = self._checks.get(host.name), said.activity
+        if activity is None:
+            what = "; ".join(said.errors.values()) or "it did not say what goes on there"
+            return HostStatus(host=host.name, state="unknown", problem=what, remedy=f"log in: provision ssh {host.name}"), ()
+        differences = tuple(_differences(host, check, lock)) if check else ()
+        problem = gpu_error = said.gpu_load.error if said.gpu_load else said.errors.get("gpu_load")
+        state: State = "ready"
+        if check is None:
+            state, problem = "unknown", f"what is installed could not be found out: {'; '.join(said.errors.values()) or 'no answer'}"
+        elif activity.locked:
+            state = "busy"
+            self._checks[host.name] = replace(check, at=float("-inf"))  # what is installed there changes
+        elif check.installed.manifest is None:
+            state = "not installed"
+        elif gpu_error:
+            state = "GPU error"
+        elif differences:
+            state = "drifted"
+        return HostStatus(
+            host=host.name,
+            state=state,
+            problem=problem,
+            remedy=_WAIT if state == "busy" else command(state, self._inventory.argument, [host.name]),
+            drift=differences if state != "busy" else (),
+            checked=check.when if check else None,
+            uptime=activity.uptime,
+            load=activity.load,
+            cores=activity.cores,
+            memory=activity.memory,
+            disk=activity.disk,
+            locked=activity.locked,
+            gpus=said.gpu_load.gpus if said.gpu_load else (),
+        ), activity.jobs
+
+
+def _last_run(inventory: Inventory) -> LastRun | None:
+    """The newest run on the inventory, if it is one of the newest at all."""
+    identity = last_run.identity(inventory)
+    found = next((run for run in islice(runs.runs(), _RUNS_READ) if run.inventory == identity), None)
+    if found is None:
+        return None
+    began = found.began.timestamp() if found.began else None
+    return LastRun(run=found.id, command=found.command, verdict=found.verdict, began=began, folder=str(found.folder))
+
+
+def _parse(host: Host, answer: ssh.Answer) -> HostAnswer:
+    """Raises ProvisionError for what is no answer of the script."""
+    if answer.code is None:
+        raise ProvisionError("it did not answer in time", hint=f"log in: provision ssh {host.name}")
+    if answer.code == _NO_PYTHON:
+        raise ProvisionError("there is no Python 3", hint="install python3, or name one: provision_python in the inventory")
+    if facts.BEGIN not in answer.out:
+        raise ProvisionError(f"the survey did not run: {answer.error}", hint=f"log in: provision ssh {host.name}")
+    try:
+        return HostAnswer.model_validate_json(json.dumps(facts.parse_output(answer.out)))
+    except ValidationError as error:
+        raise ProvisionError("its answer is invalid", hint=f"is its python3 what it should be? provision ssh {host.name}") from error
+
+
+def _differences(host: Host, check: _Check, lock: Lock | None) -> list[str]:
+    """How a host differs from what the last run installed there, and from the lock."""
+    manifest = check.installed.manifest
+    if manifest is None:
+        return []
+    try:
+        plan = replace(HostPlan.from_dict(manifest["host"]), name=host.name)
+    except (KeyError, TypeError, ValueError):
+        return ["its manifest was written by another version or is damaged"]
+    found = list(check.drift or ())
+    if lock is not None:
+        found += drift.from_lock(lock, plan, check.installed.files)
+    more = len(found) - MOST_DIFFERENCES
+    return [*found[:MOST_DIFFERENCES], f"and {more} more"] if more > 0 else found

@@ -1,0 +1,222 @@
+"""A read-only web server for the status, on this machine's loopback interface alone.
+
+It never asks hosts itself: `Poller` does that at an interval, and every request is answered with what it found last. A request needs the
+token, in its address or as bearer; another name in ``Host`` is refused, so that no site in a browser can read it by DNS rebinding.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import jinja2
+
+from provision import __version__
+from provision.base.errors import ProvisionError
+from provision.base.terminal import neutral
+from provision.status import metrics, show
+from provision.status.model import Status
+from provision.status.observer import Observer
+
+LOOPBACK = "127.0.0.1"
+_MOST_CONNECTIONS = 16
+_SILENT_S, _LONGEST_S = 5.0, 15.0  # of a client that sends or reads nothing, and of a whole connection
+_OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_POLICY = "default-src 'none'; style-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+class Poller:
+    """Looks at the hosts again and again in a thread of its own, until ``stopped`` is set."""
+
+    def __init__(self, observer: Observer, interval: float, stopped: threading.Event) -> None:
+        self._observer, self._interval, self._stopped = observer, interval, stopped
+        self.latest: Status | None = None
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                found = self._observer.look(self._stopped)
+                if not self._stopped.is_set():  # else hosts are missing that were cut off
+                    self.latest = found
+                self._stopped.wait(self._interval)
+        except Exception as error:  # noqa: BLE001  raised by `check`, in the main thread
+            self.failure = error
+
+    def check(self) -> None:
+        """Raise what has ended the thread."""
+        if self.failure is not None:
+            raise self.failure
+
+
+class _Reply(NamedTuple):
+    status: HTTPStatus
+    kind: str
+    body: bytes
+    policy: str = "default-src 'none'; frame-ancestors 'none'"
+
+
+class Server(ThreadingHTTPServer):
+    """The server; ``latest`` returns the newest status, None before there is one."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = _MOST_CONNECTIONS
+
+    def __init__(self, port: int, token: str, latest: Callable[[], Status | None], interval: float) -> None:
+        self.token, self.latest, self.interval = token, latest, interval
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ProvisionError(f"no server can listen on port {port}: {reason}", hint="name another port: --serve PORT") from error
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.server_address[1]}/?token={self.token}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        timer = threading.Timer(_LONGEST_S, _cut, [request])
+        timer.daemon = True
+        timer.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nobody's affair."""
+
+    def answer(self, method: str, target: str, host: str, authorization: str) -> _Reply:
+        """The reply to a request: whatever it is, nothing changes."""
+        if not _OWN_NAMES.fullmatch(host.strip()):
+            return _plain(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to localhost and 127.0.0.1 only")
+        if method not in ("GET", "HEAD"):
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "this server is read-only")
+        parts = urlsplit(target)
+        kind, _, bearer = authorization.partition(" ")
+        given = [*parse_qs(parts.query, max_num_fields=10).get("token", []), *([bearer.strip()] if kind.lower() == "bearer" else [])]
+        if not any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given):
+            return _plain(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong: use the address that provision status --serve printed")
+        status = self.latest()
+        if parts.path == "/":
+            nonce = secrets.token_urlsafe(16)
+            return _Reply(
+                HTTPStatus.OK, "text/html; charset=utf-8", page(status, self.interval, nonce).encode(), _POLICY.format(nonce=nonce)
+            )
+        if parts.path not in ("/metrics", "/status.json"):
+            return _plain(HTTPStatus.NOT_FOUND, "there are /, /metrics and /status.json")
+        if status is None:
+            return _plain(HTTPStatus.SERVICE_UNAVAILABLE, "the hosts have not answered yet")
+        if parts.path == "/metrics":
+            return _Reply(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(status))
+        return _Reply(HTTPStatus.OK, "application/json", status.model_dump_json(by_alias=True).encode())
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    timeout = _SILENT_S
+    protocol_version = "HTTP/1.0"  # one request per connection: no connection stays open
+
+    def handle_one_request(self) -> None:
+        self.close_connection = True
+        self.raw_requestline = self.rfile.readline(65537)
+        if len(self.raw_requestline) > 65536 or not self.raw_requestline or not self.parse_request():
+            return
+        try:
+            reply = self.server.answer(self.command, self.path, self.headers.get("Host", ""), self.headers.get("Authorization", ""))
+        except ValueError:  # an address that is none, or with too many fields
+            reply = _plain(HTTPStatus.BAD_REQUEST, "this is no request of a browser")
+        self.send_response(reply.status)
+        headers = {**_HEADERS, "Content-Security-Policy": reply.policy, "Content-Type": reply.kind, "Content-Length": str(len(reply.body))}
+        if reply.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        if reply.status == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = "GET, HEAD"
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """What http.server refuses, without a word of the request."""
+        self.send_response(code)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def version_string(self) -> str:
+        return "provision"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: an address has the token."""
+
+
+def _cut(request: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        request.shutdown(socket.SHUT_RDWR)
+
+
+def _plain(status: HTTPStatus, text: str) -> _Reply:
+    return _Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+
+
+def page(status: Status | None, interval: float, nonce: str) -> str:
+    """The page; before the first answer it only says so. It has no script: the browser loads it again after the interval."""
+    return _template().render(
+        status=status,
+        nonce=nonce,
+        version=__version__,
+        again=max(1, round(interval)),
+        age=time.time() - status.when if status else 0.0,
+        clock=show.clock,
+        duration=show.duration,
+        summary=show.summary,
+        gib=lambda count: f"{count / (1 << 30):.0f}",
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    loader = jinja2.PackageLoader("provision.status", ".")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
+    return environment.get_template("page.html.j2")
+
+
+def _shown(value: Any) -> Any:
+    """Text without characters that reorder a page."""
+    return neutral(value) if type(value) is str else value

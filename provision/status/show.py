@@ -1,0 +1,163 @@
+"""The status for people: a row per host, and below it what differs, what runs, and what to type."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from provision.base.terminal import Console, Table, styled, table
+from provision.base.text import joined
+from provision.status.model import STATES, HostStatus, Status, command
+
+STYLES = {
+    "ready": "green",
+    "busy": "cyan",
+    "drifted": "yellow",
+    "GPU error": "red",
+    "not installed": "yellow",
+    "unknown": "red",
+    "unreachable": "red",
+}
+_DISPENSABLE = ("GPU GiB", "disk GiB", "mem GiB", "load")  # columns that are left out first, where a terminal is too narrow for names
+_MOST_GPUS = 16  # of all hosts, that get a row each
+_MOST_DIFFERENCES = 3  # of one host, that are shown
+_FEWEST_ROWS = 4  # of hosts in a live view
+_ANY_WIDTH = 10_000
+_GIB = 1 << 30
+
+
+def show(status: Status, console: Console) -> None:
+    """Print it, with lines that can be copied whole, and the summary last."""
+    listed, left_out = _table(status, list(status.hosts), console)
+    console.print(listed)
+    if 0 < sum(len(host.gpus) for host in status.hosts) <= _MOST_GPUS:
+        console.print("", _gpus(status))
+    for text, style in (*left_out, *_troubles(status, status.hosts), *_jobs(status), (summary(status), "bold")):
+        console.say(text, style)
+
+
+def view(status: Status, console: Console) -> Table:
+    """The same for a live view, which must not be higher than the terminal: the summary first, of the hosts the worst."""
+    below = list(_jobs(status))
+    most = max(_FEWEST_ROWS, console.height - 3 - sum(1 + len(text) // console.width for text, _ in below))
+    hosts = status.worst_first[:most]
+    troubles = list(_troubles(status, hosts))
+    if len(status.hosts) > (room := most - len(troubles)):
+        hosts = hosts[: max(_FEWEST_ROWS, room)]
+    listed, left_out = _table(status, hosts, console)
+    grid = Table.grid()
+    grid.add_column(overflow="fold")
+    grid.add_row(styled(summary(status), "bold"))
+    grid.add_row(listed)
+    rest = status.worst_first[len(hosts) :]
+    more = [(f"and {len(rest)} more: {joined(list(dict.fromkeys(host.state for host in rest)))}", "dim")] if rest else []
+    for text, style in (*more, *left_out, *below, *troubles):
+        grid.add_row(styled(text, style))
+    return grid
+
+
+def summary(status: Status) -> str:
+    """One line: how many hosts are in which state."""
+    counts = {state: sum(host.state == state for host in status.hosts) for state in reversed(STATES)}
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    return f"{len(status.hosts)} host{'s' * (len(status.hosts) != 1)} at {clock(status.when)}: {said}"
+
+
+def clock(seconds: float) -> str:
+    """A time of today as 14:05:09, of another day with its date."""
+    then = time.localtime(seconds)
+    return time.strftime("%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def duration(seconds: float) -> str:
+    """``2 d 4 h``, ``2 h 5 min``, ``3 min 10 s`` or ``12 s``."""
+    whole = max(0, round(seconds))
+    for size, unit, part, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {name}"
+    return f"{whole} s"
+
+
+def _table(status: Status, hosts: Sequence[HostStatus], console: Console) -> tuple[Table, list[tuple[str, str]]]:
+    """The table of hosts, and a line about the columns that it lacks because the terminal is narrow: names are never cut or broken."""
+    has_gpus = any(host.gpus for host in status.hosts)
+    rows = [_row(status, host, has_gpus=has_gpus) for host in hosts]
+    left_out: list[str] = []
+    while True:
+        built = table(({name: value for name, value in row.items() if name not in left_out} for row in rows), STYLES)
+        wide = console.measure(built, options=console.options.update(max_width=_ANY_WIDTH)).maximum > console.width
+        column = next((name for name in _DISPENSABLE if name in rows[0] and name not in left_out), None)
+        if not wide or column is None:
+            return built, [(f"on a wider terminal also: {', '.join(left_out)}", "dim")] if left_out else []
+        left_out.append(column)
+
+
+def _row(status: Status, host: HostStatus, *, has_gpus: bool) -> dict[str, str]:
+    memory, disk, gpu_memory = host.memory, host.disk, host.gpu_memory
+    row = {
+        "host": host.host,
+        "state": host.state,
+        "load": f"{host.load:.1f}/{host.cores}" if host.load is not None else "-",
+        "mem GiB": _of(memory.total - memory.available, memory.total) if memory else "-",
+        "disk GiB": _of(disk.total - disk.available, disk.total) if disk else "-",
+    }
+    if has_gpus:
+        busy = f": {host.utilization:.0f} %" if host.utilization is not None else ""
+        row |= {"GPUs": f"{len(host.gpus)}{busy}" if host.gpus else "-", "GPU GiB": _of(*gpu_memory) if gpu_memory else "-"}
+    return row | {"ranks": str(status.ranks_on(host.host) or "-")}
+
+
+def _of(used: int, total: int) -> str:
+    return f"{max(0, used) / _GIB:.0f}/{total / _GIB:.0f}"
+
+
+def _gpus(status: Status) -> Table:
+    def shown(value: float | None, unit: str) -> str:
+        return f"{value:.0f} {unit}" if value is not None else "-"
+
+    return table(
+        {
+            "host": host.host,
+            "GPU": f"{gpu.index} {gpu.name}",
+            "busy": shown(gpu.utilization, "%"),
+            "GiB": _of(gpu.memory_used, gpu.memory_total) if gpu.memory_used is not None and gpu.memory_total is not None else "-",
+            "temp": shown(gpu.temperature, "°C"),
+            "power": shown(gpu.power, "W"),
+        }
+        for host in status.hosts
+        for gpu in host.gpus
+    )
+
+
+def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str, str]]:
+    """Lines about what is wrong, the worst first, and what helps; hosts with the same trouble share them."""
+    if status.problem:
+        yield status.problem, "red"
+    groups: dict[tuple[str, ...], list[HostStatus]] = {}
+    for host in sorted(hosts, key=lambda host: STATES.index(host.state)):
+        holder = f"{host.locked.owner} works on it since {host.locked.since}" if host.locked else ""
+        shown = [each for each in (host.problem, holder, *host.drift[:_MOST_DIFFERENCES]) if each]
+        if len(host.drift) > _MOST_DIFFERENCES:
+            shown.append(f"and {len(host.drift) - _MOST_DIFFERENCES} more")
+        groups.setdefault((host.state, *shown), []).append(host)
+    for (state, *texts), group in groups.items():
+        if state == "ready":
+            continue
+        names = [host.host for host in group]
+        head = f"{joined(names)}: {state}"
+        yield (f"{head}: {texts[0]}" if len(texts) == 1 else head), STYLES[state]
+        for text in texts if len(texts) > 1 else ():
+            yield f"    {text}", ""
+        if remedy := command(group[0].state, status.inventory, names if len(names) < len(status.hosts) else ()) or group[0].remedy:
+            yield f"  → {remedy}", "bold"
+
+
+def _jobs(status: Status) -> Iterator[tuple[str, str]]:
+    for job in status.jobs:
+        where = ", ".join(f"{host} ({ranks})" for host, ranks in list(job.hosts.items())[:3])
+        more = f" and {len(job.hosts) - 3} more hosts" if len(job.hosts) > 3 else ""
+        since = f"since {clock(job.began)} ({duration(status.when - job.began)})"
+        yield f"job {job.run}: {job.program}, {job.ranks} rank{'s' * (job.ranks != 1)} on {where}{more}, {since}", "cyan"
+    if last := status.last_run:
+        began = f", begun at {clock(last.began)} ({duration(status.when - last.began)} ago)" if last.began else ""
+        yield f"last run: {last.command or 'unknown'}, {last.verdict}{began}: {last.folder}", ""

@@ -1,0 +1,374 @@
+"""`provision status`: hosts in every state, drift from the lock, jobs, and answers of hosts that mean harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pexpect
+import pytest
+from status_of import ACTIVITY, GPU, INSTALLED, JOB, Hosts, end_of
+from survey_module import machine, survey
+from test_drift import plan_of
+
+from provision import facts as reading
+from provision import inventory
+from provision.base.terminal import Console
+from provision.install import drift
+from provision.plan import lock_file
+from provision.plan.lock import Lock, environments
+from provision.plan.model import HostPlan, Plan
+from provision.status import observer, show
+from provision.status.model import Status
+from provision.status.observer import Observer
+
+DATA = Path(__file__).parents[1] / "data"
+FILE = {"version": "2.0.2", "url": "https://example.org/numpy.whl", "sha256": "a" * 64}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_of({name: found.model_dump() for name, found in reading.load_file(DATA / "lint-facts.json").items()})
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path, "node1", "gpu1")
+
+
+def look(hosts: Hosts) -> Status:
+    return Observer(inventory.load(str(hosts)), {}).look(threading.Event())
+
+
+def held(plan: Plan, name: str) -> dict[str, Any]:
+    """The section `installed` of a host that holds the plan."""
+    return {**INSTALLED, "manifest": json.loads(json.dumps({"host": plan.hosts[name].as_dict()})), "files": {"venv": {"numpy": FILE}}}
+
+
+def lock(hosts: Hosts, plan: Plan) -> None:
+    found = inventory.load(str(hosts))
+    lock_file.record(found, plan, {name: {"venv": {"numpy": FILE}} for name in plan.hosts})
+
+
+# -------------------------------------------------------------------------------------------------------- states
+
+
+def test_hosts_that_hold_what_the_lock_says_are_ready(hosts: Hosts, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    lock(hosts, plan)
+    for name in ("node1", "gpu1"):
+        hosts.answer(name, installed=held(plan, name), drift=[], gpu_load={"gpus": [GPU, {**GPU, "index": 1}], "error": None})
+    assert end_of("status", str(hosts)) == 0
+    assert "2 ready" in capsys.readouterr().out
+    assert not list((hosts.folder / "home").rglob("controller.json")), "looking is no run"
+
+
+def test_every_trouble_is_a_row_with_what_helps(hosts: Hosts, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    """One host is down, the other one is in each state in turn."""
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("not installed", {}, f"provision up {hosts} --limit node1"),
+        ("drifted", {"installed": held(plan, "node1"), "drift": ["/etc/x was changed"]}, f"provision up {hosts} --limit node1"),
+        ("drifted", {"installed": {**INSTALLED, "manifest": {"host": {}}}, "drift": []}, f"provision up {hosts} --limit node1"),
+        ("busy", {"activity": {**ACTIVITY, "locked": {"owner": "ann on box", "since": "19:02"}}}, "wait until that run has ended"),
+        (
+            "GPU error",
+            {"installed": held(plan, "node1"), "drift": [], "gpu_load": {"gpus": [], "error": "GPU is lost"}},
+            f"provision doctor {hosts} --gpu --limit node1",
+        ),
+        ("unknown", {"errors": {"drift": "no answer within 30 s"}, "installed": held(plan, "node1")}, ""),
+        ("unknown", {"activity": None, "errors": {"activity": "OSError: no"}}, "provision ssh node1"),
+    ]
+    for state, sections, helps in cases:
+        hosts.answer("node1", **sections)
+        assert end_of("status", str(hosts), "--json") == 1
+        found = json.loads(capsys.readouterr().out)
+        one, other = found["hosts"]
+        assert (one["state"], other["state"]) == (state, "unreachable")
+        assert helps in (one["remedy"] or "")
+        assert end_of("status", str(hosts)) == 1
+        shown = capsys.readouterr().out
+        assert f"node1: {state}" in shown
+        assert helps in shown
+        assert "No route to host" in shown
+
+
+def test_the_document_matches_its_schema(hosts: Hosts, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.answer(
+        "node1", installed=held(plan, "node1"), drift=[], activity={**ACTIVITY, "jobs": [JOB]}, gpu_load={"gpus": [GPU], "error": None}
+    )
+    end_of("status", str(hosts), "--json")
+    document = json.loads(capsys.readouterr().out)
+    end_of("schema", "status")
+    schema = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, schema)
+    assert document["schema"] == 1
+    assert document["hosts"][0]["gpus"][0]["utilization"] == 97.0
+    for broken in ({**document, "schema": 2}, {**document, "hosts": [{"host": "a", "state": "fine"}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(broken, schema)
+
+
+def test_installations_are_read_now_and_then_only(hosts: Hosts, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.answer("node1", installed=held(plan, "node1"), drift=["/etc/x was changed"])
+    watching = Observer(inventory.load(str(hosts)), {})
+    first = watching.look(threading.Event())
+    assert '"drift"' in hosts.script("node1")
+    hosts.answer("node1", {"installed": None, "drift": None})  # as the script answers that is asked for the rest alone
+    second = watching.look(threading.Event())
+    assert '"drift"' not in hosts.script("node1")
+    assert '"prefix": "/opt/provision"' in hosts.script("node1"), "known: nobody has to ask sudo"
+    assert (second.hosts[0].drift, second.hosts[0].checked) == (first.hosts[0].drift, first.hosts[0].checked)
+    monkeypatch.setattr(observer, "CHECK_EVERY_S", 0.0)
+    watching.look(threading.Event())
+    assert '"drift"' in hosts.script("node1")
+
+
+def test_a_job_is_one_line_for_all_its_hosts(hosts: Hosts) -> None:
+    hosts.answer("node1", activity={**ACTIVITY, "jobs": [JOB]})
+    hosts.answer("gpu1", activity={**ACTIVITY, "jobs": [{**JOB, "ranks": 4, "age": 60.0}]})
+    found = look(hosts)
+    (job,) = found.jobs
+    assert (job.ranks, job.hosts, job.program) == (12, {"node1": 8, "gpu1": 4}, "train.py")
+    assert 7490 < found.when - job.began < 7510
+    lines = Console(width=200)
+    with lines.capture() as captured:
+        show.show(found, lines)
+    assert "train.py, 12 ranks on node1 (8), gpu1 (4), since " in captured.get()
+    assert "(2 h 5 min)" in captured.get()
+
+
+def test_an_invalid_lock_is_named_and_hosts_are_shown(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.answer("node1")
+    (hosts.folder / "provision.lock").write_text("schema: 1\ninventories: [\n")
+    assert end_of("status", str(hosts)) == 1
+    shown = capsys.readouterr().out
+    assert "provision.lock" in shown
+    assert "node1" in shown
+
+
+def test_wrong_usage_is_named(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, what in (
+        (("--json", "--watch"), "exclude each other"),
+        (("--token-file", "x"), "is for --serve"),
+        (("--interval", "3"), "--interval is for"),
+        (("--watch",), "needs a terminal"),
+        (("--serve", "99999"), "65535"),
+    ):
+        assert end_of("status", str(hosts), *words) == 2
+        assert what in capsys.readouterr().err
+    assert end_of("status") == 2
+    assert "name HOSTS" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------- drift
+
+
+def locked(plan: Plan) -> Lock:
+    files = {name: {"venv": {"numpy": FILE}} for name in plan.hosts}
+    return Lock.from_plan(plan, files, None, inventory.load(str(DATA / "lint.ini")))
+
+
+def test_an_installed_host_is_held_against_the_lock(plan: Plan) -> None:
+    host, known = plan.hosts["node1"], locked(plan)
+    assert list(drift.from_lock(known, host, {"venv": {"numpy": FILE}})) == []
+    (package,) = drift.from_lock(known, host, {"venv": {"numpy": {**FILE, "version": "2.1.0"}}})
+    assert package == f"numpy in {host.prefix}/venv is 2.1.0, provision.lock says 2.0.2"
+    (missing,) = drift.from_lock(known, host, {})
+    assert "numpy" in missing
+    assert "not installed" in missing
+    document = json.loads(json.dumps(host.as_dict()))
+    document["cmake"]["version"], document["cmake"]["package"] = "3.30.0", "cmake==3.30.0"
+    (component,) = drift.from_lock(known, HostPlan.from_dict(document), {"venv": {"numpy": FILE}})
+    assert component.startswith("CMake is 3.30.0")
+    assert host.cmake.version in component
+    (stranger,) = drift.from_lock(known, HostPlan.from_dict({**host.as_dict(), "name": "new"}), {})
+    assert stranger == "provision.lock does not know this host"
+    assert environments(host)["venv"] in known.environments
+
+
+# ------------------------------------------------------------------------------------------ hosts that mean harm
+
+HOSTILE: list[dict[str, Any] | str] = [
+    "{half",
+    "[]",
+    "9" * 5000,
+    '{"activity": ' + "[" * 5000 + "]" * 5000 + "}",
+    {"activity": {**ACTIVITY, "load": float("nan")}},
+    {"activity": {**ACTIVITY, "load": 1e300}},
+    {"activity": {**ACTIVITY, "memory": {"total": 10**400, "available": 1}}},
+    {"activity": {**ACTIVITY, "memory": {"total": -1, "available": 1}}},
+    {"activity": {**ACTIVITY, "jobs": [JOB] * 51}},
+    {"activity": {**ACTIVITY, "jobs": [{**JOB, "program": "x" * 10_000}]}},
+    {"activity": {**ACTIVITY, "jobs": [{**JOB, "ranks": 0}]}},
+    {"gpu_load": {"gpus": [GPU] * 65, "error": None}},
+    {"gpu_load": {"gpus": [{**GPU, "utilization": 1e9}], "error": None}},
+    {"gpu_load": {"gpus": [{**GPU, "name": ["a"]}], "error": None}},
+    {"drift": ["x" * 5000]},
+    {"installed": {"prefix": 7}},
+]
+
+
+@pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: str(answer)[:40])
+def test_an_answer_that_is_none_is_a_row(hosts: Hosts, answer: dict[str, Any] | str) -> None:
+    hosts.answer("node1", answer)
+    hosts.answer("gpu1")
+    node, other = look(hosts).hosts
+    assert node.state == "unknown"
+    assert node.problem
+    assert len(node.problem) < 200
+    assert other.state == "not installed"
+
+
+def test_text_of_hosts_stays_text(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;title\x07\ud800{{ 1 }}\nnode9: ready\u202e"
+    activity = {**ACTIVITY, "jobs": [{**JOB, "program": evil, "run": evil}], "locked": {"owner": evil, "since": evil}}
+    hosts.answer("node1", activity=activity, gpu_load={"gpus": [{**GPU, "name": evil}], "error": evil})
+    end_of("status", str(hosts))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert not any(line.startswith("node9") for line in shown.splitlines())
+
+
+def test_a_host_that_prints_without_end_is_cut_off(hosts: Hosts) -> None:
+    (hosts.folder / "node1.example").unlink(missing_ok=True)
+    os.symlink("/dev/zero", hosts.folder / "node1.example")
+    assert look(hosts).hosts[0].state == "unknown"
+
+
+# ------------------------------------------------------------------------------------------------------ terminal
+
+
+def test_names_are_whole_in_eighty_columns(hosts: Hosts) -> None:
+    names = [f"gpu-node-{number:04d}.cluster.example.org" for number in range(16)]
+    hosts.answer("node1", activity={**ACTIVITY, "jobs": [JOB]}, gpu_load={"gpus": [GPU] * 8, "error": None})
+    one = look(hosts).hosts[0]
+    status = Status(when=0.0, seconds=1.0, inventory="hosts.ini", hosts=tuple(one.model_copy(update={"host": name}) for name in names))
+    console = Console(width=80)
+    with console.capture() as captured:
+        show.show(status, console)
+    lines = captured.get().splitlines()
+    assert [line.split()[0] for line in lines[1:17]] == names
+    assert "on a wider terminal also: GPU GiB" in captured.get()
+    with console.capture() as captured:
+        console.print(show.view(status, Console(width=80, height=12)))
+    assert "and 9 more: not installed" in captured.get()
+    assert "→ provision up hosts.ini " in captured.get()
+
+
+@pytest.fixture
+def watching(hosts: Hosts) -> Iterator[Any]:
+    hosts.answer("node1")
+    terminal = pexpect.spawn(
+        sys.executable, ["-m", "provision", "status", str(hosts), "--watch", "--interval", "1"], timeout=60, encoding="utf-8"
+    )
+    yield terminal
+    terminal.close(force=True)
+
+
+def test_watching_refreshes_and_ends_with_ctrl_c(hosts: Hosts, watching: Any) -> None:
+    watching.expect("node1 +.*not installed")
+    hosts.answer("gpu1")
+    watching.expect("2 not installed")
+    watching.sendintr()
+    watching.expect(pexpect.EOF)
+    assert "Traceback" not in watching.before
+    watching.wait()
+    assert watching.exitstatus == 0
+
+
+# ------------------------------------------------------------------------------------------- the script on hosts
+
+
+def process(root: Path, pid: int, started: int, *words: str, state: str = "S", **environment: str) -> None:
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True)
+    fields = [state, "1", *["0"] * 17, str(started), "0"]
+    (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}\n")
+    (folder / "environ").write_text("".join(f"{name}={value}\0" for name, value in environment.items()))
+    (folder / "cmdline").write_text("".join(f"{word}\0" for word in words))
+
+
+def test_ranks_are_counted_once_and_named_without_arguments(tmp_path: Path) -> None:
+    run, ticks = "20261126-170000-abc123", os.sysconf("SC_CLK_TCK")
+    there = machine(tmp_path, {"/proc/uptime": "1000.0 1.0\n"})
+    python = "/opt/provision/venv/bin/python3.11"
+    for rank in (0, 1):
+        process(
+            tmp_path,
+            10 + rank,
+            900 * ticks,
+            python,
+            "-u",
+            "-X",
+            "dev",
+            "/home/a/train.py",
+            "--key=secret",
+            PROVISION_RUN_ID=run,
+            PROVISION_RANK=str(rank),
+        )
+        process(tmp_path, 20 + rank, 950 * ticks, "/usr/bin/worker", PROVISION_RUN_ID=run, PROVISION_RANK=str(rank))  # it started this
+    process(tmp_path, 30, 800 * ticks, python, "guard.py", PROVISION_RUN_ID=run)
+    process(tmp_path, 31, 800 * ticks, "bash", HOME="/root")
+    process(tmp_path, 32, 100 * ticks, "dead", state="Z", PROVISION_RUN_ID=run, PROVISION_RANK="2")
+    process(tmp_path, 33, 100 * ticks, "odd", PROVISION_RUN_ID="x", PROVISION_RANK="many")
+    assert survey.jobs(there) == [{"run": run, "ranks": 2, "age": 100.0, "program": "train.py"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["/usr/bin/python3", "train.py"], "train.py"),
+        (["python", "-m", "package.train", "--x"], "package.train"),
+        (["python3.11", "-c", "secret = 1"], "python3.11"),
+        (["python3.11", "-W", "ignore", "-O"], "python3.11"),
+        (["/opt/a.out", "--token=1"], "a.out"),
+        ([], ""),
+    ],
+)
+def test_a_program_is_named(words: list[str], name: str) -> None:
+    assert survey.program_name(words) == name
+
+
+# As drivers 550 (wilicc/gpu-burn#114, its figures) and 470 print it, a GB10, and what is printed of a GPU that is lost.
+NVIDIA_SMI = """\
+0, GPU-1, NVIDIA H100 80GB HBM3, 4, 72790, 81559, 39, 145.30
+1, GPU-2, NVIDIA GB10, 0, [N/A], [N/A], 48, [Not Supported]
+Unable to determine the device handle for GPU0000:01:00.0: GPU has fallen off the bus.
+"""
+
+
+def test_what_a_gpu_does_not_measure_is_not_zero() -> None:
+    first, second = survey.read_gpu_load(NVIDIA_SMI)
+    assert (first["utilization"], first["memory_used"], first["power"]) == (4.0, 72790 << 20, 145.3)
+    assert (second["utilization"], second["memory_used"], second["memory_total"], second["power"]) == (0.0, None, None, None)
+
+
+def test_a_real_look_at_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script itself, with a fake nvidia-smi that loses a GPU; the survey runs none of these sections."""
+    fake = tmp_path / "bin/nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\ncat <<'end'\n{NVIDIA_SMI}end\nexit 15\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    file = tmp_path / "hosts.ini"
+    file.write_text(f"here ansible_connection=local provision_prefix={tmp_path}/prefix ansible_python_interpreter={sys.executable}\n")
+    (host,) = Observer(inventory.load(str(file)), {}).look(threading.Event()).hosts
+    assert host.state == "not installed"
+    assert host.problem is not None
+    assert "fallen off the bus" in host.problem
+    assert [gpu.name for gpu in host.gpus] == ["NVIDIA H100 80GB HBM3", "NVIDIA GB10"]
+    assert host.cores == len(os.sched_getaffinity(0))
+    assert host.disk is not None
+    assert host.disk.total > 0
+    assert "activity" not in survey.survey(machine(tmp_path / "empty"))

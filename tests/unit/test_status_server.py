@@ -1,0 +1,256 @@
+"""The web server of `provision status --serve`: who is let in, what a page and the metrics say, and hosts that mean harm."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from status_of import ACTIVITY, GPU, JOB, Hosts
+
+from provision import inventory
+from provision.base.errors import ProvisionError, UsageError
+from provision.cli.status import _token
+from provision.status import server as serving
+from provision.status.model import Status
+from provision.status.observer import Observer
+from provision.status.server import Server
+
+TOKEN = secrets.token_urlsafe(32)
+EVIL = '<script>alert(1)</script>"} 1\n\x1b[2J\u202e\\'
+
+
+@pytest.fixture
+def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Status:
+    """Of a host whose every text means harm, and one that is down."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    hosts = Hosts(tmp_path, "node1", "node2")
+    gpus = [{**GPU, "name": EVIL, "uuid": EVIL}, {**GPU, "index": 1, "utilization": None, "memory_used": 2**60}]
+    jobs = [{**JOB, "program": EVIL, "run": EVIL, "ranks": 1_000_000}]
+    activity = {**ACTIVITY, "jobs": jobs, "locked": {"owner": EVIL, "since": EVIL}}
+    hosts.answer("node1", activity=activity, gpu_load={"gpus": gpus, "error": EVIL})
+    return Observer(inventory.load(str(hosts)), {}).look(threading.Event())
+
+
+@pytest.fixture
+def server(status: Status) -> Iterator[Server]:
+    latest: list[Status | None] = [status]
+    with Server(0, TOKEN, lambda: latest[0], 15.0) as running:
+        running.box = latest  # type: ignore[attr-defined]
+        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def ask(server: Server, target: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection.request(method, target, headers=headers)
+    reply = connection.getresponse()
+    return reply, reply.read().decode()
+
+
+def raw(server: Server, sent: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+# ------------------------------------------------------------------------------------------------------- who is let in
+
+
+@pytest.mark.parametrize("target", ["/", "/metrics", "/status.json"])
+def test_the_token_is_needed_everywhere(server: Server, target: str) -> None:
+    for given in ("", "?token=", f"?token={TOKEN}x", "?token=%ff%00", f"?other={TOKEN}"):
+        reply, body = ask(server, target + given)
+        assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert "token" in body
+        assert "node1" not in body
+    assert ask(server, target, Authorization=f"Basic {TOKEN}")[0].status == 401
+    assert ask(server, target, Authorization="Bearer wrong")[0].status == 401
+    assert ask(server, f"{target}?token={TOKEN}")[0].status == 200
+    assert ask(server, target, Authorization=f"Bearer {TOKEN}")[0].status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "localhost:80@evil.example", ""])
+def test_another_name_is_refused(server: Server, host: str) -> None:
+    """A page of that name could be made to lead here (DNS rebinding)."""
+    reply, body = ask(server, f"/?token={TOKEN}", Host=host)
+    assert reply.status == 421
+    assert "node1" not in body
+
+
+def test_names_of_this_machine_are_known_at_any_port(server: Server) -> None:
+    for host in ("localhost", "127.0.0.1:1", "[::1]:8080", "LOCALHOST:65535"):  # as through ssh -L
+        assert ask(server, f"/?token={TOKEN}", Host=host)[0].status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "ODD"])
+def test_nothing_can_be_changed(server: Server, method: str) -> None:
+    reply, body = ask(server, f"/?token={TOKEN}", method)
+    assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD")
+    assert "node1" not in body
+
+
+def test_every_answer_keeps_a_browser_from_more(server: Server) -> None:
+    for target in (f"/?token={TOKEN}", "/", f"/nothing?token={TOKEN}", f"/metrics?token={TOKEN}"):
+        headers = ask(server, target)[0].headers
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert "script" not in headers["Content-Security-Policy"]
+        assert "Access-Control-Allow-Origin" not in headers
+        assert "Python" not in headers["Server"]
+
+
+def test_odd_requests_end_and_others_are_answered(server: Server) -> None:
+    for sent in (b"", b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 70_000, b"\xff" * 100 + b"\r\n\r\n"):
+        assert b"node1" not in raw(server, sent)
+    headers = b"".join(b"X-%d: y\r\n" % number for number in range(200))
+    assert b"node1" not in raw(server, b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
+    target = b"/?" + b"a=b&" * 100 + b"token=" + TOKEN.encode()
+    assert raw(server, b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.0 400")
+    assert raw(server, b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.0 40")
+    assert ask(server, f"/?token={TOKEN}")[0].status == 200
+
+
+def test_connections_that_say_nothing_are_few_and_short(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving._Handler, "timeout", 0.2)
+    silent = [socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) for _ in range(60)]
+    for connection in silent:
+        assert connection.recv(1) == b""  # refused at once, or after the time for silence
+        connection.close()
+    assert ask(server, f"/?token={TOKEN}")[0].status == 200
+
+
+def test_one_that_sends_for_ever_is_cut(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_LONGEST_S", 0.3)
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        assert connection.recv(1) == b""
+
+
+def test_before_the_first_answer_the_page_waits(server: Server) -> None:
+    server.box[0] = None  # type: ignore[attr-defined]
+    assert "Waiting" in ask(server, f"/?token={TOKEN}")[1]
+    assert ask(server, f"/metrics?token={TOKEN}")[0].status == 503
+    assert ask(server, f"/status.json?token={TOKEN}")[0].status == 503
+
+
+def test_a_port_in_use_is_named(server: Server) -> None:
+    with pytest.raises(ProvisionError, match="in use"):
+        Server(server.server_address[1], TOKEN, lambda: None, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------- what it says
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_has_what_hosts_say_as_text_alone(server: Server) -> None:
+    reply, body = ask(server, f"/?token={TOKEN}")
+    page = Page()
+    page.feed(body)
+    assert not {"script", "a", "img", "iframe", "form", "link", "object"} & set(page.tags)
+    assert not [name for name in page.attributes if name.startswith("on") or name == "style"]
+    assert "<script>alert(1)</script>" in page.text
+    assert "\x1b" not in body
+    assert "\u202e" not in body
+    assert "No route to host" in page.text
+    assert TOKEN not in body
+    nonce = re.search(r"'nonce-([^']+)'", reply.headers["Content-Security-Policy"])
+    assert nonce is not None
+    assert f'<style nonce="{nonce[1]}">' in body
+    assert nonce[1] not in ask(server, f"/?token={TOKEN}")[1]
+    assert ask(server, f"/?token={TOKEN}", "HEAD")[1] == ""
+
+
+def test_prometheus_reads_the_metrics(server: Server, status: Status) -> None:
+    reply, body = ask(server, "/metrics", Authorization=f"Bearer {TOKEN}")
+    assert reply.headers["Content-Type"].startswith("text/plain; version=")
+    samples: dict[str, list[Any]] = {}
+    for family in text_string_to_metric_families(body):
+        assert family.documentation
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample)
+    assert {sample.labels["host"]: sample.value for sample in samples["provision_host_up"]} == {"node1": 1.0, "node2": 0.0}
+    assert {sample.labels["state"]: sample.value for sample in samples["provision_hosts"]}["unreachable"] == 1.0
+    assert samples["provision_host_memory_total_bytes"][0].value == 64 << 30
+    assert samples["provision_poll_timestamp_seconds"][0].value == status.when
+    (ranks,) = samples["provision_job_ranks"]
+    assert ranks.value == 1_000_000
+    assert set(ranks.labels) == {"run", "program", "host"}
+    assert ranks.labels["program"].startswith("<script>alert(1)</script>")
+    assert "\x1b" not in body
+    busy = samples["provision_gpu_utilization_percent"]
+    assert [(sample.labels["gpu"], sample.value) for sample in busy] == [("0", 97.0)], "what is not measured has no sample"
+    assert [sample.value for sample in samples["provision_gpu_memory_used_bytes"]] == [72790 << 20, 2**60]
+
+
+def test_the_document_is_the_one_of_the_command(server: Server, status: Status) -> None:
+    reply, body = ask(server, f"/status.json?token={TOKEN}")
+    assert reply.headers["Content-Type"] == "application/json"
+    assert json.loads(body) == json.loads(status.model_dump_json(by_alias=True))
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_a_token_file_is_private_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    token = _token(path)
+    assert len(token) > 40
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert _token(path) == token
+    assert _token(None) != _token(None)
+    path.write_text("short\n")
+    with pytest.raises(UsageError, match="at least 16"):
+        _token(path)
+    with pytest.raises(UsageError, match="cannot be written"):
+        _token(tmp_path / "no/such/folder")
+
+
+def test_it_serves_until_it_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    hosts = Hosts(tmp_path, "node1")
+    hosts.answer("node1")
+    command = [sys.executable, "-m", "provision", "status", str(hosts), "--serve", "0", "--interval", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        address = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=(\S{40,})\n", process.stdout.readline())
+        assert address is not None
+        connection = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=20)
+        connection.request("GET", f"/?token={address[2]}")
+        assert connection.getresponse().status == 200
+        process.send_signal(signal.SIGTERM)
+        _out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    assert address[2] not in err
