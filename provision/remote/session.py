@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, Field
 
 from provision.base import paths, resources, signals
-from provision.base.errors import ProvisionError
+from provision.base.errors import ProvisionError, as_provision_error
 from provision.base.process_locks import acquired
 from provision.inventory import Inventory, last_run
 from provision.remote import ansible, timeline
@@ -29,6 +29,7 @@ from provision.remote.forecast import Forecast
 from provision.remote.progress import Progress
 
 RECORD = "run.json"
+_LONGEST_ERROR = 10_000  # letters that are recorded
 
 
 class Record(BaseModel):
@@ -38,6 +39,7 @@ class Record(BaseModel):
         command: the command that it is a run of, e.g. ``provision up``; empty where the caller did not say.
         inventory: its file, or the hosts as they were typed.
         exit_code: of the program, where the run is one of `provision run`; 1 where an error ended the run.
+        error: what ended the run early.
         ranks: host → how many ranks of the run's job it got, in the order of the ranks; empty where there is no job, or that is not known.
     """
 
@@ -47,6 +49,7 @@ class Record(BaseModel):
     began: AwareDatetime
     seconds: float | None = None
     exit_code: int | None = None
+    error: str = ""
     ranks: dict[str, Annotated[int, Field(ge=0, le=100_000)]] = {}
 
 
@@ -108,10 +111,10 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self.locks_left = self.locks_left or (self.locks_hosts and kind is not None)
-        if kind is not None:
-            self.record.exit_code = 1
+        if error is not None:
+            self.record.exit_code, self.record.error = 1, str(as_provision_error(error))[:_LONGEST_ERROR]
         with signals.deferred():
             self.close()
         if kind is KeyboardInterrupt:  # between two steps

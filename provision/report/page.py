@@ -28,6 +28,7 @@ from provision.launch import rank_output
 from provision.plan.model import COMPONENTS, HostPlan, PlanDocument
 from provision.plan.summary import FROM, TITLES, by_cause, groups_of
 from provision.remote import timeline
+from provision.remote.session import RECORD, Record
 from provision.report import drawings, runs
 from provision.report.model import HostReport, Report
 from provision.report.runs import Run
@@ -62,6 +63,7 @@ def write(folder: Path) -> Path:
 def render(run: Run) -> str:
     """The page's HTML."""
     report = runs.load(run.folder / runs.REPORT, Report)
+    record = runs.load(run.folder / RECORD, Record)
     plan = _plan(run.folder)
     facts = _facts(run.folder)
     steps = timeline.read(run.folder)
@@ -76,6 +78,7 @@ def render(run: Run) -> str:
         dry=_is_dry(report),
         failures=_failures(report) if report else [],
         faults=[_lines(fault) for fault in report.smoke_faults] if report else [],
+        error=_lines(record.error) if record and record.error and report is None else [],
         log_findings=_log_findings(log) if bad and log is not None else [],
         log_tail=_tail(log) if bad and log is not None else [],
         log_name=log.name if log is not None else "",

@@ -13,7 +13,7 @@ from provision.base import paths
 from provision.base.errors import UsageError
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
-from provision.report import runs
+from provision.report import page, runs
 from tests.unit.test_report import EARLIER
 
 
@@ -49,7 +49,12 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
     with pytest.raises(Interrupted), session("provision bench") as third:
         raise KeyboardInterrupt
     assert runs.find(third.run_id).verdict == "failed"
-    assert sorted(run.id for run in runs.runs()) == sorted([one.run_id, another.run_id, third.run_id])
+    with pytest.raises(UsageError), session("provision run") as fourth:
+        raise UsageError("no such <script>", hint="name another")
+    failed = page.render(runs.find(fourth.run_id))
+    assert "failed: the command failed" in failed
+    assert "no such &lt;script&gt;\n  → name another" in failed
+    assert sorted(run.id for run in runs.runs()) == sorted([one.run_id, another.run_id, third.run_id, fourth.run_id])
 
 
 def test_a_run_that_was_killed_is_called_so() -> None:
