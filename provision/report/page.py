@@ -46,6 +46,7 @@ _FILES = {
     "plan.json": "the plan",
     "facts.json": "what the survey found on each host",
     "timeline.json": "times of the steps",
+    "progress.log": "every task as it ended",
     "smoke.log": "output of the training job",
     "run.log": "output of the program",
     "site/artifacts/ansible/stdout": "Ansible's output of the installation",
