@@ -29,8 +29,8 @@ from provision.report import runs
 from provision.status.model import MOST_DIFFERENCES, HostAnswer, HostStatus, Installed, Job, LastRun, RanksOfJob, State, Status, command
 from provision.survey import collect
 
-TIMEOUT_S = 60.0
-_SECTION_S = 30.0  # a host that trains is slow to answer
+TIMEOUT_S = 80.0
+_SECTION_S = 50.0  # a host that trains is slow to answer
 CHECK_EVERY_S = 120.0  # of installations
 _NOW, _CHECK = ("activity", "gpu_load"), ("installed", "drift")  # functions of hostside/survey
 _WAIT = "wait until that run has ended; where it was killed, the next provision up takes its lock over"
@@ -72,12 +72,11 @@ class Observer:
             hosts.append(found)
             for each in of_host:
                 job = jobs.get(each.run) or Job(run=each.run, program=each.program, ranks=0, hosts={}, began=when)
-                began_there = time.time() - each.age  # the host's clock may be wrong
                 jobs[each.run] = job.model_copy(
                     update={
                         "ranks": job.ranks + each.ranks,
                         "hosts": {**job.hosts, host.name: each.ranks},
-                        "began": min(job.began, began_there),
+                        "began": min(job.began, when - each.age),  # the host's clock may be wrong
                     }
                 )
         return Status(
