@@ -111,8 +111,7 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         ProvisionError: a host cannot be used, or a measurement failed.
         Interrupted: after Ctrl-C, when the current measurement has been ended.
     """
-    session = Session(inventory, progress, passwords, command="provision bench")
-    try:
+    with Session(inventory, progress, passwords, command="provision bench") as session:
         plan = installed.read_plan(session)
         slots = [(name, host.slots) for name, host in plan.hosts.items()]
         planned = experiments(slots, pairs=options.pairs, training=options.training and all(host.torch for host in plan.hosts.values()))
@@ -134,8 +133,6 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         )
         session.write("bench.json", measurements.model_dump(by_alias=True))
         return measurements
-    finally:
-        session.close()
 
 
 def outcome(experiment: Experiment, reports: Sequence[EngineReport]) -> Pair | Ranks | Training:

@@ -137,34 +137,35 @@ def check(
     in_logs = reading.findings if reading else []
     if hosts is None:
         if reading and log and not gpu.request:
-            _print(_chosen(in_logs, wanted), json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
+            findings = _chosen(in_logs, wanted)
+            _print(findings, json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
         else:
             examination = examine_this_machine(gpu.request)
-            findings = with_logs(examination.findings, in_logs, CHECKED)
+            findings = _chosen(with_logs(examination.findings, in_logs, CHECKED), wanted)
             made = _verdicts(examination, gpu)
-            _print(_chosen(findings, wanted), json_, examined="on this machine", hosts=True, reading=reading, verdicts=made)
+            _print(findings, json_, examined="on this machine", hosts=True, reading=reading, verdicts=made)
+        if _is_bad(findings):
+            raise typer.Exit(1)
         return
     inventory = inventory_of(hosts, limit)
-    with progress.make() as shown:
-        session = Session(inventory, shown, passwords, command="provision doctor")
+    with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor") as session:
         fixed = True
-        try:
-            examination = examine_hosts(session, gpu.request)
-            if fix:
-                examination.findings[:] = _chosen(examination.findings, wanted)
-                examination, fixed = _fix(inventory, session, examination, passwords, yes)
-        finally:
-            session.close()
-    checked = CHECKED if examination.facts else frozenset[str]()
-    findings = _chosen(with_logs(examination.findings, in_logs, checked), wanted)
+        examination = examine_hosts(session, gpu.request)
+        if fix:
+            examination.findings[:] = _chosen(examination.findings, wanted)
+            examination, fixed = _fix(inventory, session, examination, passwords, yes)
+        checked = CHECKED if examination.facts else frozenset[str]()
+        findings = _chosen(with_logs(examination.findings, in_logs, checked), wanted)
+        answered = len(examination.facts)
+        code = 2 if not answered else 1 if _is_bad(findings) or not fixed else 0
+        session.record.exit_code = code
     if not json_:
         show.overview(findings, examination.hosts, terminal.out())
     made = _verdicts(examination, gpu)
-    answered = len(examination.facts)
     examined = f"on {answered} of {len(examination.hosts)} hosts"
-    _print(findings, json_, examined=examined, hosts=True, reading=reading, failed=not answered, verdicts=made)
-    if not fixed:
-        raise typer.Exit(1)
+    _print(findings, json_, examined=examined, hosts=True, reading=reading, verdicts=made)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -185,13 +186,10 @@ def bundle(
 ) -> None:
     """Collect facts, findings and logs of the hosts for a colleague, without secrets, keys, tokens and user names."""
     use_own_files()
-    with progress.make() as shown:
-        session = Session(inventory_of(hosts, limit), shown, passwords, command="provision doctor bundle")
-        try:
-            examination = examine_hosts(session)
-        finally:
-            session.close()
-    support_bundle.write(out, examination, [Path(name) for name in log or ()])
+    inventory = inventory_of(hosts, limit)
+    with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor bundle") as session:
+        examination = examine_hosts(session)
+        support_bundle.write(out, examination, [Path(name) for name in log or ()])
     terminal.out().say(str(out))
 
 
@@ -249,10 +247,9 @@ def _print(
     examined: str,
     hosts: bool,
     reading: logs.Reading | None,
-    failed: bool = False,
     verdicts: Sequence[Verdict] = (),
 ) -> None:
-    """Print the findings, and exit with 1 if one of them is an error or in a log; with 2 if nothing was examined (``failed``).
+    """Print the findings.
 
     Args:
         examined: in which logs, or on which hosts.
@@ -266,10 +263,11 @@ def _print(
     else:
         show.findings(found, terminal.out(), examined=examined, searched=_searched(reading, hosts=hosts))
         show.verdicts(verdicts, terminal.out())
-    if failed:
-        raise typer.Exit(2)
-    if any(finding.severity == "error" or finding.host is None for finding in found):
-        raise typer.Exit(1)
+
+
+def _is_bad(found: Sequence[Finding]) -> bool:
+    """Whether one of them is an error or in a log."""
+    return any(finding.severity == "error" or finding.host is None for finding in found)
 
 
 def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:
@@ -298,11 +296,8 @@ def _fix(
     for result in results:
         terminal.say(f"{result.state}: {result.host or 'all hosts'}: {result.id}" + (f": {result.reason}" if result.reason else ""))
     # With new connections: limits and PATH are set at login.
-    fresh = Session(inventory, session.progress, passwords, command=session.command)
-    try:
+    with Session(inventory, session.progress, passwords, command=session.command) as fresh:
         again = examine_hosts(fresh)
-    finally:
-        fresh.close()
     before, after = ({(finding.id, finding.host) for finding in each.findings} for each in (examination, again))
     for name, host in sorted(before - after, key=str):
         terminal.say(f"fixed: {host}: {name}")

@@ -296,18 +296,15 @@ def diff(
     inventory = inventory_of(hosts, limit)
     with local_images.engine() as client:
         info = local_images.get(client, image)
-    with progress.make() as shown:
-        session = Session(inventory, shown, passwords, command="provision image diff")
-        try:
-            found = collect.survey_hosts(session)
-        finally:
-            session.close()
+    with progress.make() as shown, Session(inventory, shown, passwords, command="provision image diff") as session:
+        found = collect.survey_hosts(session)
+        held = installed.plan(inventory, {name: each for name, each in found.hosts.items() if each.installed.manifest}).hosts
+        lines = local_images.differences({name: held.get(name) for name in found.hosts}, info)
+        absent = len(found.hosts) < len(inventory.hosts)
+        session.record.exit_code = 1 if lines or absent else 0
     model.show_problems([problem for problem in found.problems if problem.host not in found.hosts], terminal.err())
-    held = installed.plan(inventory, {name: each for name, each in found.hosts.items() if each.installed.manifest}).hosts
-    lines = local_images.differences({name: held.get(name) for name in found.hosts}, info)
     for line in lines:
         terminal.out().say(line)
-    absent = len(found.hosts) < len(inventory.hosts)
     if not lines and not absent:
         terminal.out().say(f"{len(held)} hosts hold what {image} holds")
     if lines or absent:

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from provision import __version__
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError, as_provision_error
+from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.cli import catalog as catalog_commands
 from provision.cli import doctor, image, sandbox
@@ -48,7 +49,9 @@ from provision.cli.schema import schema
 from provision.cli.ssh import ssh
 from provision.cli.status import PortAfterServe, status
 from provision.commands import lifecycle, planning
+from provision.facts import Facts
 from provision.install import environments, installer, removal
+from provision.inventory import Inventory
 from provision.launch import build_check, program, target_hosts
 from provision.launch.launchers import RunOptions
 from provision.plan import summary
@@ -190,6 +193,7 @@ def survey(
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown, Session(inventory, shown, passwords, command="provision survey") as session:
         found = collect.survey_hosts(session)
+        session.record.exit_code = 1 if found.blocked else 0
     if json_:
         terminal.print_json(found.as_dict())
     else:
@@ -233,36 +237,56 @@ def plan(
         raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
     options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu, driver=driver_branch(driver))
     inventory = inventory_of(hosts, limit) if hosts is not None else None
-    if facts_file is not None:
-        inventory, found, problems = collect.read_file(facts_file, inventory, limit)
+
+    def fits(inventory: Inventory, found: Mapping[str, Facts], problems: Sequence[Problem]) -> bool:
         model.show_problems(problems, terminal.err())
+        return _show_plan(inventory, found, problems, options, what_if=what_if or (), out=out, as_json=json_)
+
+    if facts_file is not None:
+        is_fitting = fits(*collect.read_file(facts_file, inventory, limit))
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown, Session(inventory, shown, passwords, command="provision plan") as session:
             surveyed = collect.survey_hosts(session)
-        found, problems = surveyed.hosts, surveyed.problems
-        model.show_problems(problems, terminal.err())
+            shown.close()
+            is_fitting = fits(inventory, surveyed.hosts, surveyed.problems)
+            session.record.exit_code = 0 if is_fitting else 1
+    if not is_fitting:
+        raise typer.Exit(1)
+
+
+def _show_plan(
+    inventory: Inventory,
+    found: Mapping[str, Facts],
+    problems: Sequence[Problem],
+    options: Options,
+    *,
+    what_if: Sequence[str],
+    out: Path | None,
+    as_json: bool,
+) -> bool:
+    """Print the plan, and whether there is one. Raises ProvisionError for what is missing."""
     if what_if:
         after = planning.plan_after(inventory, found, options, what_if)
-        if json_:
+        if as_json:
             terminal.print_json(after.as_dict())
         else:
             summary.show(after.plan, terminal.out())
             _show_gains(after)
         planning.refuse_conflicts(after.plan)
-        return
+        return True
     made, sources = planning.make_plan(inventory, found, options, planning.read_lock(inventory, options))
     for line in planning.describe_upgrade(inventory, found, made) if options.upgrade else ():
         terminal.say(line)
-    if json_:
+    if as_json:
         console = terminal.out()
         for piece in made.json():
             console.content(piece)
         planning.refuse_conflicts(made)
     elif made.conflicts:
         summary.show(made, terminal.err())
-        raise typer.Exit(1)
+        return False
     else:
         summary.show(made, terminal.out())
         if (hint := planning.hint(inventory, found, options)) is not None:
@@ -282,6 +306,7 @@ def plan(
         raise ProvisionError(
             f"no plan for {', '.join(absent)}: they have no facts", hint="fix the problems above, or leave them out: --limit"
         )
+    return True
 
 
 @app.command()

@@ -133,6 +133,7 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
             with signals.deferred():
                 entries.add_missing_hosts(report, inventory, "blocked")
                 report.seconds = time.monotonic() - began
+                session.record.exit_code = 0 if report.ok else 1
                 session.write("report.json", report.as_dict())
                 _write_page(session)
 
@@ -304,19 +305,19 @@ def _train(session: Session, report: Report, plan: Plan, options: SmokeOptions) 
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Write everything that the plan needs to ``target``; raises ProvisionError where something is unavailable. Returns the survey."""
-    with host_locks.acquired(inventory, "provision bundle"):
-        session = Session(inventory, progress, passwords, command="provision bundle")
-        try:
-            survey = collect.survey_hosts(session)
-            if survey.blocked:
-                return survey
-            locked = planning.read_lock(inventory, options)
-            plan, sources = planning.make_plan(inventory, survey.hosts, replace(options, python_downloads=False), locked)
-            planning.refuse_conflicts(plan)
-            gather(session, plan, survey.hosts, options, sources, target, locked)
+    with (
+        host_locks.acquired(inventory, "provision bundle"),
+        Session(inventory, progress, passwords, command="provision bundle") as session,
+    ):
+        survey = collect.survey_hosts(session)
+        if survey.blocked:
+            session.record.exit_code = 1
             return survey
-        finally:
-            session.close()
+        locked = planning.read_lock(inventory, options)
+        plan, sources = planning.make_plan(inventory, survey.hosts, replace(options, python_downloads=False), locked)
+        planning.refuse_conflicts(plan)
+        gather(session, plan, survey.hosts, options, sources, target, locked)
+        return survey
 
 
 def remove(
@@ -335,4 +336,5 @@ def remove(
         session.step = "remove"
         if any(one.state == "would remove" for one in found) and wanted(found):
             found = removal.remove(session, survey, dry_run=False)
+        session.record.exit_code = 1 if any(one.bad for one in found) else 0
         return found

@@ -126,25 +126,23 @@ def run(inventory: Inventory, image: str, job: ContainerJob, progress: Progress,
         Interrupted: after Ctrl-C, when everything has been ended.
     """
     attributes = _attributes_here(image)
-    session = Session(inventory, progress, passwords, command="provision image run")
-    try:
-        with signals.termination_as_interrupt():
-            hosts = _Hosts(session, _facts(session), _engines(session))
-            dead = set(session.dead_runs())
-            hosts.clean_up({name: engine.runs & dead for name, engine in hosts.engines.items()})
-            hosts.check_ranks(job)
-            if attributes is not None:
-                hosts.check_image(image, attributes)  # before it is copied anywhere
-            try:
-                info = hosts.check_image(image, hosts.get_image(image, attributes, keep=job.keep))
-                if not info.ready:
-                    progress.line(f"{image} is not verified: provision image verify")
-                return _launch(hosts, hosts.start(info, job.volumes), job)
-            finally:
-                with signals.ignored():
-                    hosts.clean_up({name: {session.run_id} for name in hosts.engines})
-    finally:
-        session.close()
+    with Session(inventory, progress, passwords, command="provision image run") as session, signals.termination_as_interrupt():
+        hosts = _Hosts(session, _facts(session), _engines(session))
+        dead = set(session.dead_runs())
+        hosts.clean_up({name: engine.runs & dead for name, engine in hosts.engines.items()})
+        hosts.check_ranks(job)
+        if attributes is not None:
+            hosts.check_image(image, attributes)  # before it is copied anywhere
+        try:
+            info = hosts.check_image(image, hosts.get_image(image, attributes, keep=job.keep))
+            if not info.ready:
+                progress.line(f"{image} is not verified: provision image verify")
+            result = _launch(hosts, hosts.start(info, job.volumes), job)
+            session.record.exit_code = result.code
+            return result
+        finally:
+            with signals.ignored():
+                hosts.clean_up({name: {session.run_id} for name in hosts.engines})
 
 
 def _attributes_here(image: str) -> dict[str, Any] | None:

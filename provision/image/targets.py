@@ -124,17 +124,18 @@ def _for_images(options: Options) -> Options:
 def _for_request(
     request: ImageRequest, options: Options, progress: Progress, passwords: Mapping[str, str]
 ) -> tuple[list[Target], list[Problem]]:
-    inventory = request.inventory
     if request.facts_file is not None:
-        inventory, known, problems = collect.read_file(request.facts_file, inventory, request.limit)
-    else:
-        assert inventory is not None  # noqa: S101 - one of both was given
-        session = Session(inventory, progress, passwords, command="provision image")
-        try:
-            survey = collect.survey_hosts(session)
-        finally:
-            session.close()
-        known, problems = survey.hosts, survey.problems
+        inventory, known, problems = collect.read_file(request.facts_file, request.inventory, request.limit)
+        return _of_facts(request, options, inventory, known, problems), problems
+    assert request.inventory is not None  # noqa: S101 - one of both was given
+    with Session(request.inventory, progress, passwords, command="provision image") as session:
+        survey = collect.survey_hosts(session)
+        return _of_facts(request, options, request.inventory, survey.hosts, survey.problems), survey.problems
+
+
+def _of_facts(
+    request: ImageRequest, options: Options, inventory: Inventory, known: Mapping[str, Facts], problems: Sequence[Problem]
+) -> list[Target]:
     absent = [host.name for host in inventory.hosts if host.name not in known]
     if absent:
         reasons = "; ".join(str(problem) for problem in problems if problem.host in absent)
@@ -146,7 +147,7 @@ def _for_request(
         environments = sources.locked.get(target.hosts[0], {})
         # On hosts what builds is in the environment of what runs; in images it has one of its own.
         targets.append(replace(target, locked={**environments, "build": environments.get("venv", [])}))
-    return targets, problems
+    return targets
 
 
 def of_system(system: str, cuda: str | None, requirements: Requirements, engine: EngineSource, *, base: str | None = None) -> Target:

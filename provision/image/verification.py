@@ -37,7 +37,7 @@ from provision.launch import jobs, launchers, placement, rank_output
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import progress
-from provision.remote.session import Session
+from provision.remote.session import Interrupted, Session
 from provision.smoke import evaluation, training_job
 from provision.survey import collect
 
@@ -98,21 +98,21 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
             info = local_images.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
-            with containers(client, info, count) as inventory:
-                session = Session(loading.load(str(inventory)), shown, command="provision image verify")
-                try:
-                    verdict.folder = session.folder
-                    _check(session, options, verdict)
-                    verdict.seconds = time.monotonic() - began
-                    session.write("verify.json", verdict.as_dict())
-                finally:
-                    session.close()
+            with (
+                containers(client, info, count) as inventory,
+                Session(loading.load(str(inventory)), shown, command="provision image verify") as session,
+            ):
+                verdict.folder = session.folder
+                _check(session, options, verdict)
+                verdict.seconds = time.monotonic() - began
+                session.write("verify.json", verdict.as_dict())
+                session.record.exit_code = 0 if verdict.ready else 1
             if verdict.ready:
                 layers = local_images.layers_digest(client.images.get(info.id).attrs)
                 label(client, info, layers, f"{count} containers; {'; '.join(verdict.summaries)}")
             elif info.ready:  # it was verified once and does not hold
                 label(client, info, "", f"not ready: {verdict.faults[0]}")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         raise ProvisionError("interrupted; the containers are gone, and the image is not verified", where=image) from None
     return verdict
 

@@ -42,13 +42,13 @@ def check(inventory: Inventory, python: str | None, progress: Progress, password
             for name, (interpreter, *more) in words.items()
         }
         answers = ssh.run(session, commands)
-    lines = []
-    for name, answer in answers.items():
-        try:
-            lines += _lines(name, _Build.model_validate_json(answer.body))
-        except (ValidationError, KeyError):
-            raise ProvisionError(answer.err.strip() or "it did not say what it has", where=name) from None
-    return lines
+        lines = []
+        for name, answer in answers.items():
+            try:
+                lines += _lines(name, _Build.model_validate_json(answer.body))
+            except (ValidationError, KeyError):
+                raise ProvisionError(answer.err.strip() or "it did not say what it has", where=name) from None
+        return lines
 
 
 def _lines(host: str, build: _Build) -> list[str]:

@@ -38,7 +38,7 @@ class Record(BaseModel):
     Attributes:
         command: the command that it is a run of, e.g. ``provision up``; empty where the caller did not say.
         inventory: its file, or the hosts as they were typed.
-        exit_code: of the program, where the run is one of `provision run`; 1 where an error ended the run.
+        exit_code: of the program, where the run is one of `provision run`; else of the command, as far as the run decides it.
         error: what ended the run early.
         ranks: host → how many ranks of the run's job it got, in the order of the ranks; empty where there is no job, or that is not known.
     """

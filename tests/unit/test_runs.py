@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from provision import inventory
+from provision import cli, inventory
+from provision import facts as reading
 from provision.base import paths
 from provision.base.errors import UsageError
+from provision.base.problems import Problem
+from provision.cli import doctor, main
+from provision.diagnosis import signatures
+from provision.diagnosis.findings import Finding
+from provision.doctor.host_checks import Examination
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
 from provision.report import page, runs
+from provision.survey import collect
+from provision.survey.collect import Survey
 from tests.unit.test_report import EARLIER
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +66,38 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
     assert "failed: the command failed" in failed
     assert "no such &lt;script&gt;\n  → name another" in failed
     assert sorted(run.id for run in runs.runs()) == sorted([one.run_id, another.run_id, third.run_id, fourth.run_id])
+
+
+def test_every_run_is_closed_with_the_error_that_ended_it() -> None:
+    for path in Path(cli.__file__).parents[1].rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        managed = {id(item.context_expr) for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items}
+        opened = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Session"]
+        assert [f"{path}:{call.lineno}" for call in opened if id(call) not in managed] == []
+
+
+def test_a_command_that_exits_with_1_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The host is a recorded one.
+    fit = reading.load_file(DATA / "lint-facts.json")["gpu1"]
+    assert fit.driver is not None
+    old = fit.model_copy(update={"driver": fit.driver.model_copy(update={"version": "390.157"})})
+    survey = Survey({"gpu1": old}, [Problem("error", "a full disk", host="gpu1")])
+    finding = Finding.of(signatures.known_error("nouveau-loaded"), host="gpu1")
+    monkeypatch.setattr(collect, "survey_hosts", lambda _session: survey)
+    monkeypatch.setattr(doctor, "examine_hosts", lambda *_: Examination(survey.hosts, [finding], ["gpu1"]))
+    monkeypatch.chdir(tmp_path)
+
+    def exits_with(*words: str) -> int:
+        return main.guarded(lambda: main.app(list(words)), debug=False)
+
+    assert exits_with("survey", "gpu1") == exits_with("plan", "gpu1") == exits_with("doctor", "gpu1") == 1
+    assert exits_with("bundle", "gpu1", "--out", "x.tar") == 1
+    assert {run.command: run.verdict for run in runs.runs()} == dict.fromkeys(
+        ("provision survey", "provision plan", "provision doctor", "provision bundle"), "failed"
+    )
+    survey.hosts["gpu1"] = fit
+    assert exits_with("plan", "gpu1") == 0
+    assert sorted(run.verdict for run in runs.runs() if run.command == "provision plan") == ["done", "failed"]
 
 
 def test_a_run_that_was_killed_is_called_so() -> None:
