@@ -230,8 +230,11 @@ def pick_device(no_cuda):
 
 
 def sharing(participants):
-    """(what the efficiency next to one rank can be at most, sentences why): ranks on CPUs share the cores of their machine."""
-    notes, possible = [], 0.0
+    """(what the efficiency next to one rank can be at most, sentences why): ranks on CPUs share the cores of their machine.
+
+    All ranks wait for each other at every step, and each trains on as much: the machine with the smallest share limits them all.
+    """
+    notes, possible = [], 1.0
     machines = {}
     for one in participants:
         machines.setdefault(one["machine"], []).append(one)
@@ -239,13 +242,13 @@ def sharing(participants):
         cores = max(one["cores"] for one in ranks)
         threads = sum(one["threads"] for one in ranks)
         share = min(1.0, float(cores) / threads) if ranks[0]["device"] == "cpu" else 1.0
-        possible += share * len(ranks)
+        possible = min(possible, share)
         if share < 1:
             hosts = sorted({one["host"] for one in ranks})
             are = "%s %s" % (" and ".join(hosts), "are one machine" if len(hosts) > 1 else "is a machine")
             load = "%d cores for %d ranks of %d thread(s)" % (cores, len(ranks), ranks[0]["threads"])
             notes.append("%s with %s: %.2f of linear is the most they can reach" % (are, load, share))
-    return round(possible / len(participants), 3), notes
+    return round(possible, 3), notes
 
 
 def parse(argv):
