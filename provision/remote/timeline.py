@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,6 +57,13 @@ class Timeline(BaseModel):
     steps: Annotated[list[StepTime], Field(max_length=200_000)] = Field(default_factory=list)
 
 
+@dataclass
+class Timed:
+    """How a step ended that `Recorder.timed` records."""
+
+    state: State = "failed"
+
+
 class Recorder:
     """Keeps the steps of a run while it goes on. ``began``: the run's begin on the monotonic clock."""
 
@@ -79,15 +87,14 @@ class Recorder:
             self._add(stage, event.host, event.role or playbook, self._started.get(event.host, now), now, _STATES[event.kind])
 
     @contextmanager
-    def timed(self, stage: str, step: str, hosts: Sequence[str]) -> Iterator[None]:
-        """Record what is done meanwhile as a step of these hosts, which fails where it raises."""
-        began, state = time.monotonic() - self.began, _STATES["failed"]
+    def timed(self, stage: str, step: str, hosts: Sequence[str]) -> Iterator[Timed]:
+        """Record what is done meanwhile as a step of these hosts. It has failed unless the caller sets its state."""
+        began, timed = time.monotonic() - self.began, Timed()
         try:
-            yield
-            state = "ok"
+            yield timed
         finally:
             for host in hosts:
-                self._add(stage, host, step, began, time.monotonic() - self.began, state)
+                self._add(stage, host, step, began, time.monotonic() - self.began, timed.state)
             self.save()
 
     def save(self) -> None:

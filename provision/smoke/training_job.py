@@ -77,21 +77,24 @@ def run(
         except ValidationError:
             session.progress.line(f"    {text}")
 
-    with session.timeline.timed(session.step, "job", list(plan.hosts)):
-        result = jobs.run(session, job, title, log, show, inside)
-    session.progress.close()
-    if result.interrupted:
-        session.abort()
-    if result.report is None:
-        return SmokeResult(None, None, (jobs.no_report(result, job, log),))
-    session.write("smoke.json", result.report)
     expected = {host.name: host.hostname for host in hosts}
-    if data is None:
-        summary, faults = evaluation.evaluate_check(result.report, expected, np)
-        return SmokeResult(result.report, f"{summary or 'engine check'} (no PyTorch in this plan)", tuple(faults))
-    summary, faults = evaluation.evaluate_training(result.report, expected, np, data.bar_for(np, options.epochs))
-    if not faults and result.code:
-        faults = [f"the job wrote its report and then ended with exit code {result.code}"]
+    with session.timeline.timed(session.step, "job", list(plan.hosts)) as timed:
+        result = jobs.run(session, job, title, log, show, inside)
+        session.progress.close()
+        if result.interrupted:
+            session.abort()
+        if result.report is None:
+            return SmokeResult(None, None, (jobs.no_report(result, job, log),))
+        session.write("smoke.json", result.report)
+        if data is None:
+            summary, faults = evaluation.evaluate_check(result.report, expected, np)
+            summary = f"{summary or 'engine check'} (no PyTorch in this plan)"
+        else:
+            summary, faults = evaluation.evaluate_training(result.report, expected, np, data.bar_for(np, options.epochs))
+        if not faults and result.code:
+            faults = [f"the job wrote its report and then ended with exit code {result.code}"]
+        if not faults:
+            timed.state = "ok"
     return SmokeResult(result.report, summary, tuple(faults))
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from invented_hosts import host, plan_for
 
 from provision import inventory
+from provision.launch import jobs
+from provision.launch.jobs import Job, JobResult
+from provision.plan.options import SmokeOptions
 from provision.remote import timeline
 from provision.remote.ansible import Event, Kind
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.remote.timeline import Recorder
+from provision.smoke import training_job
 
 
 def event(kind: Kind, role: str = "openmpi", host: str = "a") -> Event:
@@ -85,3 +91,30 @@ def test_no_file_and_too_large_a_file_are_none(tmp_path: Path) -> None:
     assert timeline.read(tmp_path) is None
     (tmp_path / timeline.NAME).write_text('{"schema": 1, "steps": []}' + " " * 20_000_000)
     assert timeline.read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "failures", "state"), [(0, [], "ok"), (1, [], "failed"), (0, ["allreduce is wrong"], "failed"), (1, None, "failed")]
+)
+def test_a_training_job_has_failed_without_its_report_with_a_fault_and_with_an_exit_code(
+    code: int, failures: list[str] | None, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the job itself is stated; the plan has no PyTorch, so it is the engine's check."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    plan = plan_for({"a": host(), "b": host("10.0.0.2")})
+    plan = replace(plan, hosts={name: replace(each, torch=None) for name, each in plan.hosts.items()})
+    hosts = [{"host": each.hostname, "ranks": 1} for each in plan.hosts.values()]
+    report = {"size": 2, "transport": "tcp", "hosts": hosts, "failures": failures} if failures is not None else None
+
+    def ended(_: Session, __: Job, ___: str, log: Path, *____: object) -> JobResult:
+        log.write_text("the last line\n")
+        return JobResult(code, report, interrupted=False)
+
+    monkeypatch.setattr(jobs, "run", ended)
+    with Session(inventory.load("a,b"), Progress()) as session:
+        session.step = "training"
+        result = training_job.run(session, plan, SmokeOptions())
+    found = timeline.read(session.folder)
+    assert found is not None
+    assert [(one.stage, one.host, one.step, one.state) for one in found.steps] == [("training", name, "job", state) for name in "ab"]
+    assert bool(result.faults) is (state == "failed"), result.faults
