@@ -113,15 +113,18 @@ class Progress:
         self._close_step(event, now)
         if event.kind == "started":
             return
+        if event.kind in ("failed", "unreachable"):
+            self._changing.pop(event.host, None)  # its step does not count as done
         text = _sentence(event)
         if event.kind == "waiting":
             if self._waits.get(event.host) == text:
                 return
             self._waits[event.host] = text
         self._note(text)
-        if event.kind == "changed" and not quiet and event.host not in self._changing:
-            began = self._stage.hosts[event.host].began if self._stage and event.host in self._stage.hosts else now
-            self._changing[event.host] = (event.role or event.task, began)
+        host = self._stage.hosts.get(event.host) if self._stage else None
+        has_failed = host is not None and host.state in ("failed", "unreachable")  # what follows there cleans up
+        if event.kind == "changed" and not quiet and event.host not in self._changing and not has_failed:
+            self._changing[event.host] = (event.role or event.task, host.began if host else now)
         if not quiet and self._is_shown(event):
             self.line(text, _STYLE.get(event.kind))
 

@@ -65,6 +65,12 @@ def test_failures_and_waits_are_shown_at_once_and_a_wait_only_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["failed", "unreachable"])
+def test_a_step_that_changed_something_and_failed_is_not_said_to_have_changed_it(kind: Kind) -> None:
+    lines = shown(event("changed"), event(kind, msg="no space left"), event("changed", role="")).splitlines()
+    assert lines[1:] == [f"a: openmpi: Install Open MPI: {kind.upper()}: no space left"]
+
+
 @pytest.mark.parametrize("kind", ["ok", "changed"])
 def test_what_a_role_reports_is_shown_and_what_modules_say_of_themselves_is_not(kind: Kind) -> None:
     said = Event(kind, "a", "driver", "Report packages", {"msg": "would install x,\ny"}, action="ansible.builtin.debug")
