@@ -110,7 +110,7 @@ def recorded_packages(record):
     return {"added": sorted({name.partition(":")[0] for name in names}), "replaced": sorted(replaced) if isinstance(replaced, dict) else []}
 
 
-@section("drift")
+@section("drift", timeout=60.0)  # it reads all packages' lists of files: slow where ranks keep the host busy
 def drift(machine):
     """One sentence per difference from what the last run left; None where no run was completed."""
     manifest = machine.read_json(machine.prefix + "/manifest.json")
