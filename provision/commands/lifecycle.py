@@ -21,7 +21,7 @@ from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
-from provision.inventory import Inventory, last_run
+from provision.inventory import Inventory
 from provision.plan import lock, lock_file, summary
 from provision.plan.model import Plan
 from provision.plan.options import Options, SmokeOptions
@@ -246,9 +246,8 @@ def _announce(
     if not options.check and not options.first_step:
         ahead = {"install": install, "environment": options.env is not None, "training": options.smoke is not None}
         stages = {step.stage for step in session.timeline.steps} | {stage for stage, comes in ahead.items() if comes}
-        much = install and any(facts[name].installed.manifest is None for name in plan.hosts)
-        identity = last_run.identity(session.inventory)
-        found = forecast(paths.runs(), identity, plan.hosts, stages, installs_much=much, own=session.folder)
+        session.timeline.installs_on(plan.hosts, [name for name in plan.hosts if facts[name].installed.manifest is None])
+        found = forecast(paths.runs(), plan.hosts, stages, session.timeline.new_hosts, session.folder)
         session.forecast = found
         took = "not known: no earlier run did the same on these hosts"
         if found is not None:

@@ -1,6 +1,6 @@
 """How long a run and its steps will take, as earlier runs of the same hosts took.
 
-Only runs that did the same count: the same stages, and as the first installation of a host or not. Without one nothing is forecast.
+Only runs that did the same count: the same stages, on as many hosts that were new. Without one nothing is forecast.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import median
 
 from provision.remote import timeline
-from provision.remote.timeline import StepTime, Timeline
+from provision.remote.timeline import NewHosts, StepTime, Timeline
 
 _RUNS = 5  # the newest that count
 _FOLDERS = 200  # the newest that are looked at
-_CHANGED = 1 / 3  # part of an installation's steps that change something where much is installed
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,21 @@ class Forecast:
 
 
 def forecast(
-    folders: Path, inventory: str, hosts: Collection[str], stages: Collection[str], *, installs_much: bool, own: Path | None = None
+    folders: Path, hosts: Collection[str], stages: Collection[str], new_hosts: NewHosts | None, own: Path | None = None
 ) -> Forecast | None:
     """What to expect of a run with these stages on these hosts; None where no earlier run was like it.
 
     Args:
         folders: the folder of run folders.
-        inventory: as timelines record it.
-        installs_much: whether the installation is the first one.
+        new_hosts: as timelines record it.
         own: the folder of the run itself.
     """
-    likely = (found for found in _timelines(folders, own) if _is_like(found, inventory, hosts, stages, installs_much))
+    likely = (found for found in _timelines(folders, own) if _is_like(found, hosts, stages, new_hosts))
     runs = list(islice(likely, _RUNS))
     if not runs:
         return None
     totals = [max(step.began + step.seconds for step in run.steps) for run in runs]
-    return Forecast(len(runs), median(totals), _steps([step for run in runs for step in run.steps], hosts))
+    return Forecast(len(runs), median(totals), _steps(step for run in runs for step in run.steps))
 
 
 def _timelines(folders: Path, own: Path | None) -> Iterator[Timeline]:
@@ -64,20 +62,18 @@ def _timelines(folders: Path, own: Path | None) -> Iterator[Timeline]:
             yield found
 
 
-def _is_like(found: Timeline, inventory: str, hosts: Collection[str], stages: Collection[str], installs_much: bool) -> bool:
-    if found.inventory != inventory and {step.host for step in found.steps} != set(hosts):
-        return False
-    if {step.stage for step in found.steps} != set(stages) or any(step.state in ("failed", "unreachable") for step in found.steps):
-        return False
-    installed = [step.state for step in found.steps if step.stage == "install"]
-    return (installed.count("changed") > len(installed) * _CHANGED) == installs_much
+def _is_like(found: Timeline, hosts: Collection[str], stages: Collection[str], new_hosts: NewHosts | None) -> bool:
+    return (
+        found.new_hosts == new_hosts
+        and {step.host for step in found.steps} == set(hosts)
+        and {step.stage for step in found.steps} == set(stages)
+        and all(step.state in ("ok", "changed") for step in found.steps)
+    )
 
 
-def _steps(taken: Iterable[StepTime], hosts: Collection[str]) -> dict[tuple[str, str, str], float]:
-    """Of each host what it took itself, else what others took."""
-    own: dict[tuple[str, str, str], list[float]] = {}
-    others: dict[tuple[str, str], list[float]] = {}
+def _steps(taken: Iterable[StepTime]) -> dict[tuple[str, str, str], float]:
+    """What each step of each host took."""
+    seconds: dict[tuple[str, str, str], list[float]] = {}
     for step in taken:
-        own.setdefault((step.stage, step.host, step.step), []).append(step.seconds)
-        others.setdefault((step.stage, step.step), []).append(step.seconds)
-    return {(stage, host, step): median(own.get((stage, host, step), every)) for (stage, step), every in others.items() for host in hosts}
+        seconds.setdefault((step.stage, step.host, step.step), []).append(step.seconds)
+    return {key: median(found) for key, found in seconds.items()}

@@ -88,7 +88,7 @@ class Session:
         draft.symlink_to(self.run_id)
         draft.replace(paths.runs() / "latest")
         self.step = "survey"
-        self.timeline = timeline.Recorder(self.folder, last_run.identity(self.inventory))
+        self.timeline = timeline.Recorder(self.folder)
         self.forecast: Forecast | None = None
         self.progress.keep(self.folder)
         self.locks_left = False

@@ -142,7 +142,7 @@ def cluster(count: int, smoke: Mapping[str, Any] | None = None, failed: Sequence
         if bad:
             what = "cc1plus: fatal error: error writing to /tmp/x.s: No space left on device"
             report.failures.append(Problem("error", what, "free space, then run it again", host=name, where="engine / Build"))
-    (made / "timeline.json").write_text(json.dumps({"schema": 1, "inventory": "x", "steps": steps}), encoding="utf-8")
+    (made / "timeline.json").write_text(json.dumps({"schema": 1, "steps": steps}), encoding="utf-8")
     (made / "report.json").write_text(json.dumps(report.as_dict()), encoding="utf-8")
     return made
 

@@ -27,7 +27,7 @@ def event(kind: Kind, role: str = "openmpi", host: str = "a") -> Event:
 
 
 def test_a_step_has_its_worst_tasks_state_and_skipped_tasks_are_no_step(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, "hosts.ini")
+    recorder = Recorder(tmp_path)
     for kind in ("started", "ok", "started", "changed", "started", "tolerated"):
         recorder.event("install", "site", event(kind))
     recorder.event("install", "site", event("skipped", "hwloc"))
@@ -37,7 +37,6 @@ def test_a_step_has_its_worst_tasks_state_and_skipped_tasks_are_no_step(tmp_path
     recorder.save()
     found = timeline.read(tmp_path)
     assert found is not None
-    assert found.inventory == "hosts.ini"
     assert [(one.stage, one.host, one.step, one.state) for one in found.steps] == [
         ("install", "a", "openmpi", "changed"),
         ("install", "a", "engine", "failed"),
@@ -47,7 +46,7 @@ def test_a_step_has_its_worst_tasks_state_and_skipped_tasks_are_no_step(tmp_path
 
 
 def test_what_is_done_outside_of_playbooks_is_a_step_too(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, "")
+    recorder = Recorder(tmp_path)
     with pytest.raises(RuntimeError), recorder.timed("training", "job", ["a", "b"]):
         raise RuntimeError
     found = timeline.read(tmp_path)
