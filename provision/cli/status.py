@@ -87,8 +87,8 @@ def status(
 ) -> None:
     """Show each host's state, load, GPUs and jobs, and how it differs from provision.lock. Changes nothing, also while a job runs.
 
-    The exit code is 0 if every host is ready, and 1 if one is not: unreachable, not installed, drifted, locked by an installation, or
-    without an answer of nvidia-smi.
+    The exit code is 0 if every host holds what was installed, and 1 if one does not: unreachable, not installed, drifted, locked by an
+    installation, or without an answer of nvidia-smi. Whether the training job passed is the last run's verdict.
     """
     if sum((watch, serve, json_)) > 1:
         raise UsageError("--watch, --serve and --json exclude each other", hint="leave two of them out; --serve has /status.json")

@@ -13,8 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from provision.facts.model import noted_files
 
-State = Literal["ready", "drifted", "busy", "GPU error", "not installed", "unknown", "unreachable"]
-STATES: tuple[State, ...] = ("unreachable", "unknown", "not installed", "GPU error", "drifted", "busy", "ready")  # worst first
+State = Literal["installed", "drifted", "busy", "GPU error", "not installed", "unknown", "unreachable"]
+STATES: tuple[State, ...] = ("unreachable", "unknown", "not installed", "GPU error", "drifted", "busy", "installed")  # worst first
 MOST_DIFFERENCES = 200  # of one host
 _COMMANDS: dict[State, str] = {"drifted": "up {}", "not installed": "up {}", "GPU error": "doctor {} --gpu"}
 
@@ -179,8 +179,8 @@ class Status(_Part):
 
     @property
     def ok(self) -> bool:
-        """Whether every host is ready, and the lock could be read."""
-        return self.problem is None and all(host.state == "ready" for host in self.hosts)
+        """Whether every host is as it was installed, and the lock could be read."""
+        return self.problem is None and all(host.state == "installed" for host in self.hosts)
 
     @property
     def worst_first(self) -> list[HostStatus]:

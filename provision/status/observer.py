@@ -127,7 +127,7 @@ class Observer:
             return HostStatus(host=host.name, state="unknown", problem=what, remedy=f"log in: provision ssh {host.name}"), ()
         differences = tuple(_differences(host, check, lock)) if check else ()
         problem = gpu_error = said.gpu_load.error if said.gpu_load else said.errors.get("gpu_load")
-        state: State = "ready"
+        state: State = "installed"
         if check is None:
             state, problem = "unknown", f"what is installed could not be found out: {'; '.join(said.errors.values()) or 'no answer'}"
         elif activity.locked:

@@ -10,7 +10,7 @@ from provision.base.text import joined
 from provision.status.model import STATES, HostStatus, Status, command
 
 STYLES = {
-    "ready": "green",
+    "installed": "green",
     "busy": "cyan",
     "drifted": "yellow",
     "GPU error": "red",
@@ -141,7 +141,7 @@ def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str
             shown.append(f"and {len(host.drift) - _MOST_DIFFERENCES} more")
         groups.setdefault((host.state, *shown), []).append(host)
     for (state, *texts), group in groups.items():
-        if state == "ready":
+        if state == "installed":
             continue
         names = [host.host for host in group]
         head = f"{joined(names)}: {state}"

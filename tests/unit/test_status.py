@@ -19,6 +19,7 @@ from test_drift import plan_of
 
 from provision import facts as reading
 from provision import inventory
+from provision.base import paths
 from provision.base.terminal import Console
 from provision.install import drift
 from provision.plan import lock_file
@@ -64,12 +65,19 @@ def lock(hosts: Hosts, plan: Plan) -> None:
 # -------------------------------------------------------------------------------------------------------- states
 
 
-def test_hosts_that_hold_what_the_lock_says_are_ready(hosts: Hosts, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_that_hold_what_the_lock_says_are_installed(hosts: Hosts, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     lock(hosts, plan)
     for name in ("node1", "gpu1"):
         hosts.answer(name, installed=held(plan, name), drift=[], gpu_load={"gpus": [GPU, {**GPU, "index": 1}], "error": None})
+    failed = paths.runs() / "20261126-180000-aaaaaa"
+    failed.mkdir(parents=True)
+    report = {"run_id": failed.name, "folder": str(failed), "inventory": str(hosts), "smoke_faults": ["accuracy is 11 %"]}
+    (failed / "report.json").write_text(json.dumps({"schema": 1, **report}), encoding="utf-8")
     assert end_of("status", str(hosts)) == 0
-    assert "2 ready" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 installed" in said
+    assert "last run: unknown, not ready" in said
+    assert said.count("ready") == 1, "only a training job that passed says so"
     assert not list((hosts.folder / "home").rglob("controller.json")), "looking is no run"
 
 
