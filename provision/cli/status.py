@@ -18,8 +18,7 @@ from provision.cli.help import Command
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.inventory import last_run
 from provision.status import show
-from provision.status.observer import Observer
-from provision.status.server import Poller, Server
+from provision.status.observer import Observer, Poller
 
 _TICK_S = 0.1  # how soon Ctrl-C is noticed
 _SHORTEST_TOKEN = 16
@@ -135,6 +134,8 @@ def _watch(observer: Observer, interval: float, console: terminal.Console) -> No
 
 
 def _serve(observer: Observer, port: int, token: str, interval: float) -> None:
+    from provision.status.server import Server
+
     with signals.as_event() as stopped:
         poller = Poller(observer, interval, stopped)
         with Server(port, token, lambda: poller.latest, interval) as server:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provision.base import paths
+from provision.base import run_folders
 from provision.base.errors import UsageError
 from provision.inventory.model import Inventory
 
@@ -74,14 +72,8 @@ def newest_failed_inventory() -> str | None:
 
 
 def _reports() -> Iterator[_Report]:
-    """All valid reports, newest first."""
-    for document in written("report.json"):
+    """All valid reports, newest first; those of runs in progress or cut off are left out."""
+    for folder in run_folders.newest_first():
         with contextlib.suppress(ValidationError):
-            yield _Report.model_validate(document)
-
-
-def written(name: str) -> Iterator[dict[str, Any]]:
-    """The JSON files of that name in the folders of runs, newest first; unreadable ones, of runs in progress or cut off, are left out."""
-    for path in sorted(paths.runs().glob(f"2*/{name}"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            yield json.loads(path.read_text(encoding="utf-8"))
+            if (content := run_folders.content(folder / "report.json")) is not None:
+                yield _Report.model_validate_json(content)

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
+from provision.base import run_folders
 from provision.remote import timeline
 from provision.remote.timeline import NewHosts, StepTime, Timeline
 
@@ -56,8 +57,8 @@ def forecast(
 
 
 def _timelines(folders: Path, own: Path | None) -> Iterator[Timeline]:
-    """Those of earlier runs, newest first: the names of the folders begin with the time."""
-    for folder in sorted(folders.glob("2*"), reverse=True)[:_FOLDERS]:
+    """Those of earlier runs, newest first."""
+    for folder in run_folders.newest_first(folders)[:_FOLDERS]:
         if folder != own and (found := timeline.read(folder)) is not None and found.steps:
             yield found
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from provision.base import paths, resources, signals
+from provision.base import paths, resources, run_folders, signals
 from provision.base.errors import ProvisionError, as_provision_error
 from provision.base.process_locks import acquired
 from provision.inventory import Inventory, last_run
@@ -137,7 +137,9 @@ class Session:
     def dead_runs(self) -> list[str]:
         """Runs of this machine that were killed: their host locks may be taken over."""
         found = []
-        for record in paths.runs().glob("2*/controller.json"):
+        for record in (folder / "controller.json" for folder in run_folders.newest_first()):
+            if not record.is_file():
+                continue
             # A running one has the lock. A record that cannot be read yet is of a run that is just starting.
             with acquired(record) as file, suppress(ValueError, KeyError, TypeError):
                 if file is not None and json.load(file)["machine"] == socket.gethostname():

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from provision.base import run_folders
 from provision.remote.ansible import Event
 
 NAME = "timeline.json"
 State = Literal["ok", "changed", "failed", "unreachable"]
 NewHosts = Literal["all", "some", "none"]
-_LARGEST = 20_000_000  # bytes of a file that is read
 _STATES: dict[str, State] = {"ok": "ok", "tolerated": "ok", "changed": "changed", "failed": "failed", "unreachable": "unreachable"}
 _RANK: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")  # a step has the last of these that one of its tasks had
 
@@ -124,9 +124,7 @@ class Recorder:
 
 def read(folder: Path) -> Timeline | None:
     """The timeline of the run with this folder; None where there is none, or something else in its place."""
-    try:
-        with (folder / NAME).open("rb") as file:
-            content = file.read(_LARGEST + 1)
-        return Timeline.model_validate_json(content) if len(content) <= _LARGEST else None
-    except (OSError, ValidationError):
-        return None
+    content = run_folders.content(folder / NAME)
+    with suppress(ValidationError):
+        return Timeline.model_validate_json(content) if content is not None else None
+    return None

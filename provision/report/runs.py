@@ -5,7 +5,6 @@ Folders of other versions, and those of runs that were cut off, lack files or ha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from provision.base import paths, process_locks
+from provision.base import paths, process_locks, run_folders
 from provision.base.errors import UsageError
 from provision.remote.session import RECORD, Record
 from provision.report.model import Report
 
 REPORT = "report.json"
-LARGEST_FILE = 32 << 20  # bytes of a file in a run folder that is read; facts and plan of 300 hosts have a few millions
 _CHOICES = 6  # runs that an error names
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -66,7 +64,7 @@ class Run:
 
 def runs() -> Iterator[Run]:
     """All runs, the newest first; a folder is read when its run is taken."""
-    for folder in _folders():
+    for folder in run_folders.newest_first():
         yield read(folder)
 
 
@@ -84,7 +82,7 @@ def find(name: str | None = None, *, reported: bool = False) -> Run:
     Raises:
         UsageError: there is none, or there are several.
     """
-    folders = list(_folders())
+    folders = run_folders.newest_first()
     if not folders:
         raise UsageError("there is no run yet", where=str(paths.runs()), hint="provision HOSTS makes one")
     if name is None:
@@ -120,34 +118,10 @@ def read(folder: Path) -> Run:
 
 def load(path: Path, model: type[_Model]) -> _Model | None:
     """A JSON file of a run folder; None where it is missing, too large, or something else."""
-    content = text(path)
+    content = run_folders.content(path)
     with suppress(ValidationError):
         return model.model_validate_json(content) if content is not None else None
     return None
-
-
-def text(path: Path, most: int = LARGEST_FILE) -> bytes | None:
-    """The content of a file; None where it is missing, no file, or larger than ``most`` bytes."""
-    try:
-        if not path.is_file():  # a FIFO would keep us waiting
-            return None
-        with path.open("rb") as file:
-            content = file.read(most + 1)
-    except OSError:
-        return None
-    return content if len(content) <= most else None
-
-
-def _folders() -> list[Path]:
-    """The newest first. Other names are not those of runs, and a symbolic link (``latest``) is another name of one."""
-    try:
-        return sorted((each for each in paths.runs().iterdir() if re.match(r"2\d", each.name) and _is_folder(each)), reverse=True)
-    except OSError:
-        return []
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _verdict(folder: Path, record: Record | None, report: Report | None, *, has_report: bool) -> Verdict:

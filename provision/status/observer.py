@@ -156,6 +156,34 @@ class Observer:
         ), activity.jobs
 
 
+class Poller:
+    """Looks at the hosts again and again in a thread of its own, until ``stopped`` is set."""
+
+    def __init__(self, observer: Observer, interval: float, stopped: threading.Event) -> None:
+        self._observer, self._interval, self._stopped = observer, interval, stopped
+        self.latest: Status | None = None
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                found = self._observer.look(self._stopped)
+                if not self._stopped.is_set():  # else hosts are missing that were cut off
+                    self.latest = found
+                self._stopped.wait(self._interval)
+        except Exception as error:  # noqa: BLE001  raised by `check`, in the main thread
+            self.failure = error
+
+    def check(self) -> None:
+        """Raise what has ended the thread."""
+        if self.failure is not None:
+            raise self.failure
+
+
 def _last_run(inventory: Inventory) -> LastRun | None:
     """The newest run on the inventory, if it is one of the newest at all."""
     identity = last_run.identity(inventory)

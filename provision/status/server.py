@@ -1,7 +1,7 @@
 """A read-only web server for the status, on this machine's loopback interface alone.
 
-It never asks hosts itself: `Poller` does that at an interval, and every request is answered with what it found last. A request needs the
-token, in its address or as bearer; another name in ``Host`` is refused, so that no site in a browser can read it by DNS rebinding.
+It never asks hosts itself: `observer.Poller` does that at an interval, and every request is answered with what it found last. A request
+needs the token, in its address or as bearer; another name in ``Host`` is refused: no site in a browser can read it by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from provision.base.errors import ProvisionError
 from provision.base.terminal import neutral
 from provision.status import metrics, show
 from provision.status.model import Status
-from provision.status.observer import Observer
 
 LOOPBACK = "127.0.0.1"
 _MOST_CONNECTIONS = 16
@@ -42,34 +41,6 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _POLICY = "default-src 'none'; style-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-
-class Poller:
-    """Looks at the hosts again and again in a thread of its own, until ``stopped`` is set."""
-
-    def __init__(self, observer: Observer, interval: float, stopped: threading.Event) -> None:
-        self._observer, self._interval, self._stopped = observer, interval, stopped
-        self.latest: Status | None = None
-        self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                found = self._observer.look(self._stopped)
-                if not self._stopped.is_set():  # else hosts are missing that were cut off
-                    self.latest = found
-                self._stopped.wait(self._interval)
-        except Exception as error:  # noqa: BLE001  raised by `check`, in the main thread
-            self.failure = error
-
-    def check(self) -> None:
-        """Raise what has ended the thread."""
-        if self.failure is not None:
-            raise self.failure
 
 
 class _Reply(NamedTuple):
@@ -201,7 +172,7 @@ def page(status: Status | None, interval: float, nonce: str) -> str:
         version=__version__,
         again=max(1, round(interval)),
         age=time.time() - status.when if status else 0.0,
-        clock=show.clock,
+        moment=show.moment,
         duration=show.duration,
         summary=show.summary,
         gib=lambda count: f"{count / (1 << 30):.0f}",

@@ -60,10 +60,10 @@ def summary(status: Status) -> str:
     """One line: how many hosts are in which state."""
     counts = {state: sum(host.state == state for host in status.hosts) for state in reversed(STATES)}
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"{len(status.hosts)} host{'s' * (len(status.hosts) != 1)} at {clock(status.when)}: {said}"
+    return f"{len(status.hosts)} host{'s' * (len(status.hosts) != 1)} at {moment(status.when)}: {said}"
 
 
-def clock(seconds: float) -> str:
+def moment(seconds: float) -> str:
     """A time of today as 14:05:09, of another day with its date."""
     then = time.localtime(seconds)
     return time.strftime("%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)
@@ -156,8 +156,8 @@ def _jobs(status: Status) -> Iterator[tuple[str, str]]:
     for job in status.jobs:
         where = ", ".join(f"{host} ({ranks})" for host, ranks in list(job.hosts.items())[:3])
         more = f" and {len(job.hosts) - 3} more hosts" if len(job.hosts) > 3 else ""
-        since = f"since {clock(job.began)} ({duration(status.when - job.began)})"
+        since = f"since {moment(job.began)} ({duration(status.when - job.began)})"
         yield f"job {job.run}: {job.program}, {job.ranks} rank{'s' * (job.ranks != 1)} on {where}{more}, {since}", "cyan"
     if last := status.last_run:
-        began = f", begun at {clock(last.began)} ({duration(status.when - last.began)} ago)" if last.began else ""
+        began = f", begun at {moment(last.began)} ({duration(status.when - last.began)} ago)" if last.began else ""
         yield f"last run: {last.command or 'unknown'}, {last.verdict}{began}: {last.folder}", ""

@@ -326,3 +326,11 @@ def test_sigterm_between_two_steps_exits_1(tmp_path: Path) -> None:
 
 def test_the_old_name_of_doctor_check_has_the_help_of_the_new_one() -> None:
     assert provision("doctor", "look", "--help").stdout == provision("doctor", "check", "--help").stdout
+
+
+def test_no_command_waits_for_the_libraries_of_the_status_page() -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import provision.cli.main, sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "provision.cli.status" in loaded
+    assert not {"prometheus_client", "provision.status.server"} & set(loaded)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,6 @@ def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypat
         folder = paths.runs() / f"2026112{number}"
         folder.mkdir(parents=True)
         (folder / "report.json").write_text(content, encoding="utf-8")
-        os.utime(folder / "report.json", (number, number))
     assert last_run.newest_failed_inventory() == EARLIER["inventory"]
     assert last_run.newest_inventory() is None
 

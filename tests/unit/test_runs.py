@@ -11,13 +11,15 @@ import pytest
 
 from provision import cli, inventory
 from provision import facts as reading
-from provision.base import paths
+from provision.base import paths, run_folders
 from provision.base.errors import UsageError
 from provision.base.problems import Problem
 from provision.cli import doctor, main
 from provision.diagnosis import signatures
 from provision.diagnosis.findings import Finding
 from provision.doctor.host_checks import Examination
+from provision.inventory import last_run
+from provision.remote.forecast import forecast
 from provision.remote.progress import Progress
 from provision.remote.session import Interrupted, Session
 from provision.report import page, runs
@@ -138,8 +140,33 @@ def test_folders_of_other_versions_and_with_anything_in_them_are_listed() -> Non
 def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     report = folder("20261121-101500-abcd", report=EARLIER) / "report.json"
     size = report.stat().st_size
-    assert runs.text(report, size) is not None
-    assert runs.text(report, size - 1) is None
+    assert run_folders.content(report, size) is not None
+    assert run_folders.content(report, size - 1) is None
+    monkeypatch.setattr(run_folders, "LARGEST_FILE", size - 1)
+    assert [run.verdict for run in runs.runs()] == ["unreadable"]
+    assert last_run.newest_failed_inventory() is None
+
+
+def test_no_file_of_a_run_keeps_a_command_waiting() -> None:
+    made = folder("20261121-101500-abcd")
+    for name in ("controller.json", "timeline.json", "report.json", "run.json"):
+        os.mkfifo(made / name)
+    assert [run.verdict for run in runs.runs()] == ["unreadable"]
+    (made / "report.json").unlink()
+    assert [run.verdict for run in runs.runs()] == ["unknown"]
+    assert forecast(paths.runs(), ["a"], ["install"], "all") is None
+    assert last_run.newest_inventory() is None
+    with session("provision up") as one:
+        assert one.dead_runs() == []
+
+
+def test_every_command_means_the_same_run_by_the_last_one_also_after_the_clock_went_back() -> None:
+    older = folder("20261121-101500-aaaa", report={**EARLIER, "inventory": "older"})
+    newer = folder("20261122-101500-bbbb", report={**EARLIER, "inventory": "newer"})
+    os.utime(older / "report.json", (2e9, 2e9))
+    os.utime(newer / "report.json", (1e9, 1e9))
+    assert runs.find(reported=True).id == newer.name
+    assert last_run.newest_failed_inventory() == "newer"
 
 
 def test_a_run_is_found_by_its_id_or_a_prefix_and_errors_name_the_choices() -> None:

@@ -19,6 +19,7 @@ from invented_hosts import changed
 from typer.testing import CliRunner
 
 from provision import facts
+from provision.base import run_folders
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.cli import main
@@ -270,7 +271,7 @@ def test_what_ends_a_run_stands_in_its_report(
     hosts.ends = ends
     with pytest.raises((KeyError, ProvisionError)):
         hosts.up()
-    (report,) = last_run.written("report.json")
+    (report,) = [json.loads((folder / "report.json").read_text()) for folder in run_folders.newest_first()]
     assert not report["ok"]
     (failure,) = report["failures"]
     assert (failure["host"], failure["step"], failure["error"]) == (host, "install", said)
@@ -285,7 +286,7 @@ def test_a_host_that_the_survey_kept_out_is_blocked_however_the_run_ended(hosts:
     hosts.ends = _defect
     with pytest.raises(KeyError):
         hosts.up()
-    (report,) = last_run.written("report.json")
+    (report,) = [json.loads((folder / "report.json").read_text()) for folder in run_folders.newest_first()]
     assert {each["host"]: each["state"] for each in report["hosts"]} == {"a": "not finished", "b": "blocked"}
 
 

@@ -11,6 +11,7 @@ import pytest
 from invented_hosts import host, plan_for
 
 from provision import inventory
+from provision.base import run_folders
 from provision.launch import jobs
 from provision.launch.jobs import Job, JobResult
 from provision.plan.options import SmokeOptions
@@ -88,7 +89,7 @@ def test_what_is_no_timeline_is_none(tmp_path: Path, content: Any) -> None:
 
 def test_no_file_and_too_large_a_file_are_none(tmp_path: Path) -> None:
     assert timeline.read(tmp_path) is None
-    (tmp_path / timeline.NAME).write_text('{"schema": 1, "steps": []}' + " " * 20_000_000)
+    (tmp_path / timeline.NAME).write_text('{"schema": 1, "steps": []}' + " " * run_folders.LARGEST_FILE)
     assert timeline.read(tmp_path) is None
 
 

@@ -1,0 +1,36 @@
+"""The folders of runs, and the files in them: the one order, and the one way to read what may be of another version or anything else."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from provision.base import paths
+
+LARGEST_FILE = 32 << 20  # bytes of a file that is read; facts and plan of 300 hosts have a few millions
+
+
+def newest_first(folder: Path | None = None) -> list[Path]:
+    """The folders of all runs, by their names, which begin with date and time. A symbolic link (``latest``) is another name of one.
+
+    Args:
+        folder: where they are, by default `paths.runs`.
+    """
+    try:
+        found = [each for each in (folder or paths.runs()).iterdir() if re.match(r"2\d", each.name)]
+        return sorted((each for each in found if each.is_dir() and not each.is_symlink()), reverse=True)
+    except OSError:
+        return []
+
+
+def content(path: Path, most: int | None = None) -> bytes | None:
+    """What a file holds; None where it is missing, no file, or larger than ``most`` bytes (by default `LARGEST_FILE`)."""
+    limit = LARGEST_FILE if most is None else most
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would keep us waiting
+            found = file.read(limit + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError:
+        return None
+    return found if found is not None and len(found) <= limit else None
