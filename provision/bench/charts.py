@@ -125,7 +125,7 @@ def chart(
         y_title=axes[1],
         up=[_Tick(upward(tick), f"{tick:g}") for tick in ticks],
         along=[_Tick(across(x), text) for x, text in marks.items()],
-        curves=_apart(curves),
+        curves=_apart(curves, top),
     )
 
 
@@ -143,13 +143,17 @@ def spelled(figure: Figure) -> str:
     return number(figure.median) + quartiles
 
 
-def _apart(curves: Sequence[_Curve]) -> list[_Curve]:
-    """The curves with their names moved so far that none covers another, from the lowest up."""
+def _apart(curves: Sequence[_Curve], top: float) -> list[_Curve]:
+    """The curves with their names moved so far that none covers another: from the lowest up, and with no room from the top down."""
     placed: dict[str, float] = {}
     free = math.inf
     for curve in sorted(curves, key=lambda curve: curve.label_y, reverse=True):
         free = min(curve.label_y, free - _LINE)
         placed[curve.name] = free
+    free = top
+    for name, at in sorted(placed.items(), key=lambda each: each[1]):
+        placed[name] = max(at, free)
+        free = placed[name] + _LINE
     return [curve._replace(label_y=placed[curve.name]) for curve in curves]
 
 

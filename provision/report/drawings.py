@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import NamedTuple, TypeVar
 
 from provision.base.text import joined
+from provision.bench import results
 from provision.facts import Facts, hardware
 from provision.remote.timeline import State, StepTime
 
@@ -285,7 +286,8 @@ def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: 
     text = f"{len(names)} hosts" if len(names) > 1 else "one host"
     if measured_links := [link for link in links if link.gbs]:
         slow = min(measured_links, key=lambda link: link.gbs)
-        text += f"; the slowest link {slow.label} between {' and '.join(slow.between)}, the fastest {max(measured.values()):.2f} GB/s"
+        fastest = results.number(max(measured.values()))
+        text += f"; the slowest link {slow.label} between {' and '.join(slow.between)}, the fastest {fastest} GB/s"
     elif hub is not None:
         text += f" in {hub.title}"
     return Topology(width, height, boxes, links, left_out, hub, text)
@@ -305,7 +307,7 @@ def _hardware(facts: Facts | None) -> tuple[str, str]:
 def _box(group: Sequence[str], facts: Facts | None, network: str, x: float, y: float, inside: float | None) -> Box:
     title = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
     gpus, joins = _hardware(facts)
-    lines = [gpus or "no GPU", f"slowest inside {inside:.2f} GB/s" if inside else network]
+    lines = [gpus or "no GPU", f"slowest inside {results.number(inside)} GB/s" if inside else network]
     width = max(150.0, 20 + 8 * max(len(title), 0.85 * max(map(len, lines))))
     count = min(len(facts.gpus), 16) if facts else 0
     return Box(round(x, 1), round(y, 1), round(width, 1), title, lines, [12.0 * at for at in range(count)], joins, list(group))
@@ -323,4 +325,4 @@ def _links(boxes: Sequence[Box], measured: Mapping[frozenset[str], float]) -> It
             gbs = _slowest(one.hosts, other.hosts, measured)
             if gbs is not None:
                 kind = "slow" if gbs < fastest / 2 else "fair" if gbs < fastest * 0.8 else "fast"
-                yield Link(one.x, one.y, other.x, other.y, kind, f"{gbs:.2f} GB/s", (one.title, other.title), gbs)
+                yield Link(one.x, one.y, other.x, other.y, kind, f"{results.number(gbs)} GB/s", (one.title, other.title), gbs)

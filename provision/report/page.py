@@ -311,7 +311,8 @@ def _measured(run: Run, report: Report | None) -> dict[frozenset[str], float]:
     """Two hosts → gigabytes per second between them, as `provision bench` has measured these hosts last."""
     hosts = [line.host for line in report.hosts] if report else []
     measurements = results.history_of(run.inventory, hosts).runs if hosts else []
-    return {frozenset(pair.hosts): pair.largest.busbw_gbs for pair in measurements[-1].pairs} if measurements else {}
+    pairs = next((each.pairs for each in reversed(measurements) if each.pairs), ())  # the last one may have left them out
+    return {frozenset(pair.hosts): pair.largest.busbw_gbs for pair in pairs}
 
 
 @cache

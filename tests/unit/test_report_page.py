@@ -248,7 +248,7 @@ def test_links_are_coloured_by_what_was_measured_on_these_hosts() -> None:
     run = cluster(3)
     pairs = [
         {"hosts": list(hosts), "results": [{"bytes": 1 << 20, "median_us": 10.0, "busbw_gbs": gbs}], "limit_gbs": 0}
-        for hosts, gbs in ((("gpu000", "gpu001"), 11.0), (("gpu000", "gpu002"), 10.5), (("gpu001", "gpu002"), 4.0))
+        for hosts, gbs in ((("gpu000", "gpu001"), 11.0), (("gpu000", "gpu002"), 10.5), (("gpu001", "gpu002"), 0.004))
     ]
     slots = [{"name": name, "slots": 8} for name in ("gpu000", "gpu001", "gpu002")]
     document = {"schema": 2, "when": "2026-11-26T18:00:00+00:00", "hosts": slots, "pairs": pairs, "ranks": [], "training": []}
@@ -256,12 +256,14 @@ def test_links_are_coloured_by_what_was_measured_on_these_hosts() -> None:
     results.keep(same_names, Measurements.model_validate(document))
     assert "Links were not measured" in read(run).said()  # those are other hosts
     results.keep(by_name("/home/me/big.ini", ["gpu000", "gpu001", "gpu002"], None), Measurements.model_validate(document))
+    without_pairs = Measurements.model_validate({**document, "pairs": []})  # --no-pairs
+    results.keep(by_name("/home/me/big.ini", ["gpu000", "gpu001", "gpu002"], None), without_pairs)
     made = read(run)
     assert Counter(value for tag, name, value in made.attributes if (tag, name) == ("line", "class") and value.startswith("link")) == {
         "link fast": 2,
         "link slow": 1,
     }
-    assert "3 hosts; the slowest link 4.00 GB/s between gpu001 and gpu002, the fastest 11.00 GB/s" in made.said()
+    assert "3 hosts; the slowest link 0.004 GB/s between gpu001 and gpu002, the fastest 11 GB/s" in made.said()
 
 
 def test_steps_of_hosts_that_differ_are_not_folded_and_the_failed_ones_come_first_where_there_are_too_many() -> None:
