@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from provision.base import resources
-from provision.base.errors import ProvisionError
+from provision.base.errors import ProvisionError, UsageError
 from provision.bench.results import Figure, HostSlots, Measured, Measurements, Pair, Ranks, Result, Training, significant
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers
@@ -62,22 +62,26 @@ class Experiment:
         return f"{what} of {self.ranks} rank{'s' * (self.ranks > 1)} on {len(self.hosts)} host{'s' * (len(self.hosts) > 1)}"
 
 
+_Microseconds = Annotated[float, Field(gt=1e-6, lt=1e12)]
+_Count = Annotated[int, Field(gt=0, lt=1 << 50)]
+
+
 class _Row(BaseModel):
     """A side of the engine's own report, with one size of an allreduce or with training steps."""
 
     engine: str
     memory: str = ""
-    bytes: PositiveInt | None = None
-    rounds_us: list[PositiveFloat] = Field(min_length=1, max_length=100_000)
+    bytes: _Count | None = None
+    rounds_us: list[_Microseconds] = Field(min_length=1, max_length=100_000)
 
 
 class EngineReport(BaseModel):
     """What the engine's benchmark writes, as far as it is read here. ``batch``: samples per rank and training step."""
 
-    results: list[_Row] = Field(max_length=10_000)
-    limit_gbs: float = Field(0.0, ge=0)
+    results: list[_Row] = Field(min_length=1, max_length=10_000)
+    limit_gbs: float = Field(0.0, ge=0, lt=1e9)
     network_gbs_each_way: float | None = None
-    batch: PositiveInt = 1
+    batch: _Count = 1
 
 
 def experiments(slots: Sequence[tuple[str, int]], *, pairs: bool, training: bool) -> list[Experiment]:
@@ -116,14 +120,19 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         slots = [(name, host.slots) for name, host in plan.hosts.items()]
         planned = experiments(slots, pairs=options.pairs, training=options.training and all(host.torch for host in plan.hosts.values()))
         modules = {path: f"{_PACKAGE}/{path.name}" for path in sorted((resources.folder("benchmarks") / "engine").glob("*.py"))}
+        if not planned:
+            hint = "give the host more slots (slots=N in the inventory), name more hosts, or leave out --no-training and --no-pairs"
+            raise UsageError("there is nothing to measure: one rank alone, without training steps", hint=hint)
         training_job.copy_files(session, plan, modules, "the benchmark")
         reports: dict[Experiment, list[EngineReport]] = {}
+        outcomes: dict[Experiment, Pair | Ranks | Training] = {}
         launches = [experiment for _ in range(options.repetitions) for experiment in planned]
         for number, experiment in enumerate(launches, 1):
             log = session.folder / f"bench-{number}.log"
             report = _run(session, plan, experiment, options, f"{number} of {len(launches)}: {experiment.title}", log)
             reports.setdefault(experiment, []).append(report)
-        found = [outcome(experiment, launched) for experiment, launched in reports.items()]
+            outcomes[experiment] = outcome(experiment, reports[experiment])  # at once: what is wrong is not found after hours
+        found = outcomes.values()
         measurements = Measurements(
             when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             hosts=[HostSlots(name=name, slots=count) for name, count in slots],
@@ -139,8 +148,15 @@ def outcome(experiment: Experiment, reports: Sequence[EngineReport]) -> Pair | R
     """What is kept of the engine's own reports: the median and quartiles of the rounds of all launches.
 
     Raises:
-        ProvisionError: a side is missing in a report.
+        ProvisionError: a side is missing in a report, or a figure is none.
     """
+    try:
+        return _outcome(experiment, reports)
+    except ValidationError as error:
+        raise _unreadable(error, experiment.title, "run it again; --debug shows more") from error
+
+
+def _outcome(experiment: Experiment, reports: Sequence[EngineReport]) -> Pair | Ranks | Training:
     if experiment.kind == "training":
         ours, alone = (_rounds(experiment, reports, side, "", None) for side in ("collective_core", "none"))
         samples = 1e6 * experiment.ranks * reports[0].batch
@@ -191,6 +207,11 @@ def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOpt
     try:
         return EngineReport.model_validate(result.report)
     except ValidationError as error:
-        first = error.errors()[0]
-        what = f"the benchmark's report cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise ProvisionError(what, where=", ".join(hosts), hint=f"read {log}") from error
+        raise _unreadable(error, ", ".join(hosts), f"read {log}") from error
+
+
+def _unreadable(error: ValidationError, where: str, hint: str) -> ProvisionError:
+    first = error.errors()[0]
+    return ProvisionError(
+        f"the benchmark's report cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}", where=where, hint=hint
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ from provision import __version__
 from provision.base.terminal import neutral
 from provision.bench import charts
 from provision.bench.charts import Chart, HeatMap, Series
-from provision.bench.results import Comparison, Figure, Measurements, Pair, figures, number, size
+from provision.bench.results import Comparison, Figure, Measurements, Named, Pair, figures, number, size
 
 MOST_CHANGES = 10  # that are listed at once
 
@@ -84,29 +84,32 @@ def _training(measurements: Measurements) -> Chart | None:
 
 def _trends(runs: Sequence[Measurements]) -> list[Chart]:
     """Small charts over all runs of the figures that sum a cluster up: all ranks together, and the slowest pair."""
-    if len(runs) < 2:
-        return []
-    by_title: dict[tuple[str, str], list[tuple[float, Figure]]] = {}
+    found: dict[tuple[Hashable, ...], list[tuple[int, Named]]] = {}
     for place, run in enumerate(runs):
-        for title, unit, figure in _summary(run):
-            by_title.setdefault((title, unit), []).append((float(place), figure))
-    marks = {0.0: runs[0].when[:10], float(len(runs) - 1): runs[-1].when[:10]}
-    drawn = [
-        charts.chart(title, [Series(title, points)], ("run", unit), marks, size=(330, 190), doubling=False, named=False)
-        for (title, unit), points in by_title.items()
-        if len(points) == len(runs)
-    ]
+        for each in _summary(run):
+            found.setdefault(each.key, []).append((place, each))
+    drawn = []
+    for taken in found.values():
+        (first, _), (last, latest) = taken[0], taken[-1]
+        if first < last:  # a run may have left this out, but one point is no trend
+            points = [(float(place), each.figure) for place, each in taken]
+            marks = {float(first): runs[first].when[:10], float(last): runs[last].when[:10]}
+            series = [Series(latest.name, points)]
+            drawn.append(charts.chart(latest.name, series, ("run", latest.unit), marks, size=(330, 190), doubling=False, named=False))
     return [each for each in drawn if each is not None]
 
 
-def _summary(run: Measurements) -> list[tuple[str, str, Figure]]:
+def _summary(run: Measurements) -> list[Named]:
     """The figures of the most ranks, and of the slowest pair."""
-    found = []
+    found: list[Named] = []
     if run.pairs:
         slowest = min(run.pairs, key=lambda pair: pair.largest.busbw_gbs)
         latest = max(run.pairs, key=lambda pair: pair.smallest.median_us)
-        found += [("slowest pair, " + size(latest.smallest.bytes), "µs", latest.smallest.latency)]
-        found += [("slowest pair, " + size(slowest.largest.bytes), "GB/s", slowest.largest.bandwidth)]
+        for count, unit, figure in (
+            (latest.smallest.bytes, "µs", latest.smallest.latency),
+            (slowest.largest.bytes, "GB/s", slowest.largest.bandwidth),
+        ):
+            found.append(Named(("slowest pair", count, unit), f"slowest pair, {size(count)}", unit, figure))
     most = run.model_copy(update={"pairs": [], "ranks": run.ranks[-1:], "training": run.training[-1:]})
     return found + list(figures(most))
 

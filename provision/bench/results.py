@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
 
 from provision.base import downloads, paths
+from provision.base.process_locks import acquired
 from provision.inventory import Inventory
 from provision.inventory.last_run import identity
 
@@ -102,7 +103,7 @@ class Training(_Document):
     """Training steps of ``np`` ranks. ``alone``: samples per second of the same processes without communication."""
 
     np: PositiveInt
-    hosts: Sequence[str]
+    hosts: Sequence[str] = Field(min_length=1)
     samples_per_second: PositiveFloat
     low: PositiveFloat | None = None
     high: PositiveFloat | None = None
@@ -198,12 +199,12 @@ def history_of(inventory: str, hosts: Iterable[str]) -> History:
 def keep(inventory: Inventory, measurements: Measurements) -> None:
     """Keep the measurements for later comparisons."""
     folder = _folder(identity(inventory), [host.name for host in inventory.hosts])
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = _kept(folder)
-    number = int(kept[-1].stem) + 1 if kept else 1
-    downloads.store(folder / f"{number:06}.json", (measurements.model_dump_json(by_alias=True, indent=1) + "\n").encode())
-    for path in kept[: -MOST_RUNS + 1]:
-        path.unlink(missing_ok=True)
+    with acquired(folder / ".lock", wait=10):  # another bench may end at the same time: each gets a number of its own
+        kept = _kept(folder)
+        number = int(kept[-1].stem) + 1 if kept else 1
+        downloads.store(folder / f"{number:06}.json", (measurements.model_dump_json(by_alias=True, indent=1) + "\n").encode())
+        for path in kept[: -MOST_RUNS + 1]:
+            path.unlink(missing_ok=True)
 
 
 def _kept(folder: Path) -> list[Path]:
@@ -231,20 +232,28 @@ class Change(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The figures of two runs that have changed, the worst first; how many were compared, and how many lack a spread."""
+    """The figures of two runs that have changed, the worst first.
+
+    Attributes:
+        compared: how many were.
+        without_spread: how many lack a spread in one of the runs.
+        without_partner: how many the run before has not measured, or on other hosts.
+    """
 
     changes: list[Change]
     compared: int
     without_spread: int
+    without_partner: int
 
 
 def compare(before: Measurements, now: Measurements) -> Comparison:
     """What has changed by more than both spreads together."""
-    known = {(name, unit): figure for name, unit, figure in figures(before)}
-    changes, compared, without = [], 0, 0
-    for name, unit, figure in figures(now):
-        old = known.get((name, unit))
+    known = {each.key: each.figure for each in figures(before)}
+    changes, compared, without, alone = [], 0, 0, 0
+    for key, name, unit, figure in figures(now):
+        old = known.get(key)
         if old is None:
+            alone += 1
             continue
         if old.spread is None or figure.spread is None:
             without += 1
@@ -253,23 +262,40 @@ def compare(before: Measurements, now: Measurements) -> Comparison:
         if abs(figure.median - old.median) > old.spread + figure.spread:
             better = old.median / figure.median if unit == "µs" else figure.median / old.median
             changes.append(Change(name, old.median, figure.median, better, unit))
-    return Comparison(sorted(changes, key=lambda change: change.better), compared, without)
+    return Comparison(sorted(changes, key=lambda change: change.better), compared, without, alone)
 
 
-def figures(measurements: Measurements) -> Iterator[tuple[str, str, Figure]]:
-    """Every figure with its name and unit; microseconds are times, the others speeds."""
+class Named(NamedTuple):
+    """A figure with its name. ``key``: what was measured, and where; figures with the same can be compared."""
+
+    key: tuple[Hashable, ...]
+    name: str
+    unit: str
+    figure: Figure
+
+
+def figures(measurements: Measurements) -> Iterator[Named]:
+    """Every figure; microseconds are times, the others speeds."""
     for pair in measurements.pairs:
-        yield from _of_allreduce(" – ".join(pair.hosts), pair)
+        yield from _of_allreduce(" – ".join(pair.hosts), pair, frozenset(pair.hosts))
     for run in measurements.ranks:
-        yield from _of_allreduce(f"{run.np} ranks", run)
+        yield from _of_allreduce(f"{run.np} ranks", run, _placement(measurements, run))
     for training in measurements.training:
-        yield f"training, {training.np} ranks", "samples/s", training.speed
+        where = _placement(measurements, training)
+        yield Named(("training", where), f"training, {training.np} ranks", "samples/s", training.speed)
 
 
-def _of_allreduce(title: str, run: _Allreduce) -> Iterator[tuple[str, str, Figure]]:
-    yield f"{title}, {size(run.smallest.bytes)}", "µs", run.smallest.latency
-    if run.largest.busbw_gbs:
-        yield f"{title}, {size(run.largest.bytes)}", "GB/s", run.largest.bandwidth
+def _of_allreduce(title: str, run: _Allreduce, where: Hashable) -> Iterator[Named]:
+    smallest, largest = run.smallest, run.largest
+    yield Named((where, smallest.bytes, "µs"), f"{title}, {size(smallest.bytes)}", "µs", smallest.latency)
+    if largest.busbw_gbs:
+        yield Named((where, largest.bytes, "GB/s"), f"{title}, {size(largest.bytes)}", "GB/s", largest.bandwidth)
+
+
+def _placement(measurements: Measurements, run: Ranks | Training) -> Hashable:
+    """The hosts of the ranks and how many each had: each is filled before the next."""
+    slots = {host.name: host.slots for host in measurements.hosts}
+    return run.np, tuple((name, slots.get(name)) for name in run.hosts[:-1]), run.hosts[-1]
 
 
 def number(value: float) -> str:

@@ -77,6 +77,8 @@ def _since(before: Measurements, comparison: Comparison) -> Iterator[str]:
         yield f"since {before.when}: no change in {comparison.compared} figures that exceeds the spread of both runs"
     if comparison.without_spread:
         yield f"since {before.when}: {comparison.without_spread} figures not compared: too few rounds for a spread in one of the two runs"
+    if comparison.without_partner:
+        yield f"since {before.when}: {comparison.without_partner} figures not compared: that run did not measure them, or on other hosts"
 
 
 def tables(measurements: Measurements) -> list[list[dict[str, str]]]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from itertools import combinations
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from invented_hosts import host, plan_for
+from pydantic import ValidationError
 
 from provision import inventory
-from provision.base.errors import ProvisionError
+from provision.base import downloads
+from provision.base.errors import ProvisionError, UsageError
 from provision.bench import charts, page, results
-from provision.bench.measurement import EngineReport, Experiment, experiments, outcome
+from provision.bench.measurement import BenchOptions, EngineReport, Experiment, experiments, measure, outcome
 from provision.bench.results import Figure, Measurements, Ranks
 from provision.cli.bench import tables
+from provision.remote.progress import Progress
+from provision.survey import installed
 
 
 def allreduce(gbs: float, us: float = 50.0) -> list[dict[str, float]]:
@@ -65,6 +73,13 @@ def test_every_pair_and_more_and_more_ranks_are_measured() -> None:
     assert experiments([("a", 1)], pairs=True, training=False) == []
 
 
+def test_where_nothing_can_be_measured_that_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(installed, "read_plan", lambda _: plan_for({"a": host()}))
+    with pytest.raises(UsageError, match="nothing to measure"):
+        measure(inventory.load("a,"), BenchOptions(training=False), Progress(), {})
+
+
 def report(rounds: Sequence[float], limit: float = 3.0, **more: Any) -> EngineReport:
     one = {"engine": "collective_core", "bytes": 4096, "op": "allreduce", "np": 2}
     rows = [{**one, "memory": "arena", "rounds_us": rounds}, {**one, "memory": "ordinary", "rounds_us": [99.0]}]
@@ -92,6 +107,21 @@ def test_training_steps_are_samples_per_second_of_all_ranks() -> None:
     }
     with pytest.raises(ProvisionError, match="the benchmark's report lacks none"):
         outcome(Experiment("training", (("a", 2),)), [EngineReport.model_validate({"results": rows[:1]})])
+
+
+@pytest.mark.parametrize("rounds", [["1e999"], [0.0], [-1.0], [1e300], ["NaN"], []])
+def test_a_strange_report_of_the_engine_cannot_be_read(rounds: list[Any]) -> None:
+    with pytest.raises(ValidationError):
+        report(rounds)
+
+
+def test_a_report_without_results_is_refused_with_what_and_where() -> None:
+    with pytest.raises(ValidationError):
+        EngineReport.model_validate({"results": []})
+    only_training = EngineReport.model_validate({"results": [{"engine": "none", "rounds_us": [1.0]}]})
+    with pytest.raises(ProvisionError, match=r"the benchmark's report cannot be read: results: ") as raised:
+        outcome(Experiment("pair", (("a", 1), ("b", 1))), [only_training])
+    assert raised.value.where == "a and b"
 
 
 def test_the_page_opens_from_disk_and_shows_the_slow_link() -> None:
@@ -154,7 +184,45 @@ def test_a_change_is_what_exceeds_both_spreads() -> None:
     slower = results.compare(measurements(2.0), measurements(1.8))
     assert sorted(change.what for change in slower.changes) == ["2 ranks, 16 MiB", "4 ranks, 16 MiB", "5 ranks, 16 MiB", "a – b, 16 MiB"]
     assert {round(change.better, 3) for change in slower.changes} == {0.9}
-    assert (slower.compared, slower.without_spread) == (16, 0)
+    assert (slower.compared, slower.without_spread, slower.without_partner) == (16, 0, 0)
+
+
+def test_the_same_ranks_on_other_hosts_are_not_compared_and_a_pair_is_the_same_in_any_order() -> None:
+    def measured(gbs: float, slots: int, hosts: list[str], pair: list[str]) -> Measurements:
+        return measurements(
+            hosts=[{"name": name, "slots": slots} for name in "ab"],
+            pairs=[{"hosts": pair, "results": allreduce(gbs), "limit_gbs": 0}],
+            ranks=[{"np": 4, "hosts": hosts, "results": allreduce(gbs), "limit_gbs": 0}],
+            training=[],
+        )
+
+    found = results.compare(measured(1.0, 2, ["a", "b"], ["a", "b"]), measured(9.0, 4, ["a"], ["b", "a"]))
+    assert [change.what for change in found.changes] == ["b – a, 16 MiB"], "4 ranks are in one host now"
+    assert (found.compared, found.without_partner) == (2, 2)
+    found = results.compare(measured(1.0, 2, ["a", "b"], ["a", "b"]), measured(9.0, 3, ["a", "b"], ["a", "b"]))
+    assert (found.compared, found.without_partner) == (2, 2), "3 and 1 are not 2 and 2"
+
+
+def test_a_run_that_left_something_out_leaves_the_trends_of_all_others() -> None:
+    whole = [measurements(float(gbs)) for gbs in (1, 2, 3)]
+    all_trends = {chart.title: len(chart.curves[0].points) for chart in page._trends(whole)}
+    assert set(all_trends.values()) == {3}
+    for partial in (measurements(training=[]), measurements(pairs=[]), measurements(pairs=[], ranks=[], training=[])):
+        found = {chart.title: len(chart.curves[0].points) for chart in page._trends([*whole, partial])}
+        assert set(found) == set(all_trends)
+        assert 3 in found.values()
+    assert page._trends(whole[:1]) == []
+    assert "Over all 4 runs" in page.render(measurements(training=[]), whole, results.compare(whole[-1], measurements(training=[])))
+
+
+def test_names_of_curves_that_are_alike_stay_inside_of_the_drawing() -> None:
+    series = [charts.Series(f"{number} ranks", [(1.0, Figure(100.0)), (2.0, Figure(99.0 + number / 10))]) for number in range(12)]
+    chart = charts.chart("Speed", series, ("bytes", "GB/s"), {})
+    assert chart is not None
+    heights = sorted(curve.label_y for curve in chart.curves)
+    assert heights[0] >= chart.top
+    assert heights[-1] <= chart.floor
+    assert min(below - above for above, below in pairwise(heights)) >= 15
 
 
 OLD = """{"schema": 1, "when": "2026-11-20T10:00:00+00:00", "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 2}], "pairs": [
@@ -176,6 +244,7 @@ def test_earlier_runs_are_kept_and_old_documents_are_read(tmp_path: Path, monkey
     before = results.history(hosts).runs[0]
     comparison = results.compare(before, measurements())
     assert (comparison.changes, comparison.compared, comparison.without_spread) == ([], 0, 1), "without quartiles nothing can be said"
+    assert comparison.without_partner == 15
 
 
 @pytest.mark.parametrize(
@@ -195,3 +264,21 @@ def test_a_file_that_cannot_be_read_is_named(content: str, reason: str, tmp_path
     path.write_text(content)
     runs, (line,) = results.history(hosts)
     assert (runs, line.startswith(f"{path}: not compared: "), reason in line) == ([], True, True)
+
+
+def test_each_of_two_benches_that_end_at_once_keeps_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    (tmp_path / "hosts.ini").write_text("a ansible_host=192.0.2.1\n")
+    hosts = inventory.load(str(tmp_path / "hosts.ini"))
+    both = threading.Barrier(2)
+    store = downloads.store
+
+    def store_together(path: Path, content: bytes) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # nobody else comes so far meanwhile
+        store(path, content)
+
+    monkeypatch.setattr(downloads, "store", store_together)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda gbs: results.keep(hosts, measurements(gbs)), (1.0, 2.0)))
+    assert len(results.history(hosts).runs) == 2
