@@ -1,7 +1,11 @@
-"""Whether a built site has all that its pages fetch: `python scripts/check_site.py FOLDER` names what is missing or another server's."""
+"""Whether a built site is complete: `python scripts/check_site.py FOLDER`.
+
+It names what pages fetch and the site does not have, and names of the Python API that are not described.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -18,6 +22,7 @@ FETCHES = {
     "script": "src",
     "source": "src",
 }
+SOURCES = Path(__file__).parents[1] / "collective_core/src"
 NOT_FETCHED = {"canonical", "next", "prev", "alternate"}  # rel of <link>
 
 
@@ -49,6 +54,31 @@ def not_in(folder: Path) -> Iterator[str]:
                 yield f"{path.relative_to(folder)}: {address}"
 
 
+def undescribed(page: str) -> Iterator[str]:
+    """MODULE.NAME for every name of the `__all__` of a module on the Python API's page that the page lacks."""
+    modules, ids = re.findall(r"<h2[^>]*>(collective_core[\w.]*)", page), set(re.findall(r'\bid="([^"]+)"', page))
+    for module in modules:
+        for name in _exported(module):
+            # Modules have a part of the page: beside this one, in it, or for all frameworks.
+            is_module = not {f"{module}.{name}", f"{module.rpartition('.')[0]}.{name}", f"collective_core.{name}"}.isdisjoint(modules)
+            if f"{module}.{name}" not in ids and not is_module:
+                yield f"{module}.{name}"
+
+
+def _exported(module: str) -> list[str]:
+    path = SOURCES / module.replace(".", "/")
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for statement in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return list(ast.literal_eval(statement.value))
+    return []
+
+
 if __name__ == "__main__":
-    found = list(not_in(Path(sys.argv[1])))
-    sys.exit("\n".join(["pages fetch what the site does not have:", *found]) if found else 0)
+    site = Path(sys.argv[1])
+    wrong = [f"not in the site: {each}" for each in not_in(site)]
+    python = site / "reference/python.html"
+    wrong += [
+        f"not described in {python.name}: {each}" for each in (undescribed(python.read_text(encoding="utf-8")) if python.exists() else ())
+    ]
+    sys.exit("\n".join(wrong) if wrong else 0)

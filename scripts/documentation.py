@@ -32,8 +32,12 @@ PYTHON = {  # module → what it is for
     "collective_core.data": "streams of records, as `hvd.data`",
     "collective_core.launch": "jobs from Python",
     "collective_core.tensorflow": "TensorFlow",
+    "collective_core.tensorflow.elastic": "elastic jobs with TensorFlow, as `hvd.elastic`",
     "collective_core.keras": "Keras 3",
+    "collective_core.keras.callbacks": "`model.fit`, as `hvd.callbacks`",
+    "collective_core.keras.elastic": "elastic jobs with Keras, as `hvd.elastic`",
     "collective_core.jax": "JAX",
+    "collective_core.jax.elastic": "elastic jobs with JAX, as `hvd.elastic`",
 }
 
 

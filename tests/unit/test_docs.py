@@ -23,11 +23,12 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from loading import load
 from typer.testing import CliRunner
 
 from provision import inventory
-from provision.base import paths
 from provision.cli.main import app
+from provision.sandbox import lifecycle
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -249,7 +250,8 @@ def test_a_line_that_nothing_tests_is_noticed(line: str) -> None:
 def test_a_sandbox_is_where_the_tutorial_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROVISION_HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    assert paths.home() == Path.home() / ".local/state/provision"
+    (copied,) = re.findall(r"^cp (~/.*) \.$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE)
+    assert lifecycle._sandbox("tutorial", []).inventory == Path(copied).expanduser()
 
 
 def test_the_forges_workflow_runs_what_exists() -> None:
@@ -309,3 +311,13 @@ def test_what_the_site_would_fetch_is_noticed(page: str, missing: list[str], tmp
     done = subprocess.run([sys.executable, str(ROOT / "scripts/check_site.py"), str(tmp_path)], capture_output=True, text=True)
     assert re.findall(r"page.html: (.*)", done.stderr) == missing
     assert done.returncode == bool(missing)
+
+
+def test_a_name_that_the_python_reference_lacks_is_noticed() -> None:
+    check = load("check_site", ROOT / "scripts/check_site.py")
+    exported = [f"collective_core.torch.mpi_ops.{name}" for name in check._exported("collective_core.torch.mpi_ops")]
+    assert {"init", "Sum", "elastic"} <= {name.rpartition(".")[2] for name in exported}
+    page = '<h2 id="a">collective_core.torch.mpi_ops</h2><h2 id="b">collective_core.torch.elastic</h2>' + "".join(
+        f'<h3 id="{name}"></h3>' for name in exported if not name.endswith((".init", ".elastic"))
+    )
+    assert [name for name in check.undescribed(page) if ".mpi_ops." in name] == ["collective_core.torch.mpi_ops.init"]

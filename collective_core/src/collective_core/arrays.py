@@ -17,8 +17,17 @@ from collective_core import _native
 from collective_core.runtime import membership, operations, prepared
 from collective_core.runtime.process_sets import Members, ProcessSet, members
 
-#: Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
-Sum, Average, Min, Max, Product = "Sum", "Average", "Min", "Max", "Product"
+# Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
+#: The sum of the ranks' values.
+Sum = "Sum"
+#: The mean of the ranks' values.
+Average = "Average"
+#: The smallest of the ranks' values, for each element.
+Min = "Min"
+#: The largest of the ranks' values, for each element.
+Max = "Max"
+#: The product of the ranks' values.
+Product = "Product"
 REDUCTIONS = {Sum: _native.SUM, Average: _native.AVERAGE, Min: _native.MIN, Max: _native.MAX, Product: _native.PRODUCT}
 
 

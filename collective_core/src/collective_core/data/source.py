@@ -6,6 +6,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
 #: Where a partition has been read to: plain values, as JSON has them. Of what form, its source says.
 Position = Any
+#: The position in each partition, by its name.
 Positions = Dict[str, Position]
 
 

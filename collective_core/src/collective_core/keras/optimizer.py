@@ -12,6 +12,7 @@ from collective_core.errors import InvalidUseError
 from collective_core.keras.requirement import framework
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
 
+#: The backend's: ``Compression.none``, ``Compression.fp16`` and, where it has them, others.
 Compression: Any = framework.Compression
 
 
