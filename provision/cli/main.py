@@ -177,7 +177,7 @@ def up(
 
     with progress.make() as shown:
         result = lifecycle.up(inventory, options, shown, passwords, downgrade)
-    _print_report(result, json_, model.commands_after(result, hosts, check=check))
+    _print_report(result, json_, model.commands_after(result, hosts, sys.argv[1:], limit=limit, check=check))
 
 
 @app.command()
@@ -326,7 +326,7 @@ def smoke(
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
         result = lifecycle.smoke(inventory, SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords)
-    _print_report(result, json_, model.commands_after(result, hosts))
+    _print_report(result, json_, model.commands_after(result, hosts, sys.argv[1:], limit=limit))
 
 
 @app.command(cls=HostsFirst, context_settings={"allow_interspersed_args": False})

@@ -294,6 +294,7 @@ def _train(session: Session, report: Report, plan: Plan, options: SmokeOptions) 
     except ProvisionError as error:  # the installation is complete, and its table is still to be shown
         report.failures.append(entries.error_failure(error, session.inventory, "training"))
         return
+    report.np = sum(session.record.ranks.values()) or None
     report.smoke = result.report
     report.smoke_summary = result.summary
     report.smoke_faults = list(result.faults)

@@ -12,6 +12,7 @@ from provision.base.errors import UsageError
 from provision.inventory.model import Inventory
 
 FAILED = "@failed"  # of ``--limit``: the hosts that failed in the last run
+FAILED_STATES = ("failed", "unreachable", "blocked", "not finished")
 _READY = ("ready", "installed", "unchanged")  # states of hosts that have what was planned for them
 
 
@@ -52,7 +53,7 @@ def failed_hosts(inventory: Inventory) -> list[str]:
     last = next((report for report in _reports() if report.inventory == identity(inventory)), None)
     if last is None:
         raise UsageError(f"--limit {FAILED}: there is no earlier run of this inventory", hint="run it without --limit")
-    failed = [host for host in last.hosts if host.state in ("failed", "unreachable", "blocked", "not finished")]
+    failed = [host for host in last.hosts if host.state in FAILED_STATES]
     names = {entry.host for entry in (*failed, *last.failures)}
     found = [host.name for host in inventory.everyone if host.name in names]
     if not found:

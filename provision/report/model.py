@@ -16,6 +16,7 @@ from provision.base.problems import Problem
 from provision.base.terminal import Console, Padding, styled, table
 from provision.base.text import folded
 from provision.install.removal import HostRemoval
+from provision.inventory import last_run
 
 State = Literal["ready", "installed", "unchanged", "would change", "failed", "unreachable", "blocked", "not finished"]
 Prospect = Literal["will change", "will not change", "cannot know yet"]
@@ -104,6 +105,7 @@ class Report(_Document):
         command: as it was typed, without HOSTS and most options; earlier versions did not write it, nor ``began`` and ``environment``.
         inventory: its file, or the hosts as they were typed.
         failures: problems with their host and, as ``where``, the step.
+        np: how many ranks the training job had; None when it did not run, or an earlier version wrote this.
         smoke: the training job's own report; None when it did not run.
         smoke_faults: why the training job does not count as passed.
     """
@@ -118,6 +120,7 @@ class Report(_Document):
     hosts: list[HostReport] = Field(default_factory=list)
     failures: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(_as_failure)]] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
+    np: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     smoke: Mapping[str, Any] | None = None
     smoke_summary: str | None = None
     smoke_faults: list[str] = Field(default_factory=list)
@@ -177,18 +180,39 @@ def _say_folded(console: Console, text: str, style: str = "", indent: int = 0) -
         console.print(Padding(styled(line, style), (0, 0, 0, indent + 4 if number else indent)))
 
 
-def commands_after(report: Report, hosts: str, *, check: bool = False) -> list[str]:
-    """The two commands that follow a run on ``hosts``, each with what it is for."""
-    word = shlex.quote(hosts)
+def commands_after(report: Report, hosts: str, typed: Sequence[str], *, limit: str | None = None, check: bool = False) -> list[str]:
+    """The two commands that follow a run on ``hosts``, each with what it is for.
+
+    Args:
+        typed: the words of the command that was typed, after ``provision``.
+        limit: the value of its ``--limit``.
+    """
+    if limit and last_run.FAILED in limit:  # from now on that means others
+        names = ",".join(line.host for line in report.hosts)
+        typed = [names if word == limit else f"--limit={names}" if word == f"--limit={limit}" else word for word in typed]
+        limit = names
+    where = [hosts, "--limit", limit] if limit else [hosts]
     if not report.ok:
-        again = f"provision {'smoke ' if report.smoke_faults else ''}{word}{'' if report.smoke_faults else ' --limit @failed'}"
-        return [f"provision doctor {word}  (looks for known causes)", f"{again}  (once they are fixed)"]
+        some = not limit and not report.smoke_faults and _has_failed_hosts(report)
+        again = ["provision", *typed, *(["--limit", last_run.FAILED] if some else [])]
+        return [
+            f"{shlex.join(['provision', 'doctor', *where])}  (looks for known causes)",
+            f"{shlex.join(again)}  (once they are fixed)",
+        ]
     if check:
-        return [f"provision plan {word}  (the reasons for each version)", f"provision {word}  (does it)"]
-    run = f"provision run {word} -np {report.smoke['np'] if report.smoke and 'np' in report.smoke else 2} train.py  (your own program)"
+        without = ["provision", *(word for word in typed if word != "--check")]
+        return ["provision report --open  (this run as a page, with the reasons for each version)", f"{shlex.join(without)}  (does it)"]
+    np = ["-np", str(report.np)] if report.np else []
+    run = f"{shlex.join(['provision', 'run', *where, *np, 'train.py'])}  (your own program)"
     if not report.smoke:
-        return [f"provision smoke {word}  (the training job)", run]
+        return [f"{shlex.join(['provision', 'smoke', *where])}  (the training job)", run]
     return [run, "provision report --open  (this run as a page)"]
+
+
+def _has_failed_hosts(report: Report) -> bool:
+    """Whether ``--limit @failed`` means any host of this run: a failure may be the controller's."""
+    names = {line.host for line in report.hosts}
+    return any(line.state in last_run.FAILED_STATES for line in report.hosts) or any(each.host in names for each in report.failures)
 
 
 def _fitting(listed: list[dict[str, str]], width: int) -> tuple[list[dict[str, str]], str]:

@@ -41,7 +41,7 @@ def test_an_earlier_report_is_read_and_written_as_it_was() -> None:
     read = Report.model_validate(EARLIER)
     assert read.failures == [Problem("error", "make: *** [all] Error 1", "read the log", host="a", where="engine / Build it")]
     assert read.hosts[0].steps == {"linker": "will change"}
-    assert read.as_dict() == {**EARLIER, "command": "", "began": None, "environment": None}
+    assert read.as_dict() == {**EARLIER, "command": "", "began": None, "environment": None, "np": None}
     assert list(read.as_dict())[:2] == ["schema", "ok"]
 
 
@@ -67,7 +67,7 @@ def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypat
 
 def shown(report: Report, width: int) -> list[str]:
     stream = io.StringIO()
-    show(report, Console(file=stream, width=width, color_system=None), commands_after(report, "my hosts.ini"))
+    show(report, Console(file=stream, width=width, color_system=None), commands_after(report, "my hosts.ini", ["my hosts.ini"]))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -76,7 +76,7 @@ def shown(report: Report, width: int) -> list[str]:
 def test_the_closing_table_fits_the_terminal_and_names_stay_whole(width: int, nccl: str, count: int) -> None:
     versions = {"openmpi": "4.1.8", "cmake": "3.31.6", "python": "3.11.2", "torch": "2.13.0+cpu", "nccl": nccl, "engine": "0.1.0"}
     names = [f"worker-{number:03}.lan" for number in range(1, count + 1)]
-    report = Report(run_id="r", folder="/f", inventory="hosts.ini", smoke={"np": 4}, seconds=119)
+    report = Report(run_id="r", folder="/f", inventory="hosts.ini", np=4, smoke={"np": "2; evil"}, seconds=119)
     report.hosts = [HostReport(host=name, state="ready", changed=20, seconds=92, **versions) for name in names]
     lines = shown(report, width)
     assert max(map(len, lines)) <= width
@@ -91,14 +91,35 @@ def test_the_closing_table_fits_the_terminal_and_names_stay_whole(width: int, nc
     ]
 
 
+def follows(report: Report, *typed: str, limit: str | None = None, check: bool = False) -> list[str]:
+    return [line.split("  ")[0] for line in commands_after(report, "h.ini", typed, limit=limit, check=check)]
+
+
 def test_what_follows_depends_on_how_the_run_ended() -> None:
-    report = Report(run_id="r", folder="/f", inventory="hosts.ini")
-    assert [line.split("  ")[0] for line in commands_after(report, "h", check=True)] == ["provision plan h", "provision h"]
-    assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision smoke h", "provision run h -np 2 train.py"]
+    report = Report(run_id="r", folder="/f", inventory="h.ini", hosts=[HostReport(host="a", state="unchanged")])
+    dry = follows(report, "h.ini", "--check", "--bundle", "my file", check=True)
+    assert dry == ["provision report --open", "provision h.ini --bundle 'my file'"]
+    assert follows(report, "h.ini") == ["provision smoke h.ini", "provision run h.ini train.py"]
+    assert follows(report, "h.ini", "--limit", "a", limit="a") == [
+        "provision smoke h.ini --limit a",
+        "provision run h.ini --limit a train.py",
+    ]
     report.smoke_faults.append("rank 1 did not take part")
-    assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision doctor h", "provision smoke h"]
+    assert follows(report, "up", "h.ini", "--cpu") == ["provision doctor h.ini", "provision up h.ini --cpu"]
     report.smoke_faults, report.failures = [], [Problem("error", "it failed", host="a", where="engine")]
-    assert [line.split("  ")[0] for line in commands_after(report, "h")] == ["provision doctor h", "provision h --limit @failed"]
+    assert follows(report, "h.ini", "--cpu") == ["provision doctor h.ini", "provision h.ini --cpu --limit @failed"]
+    assert follows(report, "h.ini", "--limit", "a", limit="a") == ["provision doctor h.ini --limit a", "provision h.ini --limit a"]
+
+
+def test_hosts_that_failed_are_named_only_where_there_are_any() -> None:
+    report = Report(run_id="r", folder="/f", inventory="h.ini", hosts=[HostReport(host="a", state="installed")])
+    report.failures = [Problem("error", "no space left", host="controller", where="training")]
+    assert follows(report, "h.ini", "--bundle", "x") == ["provision doctor h.ini", "provision h.ini --bundle x"]
+    again = follows(report, "h.ini", "--limit", "@failed", limit="@failed")
+    assert again == ["provision doctor h.ini --limit a", "provision h.ini --limit a"], "they did not fail now"
+    report.failures, report.hosts[0].state = [], "blocked"
+    report.failures = [Problem("error", "no route", host="b", where="survey")]
+    assert follows(report, "h.ini")[1] == "provision h.ini --limit @failed"
 
 
 def test_a_removal_that_is_the_same_on_several_hosts_is_told_once() -> None:
