@@ -11,6 +11,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import typer
@@ -27,7 +28,7 @@ from rich.text import Text
 
 __all__ = [
     "Console", "Group", "Live", "Padding", "Panel", "ProgressBar", "RenderableType", "Table", "Text",
-    "confirm", "err", "live", "neutral", "out", "print_json", "program_line", "say", "styled", "table",
+    "clipped", "confirm", "err", "live", "neutral", "out", "print_json", "program_line", "say", "styled", "table", "wrapped",
 ]  # fmt: skip
 
 _PIPE_WIDTH = 200  # of tables in a pipe or file: wide enough that few lines are folded
@@ -147,6 +148,26 @@ def table(entries: Iterable[Mapping[str, str]], styles: Mapping[str, str] | None
     for entry in listed:
         built.add_row(*(styled(value, (styles or {}).get(value, "") if column == "state" else "") for column, value in entry.items()))
     return built
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines that a text takes in so many columns."""
+    return [line.plain for line in Text(neutral(text)).wrap(_plain(), max(1, width), overflow="fold")]
+
+
+def clipped(text: str, width: int, lines: int) -> str:
+    """The text, cut where it would take more than so many lines."""
+    length = width * lines
+    if len(text) <= length and len(wrapped(text, width)) <= lines:
+        return text
+    while length > 0 and len(wrapped(f"{text[:length]} …", width)) > lines:
+        length -= 1
+    return f"{text[:length]} …"
+
+
+@cache
+def _plain() -> RichConsole:
+    return RichConsole()
 
 
 def live(console: Console, draw: Callable[[], RenderableType]) -> Live:

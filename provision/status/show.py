@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
-from provision.base.terminal import Console, Table, styled, table
+from provision.base.terminal import Console, Table, clipped, styled, table, wrapped
 from provision.base.text import joined
 from provision.status.model import STATES, HostStatus, Status, command
 
@@ -22,6 +23,7 @@ _DISPENSABLE = ("GPU GiB", "disk GiB", "mem GiB", "load")  # columns that are le
 _MOST_GPUS = 16  # of all hosts, that get a row each
 _MOST_DIFFERENCES = 3  # of one host, that are shown
 _FEWEST_ROWS = 4  # of hosts in a live view
+_MOST_LINES = 2  # of a text in a live view
 _ANY_WIDTH = 10_000
 _GIB = 1 << 30
 
@@ -39,19 +41,27 @@ def show(status: Status, console: Console) -> None:
 def view(status: Status, console: Console) -> Table:
     """The same for a live view, which must not be higher than the terminal: the summary first, of the hosts the worst."""
     below = list(_jobs(status))
-    most = max(_FEWEST_ROWS, console.height - 3 - sum(1 + len(text) // console.width for text, _ in below))
-    hosts = status.worst_first[:most]
-    troubles = list(_troubles(status, hosts))
-    if len(status.hosts) > (room := most - len(troubles)):
-        hosts = hosts[: max(_FEWEST_ROWS, room)]
-    listed, left_out = _table(status, hosts, console)
+    if len(below) > (some := max(2, console.height // 4)):
+        below[some - 1 :] = [(f"and {len(below) - some + 1} more lines: provision status prints all", "dim")]
+    room, count = console.height - 3, len(status.hosts)  # without the summary, the table's head, and the cursor's line
+    while True:
+        hosts, rest = status.worst_first[:count], status.worst_first[count:]
+        listed, left_out = _table(status, hosts, console)
+        more = [(f"and {len(rest)} more: {joined(list(dict.fromkeys(host.state for host in rest)))}", "dim")] if rest else []
+        lines = [
+            (clipped(text, console.width, _MOST_LINES), style) for text, style in (*more, *left_out, *below, *_troubles(status, hosts))
+        ]
+        heights = [len(wrapped(text, console.width)) for text, _ in lines]
+        excess = count + sum(heights) - room
+        if excess <= 0 or count <= _FEWEST_ROWS:
+            break
+        count = max(_FEWEST_ROWS, count - excess)
     grid = Table.grid()
     grid.add_column(overflow="fold")
-    grid.add_row(styled(summary(status), "bold"))
+    grid.add_row(styled(clipped(summary(status), console.width, 1), "bold"))
     grid.add_row(listed)
-    rest = status.worst_first[len(hosts) :]
-    more = [(f"and {len(rest)} more: {joined(list(dict.fromkeys(host.state for host in rest)))}", "dim")] if rest else []
-    for text, style in (*more, *left_out, *below, *troubles):
+    fit = sum(count + line <= room - (excess > 0) for line in accumulate(heights))
+    for text, style in lines[:fit] + [("… provision status prints all", "dim")] * (fit < len(lines)):
         grid.add_row(styled(text, style))
     return grid
 

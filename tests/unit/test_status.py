@@ -26,7 +26,7 @@ from provision.plan import lock_file
 from provision.plan.lock import Lock, environments
 from provision.plan.model import HostPlan, Plan
 from provision.status import observer, show
-from provision.status.model import Status
+from provision.status.model import Job, Status
 from provision.status.observer import Observer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -269,9 +269,29 @@ def test_names_are_whole_in_eighty_columns(hosts: Hosts) -> None:
     assert [line.split()[0] for line in lines[1:17]] == names
     assert "on a wider terminal also: GPU GiB" in captured.get()
     with console.capture() as captured:
-        console.print(show.view(status, Console(width=80, height=12)))
-    assert "and 9 more: not installed" in captured.get()
+        console.print(show.view(status, Console(width=80, height=13)))
+    assert "and 12 more: not installed" in captured.get()
     assert "→ provision up hosts.ini " in captured.get()
+    assert len(captured.get().splitlines()) == 12
+
+
+@pytest.mark.parametrize("height", [10, 24, 50])
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_live_view_is_not_higher_than_the_terminal(hosts: Hosts, width: int, height: int) -> None:
+    hosts.answer("node1")
+    one = look(hosts).hosts[0]
+    drift = tuple(f"/opt/provision/venv/{'site-packages/' * 150}{number} is gone" for number in range(5))
+    many = [one.model_copy(update={"host": f"{letter}{number}", "drift": drift}) for letter in "abcd" for number in range(10)]
+    began = {"ranks": 8, "hosts": {"a1": 8}, "began": 0.0}
+    running = tuple(Job(run=f"20261126-170000-{number:06}", program="train.py " * 20, **began) for number in range(30))
+    for shown, jobs in ((many, running), (many[:1], running), (many, ()), (many[:1], ())):
+        console = Console(width=width, height=height)
+        with console.capture() as captured:
+            console.print(show.view(Status(when=0.0, seconds=1.0, inventory="hosts.ini", hosts=tuple(shown), jobs=jobs), console))
+        lines = captured.get().splitlines()
+        assert len(lines) < height
+        assert lines[0].startswith(f"{len(shown)} host")
+        assert lines[2].startswith("a0 ")
 
 
 @pytest.fixture
