@@ -134,16 +134,18 @@ class Stage:
             step=first.step,
             number=first.number,
             part=min(self._part(host, now) for host in group),
-            seconds=max((host.at if host.state in ("failed", "unreachable", "done") else now) - host.began for host in group),
+            seconds=max((now if self._goes_on(host, now) else host.at) - host.began for host in group),
             left=None if any(each is None for each in left) else max(each for each in left if each is not None),
             remark=first.remark,
         )
 
     def _state(self, host: HostState, now: float) -> State:
-        if host.state != "idle":
-            return host.state
-        # Of steps that are not known the last one may be over.
-        return "running" if now - host.at < _IDLE_S else "idle" if self.steps else "done"
+        return "running" if host.state == "idle" and now - host.at < _IDLE_S else host.state
+
+    def _goes_on(self, host: HostState, now: float) -> bool:
+        """Whether its time goes on. Where the steps are not known a host at rest may be at the end, or wait for others."""
+        state = self._state(host, now)
+        return state not in ("failed", "unreachable", "done") and (state != "idle" or bool(self.steps))
 
     def _part(self, host: HostState, now: float) -> float:
         """By the time that earlier runs took, else by the number of steps."""

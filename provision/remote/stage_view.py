@@ -1,23 +1,27 @@
 """The live view of a stage, as wide as the terminal: its hosts as a table, or a training job as one line.
 
-Names are never cut: where a terminal is narrow the bar goes first, then the estimates.
+Names are never cut: where a terminal is narrow the bar goes first, then the estimates. Of many hosts whose names are unlike two are named.
+It is not higher than the terminal, which would not show its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from provision.base.terminal import Group, ProgressBar, RenderableType, Table, styled
-from provision.base.text import about, clock, folded
+from provision.base.terminal import Group, ProgressBar, RenderableType, Table, clipped, styled, wrapped
+from provision.base.text import about, clock, folded, joined
 from provision.remote.stage import Row, Stage
 
 _STYLE = {"failed": "bold red", "unreachable": "bold red", "waiting": "yellow", "running": "cyan", "done": "green"}
 _GAP = 2
 _BAR = range(8, 33)  # columns
-_REMARKS = 3  # lines about hosts that failed or wait
+_REMARKS = 3  # about hosts that failed or wait
+_LINES = 2  # of a remark, and of names
+_KEPT = 4  # lines for the title, for how many hosts are not shown, for the last line above the view, and for the cursor
 
 
 _Count = Annotated[int, Field(ge=1, lt=1_000_000_000)]
@@ -48,13 +52,12 @@ class Training(BaseModel):
 def stage_view(stage: Stage, now: float, width: int, height: int, run_left: float | None = None) -> RenderableType:
     """The table of a stage's hosts below its title; ``run_left``: seconds to the end of the run, where earlier runs tell them."""
     rows = stage.rows(now)
-    remarks = [f"{folded(row.hosts)}: {row.remark}" for row in rows if row.remark][:_REMARKS]
-    most = max(4, height - 4 - 2 * len(remarks))
-    shown, others = rows[:most], rows[most:]
+    remarks = [clipped(f"{_names(row.hosts, width // 2)}: {row.remark}", width, _LINES) for row in rows if row.remark][:_REMARKS]
+    table, others = _table(stage, rows, width, height - _KEPT - sum(len(wrapped(remark, width)) for remark in remarks))
     head = f"{stage.title}  {_hosts(len(stage.hosts))}  {clock(now - stage.began)}"
     if run_left is not None:
         head += f"  about {about(run_left)} left" if run_left > 0 else "  longer than before"
-    parts: list[RenderableType] = [styled(head, "bold"), _table(stage, shown, width)]
+    parts: list[RenderableType] = [styled(clipped(head, width, 1), "bold"), table]
     if others:
         parts.append(styled(f"and {_hosts(sum(len(row.hosts) for row in others))} more", "dim"))
     return Group(*parts, *(styled(remark, "yellow") for remark in remarks))
@@ -73,10 +76,15 @@ def training_view(title: str, training: Training, seconds: float, width: int) ->
     return table
 
 
-def _table(stage: Stage, rows: Sequence[Row], width: int) -> Table:
-    """The columns that the width has room for."""
+def _names(hosts: Sequence[str], room: int) -> str:
+    """All of them where so many letters have room for that."""
+    text = folded(hosts)
+    return text if len(text) <= room else joined(hosts)
+
+
+def _table(stage: Stage, rows: Sequence[Row], width: int, height: int) -> tuple[Table, Sequence[Row]]:
+    """The columns that the width has room for, of the rows that the height has room for; and the other rows."""
     count = len(stage.steps)
-    names = [folded(row.hosts) for row in rows]
     steps = [f"{row.number}/{count} {row.step}" if row.number else row.step for row in rows]
     left = [f"~{about(row.left)}" if row.left is not None else "" for row in rows]
     times = [clock(row.seconds) for row in rows]
@@ -85,7 +93,11 @@ def _table(stage: Stage, rows: Sequence[Row], width: int) -> Table:
         ("step", [styled(text) for text in steps], max(map(len, steps), default=0)),
         ("time", [styled(text, "dim") for text in times], max(map(len, times), default=0)),
     ]
-    room = width - max(map(len, names), default=0) - sum(size + _GAP for _, _, size in columns)
+    room = width - sum(size + _GAP for _, _, size in columns)
+    names = [_names(row.hosts, _LINES * room) for row in rows]
+    lines = accumulate(len(wrapped(name, room)) for name in names)
+    shown = max(1, sum(line <= height for line in lines))
+    room -= max(map(len, names), default=0)
     if any(left) and room >= (size := max(map(len, left)) + _GAP):
         columns.append(("left", [styled(text, "dim") for text in left], size - _GAP))
         room -= size
@@ -96,9 +108,9 @@ def _table(stage: Stage, rows: Sequence[Row], width: int) -> Table:
     table.add_column(overflow="fold")
     for name, _, size in columns:
         table.add_column(justify="right" if name in ("time", "left") else "left", width=size)
-    for number, name in enumerate(names):
+    for number, name in enumerate(names[:shown]):
         table.add_row(styled(name, "bold"), *(cells[number] for _, cells, _ in columns))
-    return table
+    return table, rows[shown:]
 
 
 def _bar(part: float, width: int) -> ProgressBar:

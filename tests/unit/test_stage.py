@@ -104,6 +104,34 @@ def test_a_host_that_waits_for_others_is_idle_after_a_moment() -> None:
     assert [(row.hosts, row.state) for row in stage.rows(45.0)] == [(("a",), "running"), (("b",), "idle")]
 
 
+def test_where_the_steps_are_not_known_a_host_at_rest_may_wait_for_others_and_its_time_stops() -> None:
+    stage = Stage.of("Survey", ["a", "b"], 0.0)
+    for name in ("a", "b"):
+        stage.event(event(name, "started", ""), 0.0)
+    stage.event(event("a", "ok", ""), 3.0)
+    assert [(row.hosts, row.state, row.seconds) for row in stage.rows(60.0)] == [(("b",), "running", 60.0), (("a",), "idle", 3.0)]
+    stage.event(event("a", "started", ""), 60.0)  # the next task
+    assert {(row.state, row.seconds) for row in stage.rows(61.0)} == {("running", 61.0)}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("height", [12, 24])
+def test_a_view_is_not_higher_than_the_terminal_and_shows_the_error(width: int, height: int) -> None:
+    names = [
+        f"{word}-{number * 7919 % 97}.{word[::-1]}.cluster.example.com"
+        for number in range(20)
+        for word in ("ant", "bee", "cat", "dog", "eel")
+    ]
+    stage = installing(names)
+    assert len(shown(stage, width, height=height)) < height
+    for number, name in enumerate(names[: len(names) // 2]):
+        stage.event(event(name, "failed", "openmpi", msg=f"ERROR: cannot write /opt/{'x' * 500}/{number}"), 30.0)
+    lines = shown(stage, width, height=height)
+    assert len(lines) < height
+    assert "ERROR: cannot write" in " ".join(lines)
+    assert "ERROR: no matching distribution found" in " ".join(lines)
+
+
 def test_more_rows_than_the_terminal_has_lines_are_counted() -> None:
     stage = Stage.of("Survey", [f"node{number}" for number in range(1, 9)], 0.0)
     assert shown(stage, 80, height=8)[-1] == "and 4 hosts more"
