@@ -27,7 +27,7 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write a run as a page, report.html in its folder, and print where it is. `up` and `smoke` write it when they end, too."""
-    found = folders.find(run, reported=True)
+    found = folders.find(run, (folders.REPORT,))
     try:
         written = page.write(found.folder)
     except OSError as error:
@@ -70,10 +70,12 @@ def runs(
 
 def logs(
     host: Annotated[str, typer.Argument(metavar="HOST", help="A host's name in the inventory.")],
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help=f"{_RUN} By default the newest one with a report.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help=f"{_RUN} By default the newest with a report or a program.")
+    ] = None,
 ) -> None:
     """Show what a host did in a run: its tasks with their results and errors, and what its ranks printed."""
-    found = folders.find(run, reported=True)
+    found = folders.find(run, (folders.REPORT, *host_log.LOGS))
     console = terminal.out()
     console.say(f"{found.id}: {found.command or 'provision'}, {found.verdict}", "bold")
     for line in host_log.lines(found, host):

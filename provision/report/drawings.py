@@ -20,6 +20,7 @@ MOST_ROWS = 40  # of the picture of steps; the rest is counted
 MOST_BOXES = 8  # of the topology
 GANTT_WIDTH, ROW_HEIGHT = 760, 22
 CHART_WIDTH, CHART_HEIGHT = 420, 220
+_SMALLEST = 1e-9  # value that a curve shows as another one than 0
 _LETTER = 6.2  # width of a letter in bars, at their font size
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 _WORST: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")
@@ -27,9 +28,9 @@ _WORST: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")
 _Item = TypeVar("_Item")
 
 
-def folded(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: int) -> list[list[_Item]]:
+def grouped(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: int, fold_from: int = FOLD_FROM) -> list[list[_Item]]:
     """The items in groups of those that are alike, in the order of each group's first; each alone where ``count`` hosts need no folding."""
-    if count < FOLD_FROM:
+    if count < fold_from:
         return [[item] for item in items]
     groups: dict[Hashable, list[_Item]] = {}
     for item in items:
@@ -107,7 +108,7 @@ def gantt(steps: Sequence[StepTime]) -> Gantt | None:
         return None
     total = max(max(step.began + step.seconds for step in steps), 0.1)
     scale = GANTT_WIDTH / total
-    groups = folded(of_host.items(), lambda item: tuple((step.stage, step.step, step.state) for step in item[1]), len(of_host))
+    groups = grouped(of_host.items(), lambda item: tuple((step.stage, step.step, step.state) for step in item[1]), len(of_host))
     rows = [_row(group, scale) for group in groups]
     if len(rows) > MOST_ROWS:
         rows.sort(key=lambda row: (-_WORST.index(row.state), -row.seconds))
@@ -205,7 +206,7 @@ def chart(title: str, series: Mapping[str, Sequence[float]], unit: str, top: flo
 
 def _marks(most: float) -> list[float]:
     """Round numbers from 0 to the first one that is not below ``most``, six at the most."""
-    if not most > 0:
+    if not most > _SMALLEST:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most / 5))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor * 5 >= most * 0.9999)
@@ -251,6 +252,7 @@ class Topology(NamedTuple):
 
 
 BOX_HEIGHT = 74
+_WIDTH, _RADIUS, _MARGIN = 860, 280.0, 10.0  # of the picture at least; of the ellipse at least; between boxes, and around them
 
 
 def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: Mapping[frozenset[str], float]) -> Topology | None:
@@ -263,34 +265,50 @@ def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: 
     names = list(networks)
     if not names:
         return None
-    groups = folded(names, lambda name: (*_hardware(facts.get(name)), networks[name]), len(names) if len(names) > MOST_BOXES else 0)
-    if len(names) > MOST_BOXES and len(groups) > MOST_BOXES:
-        groups = sorted(groups, key=len, reverse=True)
+    groups = grouped(names, lambda name: (*_hardware(facts.get(name)), networks[name]), len(names), MOST_BOXES + 1)
+    if len(groups) > MOST_BOXES:
+        groups.sort(key=len, reverse=True)
     drawn, left_out = groups[:MOST_BOXES], sum(map(len, groups[MOST_BOXES:]))
     height = 90 if len(names) == 1 else 130 if len(drawn) <= 2 else 440
-    width, middle = 860, height / 2
-    boxes = []
-    for number, group in enumerate(drawn):
-        angle = 2 * math.pi * number / len(drawn) - (math.pi if len(drawn) == 2 else math.pi / 2)
-        x = width / 2 + (0 if len(drawn) == 1 else width / 2 - 150) * math.cos(angle)
-        y = (45 if len(drawn) == 1 else middle) + (0 if len(drawn) < 3 else middle - BOX_HEIGHT / 2 - 6) * math.sin(angle)
-        boxes.append(_box(group, facts.get(group[0]), networks[group[0]], x, y, _slowest(group, group, measured)))
+    middle = height / 2
+    boxes = [_box(group, facts.get(group[0]), networks[group[0]], _slowest(group, group, measured)) for group in drawn]
+    title = joined(list(dict.fromkeys(filter(None, networks.values()))) or ["network"])
+    hub = Box(0.0, middle if len(drawn) != 1 else height - 18.0, 24 + 8.0 * len(title), title, (), (), "", ())
+    boxes = _around(boxes, 45.0 if len(drawn) == 1 else middle, hub.width)
+    width = max(_WIDTH, 2 * math.ceil(max(abs(box.x) + box.width / 2 for box in [*boxes, hub]) + _MARGIN))
+    boxes = [box._replace(x=round(width / 2 + box.x, 1)) for box in boxes]
+    hub = hub._replace(x=width / 2)
     height = math.ceil(max(box.y for box in boxes) + BOX_HEIGHT / 2 + 6) if len(drawn) > 2 else height
     links = list(_links(boxes, measured))
-    hub = None
-    if not links and len(names) > 1:
-        title = joined(list(dict.fromkeys(filter(None, networks.values()))) or ["network"])
-        at_y = middle if len(drawn) != 1 else height - 18.0
-        hub = Box(width / 2, at_y, 24 + 8.0 * len(title), title, (), (), "", ())
+    has_hub = not links and len(names) > 1
+    if has_hub:
         links = [Link(box.x, box.y, hub.x, hub.y, "plain", "", (box.title, title), 0.0) for box in boxes]
     text = f"{len(names)} hosts" if len(names) > 1 else "one host"
     if measured_links := [link for link in links if link.gbs]:
         slow = min(measured_links, key=lambda link: link.gbs)
         fastest = results.number(max(measured.values()))
         text += f"; the slowest link {slow.label} between {' and '.join(slow.between)}, the fastest {fastest} GB/s"
-    elif hub is not None:
-        text += f" in {hub.title}"
-    return Topology(width, height, boxes, links, left_out, hub, text)
+    elif has_hub:
+        text += f" in {title}"
+    return Topology(width, height, boxes, links, left_out, hub if has_hub else None, text)
+
+
+def _around(boxes: Sequence[Box], middle: float, hub: float) -> list[Box]:
+    """The boxes on an ellipse that is so wide that none covers another one, or what is in the middle, ``hub`` wide; ``x`` from there."""
+    count = len(boxes)
+    angles = [2 * math.pi * number / count - (math.pi if count == 2 else math.pi / 2) for number in range(count)]
+    down = middle - BOX_HEIGHT / 2 - 6 if count > 2 else 0.0
+    wide = _RADIUS if count > 1 else 0.0
+    for number, (box, angle) in enumerate(zip(boxes, angles, strict=True)):
+        others = [(math.cos(other), math.sin(other), each.width) for each, other in zip(boxes[:number], angles, strict=False)]
+        for cos, sin, width in [*others, (0.0, 0.0, hub)] if count > 1 else ():
+            apart = abs(math.cos(angle) - cos)
+            if apart > 1e-6 and abs(math.sin(angle) - sin) * down < BOX_HEIGHT + _MARGIN:
+                wide = max(wide, ((box.width + width) / 2 + _MARGIN) / apart)
+    return [
+        box._replace(x=wide * math.cos(angle), y=round(middle + down * math.sin(angle), 1))
+        for box, angle in zip(boxes, angles, strict=True)
+    ]
 
 
 def _hardware(facts: Facts | None) -> tuple[str, str]:
@@ -304,13 +322,14 @@ def _hardware(facts: Facts | None) -> tuple[str, str]:
     return " + ".join(f"{count} × {name}" for name, count in kinds.items()), joins
 
 
-def _box(group: Sequence[str], facts: Facts | None, network: str, x: float, y: float, inside: float | None) -> Box:
+def _box(group: Sequence[str], facts: Facts | None, network: str, inside: float | None) -> Box:
+    """A box that has no place yet."""
     title = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
     gpus, joins = _hardware(facts)
     lines = [gpus or "no GPU", f"slowest inside {results.number(inside)} GB/s" if inside else network]
     width = max(150.0, 20 + 8 * max(len(title), 0.85 * max(map(len, lines))))
     count = min(len(facts.gpus), 16) if facts else 0
-    return Box(round(x, 1), round(y, 1), round(width, 1), title, lines, [12.0 * at for at in range(count)], joins, list(group))
+    return Box(0.0, 0.0, round(width, 1), title, lines, [12.0 * at for at in range(count)], joins, list(group))
 
 
 def _slowest(some: Sequence[str], others: Sequence[str], measured: Mapping[frozenset[str], float]) -> float | None:

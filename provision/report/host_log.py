@@ -15,7 +15,7 @@ from provision.report import runs
 from provision.report.model import Report
 from provision.report.runs import Run
 
-_LOGS = ("smoke.log", "run.log")
+LOGS = ("smoke.log", "run.log")
 _STYLE = {"changed": "yellow", "failed": "red", "unreachable": "red", "tolerated": "magenta"}
 _CHOICES = 12  # hosts that an error names
 
@@ -46,7 +46,7 @@ def lines(run: Run, host: str) -> Iterator[Line]:
                 yield Line(title, "bold")
             title, found = "", True
             yield _task(event)
-    for name in _LOGS if host in ranks else ():
+    for name in LOGS if host in ranks else ():
         if (run.folder / name).is_file():
             yield Line(f"== {name}: rank {', '.join(map(str, ranks[host]))}", "bold")
             found = True

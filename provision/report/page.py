@@ -160,10 +160,14 @@ def _headline(run: Run, report: Report | None) -> str:
             "unreadable": "its report cannot be read: it is of another version, or damaged",
         }.get(run.verdict, "its folder does not say how it ended")
     if not report.ok:
-        failed = list(dict.fromkeys(failure.host for failure in report.failures if failure.host))
-        if not failed:
-            return "the training job does not count as passed"
-        return f"{hosts if len(failed) >= count > 1 else joined(failed)} failed"
+        blamed = {failure.host for failure in report.failures}
+        failed = [line.host for line in report.hosts if line.host in blamed]
+        if failed:
+            return f"{hosts if len(failed) == count > 1 else joined(failed)} failed"
+        steps = list(dict.fromkeys(failure.where for failure in report.failures if failure.where))
+        if report.failures:  # of the controller, or of no host alone: a plan that does not fit, Ctrl-C
+            return "the run ended early" + (f", in the step {joined(steps)}" if steps else "")
+        return "the training job does not count as passed"
     if _is_dry(report):
         would = sum(line.state == "would change" for line in report.hosts)
         return f"nothing was changed; {would} of {count} host{'s' * (count != 1)} would change"
@@ -247,7 +251,7 @@ def _host_rows(lines: Sequence[HostReport]) -> list[_HostRow]:
         return (line.state, versions, tuple(line.steps.items()))
 
     rows = []
-    for group in drawings.folded(lines, alike, len(lines)):
+    for group in drawings.grouped(lines, alike, len(lines)):
         steps: dict[str, list[str]] = {}
         for step, prospect in group[0].steps.items():
             steps.setdefault(prospect, []).append(step)

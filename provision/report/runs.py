@@ -5,7 +5,7 @@ Folders of other versions, and those of runs that were cut off, lack files or ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,11 +73,11 @@ def latest() -> Run | None:
     return next(runs(), None)
 
 
-def find(name: str | None = None, *, reported: bool = False) -> Run:
+def find(name: str | None = None, having: Collection[str] = ()) -> Run:
     """The run with this id, or the only one whose id begins so; without a name the newest one.
 
     Args:
-        reported: without a name, the newest one that has a report.
+        having: without a name, the newest one that has one of these files.
 
     Raises:
         UsageError: there is none, or there are several.
@@ -86,7 +86,7 @@ def find(name: str | None = None, *, reported: bool = False) -> Run:
     if not folders:
         raise UsageError("there is no run yet", where=str(paths.runs()), hint="provision HOSTS makes one")
     if name is None:
-        taken = next((each for each in folders if (each / REPORT).is_file()), None) if reported else folders[0]
+        taken = next((each for each in folders if not having or any((each / file).is_file() for file in having)), None)
         if taken is None:
             raise UsageError("no run has a report yet", where=str(paths.runs()), hint="provision HOSTS makes one; name another run: RUN")
         return read(taken)

@@ -266,6 +266,53 @@ def test_links_are_coloured_by_what_was_measured_on_these_hosts() -> None:
     assert "3 hosts; the slowest link 0.004 GB/s between gpu001 and gpu002, the fastest 11 GB/s" in made.said()
 
 
+@pytest.mark.parametrize("name", ["n{}", "worker-{:03}.rack-12.training.cluster.example.com"])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_hosts_are_drawn_whole_and_beside_each_other(count: int, name: str) -> None:
+    names = [name.format(number) for number in range(count)]
+    made = drawings.topology({}, {each: f"10.{number}.0.0/16" for number, each in enumerate(names)}, {})
+    assert made is not None
+    assert made.left_out == 0
+    boxes = [*made.boxes, *([made.hub] if made.hub and count != 1 else [])]
+    for number, box in enumerate(boxes):
+        assert box.x - box.width / 2 >= 0
+        assert box.x + box.width / 2 <= made.width
+        for other in boxes[:number]:
+            beside = abs(box.x - other.x) >= (box.width + other.width) / 2
+            assert beside or abs(box.y - other.y) >= drawings.BOX_HEIGHT, (box, other)
+
+
+@pytest.mark.parametrize("count", [9, 12, 13])
+def test_equal_hosts_are_one_box_where_there_are_many(count: int) -> None:
+    made = drawings.topology({}, {f"node{number}": "10.0.0.0/16" for number in range(count)}, {})
+    assert made is not None
+    assert ([len(box.hosts) for box in made.boxes], made.left_out) == ([count], 0)
+
+
+@pytest.mark.parametrize("loss", [5e-324, 1e-13, 0.0, 1.7e308])
+def test_any_loss_that_hosts_report_is_drawn(loss: float) -> None:
+    made = drawings.chart("Loss", {"training": [loss, loss]}, "")
+    assert made is not None
+    assert made.lines[0].points
+
+
+@pytest.mark.parametrize(
+    ("failed", "said"),
+    [
+        (["gpu000"], "gpu000 failed"),
+        (["gpu000", "controller"], "gpu000 failed"),
+        (["gpu001", "gpu000"], "both hosts failed"),
+        (["controller"], "the run ended early, in the step engine"),
+        ([None], "the run ended early, in the step engine"),
+    ],
+)
+def test_the_headline_blames_hosts_of_the_run_alone(failed: Sequence[str | None], said: str) -> None:
+    lines = [HostReport(host=name, state="not finished") for name in ("gpu000", "gpu001")]
+    report = Report(run_id="r", folder="/f", inventory="h.ini", hosts=lines)
+    report.failures = [Problem("error", "it failed", host=name, where="engine") for name in failed]
+    assert f": {said}" in read(folder(report=report.as_dict())).said()
+
+
 def test_steps_of_hosts_that_differ_are_not_folded_and_the_failed_ones_come_first_where_there_are_too_many() -> None:
     steps = [StepTime(stage="install", host=f"h{number}", step=f"s{number}", began=0, seconds=number) for number in range(60)]
     steps[3].state = "failed"
@@ -366,6 +413,10 @@ def test_the_log_of_a_host_is_what_it_did_and_what_its_ranks_printed() -> None:
         "rank 2: \\x1b[2Jmore",
     ]
     assert "failed: engine / Build: cc1plus" in out
-    code, _, err = provision("logs", "gpu002")
+    later = folder("20261127-000000-bbbbbb", run={**record, "command": "provision run", "ranks": {"gpu000": 1}})
+    folder("20261128-000000-cccccc", run={**record, "command": "provision survey", "ranks": {}})
+    (later / "run.log").write_text("[1,0]<stdout>:of the program\n", encoding="utf-8")
+    assert provision("logs", "gpu000")[1].splitlines()[2:] == ["rank 0: of the program"]
+    code, _, err = provision("logs", "gpu002", "--run", run.name)
     assert code == 2
     assert "name one of its hosts: gpu000, gpu001" in err

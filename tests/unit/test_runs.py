@@ -165,7 +165,7 @@ def test_every_command_means_the_same_run_by_the_last_one_also_after_the_clock_w
     newer = folder("20261122-101500-bbbb", report={**EARLIER, "inventory": "newer"})
     os.utime(older / "report.json", (2e9, 2e9))
     os.utime(newer / "report.json", (1e9, 1e9))
-    assert runs.find(reported=True).id == newer.name
+    assert runs.find(having=[runs.REPORT]).id == newer.name
     assert last_run.newest_failed_inventory() == "newer"
 
 
@@ -176,10 +176,10 @@ def test_a_run_is_found_by_its_id_or_a_prefix_and_errors_name_the_choices() -> N
     for name in ("20261121-101500-a", "20261121-101500-ab", "20261122-000000-c"):
         folder(name)
     with pytest.raises(UsageError, match="no run has a report yet"):
-        runs.find(reported=True)
+        runs.find(having=[runs.REPORT])
     folder("20261120-000000-d", report=EARLIER)
     assert runs.find().id == "20261122-000000-c"
-    assert runs.find(reported=True).id == "20261120-000000-d"
+    assert runs.find(having=[runs.REPORT]).id == "20261120-000000-d"
     assert runs.find("20261122").id == "20261122-000000-c"
     assert runs.find("20261121-101500-a").id == "20261121-101500-a"
     with pytest.raises(UsageError, match="2 runs begin with 20261121") as several:
