@@ -62,7 +62,7 @@ collection() {
     python ansible/build.py --sources "$folder" || return
     cp .ansible-lint "$folder/" && cd "$folder" || return
     ANSIBLE_COLLECTIONS_PATH=$work/collections ansible-lint --offline --profile production roles/prepare \
-        roles/{engine,nccl,openmpi}/{tasks/main.yml,meta,defaults} roles/engine/tasks/shared_build.yml
+        roles/{engine,nccl,openmpi}/{tasks/main.yml,tasks/install.yml,meta,defaults} roles/engine/tasks/shared_build.yml
 }
 
 if [ "${2:-}" = analyze ]; then

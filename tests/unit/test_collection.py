@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -59,6 +62,47 @@ def test_ansible_reads_the_playbook_of_the_readme(collections: Path, collection:
     command = [str(Path(sys.executable).with_name("ansible-playbook")), "--syntax-check", "-i", "localhost,", str(playbook)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(collections)})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_play_keeps_its_own_variables_and_each_role_has_a_lock_of_its_own(collections: Path, tmp_path: Path) -> None:
+    """Simulated: `id` says root, and the lock and what is installed are replaced by a look at the variables."""
+    there = tmp_path / "collections"
+    shutil.copytree(collections, there)
+    roles = there / "ansible_collections/provision/cluster/roles"
+    names = "{{ venv }} {{ host_plan.prefix }} {{ provision_uv.values() | first }} {{ provision_run_id }}"
+    look = json.dumps([{"ansible.builtin.debug": {"msg": f"seen {names}"}}])
+    for path in (roles / "guard/tasks/main.yml", roles / "nccl/tasks/install.yml", roles / "openmpi/tasks/install.yml"):
+        path.write_text(look)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/id").write_text("#!/bin/sh\necho 0\n")
+    (tmp_path / "bin/id").chmod(0o755)
+    own = {
+        "venv": "mine",
+        "host_plan": "mine",
+        "provision_prefix": "/opt/cluster",
+        "provision_uv": {platform.machine(): "/uv"},
+        "ansible_python_interpreter": sys.executable,
+    }
+    tell = {"ansible.builtin.debug": {"msg": "kept {{ venv }} {{ host_plan }}, {{ uv | default('no uv') }}"}}
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "vars": own,
+        "roles": ["provision.cluster.nccl", "provision.cluster.openmpi"],
+        "tasks": [tell],
+    }
+    (tmp_path / "playbook.yml").write_text(json.dumps([play]))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local", str(tmp_path / "playbook.yml")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(there), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = re.findall(r'"seen /opt/cluster/venv /opt/cluster /uv (collection-\w{12})"', done.stdout)
+    assert len(seen) == 4, done.stdout
+    assert seen[0] == seen[1] != seen[2] == seen[3], "the same for a role's whole time, and another's is different"
+    assert '"kept mine mine, no uv"' in done.stdout
 
 
 @pytest.mark.parametrize("role", PUBLIC)
