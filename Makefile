@@ -1,5 +1,5 @@
-# make demo · make test · make test-all · make bench · make lint. Each sets up what it needs. Nothing outside this folder changes,
-# except the containers of `make demo` or the hosts that `make demo HOSTS=…` names.
+# make demo · make test · make test-all · make bench · make lint · make docs · make sbom. Each sets up what it
+# needs. Nothing outside this folder changes, except the containers of `make demo` or the hosts that `make demo HOSTS=…` names.
 PYTHON ?= python3
 VENV := .venv
 ENGINE_VENV := .venv-engine
@@ -36,8 +36,8 @@ test:
 	@$(MAKE) --no-print-directory -j2 setup
 	@$(MAKE) --no-print-directory lint unit engine integration
 
-# The rest takes an hour: static analysis, sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds from source,
-# NVIDIA's repository. Run it when its area has changed.
+# The rest takes about two hours more: static analysis, sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds
+# from source, NVIDIA's repository. Run it when its area has changed.
 test-all: test analyze unit-thorough engine-slow frameworks integration-slow
 
 setup: $(DEV_STAMP) $(ENGINE_STAMP)
