@@ -117,13 +117,22 @@ class Job:
         return json.dumps({**{name: getattr(self, name) for name in names}, "mark": mark, "scripts": scripts})
 
 
-def run(session: Session, job: Job, title: str, log: Path, on_line: Callable[[str], None], inside: str = "") -> JobResult:
+def run(
+    session: Session,
+    job: Job,
+    title: str,
+    log: Path,
+    on_line: Callable[[str], None],
+    inside: str = "",
+    noted: Callable[[str], str] = str,
+) -> JobResult:
     """Run a job and hand on each line of its output as it comes, until it is interrupted; ``log`` gets all of them.
 
     Ctrl-C, SIGTERM and SIGHUP close the job's standard input, on which it ends itself; so does the death of this process.
 
     Args:
         inside: words of the shell that run a command in the first host's container.
+        noted: what the log gets of a line.
     """
     session.progress.stage(title)
     mark = f"===PROVISION-JOB-ENDED-{secrets.token_hex(8)}==="
@@ -136,7 +145,7 @@ def run(session: Session, job: Job, title: str, log: Path, on_line: Callable[[st
             text, is_end, after = line.partition(mark)
             outcome = after or outcome
             if text or not is_end:
-                file.write(text + "\n")
+                file.write(noted(text) + "\n")
                 file.flush()
                 if not interrupted.is_set():
                     try:

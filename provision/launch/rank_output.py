@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -92,6 +92,16 @@ class Failure:
 def readable(line: str) -> str:
     """A line of a job with its tags turned into ``rank 3: ``; the standard output of rank 0, which shows the progress, without."""
     return _TAG.sub(lambda tag: "" if tag["rank"] == "0" and tag["stream"] == "stdout" else f"rank {tag['rank']}: ", line)
+
+
+def pieces(line: str) -> Iterator[tuple[str, str]]:
+    """A line of a job split at its tags: (tag, what follows it). The tag is empty for what is before the first."""
+    tag, begin = "", 0
+    for found in _TAG.finditer(line):
+        if tag or found.start():
+            yield tag, line[begin : found.start()]
+        tag, begin = found[0], found.end()
+    yield tag, line[begin:]
 
 
 def of_ranks(line: str, ranks: Collection[int]) -> str:

@@ -16,7 +16,7 @@ from provision.base.terminal import Console, Live, RenderableType, Table, err, l
 from provision.base.text import clock, joined
 from provision.remote.ansible import Event, headline
 from provision.remote.stage import Stage, waits
-from provision.remote.stage_view import Training, stage_view, training_view
+from provision.remote.stage_view import TrainingProgress, stage_view, training_view
 
 NAME = "progress.log"
 _WORDS = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
@@ -94,7 +94,7 @@ class Progress:
         """Print a line of a program's standard error there, in the same way."""
         self._console.program(text, style, tag=tag)
 
-    def training(self, now: Training) -> None:
+    def training(self, now: TrainingProgress) -> None:
         """Show how far a training job of ours is."""
         if now.accuracy is not None and now.epoch != self._epoch:
             self._epoch = now.epoch
@@ -179,7 +179,7 @@ class LiveProgress(Progress):
         super().__init__(console)
         self._live: Live | None = None
         self._run_ends: float | None = None
-        self._training: Training | None = None
+        self._training: TrainingProgress | None = None
         self._doing = ""
 
     def stage(
@@ -224,7 +224,7 @@ class LiveProgress(Progress):
         if self._live is None:
             self._show()
 
-    def training(self, now: Training) -> None:
+    def training(self, now: TrainingProgress) -> None:
         with self._lock:
             self._training = now
         if self._live is None:

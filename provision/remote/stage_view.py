@@ -27,7 +27,7 @@ _KEPT = 4  # lines for the title, for how many hosts are not shown, for the last
 _Count = Annotated[int, Field(ge=1, lt=1_000_000_000)]
 
 
-class Training(BaseModel):
+class TrainingProgress(BaseModel):
     """How far a training job is, as it prints it.
 
     Attributes:
@@ -63,7 +63,7 @@ def stage_view(stage: Stage, now: float, width: int, height: int, run_left: floa
     return Group(*parts, *(styled(remark, "yellow") for remark in remarks))
 
 
-def training_view(title: str, training: Training, seconds: float, width: int) -> RenderableType:
+def training_view(title: str, training: TrainingProgress, seconds: float, width: int) -> RenderableType:
     """A training job in one line."""
     accuracy = f"  {training.accuracy:.2f} %" if training.accuracy is not None else ""
     text = f"epoch {training.epoch}/{training.epochs}  loss {training.loss:.4f}{accuracy}  {clock(seconds)}"

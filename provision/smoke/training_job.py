@@ -18,7 +18,7 @@ from provision.launch.launchers import Environment, RunOptions
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote.session import Session
-from provision.remote.stage_view import Training
+from provision.remote.stage_view import TrainingProgress
 from provision.smoke import evaluation, mnist
 
 
@@ -71,15 +71,15 @@ def run(
     session.record.ranks = {names[address]: count for address, count in placed}
 
     def show(line: str) -> None:
-        text = rank_output.readable(line)
-        try:
-            session.progress.training(Training.model_validate_json(text))
-        except ValidationError:
-            session.progress.line(f"    {text}")
+        for tag, text in rank_output.pieces(line):
+            if now := _progress(tag, text):
+                session.progress.training(now)
+            elif text:
+                session.progress.line(f"    {rank_output.readable(tag + text)}")
 
     expected = {host.name: host.hostname for host in hosts}
     with session.timeline.timed(session.step, "job", list(plan.hosts)) as timed:
-        result = jobs.run(session, job, title, log, show, inside)
+        result = jobs.run(session, job, title, log, show, inside, _for_people)
         session.progress.close()
         if result.interrupted:
             session.abort()
@@ -96,6 +96,20 @@ def run(
         if not faults:
             timed.state = "ok"
     return SmokeResult(result.report, summary, tuple(faults))
+
+
+def _progress(tag: str, text: str) -> TrainingProgress | None:
+    """What rank 0 says of how far the job is; None of any other output."""
+    try:
+        return TrainingProgress.model_validate_json(text) if not rank_output.readable(tag) else None
+    except ValidationError:
+        return None
+
+
+def _for_people(line: str) -> str:
+    """A line of the job's with how far it is in words."""
+    said = ((tag, text, _progress(tag, text)) for tag, text in rank_output.pieces(line))
+    return "".join(tag + (f"{100 * now.part:3.0f} %  {now}" if now else text) for tag, text, now in said)
 
 
 def check_options(inventory: Inventory, options: SmokeOptions) -> None:

@@ -10,7 +10,7 @@ import pytest
 from provision.base.terminal import Console
 from provision.remote.ansible import Event, Kind
 from provision.remote.progress import NAME, LiveProgress, Progress, make
-from provision.remote.stage_view import Training
+from provision.remote.stage_view import TrainingProgress
 
 
 def shown(*events: Event, live: bool = False, folder: Path | None = None) -> str:
@@ -91,7 +91,7 @@ def test_plain_training_is_a_line_per_epoch() -> None:
     with Progress(Console(file=stream, width=200)) as progress:
         progress.stage("Train on 2 hosts, 4 ranks")
         for part, accuracy in ((0.1, None), (0.5, 91.0), (0.6, None), (1.0, 95.5)):
-            progress.training(Training(epoch=1 + (part > 0.5), epochs=2, part=part, loss=0.5, accuracy=accuracy))
+            progress.training(TrainingProgress(epoch=1 + (part > 0.5), epochs=2, part=part, loss=0.5, accuracy=accuracy))
     assert stream.getvalue().splitlines() == [
         "== Train on 2 hosts, 4 ranks",
         "    epoch 1 of 2: loss 0.5000, test accuracy 91.00 %",

@@ -5,11 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from invented_hosts import host, plan_for
 
-from provision.smoke import evaluation
+from provision import inventory
+from provision.plan.options import SmokeOptions
+from provision.remote import ssh
+from provision.remote.progress import Progress
+from provision.remote.session import Session
+from provision.smoke import evaluation, training_job
 
 Report = dict[str, Any]
 
@@ -186,3 +194,46 @@ def test_ranks_with_cores_of_their_own_have_no_limit_of_the_cores() -> None:
 
 def test_the_summary_says_when_no_bar_was_set() -> None:
     assert "(no bar for so few epochs)" in summary({**good(), "bar_percent": 0.0})
+
+
+PROGRESS = '{"epoch": 15, "epochs": 15, "part": 0.9375, "loss": 0.04123, "accuracy": null}'
+
+
+@pytest.mark.parametrize(
+    ("line", "noted", "shown"),
+    [
+        (f"[1,0]<stdout>:{PROGRESS}", "[1,0]<stdout>: 94 %  epoch 15 of 15: loss 0.0412", [15]),
+        (
+            f"[1,0]<stdout>:{PROGRESS}[1,1]<stderr>:warning: slow",
+            "[1,0]<stdout>: 94 %  epoch 15 of 15: loss 0.0412[1,1]<stderr>:warning: slow",
+            [15, "    rank 1: warning: slow"],
+        ),
+        (
+            f"[1,1]<stderr>:w[1,0]<stdout>:{PROGRESS}",
+            "[1,1]<stderr>:w[1,0]<stdout>: 94 %  epoch 15 of 15: loss 0.0412",
+            ["    rank 1: w", 15],
+        ),
+        ("mpirun: a message", "mpirun: a message", ["    mpirun: a message"]),
+        (f"[1,1]<stdout>:{PROGRESS}", f"[1,1]<stdout>:{PROGRESS}", [f"    rank 1: {PROGRESS}"]),
+    ],
+)
+def test_how_far_the_job_is_is_read_where_lines_are_glued_and_is_in_words_in_the_log(
+    line: str, noted: str, shown: list[int | str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the job on the hosts is stated: the end of an ssh connection."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    plan = plan_for({"a": host()})
+    plan = replace(plan, hosts={name: replace(each, torch=None) for name, each in plan.hosts.items()})
+    said: list[int | str] = []
+
+    def stream(_: Session, __: str, ___: str, ____: object, take: Callable[[str], None], _____: object) -> int:
+        take(line)
+        return 1
+
+    monkeypatch.setattr(ssh, "stream", stream)
+    with Session(inventory.load("a,"), Progress()) as session:
+        monkeypatch.setattr(session.progress, "training", lambda now: said.append(now.epoch))
+        monkeypatch.setattr(session.progress, "line", lambda text, *_: said.append(text))
+        training_job.run(session, plan, SmokeOptions())
+    assert (session.folder / "smoke.log").read_text() == f"{noted}\n"
+    assert said == shown

@@ -11,7 +11,7 @@ from provision.base.terminal import Console
 from provision.base.text import about, clock, folded
 from provision.remote.ansible import Event, Kind
 from provision.remote.stage import Stage
-from provision.remote.stage_view import Training, stage_view, training_view
+from provision.remote.stage_view import TrainingProgress, stage_view, training_view
 
 STEPS = (
     "guard",
@@ -140,7 +140,7 @@ def test_more_rows_than_the_terminal_has_lines_are_counted() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_training_is_one_line(width: int) -> None:
     stream = io.StringIO()
-    now = Training(epoch=3, epochs=16, part=0.15, loss=0.41234, accuracy=91.5)
+    now = TrainingProgress(epoch=3, epochs=16, part=0.15, loss=0.41234, accuracy=91.5)
     Console(file=stream, width=width, color_system=None).print(training_view("training", now, 12.0, width))
     (line,) = stream.getvalue().splitlines()
     assert line.rstrip().endswith("epoch 3/16  loss 0.4123  91.50 %  0:12")

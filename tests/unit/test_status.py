@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -275,16 +276,15 @@ def test_names_are_whole_in_eighty_columns(hosts: Hosts) -> None:
     assert len(captured.get().splitlines()) == 12
 
 
-@pytest.mark.parametrize("height", [10, 24, 50])
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_live_view_is_not_higher_than_the_terminal(hosts: Hosts, width: int, height: int) -> None:
+def test_a_live_view_is_not_higher_than_the_terminal(hosts: Hosts) -> None:
     hosts.answer("node1")
     one = look(hosts).hosts[0]
     drift = tuple(f"/opt/provision/venv/{'site-packages/' * 150}{number} is gone" for number in range(5))
     many = [one.model_copy(update={"host": f"{letter}{number}", "drift": drift}) for letter in "abcd" for number in range(10)]
     began = {"ranks": 8, "hosts": {"a1": 8}, "began": 0.0}
     running = tuple(Job(run=f"20261126-170000-{number:06}", program="train.py " * 20, **began) for number in range(30))
-    for shown, jobs in ((many, running), (many[:1], running), (many, ()), (many[:1], ())):
+    cases = ((many, running), (many[:1], running), (many, ()), (many[:1], ()))
+    for (shown, jobs), width, height in product(cases, (80, 120), (10, 24, 50)):
         console = Console(width=width, height=height)
         with console.capture() as captured:
             console.print(show.view(Status(when=0.0, seconds=1.0, inventory="hosts.ini", hosts=tuple(shown), jobs=jobs), console))
