@@ -252,7 +252,8 @@ class Topology(NamedTuple):
 
 
 BOX_HEIGHT = 74
-_WIDTH, _RADIUS, _MARGIN = 860, 280.0, 10.0  # of the picture at least; of the ellipse at least; between boxes, and around them
+_WIDTH, _MARGIN = 860, 10.0  # of the picture at least; between boxes, and around them
+_LABEL = 90.0  # width of a link's label
 
 
 def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: Mapping[frozenset[str], float]) -> Topology | None:
@@ -274,13 +275,13 @@ def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: 
     boxes = [_box(group, facts.get(group[0]), networks[group[0]], _slowest(group, group, measured)) for group in drawn]
     title = joined(list(dict.fromkeys(filter(None, networks.values()))) or ["network"])
     hub = Box(0.0, middle if len(drawn) != 1 else height - 18.0, 24 + 8.0 * len(title), title, (), (), "", ())
-    boxes = _around(boxes, 45.0 if len(drawn) == 1 else middle, hub.width)
-    width = max(_WIDTH, 2 * math.ceil(max(abs(box.x) + box.width / 2 for box in [*boxes, hub]) + _MARGIN))
+    has_hub = len(names) > 1 and not any(_links(boxes, measured))
+    boxes = _around(boxes, 45.0 if len(drawn) == 1 else middle, hub.width if has_hub else _LABEL)
+    width = max(_WIDTH, 2 * math.ceil(max(abs(box.x) + box.width / 2 for box in [*boxes, *([hub] if has_hub else [])]) + _MARGIN))
     boxes = [box._replace(x=round(width / 2 + box.x, 1)) for box in boxes]
     hub = hub._replace(x=width / 2)
     height = math.ceil(max(box.y for box in boxes) + BOX_HEIGHT / 2 + 6) if len(drawn) > 2 else height
     links = list(_links(boxes, measured))
-    has_hub = not links and len(names) > 1
     if has_hub:
         links = [Link(box.x, box.y, hub.x, hub.y, "plain", "", (box.title, title), 0.0) for box in boxes]
     text = f"{len(names)} hosts" if len(names) > 1 else "one host"
@@ -293,15 +294,15 @@ def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: 
     return Topology(width, height, boxes, links, left_out, hub if has_hub else None, text)
 
 
-def _around(boxes: Sequence[Box], middle: float, hub: float) -> list[Box]:
-    """The boxes on an ellipse that is so wide that none covers another one, or what is in the middle, ``hub`` wide; ``x`` from there."""
+def _around(boxes: Sequence[Box], middle: float, inside: float) -> list[Box]:
+    """The boxes on an ellipse that is so wide that none covers another one, or what is in the middle, ``inside`` wide; ``x`` from there."""
     count = len(boxes)
     angles = [2 * math.pi * number / count - (math.pi if count == 2 else math.pi / 2) for number in range(count)]
     down = middle - BOX_HEIGHT / 2 - 6 if count > 2 else 0.0
-    wide = _RADIUS if count > 1 else 0.0
+    wide = _WIDTH / 2 - _MARGIN - max(box.width for box in boxes) / 2 if count > 1 else 0.0
     for number, (box, angle) in enumerate(zip(boxes, angles, strict=True)):
         others = [(math.cos(other), math.sin(other), each.width) for each, other in zip(boxes[:number], angles, strict=False)]
-        for cos, sin, width in [*others, (0.0, 0.0, hub)] if count > 1 else ():
+        for cos, sin, width in [*others, (0.0, 0.0, inside)] if count > 1 else ():
             apart = abs(math.cos(angle) - cos)
             if apart > 1e-6 and abs(math.sin(angle) - sin) * down < BOX_HEIGHT + _MARGIN:
                 wide = max(wide, ((box.width + width) / 2 + _MARGIN) / apart)
