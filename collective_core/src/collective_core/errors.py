@@ -37,5 +37,5 @@ class NotInitialisedError(CollectiveError, ValueError):
     """``init`` was not called. Scripts written for Horovod expect a ValueError."""
 
 
-#: The name under which scripts written for Horovod catch it.
+#: The name under which scripts written for Horovod catch a CollectiveError.
 HorovodInternalError = CollectiveError
