@@ -105,10 +105,10 @@ def run_cleanup(session: Session, scripts: Mapping[str, str], *, timeout: float 
         return _run(session, scripts, b"", timeout, threading.Event())
 
 
-def look(visitor: Visitor, scripts: Mapping[str, str], stopped: threading.Event, *, timeout: float = TIMEOUT_S) -> dict[str, Answer]:
-    """The same for scripts that only read, in any thread: where ``stopped`` is set or one prints without end, it is cut off, and ends by
-    itself on its host."""
-    return _run(visitor, scripts, b"", timeout, stopped, _LONGEST_LOOK)
+def look(visitor: Visitor, scripts: Mapping[str, str], stopped: threading.Event, timeouts: Mapping[str, float]) -> dict[str, Answer]:
+    """The same for scripts that only read, in any thread: where ``stopped`` is set, one prints without end, or the host's timeout is over,
+    it is cut off, and ends by itself on its host."""
+    return _run(visitor, scripts, b"", timeouts, stopped, _LONGEST_LOOK)
 
 
 def stream(session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool]) -> int:
@@ -187,13 +187,13 @@ def _run(
     session: Caller,
     scripts: Mapping[str, str],
     stdin: Input,
-    timeout: float,
+    timeout: float | Mapping[str, float],
     interrupted: threading.Event,
     most: int | None = None,
 ) -> dict[str, Answer]:
     def run_on(name: str) -> Answer:
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + (timeout[name] if isinstance(timeout, Mapping) else timeout)
         answer = attempt(name, content, deadline)
         # One lost connection is no reason to give up. What a function feeds may not be there a second time.
         if answer.code == UNREACHABLE and not answer.out and isinstance(content, bytes):

@@ -15,7 +15,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _Samples = Iterable[tuple[tuple[str, ...], float | None]]
 
 _OF_HOSTS: tuple[tuple[str, str, Callable[[HostStatus], float | None]], ...] = (
-    ("up", "Whether the host answers.", lambda host: host.state not in ("unreachable", "unknown")),
+    ("up", "Whether the host answers.", lambda host: host.load is not None),
     ("installed", "Whether it holds what was installed, and its GPUs answer.", lambda host: host.state == "installed"),
     ("differences", "Differences from the last run and from provision.lock.", lambda host: len(host.drift) if host.checked else None),
     ("uptime_seconds", "Time since the host was started.", lambda host: host.uptime),

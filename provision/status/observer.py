@@ -27,11 +27,13 @@ from provision.plan.model import HostPlan
 from provision.remote import ssh
 from provision.report import runs
 from provision.status.model import MOST_DIFFERENCES, HostAnswer, HostStatus, Installed, Job, LastRun, RanksOfJob, State, Status, command
+from provision.status.show import moment
 from provision.survey import collect
 
-TIMEOUT_S = 80.0
-_SECTION_S = 50.0  # a host that trains is slow to answer
 CHECK_EVERY_S = 120.0  # of installations
+_CHECK_S, _NOW_S = 80.0, 30.0  # for a host's whole answer, with what is installed and without
+_SECTION_S = 50.0, 22.0  # of it for one section: a host that trains is slow, and nvidia-smi may wake eight GPUs first
+_LONGEST_UNCHECKED = 3  # intervals for which the last comparison counts
 _NOW, _CHECK = ("activity", "gpu_load"), ("installed", "drift")  # functions of hostside/survey
 _WAIT = "wait until that run has ended; where it was killed, the next provision up takes its lock over"
 _RUNS_READ = 100  # each has a folder, which is read
@@ -40,12 +42,19 @@ _NO_PYTHON = 71  # exit code
 
 @dataclass(frozen=True)
 class _Check:
-    """What is known of a host's installation, and when it was read: on our clock, and in seconds since 1970."""
+    """What is known of a host's installation.
 
-    installed: Installed
-    drift: tuple[str, ...] | None
-    at: float
-    when: float
+    Attributes:
+        when: it was read, in seconds since 1970.
+        asked: when the host was asked for it last, on our clock.
+        failure: why it could not be read then.
+    """
+
+    installed: Installed | None = None
+    drift: tuple[str, ...] | None = None
+    when: float = 0.0
+    asked: float = float("-inf")
+    failure: str | None = None
 
 
 class Observer:
@@ -64,11 +73,17 @@ class Observer:
             lock = lock_file.read(self._inventory)
         except UsageError as error:
             problem = str(error)
-        scripts = {host.name: self._script(host) for host in self._inventory.hosts}
-        answers = ssh.look(self._visitor, scripts, stopped, timeout=TIMEOUT_S)
+        due = {host.name for host in self._inventory.hosts if began - self._check(host).asked >= CHECK_EVERY_S}
+        scripts = {host.name: self._script(host, is_due=host.name in due) for host in self._inventory.hosts}
+        timeouts = {name: _CHECK_S if name in due else _NOW_S for name in scripts}
+        answers = ssh.look(self._visitor, scripts, stopped, timeouts)
         hosts, jobs = [], dict[str, Job]()
         for host in self._inventory.hosts:
-            found, of_host = self._read(host, answers[host.name], lock)
+            try:
+                found, of_host = self._read(host, answers[host.name], lock, was_due=host.name in due)
+            except Exception as error:  # noqa: BLE001  whatever one host says, the others are shown
+                what = f"its answer cannot be read: {type(error).__name__}"
+                found, of_host = HostStatus(host=host.name, state="unknown", problem=what), ()
             hosts.append(found)
             for each in of_host:
                 job = jobs.get(each.run) or Job(run=each.run, program=each.program, ranks=0, hosts={}, began=when)
@@ -89,13 +104,16 @@ class Observer:
             problem=problem,
         )
 
-    def _script(self, host: Host) -> str:
-        """The survey script, with the sections that are due on this host."""
-        check = self._checks.get(host.name)
-        is_due = check is None or time.monotonic() - check.at >= CHECK_EVERY_S
-        options: dict[str, object] = {"timeout": _SECTION_S, "sections": [*_NOW, *_CHECK] if is_due else _NOW}
+    def _check(self, host: Host) -> _Check:
+        return self._checks.get(host.name, _Check())
+
+    def _script(self, host: Host, *, is_due: bool) -> str:
+        """The survey script; ``is_due``: what is installed is asked for, too."""
+        installed = self._check(host).installed
+        sections, timeout = ([*_NOW, *_CHECK], _SECTION_S[0]) if is_due else (_NOW, _SECTION_S[1])
+        options: dict[str, object] = {"timeout": timeout, "sections": sections}
         variables = host.variables
-        if prefix := host.prefix or (check.installed.prefix if check else None):  # known: nobody has to ask sudo
+        if prefix := host.prefix or (installed.prefix if installed else None):  # known: nobody has to ask sudo
             options["prefix"] = prefix
         elif str(variables.get("provision_sudo", "yes")).lower() in ("no", "false"):
             options["root"] = "no"
@@ -109,43 +127,55 @@ class Observer:
             f"PROVISION_SURVEY_OPTIONS={shlex.quote(json.dumps(options))} {script}"
         )
 
-    def _read(self, host: Host, answer: ssh.Answer, lock: Lock | None) -> tuple[HostStatus, tuple[RanksOfJob, ...]]:
+    def _read(self, host: Host, answer: ssh.Answer, lock: Lock | None, *, was_due: bool) -> tuple[HostStatus, tuple[RanksOfJob, ...]]:
         """A host's row, and the ranks of jobs there."""
         if answer.code == ssh.UNREACHABLE:
             self._checks.pop(host.name, None)  # it may come back as another one
             found = collect.connection_problem(host, answer.err)
             return HostStatus(host=host.name, state="unreachable", problem=found.what, remedy=found.hint), ()
+        check, now = self._check(host), time.monotonic()
+        if was_due or answer.code is None:  # one that is late is not asked for more
+            check = self._checks[host.name] = replace(check, asked=now, failure="it did not answer in time")
         try:
             said = _parse(host, answer)
         except ProvisionError as error:
             return HostStatus(host=host.name, state="unknown", problem=error.what, remedy=error.hint), ()
-        if said.installed is not None and "drift" not in said.errors:
-            self._checks[host.name] = _Check(said.installed, said.drift, time.monotonic(), time.time())
-        check, activity = self._checks.get(host.name), said.activity
+        if was_due:
+            failure = "; ".join(said.errors[name] for name in _CHECK if name in said.errors)
+            if said.installed is not None and not failure:
+                check = _Check(said.installed, said.drift, time.time(), now)
+            else:
+                check = replace(check, failure=failure or "no answer")
+            self._checks[host.name] = check
+        activity = said.activity
         if activity is None:
             what = "; ".join(said.errors.values()) or "it did not say what goes on there"
             return HostStatus(host=host.name, state="unknown", problem=what, remedy=f"log in: provision ssh {host.name}"), ()
-        differences = tuple(_differences(host, check, lock)) if check else ()
+        differences = tuple(_differences(host, check.installed, check.drift, lock)) if check.installed else ()
         problem = gpu_error = said.gpu_load.error if said.gpu_load else said.errors.get("gpu_load")
         state: State = "installed"
-        if check is None:
-            state, problem = "unknown", f"what is installed could not be found out: {'; '.join(said.errors.values()) or 'no answer'}"
+        if check.installed is None:
+            state, problem = "unknown", f"what is installed could not be found out: {check.failure}"
         elif activity.locked:
             state = "busy"
-            self._checks[host.name] = replace(check, at=float("-inf"))  # what is installed there changes
+            self._checks[host.name] = replace(check, asked=float("-inf"))  # what is installed there changes
         elif check.installed.manifest is None:
             state = "not installed"
         elif gpu_error:
             state = "GPU error"
+        elif check.failure and time.time() - check.when > _LONGEST_UNCHECKED * CHECK_EVERY_S:
+            state = "unknown"
         elif differences:
             state = "drifted"
+        if check.failure and check.installed:
+            problem = "; ".join(filter(None, (problem, f"not compared since {moment(check.when)}: {check.failure}")))
         return HostStatus(
             host=host.name,
             state=state,
             problem=problem,
             remedy=_WAIT if state == "busy" else command(state, self._inventory.argument, [host.name]),
             drift=differences if state != "busy" else (),
-            checked=check.when if check else None,
+            checked=check.when if check.installed else None,
             uptime=activity.uptime,
             load=activity.load,
             cores=activity.cores,
@@ -157,7 +187,8 @@ class Observer:
 
 
 class Poller:
-    """Looks at the hosts again and again in a thread of its own, until ``stopped`` is set."""
+    """Looks at the hosts again and again in a thread of its own, until ``stopped`` is set. After a look that failed the last status stays,
+    which says when it was."""
 
     def __init__(self, observer: Observer, interval: float, stopped: threading.Event) -> None:
         self._observer, self._interval, self._stopped = observer, interval, stopped
@@ -169,18 +200,21 @@ class Poller:
         self._thread.start()
 
     def _run(self) -> None:
-        try:
-            while not self._stopped.is_set():
+        while not self._stopped.is_set():
+            try:
                 found = self._observer.look(self._stopped)
+            except Exception as error:  # noqa: BLE001  raised by `check`, in the main thread, where there is no status to keep
+                self.failure = error
+                if self.latest is not None:
+                    self.latest = self.latest.model_copy(update={"problem": f"a later look failed: {error}"})
+            else:
                 if not self._stopped.is_set():  # else hosts are missing that were cut off
                     self.latest = found
-                self._stopped.wait(self._interval)
-        except Exception as error:  # noqa: BLE001  raised by `check`, in the main thread
-            self.failure = error
+            self._stopped.wait(self._interval)
 
     def check(self) -> None:
-        """Raise what has ended the thread."""
-        if self.failure is not None:
+        """Raise what kept the first look from a status."""
+        if self.latest is None and self.failure is not None:
             raise self.failure
 
 
@@ -208,17 +242,16 @@ def _parse(host: Host, answer: ssh.Answer) -> HostAnswer:
         raise ProvisionError("its answer is invalid", hint=f"is its python3 what it should be? provision ssh {host.name}") from error
 
 
-def _differences(host: Host, check: _Check, lock: Lock | None) -> list[str]:
+def _differences(host: Host, installed: Installed, changed: tuple[str, ...] | None, lock: Lock | None) -> list[str]:
     """How a host differs from what the last run installed there, and from the lock."""
-    manifest = check.installed.manifest
-    if manifest is None:
+    if installed.manifest is None:
         return []
+    found = list(changed or ())
     try:
-        plan = replace(HostPlan.from_dict(manifest["host"]), name=host.name)
+        plan = replace(HostPlan.from_dict(installed.manifest["host"]), name=host.name)
+        if lock is not None:
+            found += drift.from_lock(lock, plan, installed.files)
     except (KeyError, TypeError, ValueError):
         return ["its manifest was written by another version or is damaged"]
-    found = list(check.drift or ())
-    if lock is not None:
-        found += drift.from_lock(lock, plan, check.installed.files)
     more = len(found) - MOST_DIFFERENCES
     return [*found[:MOST_DIFFERENCES], f"and {more} more"] if more > 0 else found

@@ -151,7 +151,7 @@ def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str
             shown.append(f"and {len(host.drift) - _MOST_DIFFERENCES} more")
         groups.setdefault((host.state, *shown), []).append(host)
     for (state, *texts), group in groups.items():
-        if state == "installed":
+        if state == "installed" and not texts:
             continue
         names = [host.host for host in group]
         head = f"{joined(names)}: {state}"

@@ -26,9 +26,9 @@ from provision.install import drift
 from provision.plan import lock_file
 from provision.plan.lock import Lock, environments
 from provision.plan.model import HostPlan, Plan
-from provision.status import observer, show
+from provision.status import metrics, observer, show
 from provision.status.model import Job, Status
-from provision.status.observer import Observer
+from provision.status.observer import Observer, Poller
 
 DATA = Path(__file__).parents[1] / "data"
 FILE = {"version": "2.0.2", "url": "https://example.org/numpy.whl", "sha256": "a" * 64}
@@ -142,6 +142,64 @@ def test_installations_are_read_now_and_then_only(hosts: Hosts, plan: Plan, monk
     assert '"drift"' in hosts.script("node1")
 
 
+def test_an_old_comparison_is_named_and_not_asked_for_in_every_look(hosts: Hosts, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.answer("node1", installed=held(plan, "node1"), drift=[])
+    watching = Observer(inventory.load(str(hosts)), {})
+    first = watching.look(threading.Event()).hosts[0]
+    hosts.answer("node1", installed=held(plan, "node1"), errors={"drift": "no answer within 50 s"})
+    monkeypatch.setattr(observer, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(observer, "_LONGEST_UNCHECKED", float("inf"))
+    with monkeypatch.context() as days:
+        days.setattr(observer, "_LONGEST_UNCHECKED", 0)
+        found = watching.look(threading.Event())
+        assert found.hosts[0].state == "unknown"
+        assert b'provision_host_up{host="node1"} 1.0' in metrics.render(found), "it answers"
+    found = watching.look(threading.Event())
+    (again, _) = found.hosts
+    assert (again.state, again.checked) == ("installed", first.checked)
+    lines = Console(width=200)
+    with lines.capture() as captured:
+        show.show(found, lines)
+    assert f"node1: installed: not compared since {show.moment(first.checked or 0)}: no answer within 50 s" in captured.get()
+    monkeypatch.setattr(observer, "CHECK_EVERY_S", 120.0)
+    watching.look(threading.Event())
+    assert '"drift"' not in hosts.script("node1"), "it struggles"
+
+
+def test_one_that_is_late_is_asked_for_little(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.answer("node1")
+    os.mkfifo(hosts.folder / "gpu1.example")
+    monkeypatch.setattr(observer, "_CHECK_S", 0.5)
+    monkeypatch.setattr(observer, "_NOW_S", 0.5)
+    watching = Observer(inventory.load(str(hosts)), {})
+    for sections in ('"drift"', '"gpu_load"]'):
+        assert [host.state for host in watching.look(threading.Event()).hosts] == ["not installed", "unknown"]
+        assert sections in hosts.script("gpu1")
+
+
+def test_looking_goes_on_after_one_look_that_failed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.answer("node1")
+    hosts.answer("gpu1")
+    stopped, looks = threading.Event(), list[Status | None]()
+    watching = Observer(inventory.load(str(hosts)), {})
+    one = watching.look(stopped)
+
+    def looked(_stopped: threading.Event) -> Status:
+        looks.append(poller.latest)
+        if len(looks) == 2:
+            raise OSError("too many open files")
+        if len(looks) == 4:
+            stopped.set()
+        return one
+
+    monkeypatch.setattr(watching, "look", looked)
+    poller = Poller(watching, 0.0, stopped)
+    poller.start()
+    assert stopped.wait(30)
+    poller.check()
+    assert [status and status.problem for status in looks] == [None, None, "a later look failed: too many open files", None]
+
+
 def test_a_job_is_one_line_for_all_its_hosts(hosts: Hosts) -> None:
     hosts.answer("node1", activity={**ACTIVITY, "jobs": [JOB]})
     hosts.answer("gpu1", activity={**ACTIVITY, "jobs": [{**JOB, "ranks": 4, "age": 60.0}]})
@@ -236,6 +294,29 @@ def test_an_answer_that_is_none_is_a_row(hosts: Hosts, answer: dict[str, Any] | 
     assert node.problem
     assert len(node.problem) < 200
     assert other.state == "not installed"
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [("numpy", "version", "9.9.9"), ("python", "version", ""), ("openmpi", "url", "http://[bad"), ("numpy", "source", {"a": [1]})],
+)
+def test_a_manifest_that_is_none_is_a_difference_of_its_host_alone(hosts: Hosts, plan: Plan, part: str, field: str, value: Any) -> None:
+    lock(hosts, plan)
+    harmful = held(plan, "node1")
+    harmful["manifest"]["host"][part][field] = value
+    hosts.answer("node1", installed=harmful, drift=[])
+    hosts.answer("gpu1", installed=held(plan, "gpu1"), drift=[])
+    node, other = look(hosts).hosts
+    assert (node.state, other.state) == ("drifted", "installed")
+    assert node.drift == ("its manifest was written by another version or is damaged",)
+
+
+def test_whatever_is_wrong_with_one_answer_the_other_hosts_are_shown(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.answer("node1")
+    parse = observer._parse
+    monkeypatch.setattr(observer, "_parse", lambda host, answer: parse(host, answer) if host.name == "node1" else 1 / 0)
+    hosts.answer("gpu1")
+    assert [host.state for host in look(hosts).hosts] == ["not installed", "unknown"]
 
 
 def test_text_of_hosts_stays_text(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
