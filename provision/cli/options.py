@@ -168,15 +168,23 @@ def driver_branch(value: str | None) -> str | None:
     return value
 
 
+AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Prompt for the hosts' SSH password (needs sshpass).")]
+
+
+def ssh_password(ask_pass: AskPass = False) -> str | None:
+    """The SSH password, where requested. Raises UsageError without a terminal to prompt on."""
+    return _ask("SSH password: ") if ask_pass else None
+
+
 def passwords(
     ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Prompt for the hosts' sudo password.")] = False,
-    ask_pass: Annotated[bool, typer.Option("--ask-pass", "-k", help="Prompt for the hosts' SSH password (needs sshpass).")] = False,
+    ask_pass: AskPass = False,
     become_password_file: Annotated[Path | None, typer.Option(help="File that contains the sudo password.", dir_okay=False)] = None,
 ) -> Mapping[str, str]:
     """The passwords ``connection`` and ``become``, where requested. Raises UsageError without a terminal to prompt on."""
     found = {}
-    if ask_pass:
-        found["connection"] = _ask("SSH password: ")
+    if (password := ssh_password(ask_pass)) is not None:
+        found["connection"] = password
     if become_password_file is not None:
         try:
             found["become"] = become_password_file.read_text(encoding="utf-8").strip("\n")

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import did_you_mean
-from provision.cli.options import inventory_of, passwords, with_options
+from provision.cli.options import inventory_of, ssh_password, with_options
 from provision.cli.run_options import is_hosts
 from provision.cli.status import hosts_or_last
-from provision.inventory import Host
+from provision.inventory import Host, last_run, load
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh as remote
 
 
-@with_options(passwords=passwords)
+@with_options(password=ssh_password)
 def ssh(
     words: Annotated[
         list[str],
@@ -31,31 +31,39 @@ def ssh(
     ],
     hosts: Annotated[str | None, typer.Option("--hosts", metavar="HOSTS", help="The inventory, as before HOST.")] = None,
     *,
-    passwords: Mapping[str, str],
+    password: str | None,
 ) -> None:
     """Open a shell on a host: `provision ssh node1`, `provision ssh hosts.ini node1 -- nvidia-smi -L`.
 
     It connects with the inventory's user, port, key and jump host, and `python` is the one of the installation. The exit code is ssh's:
     that of the command or session, or 255 where the host cannot be reached.
     """
-    before, after = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    if hosts is None and len(before) > 1 and is_hosts(before[0]):
-        hosts, before = before[0], before[1:]
-    if not before:
-        raise UsageError("no host is named", hint="name it: provision ssh HOST")
-    name, command = before[0], [*before[1:], *after]
-    if before[1:] and before[1].startswith("-"):
-        raise UsageError(f"{before[1]} after the host", hint=f"options go before it; a command of this name: provision ssh {name} -- …")
+    if hosts is None and len(words) > 1 and words[1] != "--" and is_hosts(words[0]) and not _is_of_last_run(words[0]):
+        hosts, words = words[0], words[1:]
+    name, command = words[0], words[1:]
+    if command[:1] == ["--"]:
+        command = command[1:]
+    elif command and command[0].startswith("-"):
+        raise UsageError(f"{command[0]} after the host", hint=f"options go before it; a command of this name: provision ssh {name} -- …")
     inventory = inventory_of(hosts_or_last(hosts), None)
     known = {host.name: host for host in inventory.hosts}
     if name not in known:
         listed = ", ".join(list(known)[:16]) + (f" and {len(known) - 16} more" if len(known) > 16 else "")
         raise UsageError(f"no host {name} in {inventory.where}{did_you_mean(name, known)}", hint=f"its hosts are {listed}")
-    argv, variables = remote.terminal(known[name], _script(known[name], " ".join(command)), passwords.get("connection"))
+    script = _script(known[name], " ".join(command))
+    argv, variables = remote.terminal(known[name], script, password, is_session=not command)
     try:
         os.execvpe(argv[0], argv, {**os.environ, **variables})  # noqa: S606  terminal, signals and exit code are ssh's
     except OSError as error:
         raise ProvisionError(f"{argv[0]} cannot be started: {error.strerror}", hint=f"install {argv[0]} on this machine") from error
+
+
+def _is_of_last_run(name: str) -> bool:
+    """Whether a host of the last run has this name, as a file may have, too."""
+    last = last_run.newest_inventory()
+    with suppress(ProvisionError):  # it is gone, or invalid
+        return last is not None and any(host.name == name for host in load(last).hosts)
+    return False
 
 
 def _script(host: Host, command: str) -> str:

@@ -154,12 +154,15 @@ def login(host: Host, command: str, password: str | None = None) -> tuple[list[s
     return [*argv, "-o", "BatchMode=yes", host.address, command], {}
 
 
-def terminal(host: Host, command: str, password: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """The same for a person: with a terminal where there is one here, and ssh asks what it has to."""
+def terminal(host: Host, command: str, password: str | None = None, *, is_session: bool) -> tuple[list[str], dict[str, str]]:
+    """The same for a person: ssh asks what it has to, and there is a terminal for a session, or where this one has both ends.
+
+    A terminal writes ``\\r\\n`` for ``\\n``: what a command writes into a file or pipe would be another file.
+    """
     if host.connection == "local":
         return ["sh", "-c", command], {}
     argv, known = _connection(host), _password(host, password)
-    argv += ["-t"] if os.isatty(0) else []
+    argv += ["-t"] if os.isatty(0) and (is_session or os.isatty(1)) else []
     return (["sshpass", "-e"] if known else []) + [*argv, host.address, command], {"SSHPASS": known} if known else {}
 
 

@@ -74,12 +74,47 @@ def test_python_is_the_installed_one(hosts: Path, tmp_path: Path, ssh: Ssh) -> N
     assert ssh(str(hosts), "node1", "python").stdout == "the installed one\n"
 
 
-def test_without_an_inventory_it_is_that_of_the_last_run(hosts: Path, tmp_path: Path, ssh: Ssh) -> None:
-    folder = tmp_path / "home/runs/20261126-190000-abcdef"
+def ran_on(hosts: Path) -> None:
+    folder = hosts.parent / "home/runs/20261126-190000-abcdef"
     folder.mkdir(parents=True)
     report = {"inventory": str(hosts), "hosts": [{"host": "node1", "state": "ready"}]}
     (folder / "report.json").write_text(json.dumps(report))
+
+
+def test_without_an_inventory_it_is_that_of_the_last_run(hosts: Path, ssh: Ssh) -> None:
+    ran_on(hosts)
     assert ssh("node1", "echo", "here").stdout == "here\n"
+
+
+def test_a_command_keeps_its_own_dashes(hosts: Path, tmp_path: Path, ssh: Ssh) -> None:
+    (tmp_path / "f").write_text("-x\n-y\n")
+    assert ssh(str(hosts), "node1", "grep", "--", "-x", f"{tmp_path}/f").stdout == "-x\n"
+    assert ssh(str(hosts), "node1", "--", "grep", "--", "-x", f"{tmp_path}/f").stdout == "-x\n"
+
+
+def test_a_host_of_the_last_run_is_no_file(hosts: Path, tmp_path: Path, ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran_on(hosts)
+    (tmp_path / "node1").write_text("a log\n")
+    monkeypatch.chdir(tmp_path)
+    assert ssh("node1", "echo", "here").stdout == "here\n"
+    assert ssh("hosts.ini", "node1", "echo", "there").stdout == "there\n"
+
+
+def test_what_is_written_into_a_file_comes_from_no_terminal(hosts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ends``: those of standard input and output that are terminals."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda _program, argv, _environment: started.append(argv))
+    for ends, command, has_terminal in (
+        ((0,), ["tar", "cz", "d"], False),
+        ((0, 1), ["top"], True),
+        ((1,), ["cat"], False),
+        ((0,), [], True),
+        ((), [], False),
+    ):
+        with monkeypatch.context() as here:
+            here.setattr(os, "isatty", lambda end, ends=ends: end in ends)
+            assert end_of("ssh", str(hosts), "node1", *command) == 0
+        assert ("-t" in started[-1]) == has_terminal, (ends, command)
 
 
 def test_wrong_hosts_are_named(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
