@@ -292,15 +292,37 @@ def test_what_cannot_be_started_is_one_clear_error(ssh, words, code, complaint):
     assert wait_until_gone("600.125") == []
 
 
-def test_more_ranks_than_this_machine_takes_are_started_when_they_are_asked_for_twice():
-    words = [sys.executable, "-m", "collective_core.launch", "-np", "9", "--oversubscribe", "echo", "started"]
-    core = min(os.sched_getaffinity(0))
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
-    assert (done.returncode, done.stdout.count("started")) == (0, 9), done.stderr
-    words.remove("--oversubscribe")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
-    assert done.returncode == 2
-    assert "-np 9: this machine takes 8 ranks for each of its cores (1)" in done.stderr
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-np", "9"],
+        ["--nproc-per-node", "9"],
+        ["--nnodes", "1:3", "--nproc-per-node", "9"],
+        ["-np", "2", "--min-np", "1", "--max-np", "9"],
+    ],
+)
+def test_more_ranks_than_this_machine_takes_are_refused(words):
+    done = launch_on_one_core(*words, "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "9 ranks: this machine takes 8 for each of its cores (1)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (["-np", "9", "--oversubscribe"], 9),
+        (["-H", "localhost:9"], 9),
+        (["--host-discovery-script", "echo localhost:2", "-np", "2", "--min-np", "1", "--max-np", "64"], 2),
+    ],
+)
+def test_ranks_of_named_hosts_and_those_asked_for_twice_are_started(words, started):
+    done = launch_on_one_core(*words, "echo", "started")
+    assert (done.returncode, done.stdout.count("started")) == (0, started), done.stderr
+
+
+def launch_on_one_core(*words):
+    command, core = [sys.executable, "-m", "collective_core.launch", *words], min(os.sched_getaffinity(0))
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
 
 
 SAYS = """

@@ -104,13 +104,12 @@ def _note_options_of_torchrun(arguments: argparse.Namespace) -> None:
             _say(f"{name} has no effect: {why}")
 
 
-def _this_machine(ranks: int, oversubscribe: bool) -> Host:
-    """Raises :class:`CollectiveError` for a number of ranks that would bring it to a stop."""
+def _refuse_too_many(ranks: int) -> None:
+    """Raises :class:`CollectiveError` for a number of ranks that would bring this machine to a stop."""
     found = cores.share(1)
-    if ranks > MOST_PER_CORE * found and not oversubscribe:
-        text = f"-np {ranks}: this machine takes {MOST_PER_CORE} ranks for each of its cores ({found}): "
+    if ranks > MOST_PER_CORE * found:
+        text = f"{ranks} ranks: this machine takes {MOST_PER_CORE} for each of its cores ({found}): "
         raise CollectiveError(f"{text}start fewer, say which hosts (-H a:8,b:8), or allow it: --oversubscribe", "invalid")
-    return Host("localhost", ranks)
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
@@ -133,7 +132,10 @@ def _run(arguments: argparse.Namespace, command: Sequence[str], tracebacks: Trac
     script, timeout = arguments.script, timeouts.start() if arguments.start_timeout is None else arguments.start_timeout
     asked = nodes.Size(arguments.np, arguments.least, arguments.most, cluster.reached(read(arguments.hosts), ssh))
     size = nodes.size_of(asked, arguments.nodes, arguments.per_node, discovered=script is not None)
-    hosts = size.hosts or [_this_machine(size.most or size.np or 1, arguments.oversubscribe)]
+    hosts = size.hosts or [Host("localhost", size.most or size.np or 1)]
+    if arguments.hosts is None and script is None and not arguments.oversubscribe:
+        slots = sum(host.slots for host in hosts)
+        _refuse_too_many(min(slots, size.most or size.np or slots))
     if arguments.restarts is not None and arguments.restarts < 0:
         raise CollectiveError(f"--max-restarts {arguments.restarts}: write how often, 0 or more", "invalid")
     limits = limits_of(
