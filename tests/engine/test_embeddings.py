@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -276,6 +278,65 @@ def test_rows_in_use_are_read_from_the_file_once(tmp_path, monkeypatch):
         file.read(hot)
         file.read(np.arange(4) + 1000 + 4 * step)  # one of each set, which must not push out those in use
     assert sorted(row for row in read if row in hot) == hot.tolist()
+
+
+def test_threads_share_a_file_of_rows(tmp_path):
+    file = RowFile(tmp_path, (1000, 4), np.int64, 256 * (32 + BYTES_PER_SLOT))
+    file.whole[:] = np.arange(1000)[:, None]
+
+    def read(seed):
+        generator = np.random.default_rng(seed)
+        found = (generator.permutation(1000)[:300] for _ in range(300))
+        return all(np.array_equal(file.read(rows)[:, 0], rows) for rows in found)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(read, range(4)))
+
+
+READS_IN_A_CHILD = """
+import os, signal, sys
+import numpy as np
+from collective_core.common.row_file import RowFile
+file = RowFile(sys.argv[1], (5000, 4), np.float32, 0)
+file.read(np.arange(5000))
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    file.read(np.arange(5000))
+    os._exit(0)
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+def test_a_child_that_is_forked_reads_rows(tmp_path):
+    subprocess.run([sys.executable, "-c", READS_IN_A_CHILD, str(tmp_path)], check=True, timeout=LAUNCH_LIMIT)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_rows_that_a_file_has_not_are_an_error(tmp_path, cache_bytes):
+    file = RowFile(tmp_path, (100, 4), np.float32, cache_bytes)
+    for rows in (np.array([3, 100]), np.array([-1, 3])):
+        with pytest.raises(IndexError, match="out of range: there are 100"):
+            file.read(rows)
+        with pytest.raises(IndexError, match="out of range: there are 100"):
+            file.write(rows, np.ones((2, 4), np.float32))
+    file.flush()
+    assert not file.whole.any()
+
+
+def test_flushing_takes_little_memory_and_calls_have_no_end(tmp_path):
+    file = RowFile(tmp_path, (20_000, 384), np.float32, 40 << 20)
+    file._call = 1 << 31
+    for begin in range(0, 20_000, 2000):
+        file.write(np.arange(begin, begin + 2000), np.full((2000, 384), begin, np.float32))
+    tracemalloc.start()
+    try:
+        file.flush()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 14 << 20
+    assert np.array_equal(file.whole[:, 0], np.arange(20_000) // 2000 * 2000)
 
 
 def test_a_disk_without_room_is_an_error_and_leaves_nothing(tmp_path):

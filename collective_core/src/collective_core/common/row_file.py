@@ -14,6 +14,7 @@ import functools
 import mmap
 import os
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,13 +25,13 @@ Array = Any  # numpy's, as records: rows x numbers; as rows and slots: of int64
 #: Slots of a set. With more of them fewer rows in use are pushed out, and finding one takes longer.
 WAYS = 16
 #: Of a slot, beside its record: which row it has, when that was used, and whether it was changed.
-BYTES_PER_SLOT = 8 + 4 + 1
+BYTES_PER_SLOT = 8 + 8 + 1
 #: Requests that a disk has at a time.
 READERS = 16
 #: Rows that a thread reads at once, at least: fewer cost less than another thread.
 FEWEST_ROWS = 16
-#: Records that are brought to the file at once.
-FLUSHED_TOGETHER = 1 << 16
+#: Of records that are brought to the file at once: flushing takes two or three times as much memory beside the cache.
+FLUSHED_BYTES = 4 << 20
 
 
 @functools.lru_cache(maxsize=None)
@@ -38,8 +39,11 @@ def _readers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(READERS, "collective_core.rows")
 
 
+os.register_at_fork(after_in_child=_readers.cache_clear)  # a child has none of its parent's threads
+
+
 class RowFile:
-    """Zeros at first. The file has no name, and so ends with the process.
+    """Zeros at first. The file has no name, and so ends with the process. Threads may share it.
 
     ``whole``: all records, mapped; true after :meth:`flush`, and to be written to after :meth:`clear`, until the next call.
 
@@ -72,12 +76,44 @@ class RowFile:
         slots = self._sets * WAYS
         self._cached: Array = np.zeros((slots, shape[1]), dtype)
         self._row_in: Array = np.full(slots, -1, np.int64)
-        self._used: Array = np.zeros(slots, np.int32)
+        self._used: Array = np.zeros(slots, np.int64)
         self._is_changed: Array = np.zeros(slots, bool)
+        #: Reads and writes since the cache was empty.
         self._call = 0
+        self._lock = threading.Lock()
 
     def read(self, rows: Array) -> Array:
-        """Copies of the records of distinct rows."""
+        """Copies of the records of distinct rows. Raises IndexError for a row that the file has not."""
+        with self._lock:
+            return self._read(self._checked(rows))
+
+    def write(self, rows: Array, records: Array) -> None:
+        """Changes the records of distinct rows. Raises IndexError for a row that the file has not."""
+        with self._lock:
+            self._write(self._checked(rows), records)
+
+    def flush(self) -> None:
+        """Brings changed records to the file."""
+        with self._lock:
+            self._flush()
+
+    def clear(self) -> None:
+        """And forgets them."""
+        with self._lock:
+            if self._call:
+                self._flush()
+                self._row_in.fill(-1)
+                self._used.fill(0)
+                self._call = 0
+
+    def _checked(self, rows: Array) -> Array:
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self.whole):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} are out of range: there are {len(self.whole)}")
+        return rows
+
+    # --- the cache
+
+    def _read(self, rows: Array) -> Array:
         slots = self._slots(rows)
         outside = slots < 0
         if not outside.any():
@@ -87,30 +123,21 @@ class RowFile:
         found[outside] = self._read_file(rows[outside])
         return found
 
-    def write(self, rows: Array, records: Array) -> None:
-        """Changes the records of distinct rows."""
+    def _write(self, rows: Array, records: Array) -> None:
         slots = self._slots(rows)
         outside = slots < 0
         self._cached[slots[~outside]] = records[~outside]
         self._is_changed[slots[~outside]] = True
         self._write_file(rows[outside], records[outside])
 
-    def flush(self) -> None:
-        """Brings changed records to the file."""
+    def _flush(self) -> None:
         changed = np.flatnonzero(self._is_changed)
         changed = changed[np.argsort(self._row_in[changed])]
-        for begin in range(0, len(changed), FLUSHED_TOGETHER):
-            slots = changed[begin : begin + FLUSHED_TOGETHER]
+        each = FLUSHED_BYTES // max(self._cached[:1].nbytes, 1) + 1
+        for begin in range(0, len(changed), each):
+            slots = changed[begin : begin + each]
             self._write_file(self._row_in[slots], self._cached[slots])
         self._is_changed[changed] = False
-
-    def clear(self) -> None:
-        """And forgets them."""
-        self.flush()
-        self._row_in.fill(-1)
-        self._used.fill(0)
-
-    # --- the cache
 
     def _slots(self, rows: Array) -> Array:
         """Where each row is in the cache, which takes in those that it has not; -1 for those that find no place beside the others."""
