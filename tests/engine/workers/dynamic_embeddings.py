@@ -3,6 +3,8 @@
 Arguments: a folder, and `save` or `load`, which goes on from what `save` has left after half of the steps.
 """
 
+# ruff: noqa: PT017 - worker scripts run without pytest
+
 import sys
 import warnings
 from pathlib import Path
@@ -83,6 +85,15 @@ for step in range(STEPS):
 assert in_use != sorted(in_use), "nothing has expired"
 if action == "save":
     table.load_state_dict(state)
+    assert torch.equal(table(torch.tensor(everything)), seen)
+    for row in (capacity, -2, int(state["known"][:, 3].max())):
+        damaged = {name: value.clone() for name, value in state.items()}
+        damaged["known"][torch.nonzero(state["known"][:, 3] >= 0)[:2, 0], 3] = row
+        try:
+            table.load_state_dict(damaged)
+            sys.exit(f"a state with row {row} was taken")
+        except RuntimeError as error:
+            assert "known is damaged: each id has a row of its own" in str(error), error
     assert torch.equal(table(torch.tensor(everything)), seen)
 
 # Initial values depend on id and seed alone; ids beyond the capacity have none, and a warning says so.

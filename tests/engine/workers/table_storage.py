@@ -20,7 +20,7 @@ folder, saved = Path(sys.argv[1]) / "rows", Path(sys.argv[1]) / "saved"
 folder.mkdir(exist_ok=True)
 ROWS, COLUMNS, STEPS = 6_000, 5, 6
 #: Of a row with its state, at most, and what the cache notes of it.
-SLOT_BYTES = 3 * COLUMNS * 4 + 13
+SLOT_BYTES = 3 * COLUMNS * 4 + 17
 OPTIMIZERS = (
     hvd.nn.SGD(0.1),
     hvd.nn.Adagrad(0.1, initial_accumulator_value=0.5),
@@ -123,10 +123,45 @@ checkpoints.restore()
 grown = own_kb() - before
 assert grown < many // size * 32 * 4 * 2 // 1024 / 2, grown
 
+# Parameters are true whenever a program looks at them, and what it writes to them holds, however it came by them.
+few = torch.arange(100)
+pair = [hvd.nn.ShardedEmbedding(100, COLUMNS, hvd.nn.Adagrad(0.1), seed=1, **o) for o in ({}, {"storage": folder, "cache_bytes": 1 << 20})]
+kept = [[table.weight, *table.parameters(), dict(table.named_parameters())["weight"]] for table in pair]
+optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1)) for table in pair]
+rows, emptied = pair[1].table.rows, []
+rows.clear = lambda: emptied.append(1) or type(rows).clear(rows)
+uses = (
+    lambda weights: [weight.abs().max() for weight in weights],
+    lambda weights: torch._foreach_abs(weights),
+    lambda weights: torch.stack(weights),
+    lambda weights: [weight.data for weight in weights],
+    lambda weights: [weights[-1].mul_(0.5)],
+    lambda weights: [weights[0].data.add_(1.0)],
+    lambda weights: [weights[1].detach().numpy().fill(2.0), torch.nn.init.constant_(weights[1][3:5], 0.25)][1:],
+)
+for step, use in enumerate(uses):
+    before = len(emptied)
+    for table, optimizer in zip(pair, optimizers, strict=True):
+        table.zero_grad()
+        optimizer.zero_grad()
+        table(torch.randint(100, (30,), generator=torch.Generator().manual_seed(10 * step + rank))).square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(table.parameters(), 1.0)
+        optimizer.step()
+        table.state_dict()
+        assert [p.shape for p in table.parameters()] == [torch.Size(table.table.rows.weight.shape)]
+    assert len(emptied) == before, "what looks at no number has emptied the cache"
+    with torch.no_grad():
+        found, expected = (list(use(weights)) for weights in reversed(kept))
+    assert len(emptied) > before
+    assert found, step
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True)), step
+    assert torch.equal(pair[0](few), pair[1](few)), step
+
 # Errors.
 for options, error, message in (
     ({"storage": folder if rank == 0 else folder / "none"}, hvd.CollectiveError, "rank 1 has no room for its rows in"),
-    ({"storage": folder, "cache_bytes": -1}, ValueError, "cache_bytes=-1 is not possible"),
+    ({"storage": folder, "cache_bytes": -1}, hvd.CollectiveError, "rank 0: cache_bytes=-1 is not possible"),
+    ({"storage": folder, "cache_bytes": 1 << 20 if rank == 0 else "1"}, hvd.CollectiveError, "rank 1: cache_bytes='1' is not possible"),
 ):
     try:
         hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.SGD(0.1), **options)

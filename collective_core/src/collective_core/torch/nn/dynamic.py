@@ -40,7 +40,7 @@ class DynamicTable(ShardedTable):
 
     def _forget(self) -> None:
         self.known = IdTable()
-        self._free = np.arange(len(self.weight))[::-1].copy()
+        self._free = np.arange(len(self.rows.weight))[::-1].copy()
 
     # --- lookups
 
@@ -61,7 +61,7 @@ class DynamicTable(ShardedTable):
             counts = np.bincount(where.reshape(-1), request[:, 1], len(distinct))
             self._note(distinct, counts.astype(np.int64))
         rows = self._find(positions)
-        values = self.weight.new_zeros(len(rows), self.placement.columns)
+        values = self.rows.weight.new_zeros(len(rows), self.placement.columns)
         values[rows >= 0] = self.rows.values(rows[rows >= 0])
         return values
 
@@ -70,7 +70,7 @@ class DynamicTable(ShardedTable):
         entries = self.known.find(positions)
         rows = np.full(len(entries), -1, np.int64)
         rows[entries >= 0] = self.known.rows[entries[entries >= 0]]
-        return torch.from_numpy(rows).to(self.weight.device)
+        return torch.from_numpy(rows).to(self.rows.weight.device)
 
     def _note(self, positions: Any, counts: Any) -> None:
         """These distinct ids have occurred so often; those that have done so often enough by now are given rows while there are any."""
@@ -84,7 +84,7 @@ class DynamicTable(ShardedTable):
         without = len(wanted) - len(admitted)
         if without:
             warnings.warn(
-                f"{self.name}: all {len(self.weight)} rows of rank {self.rank} are given away, and {without} ids have none: "
+                f"{self.name}: all {len(self.rows.weight)} rows of rank {self.rank} are given away, and {without} ids have none: "
                 "give the table a larger capacity, a larger admit_after, or an expire_after",
                 stacklevel=2,
             )
@@ -127,8 +127,11 @@ class DynamicTable(ShardedTable):
 
     def load(self, tensors: dict[str, torch.Tensor], steps: int) -> str:
         known = tensors.get("known")
-        if known is None or known.dim() != 2:
+        if known is None or known.dim() != 2 or known.shape[1] != 4 or known.dtype != torch.int64:
             return f"{self.name}: known is missing; is the state that of a dynamic table?"
+        given = known[known[:, 3] != -1, 3]
+        if len(given) and (given.min() < 0 or given.max() >= len(self.rows.weight) or len(given.unique()) < len(given)):
+            return f"{self.name}: known is damaged: each id has a row of its own, of 0 to {len(self.rows.weight) - 1}, or -1 for none"
         problem = super().load(tensors, steps)
         if not problem:
             known = known.clone()  # it may be what is forgotten now
@@ -153,7 +156,7 @@ class DynamicTable(ShardedTable):
         entries = self._add_known(known)
         old_rows = known[:, 3][known[:, 3] >= 0]
         if len(old_rows) > len(self._free):
-            raise ValueError(f"rank {self.rank} has {len(self.weight)} rows, too few for its ids: give the table a larger capacity")
+            raise ValueError(f"rank {self.rank} has {len(self.rows.weight)} rows, too few for its ids: give the table a larger capacity")
         rows = self._new_rows(len(old_rows))
         self.known.rows[entries[known[:, 3] >= 0]] = rows
         count = len(was.rows_of(writer))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, Iterator, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from collective_core.torch.functions import allgather_object
 from collective_core.torch.nn.row_optimizers import RowOptimizer
 from collective_core.torch.nn.storage import DEFAULT_CACHE_BYTES, Storage
 from collective_core.torch.nn.table import Initialise, ShardedTable, TableConfig, agree
-from collective_core.torch.sharded import ShardParameter, marked
+from collective_core.torch.sharded import marked
 
 T = TypeVar("T", bound=ShardedTable)
 
@@ -30,33 +31,33 @@ class TableModule(torch.nn.Module):
         self.table = table
         self._parameters["weight"] = table.weight
 
-    @property
-    def weight(self) -> ShardParameter:
-        """This rank's shard, to be read or written to before the next lookup."""
-        self.table.rows.clear()
-        return self.table.weight
+    @contextlib.contextmanager
+    def _without_weight(self) -> Iterator[None]:
+        self._parameters["weight"] = None
+        try:
+            yield
+        finally:
+            self._parameters["weight"] = self.table.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **options: Any) -> Any:
         """What ``to()`` and its kind call: rows stay in the host's memory, whatever device the rest of a model goes to."""
-        dtype = self.table.weight.dtype
+        dtype = self.table.rows.weight.dtype
         wanted = fn(torch.empty(0, dtype=dtype)).dtype
         if wanted != dtype:
             raise ValueError(
                 f"{self.table.name} has numbers of {dtype} and cannot be converted to {wanted}: choose the dtype when the "
                 "table is made (float32 or float64), and convert the model's other modules one by one"
             )
-        self._parameters["weight"] = None
-        try:
+        with self._without_weight():
             return super()._apply(fn, *args, **options)
-        finally:
-            self._parameters["weight"] = self.table.weight
 
     def extra_repr(self) -> str:
         table = self.table
         return f"{table.placement.rows}, {table.placement.columns}, {table.placement.sharding}, {table.optimizer.describe()}"
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+        with self._without_weight():
+            super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, tensor in {**self.table.tensors(), "steps": torch.tensor(self.table.steps)}.items():
             destination[prefix + name] = marked(tensor.detach())
 
@@ -96,7 +97,7 @@ class _Sharded(TableModule):
         self.table.initialise(init, agreed_seed)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         if padding_idx is not None and padding_idx in (rows := placement.rows_of(self.table.rank)):
-            self.weight.detach()[rows.index(padding_idx)] = 0.0
+            self.table.weight.detach()[rows.index(padding_idx)] = 0.0
 
     def _padding(self, ids: torch.Tensor, where: torch.Tensor) -> int | None:
         """The number of the padding row among the distinct rows of these ids, if it is one of them."""
@@ -113,10 +114,12 @@ class _Sharded(TableModule):
 
 
 def make(make_table: Callable[[Storage], T], config: TableConfig, storage: Storage) -> T:
-    """The table. Raises :class:`CollectiveError` on every rank where any has no room for it."""
+    """The table. Raises :class:`CollectiveError` on every rank where any has no room for it, or was given a ``storage`` that cannot be."""
     error, table = "", None
     try:
         table = make_table(storage)
+    except (TypeError, ValueError) as failure:
+        error = f"{config.name}: rank {membership.rank()}: {failure}"
     except (OSError, RuntimeError, MemoryError) as failure:  # PyTorch's error for memory is a RuntimeError
         where = "" if storage.folder is None else f" in {storage.folder}"
         error = f"{config.name}: rank {membership.rank()} has no room for its rows{where}: {failure}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple
 
 import torch
 
 from collective_core.common.row_file import RowFile
 from collective_core.torch.nn.row_optimizers import Slot
+from collective_core.torch.sharded import ShardParameter
 
 DEFAULT_CACHE_BYTES = 256 << 20
 
@@ -20,9 +21,9 @@ class Storage(NamedTuple):
     cache_bytes: int = DEFAULT_CACHE_BYTES
 
     def rows(self, shape: tuple[int, int], slots: Mapping[str, Slot], dtype: torch.dtype) -> Rows:
-        """Raises OSError or RuntimeError where there is no room for them."""
-        if self.cache_bytes < 0:
-            raise ValueError(f"cache_bytes={self.cache_bytes} is not possible: write the bytes of memory for rows in use")
+        """Raises OSError or RuntimeError where there is no room for them, and ValueError or TypeError for what is no folder or number."""
+        if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
+            raise ValueError(f"cache_bytes={self.cache_bytes!r} is not possible: write the bytes of memory for rows in use, a whole number")
         if self.folder is None or not shape[0]:
             return Rows(shape, slots, dtype)
         return StoredRows(shape, slots, dtype, self.folder, self.cache_bytes)
@@ -46,6 +47,10 @@ class Rows:
     def _make(self, rows: int, widths: dict[str, int], dtype: torch.dtype) -> None:
         self.state = {name: torch.zeros(rows, width, dtype=dtype) for name, width in widths.items()}
         self.weight = self.state.pop("")
+
+    def parameter(self) -> ShardParameter:
+        """``weight`` as programs have it, who may keep it, read it and write to it at any time."""
+        return ShardParameter(self.weight)
 
     def values(self, rows: torch.Tensor) -> torch.Tensor:
         """Of the weight."""
@@ -86,6 +91,11 @@ class StoredRows(Rows):
     def _divided(self, records: torch.Tensor) -> dict[str, torch.Tensor]:
         return dict(zip(self._widths, records.split(list(self._widths.values()), dim=1)))
 
+    def parameter(self) -> ShardParameter:
+        parameter = StoredParameter(self.weight)
+        parameter.rows = self
+        return parameter
+
     def values(self, rows: torch.Tensor) -> torch.Tensor:
         distinct, where = torch.unique(rows, return_inverse=True)
         return torch.from_numpy(self._file.read(distinct.numpy()))[:, : self.weight.shape[1]].index_select(0, where)
@@ -104,3 +114,34 @@ class StoredRows(Rows):
 
     def clear(self) -> None:
         self._file.clear()
+
+
+#: What looks at no number of a tensor.
+_METADATA = frozenset(
+    [getattr(torch.Tensor, name).__get__ for name in ("device", "dtype", "is_leaf", "layout", "ndim", "requires_grad", "shape")]
+    + [torch.Tensor.grad.__get__, torch.Tensor.grad.__set__, torch.Tensor.requires_grad.__set__]
+    + [torch.Tensor.dim, torch.Tensor.element_size, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.__len__]
+)
+
+
+class StoredParameter(ShardParameter):
+    """The weight of rows in a file: every use of its numbers first brings changed rows there and empties the cache."""
+
+    rows: StoredRows
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _METADATA:
+            for parameter in _stored(args, kwargs or {}):
+                parameter.rows.clear()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _stored(*values: Any) -> Iterator[StoredParameter]:
+    for value in values:
+        if isinstance(value, StoredParameter):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _stored(*value)
+        elif isinstance(value, dict):
+            yield from _stored(*value.values())

@@ -45,8 +45,8 @@ class ShardedTable:
 
     ``id_kind``: what ids are: ``rows`` of the table, ``hashed`` into its rows, or, of a dynamic table, ``any``.
 
-    ``weight``: the rows of ``placement.rows_of(rank)``, as a parameter that no reduction takes. ``rows``: them, and what the optimizer
-    keeps for each.
+    ``weight``: the rows of ``placement.rows_of(rank)``, as a parameter that no reduction takes, for programs. ``rows``: them, and what the
+    optimizer keeps for each, for all here.
     """
 
     def __init__(self, config: TableConfig, storage: Storage = IN_MEMORY, hash_ids: bool = False) -> None:
@@ -63,7 +63,7 @@ class ShardedTable:
         self._generation = membership.generation()
         self._exchange = exchange_for(placement, self.name, process_set)
         self.rows = storage.rows(placement.shape(self._who.rank), self.optimizer.slots, dtype)
-        self.weight = ShardParameter(self.rows.weight)
+        self.weight = self.rows.parameter()
         self.weight.table = self
         #: Positions and gradients of backward passes since the last step.
         self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -81,11 +81,11 @@ class ShardedTable:
                 first, last = bisect_left(rows, begin), bisect_left(rows, end)
                 if first == last:
                     continue
-                block = torch.empty(end - begin, self.placement.columns, dtype=self.weight.dtype)
+                block = torch.empty(end - begin, self.placement.columns, dtype=self.rows.weight.dtype)
                 # Not torch.manual_seed, which would seed the program's GPUs, too.
                 torch.default_generator.manual_seed((seed * 1_000_003 + begin) % (1 << 63))
                 initialise(block)
-                self.weight[first:last] = block[rows[first] - begin : end - begin : rows.step, columns]
+                self.rows.weight[first:last] = block[rows[first] - begin : end - begin : rows.step, columns]
 
     def load_whole(self, whole: torch.Tensor) -> None:
         """Takes this rank's part of ``whole``, a tensor of all rows and columns. Not collective."""
@@ -94,18 +94,18 @@ class ShardedTable:
         rows = self.placement.rows_of(self._who.rank)
         self.rows.clear()
         with torch.no_grad():
-            self.weight.copy_(whole[rows.start : rows.stop : rows.step, self.placement.columns_of(self._who.rank)])
+            self.rows.weight.copy_(whole[rows.start : rows.stop : rows.step, self.placement.columns_of(self._who.rank)])
 
     def gather_whole(self) -> torch.Tensor:
         """All rows and columns of the weights, on every rank. Collective; for tables that fit."""
         self._refuse_changed_ranks()
-        ids = torch.arange(self.placement.rows, device=self.weight.device)
+        ids = torch.arange(self.placement.rows, device=self.rows.weight.device)
         positions, where = torch.unique(self.placement.position(ids), return_inverse=True)
         return self.read(positions, "", None).index_select(0, where)
 
     def row_tensors(self) -> dict[str, torch.Tensor]:
         """What is kept for rows, by name: ``weight``, and the optimizer's state. Read and written as ``rows`` says."""
-        return {"weight": self.weight, **{f"state.{name}": tensor for name, tensor in self.rows.state.items()}}
+        return {"weight": self.rows.weight, **{f"state.{name}": tensor for name, tensor in self.rows.state.items()}}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that a checkpoint holds of this rank, by name; to be read before the next lookup."""
@@ -168,7 +168,7 @@ class ShardedTable:
         """
         self._refuse_changed_ranks()
         problem = self._objection(ids)
-        flat = (ids.new_empty(0) if problem else ids.reshape(-1)).to(self.weight.device, torch.int64)
+        flat = (ids.new_empty(0) if problem else ids.reshape(-1)).to(self.rows.weight.device, torch.int64)
         positions, where, occurrences = self._requests(flat)
         rows: torch.Tensor = _Rows.apply(self.weight, self, positions, problem, occurrences)
         return rows.to(ids.device), where.to(ids.device)
@@ -229,7 +229,7 @@ class ShardedTable:
         if len(waiting) == 1:
             return self._exchange.send_gradients(*waiting[0], blocking)
         width = self.placement.columns
-        none = (torch.empty(0, dtype=torch.int64, device=self.weight.device), self.weight.new_empty(0, width).detach())
+        none = (torch.empty(0, dtype=torch.int64, device=self.rows.weight.device), self.rows.weight.new_empty(0, width).detach())
         positions, gradients = (torch.cat(parts) for parts in zip(none, *waiting))
         return self._exchange.send_gradients(*merged(positions, gradients), blocking)
 
