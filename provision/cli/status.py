@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from provision.status import show
 from provision.status.observer import Observer, Poller
 
 _TICK_S = 0.1  # how soon Ctrl-C is noticed
-_SHORTEST_TOKEN = 16
+_SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
 
 OptionalHosts = Annotated[
     str | None,
@@ -168,9 +169,15 @@ def _token(path: Path | None) -> str:
     except OSError as error:
         raise UsageError(f"it cannot be written: {error.strerror}", where=f"--token-file {path}") from error
     try:
-        token = path.read_text(encoding="ascii").strip()
+        with open(path, encoding="ascii") as file:
+            readers = os.fstat(file.fileno()).st_mode & 0o077
+            token = file.read(_LONGEST_TOKEN).strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"it cannot be read: {error}", where=f"--token-file {path}") from error
+    if readers:
+        raise UsageError(
+            "its group or others may read it, and so the token", where=f"--token-file {path}", hint=f"chmod 600 {shlex.quote(str(path))}"
+        )
     if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
         raise UsageError(
             f"it has no token of at least {_SHORTEST_TOKEN} characters",

@@ -64,7 +64,12 @@ def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[str]:
     for name in lock.components:
         component = getattr(host, name)
         held, wanted = LockedComponent.of(component) if component else None, locked.get(name)
-        if (held and held.identity) != (wanted and wanted.identity):
+        if (held and held.identity) == (wanted and wanted.identity):
+            continue
+        if held and wanted and str(held) == str(wanted):
+            fields = [field for field in type(held).model_fields if getattr(held.identity, field) != getattr(wanted.identity, field)]
+            yield f"{TITLES.get(name, name)} is {held} as in {lock.title}, but differs from it in: {', '.join(fields)}"
+        else:
             yield f"{TITLES.get(name, name)} is {held or 'not installed'}, {lock.title} says {wanted or 'nothing'}"
     for folder, key in locks.environments(host).items():
         wanted_versions: dict[str, list[str]] = {}

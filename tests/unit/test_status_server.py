@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -144,6 +145,12 @@ def test_one_that_sends_for_ever_is_cut(server: Server, monkeypatch: pytest.Monk
         assert connection.recv(1) == b""
 
 
+def test_the_printed_address_works_for_any_token(server: Server) -> None:
+    server.token = f"{TOKEN}+/#&%20=? ".strip()
+    address = urlsplit(server.url)
+    assert ask(server, f"{address.path}?{address.query}")[0].status == 200
+
+
 def test_before_the_first_answer_the_page_waits(server: Server) -> None:
     server.box[0] = None  # type: ignore[attr-defined]
     assert "Waiting" in ask(server, f"/?token={TOKEN}")[1]
@@ -230,6 +237,10 @@ def test_a_token_file_is_private_and_kept(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert _token(path) == token
     assert _token(None) != _token(None)
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="its group or others may read it"):
+        _token(path)
+    path.chmod(0o600)
     path.write_text("short\n")
     with pytest.raises(UsageError, match="at least 16"):
         _token(path)
