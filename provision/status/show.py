@@ -20,6 +20,7 @@ STYLES = {
     "unreachable": "red",
 }
 _DISPENSABLE = ("GPU GiB", "disk GiB", "mem GiB", "load")  # columns that are left out first, where a terminal is too narrow for names
+_DISPENSABLE_OF_GPUS = ("power", "temp", "GiB")
 _MOST_GPUS = 16  # of all hosts, that get a row each
 _MOST_DIFFERENCES = 3  # of one host, that are shown
 _FEWEST_ROWS = 4  # of hosts in a live view
@@ -33,7 +34,9 @@ def show(status: Status, console: Console) -> None:
     listed, left_out = _table(status, list(status.hosts), console)
     console.print(listed)
     if 0 < sum(len(host.gpus) for host in status.hosts) <= _MOST_GPUS:
-        console.print("", _gpus(status))
+        gpus, more_left_out = _gpus(status, console)
+        left_out += more_left_out
+        console.print("", gpus)
     for text, style in (*left_out, *_troubles(status, status.hosts), *_jobs(status), (summary(status), "bold")):
         console.say(text, style)
 
@@ -53,9 +56,10 @@ def view(status: Status, console: Console) -> Table:
         ]
         heights = [len(wrapped(text, console.width)) for text, _ in lines]
         excess = count + sum(heights) - room
-        if excess <= 0 or count <= _FEWEST_ROWS:
+        fewest = max(_FEWEST_ROWS, room * 2 // 5)  # what is wrong with each of many hosts takes more lines than their rows
+        if excess <= 0 or count <= fewest:
             break
-        count = max(_FEWEST_ROWS, count - excess)
+        count = max(fewest, count - excess)
     grid = Table.grid()
     grid.add_column(overflow="fold")
     grid.add_row(styled(clipped(summary(status), console.width, 1), "bold"))
@@ -89,14 +93,19 @@ def duration(seconds: float) -> str:
 
 
 def _table(status: Status, hosts: Sequence[HostStatus], console: Console) -> tuple[Table, list[tuple[str, str]]]:
-    """The table of hosts, and a line about the columns that it lacks because the terminal is narrow: names are never cut or broken."""
+    """The table of hosts."""
     has_gpus = any(host.gpus for host in status.hosts)
-    rows = [_row(status, host, has_gpus=has_gpus) for host in hosts]
+    return _fitting([_row(status, host, has_gpus=has_gpus) for host in hosts], _DISPENSABLE, console)
+
+
+def _fitting(rows: Sequence[dict[str, str]], dispensable: Sequence[str], console: Console) -> tuple[Table, list[tuple[str, str]]]:
+    """A table, and a line about the columns that it lacks because the terminal is narrow: hosts' names are not cut or broken."""
     left_out: list[str] = []
     while True:
         built = table(({name: value for name, value in row.items() if name not in left_out} for row in rows), STYLES)
+        built.columns[0].no_wrap = True
         wide = console.measure(built, options=console.options.update(max_width=_ANY_WIDTH)).maximum > console.width
-        column = next((name for name in _DISPENSABLE if name in rows[0] and name not in left_out), None)
+        column = next((name for name in dispensable if name in rows[0] and name not in left_out), None)
         if not wide or column is None:
             return built, [(f"on a wider terminal also: {', '.join(left_out)}", "dim")] if left_out else []
         left_out.append(column)
@@ -121,11 +130,11 @@ def _of(used: int, total: int) -> str:
     return f"{max(0, used) / _GIB:.0f}/{total / _GIB:.0f}"
 
 
-def _gpus(status: Status) -> Table:
+def _gpus(status: Status, console: Console) -> tuple[Table, list[tuple[str, str]]]:
     def shown(value: float | None, unit: str) -> str:
         return f"{value:.0f} {unit}" if value is not None else "-"
 
-    return table(
+    rows = [
         {
             "host": host.host,
             "GPU": f"{gpu.index} {gpu.name}",
@@ -136,7 +145,8 @@ def _gpus(status: Status) -> Table:
         }
         for host in status.hosts
         for gpu in host.gpus
-    )
+    ]
+    return _fitting(rows, _DISPENSABLE_OF_GPUS, console)
 
 
 def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str, str]]:

@@ -258,6 +258,10 @@ def test_an_installed_host_is_held_against_the_lock(plan: Plan) -> None:
     (component,) = drift.from_lock(known, HostPlan.from_dict(document), {"venv": {"numpy": FILE}})
     assert component.startswith("CMake is 3.30.0")
     assert host.cmake.version in component
+    document = json.loads(json.dumps(host.as_dict()))
+    document["numpy"]["index"] = "https://example.org/simple"
+    (hidden,) = drift.from_lock(known, HostPlan.from_dict(document), {"venv": {"numpy": FILE}})
+    assert hidden.endswith("but differs from it in: index")
     (stranger,) = drift.from_lock(known, HostPlan.from_dict({**host.as_dict(), "name": "new"}), {})
     assert stranger == "provision.lock does not know this host"
     assert environments(host)["venv"] in known.environments
@@ -355,6 +359,37 @@ def test_names_are_whole_in_eighty_columns(hosts: Hosts) -> None:
     assert "and 12 more: not installed" in captured.get()
     assert "→ provision up hosts.ini " in captured.get()
     assert len(captured.get().splitlines()) == 12
+
+
+def test_gpus_have_their_hosts_name_in_eighty_columns(hosts: Hosts) -> None:
+    gpus = [{**GPU, "index": index, "name": "NVIDIA RTX PRO 6000 Blackwell"} for index in range(8)]
+    hosts.answer("node1", gpu_load={"gpus": gpus, "error": None})
+    name = "gpu-node-0001.cluster.example.org"
+    status = look(hosts)
+    console = Console(width=80)
+    with console.capture() as captured:
+        show.show(status.model_copy(update={"hosts": (status.hosts[0].model_copy(update={"host": name}),)}), console)
+    lines = captured.get().splitlines()
+    assert [line.split()[0] for line in lines[4:12]] == [name] * 8
+    assert all(f"{index} NVIDIA RTX PRO 6000 Blackwell" in line for index, line in enumerate(lines[4:12]))
+    assert "on a wider terminal also: power" in captured.get()
+
+
+def test_many_hosts_are_in_a_live_view_however_much_is_wrong_with_them(hosts: Hosts) -> None:
+    hosts.answer("node1")
+    one = look(hosts).hosts[0]
+    many = tuple(
+        one.model_copy(update={"host": f"n{number}", "state": "drifted", "drift": tuple(f"{number}.{of} is gone" for of in range(5))})
+        for number in range(16)
+    )
+    console = Console(width=80, height=24)
+    with console.capture() as captured:
+        console.print(show.view(Status(when=0.0, seconds=1.0, inventory="hosts.ini", hosts=many), console))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    assert [line.split()[0] for line in lines[2:10]] == [f"n{number}" for number in range(8)]
+    assert lines[10:13] == ["and 8 more: drifted", "n0: drifted", "    0.0 is gone"]
+    assert lines[-1] == "… provision status prints all"
+    assert len(lines) == 23
 
 
 def test_a_live_view_is_not_higher_than_the_terminal(hosts: Hosts) -> None:
