@@ -18,6 +18,7 @@ from provision.image import build, local_images, recipe, render, targets
 from provision.image.output import BuildOutput
 from provision.image.render import File
 from provision.plan.requirements import Requirements
+from provision.remote.progress import Progress
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
 TARGET = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256), ENGINE)
@@ -103,7 +104,7 @@ STEP = "[system 2/2] RUN apt-get update"
 
 def failure(*printed: str) -> str:
     log = io.StringIO()
-    output = BuildOutput(log)
+    output = BuildOutput(log, Progress())
     for line in ("#5 [build 1/9] RUN true", f"#7 {STEP}", *printed, "------", f" > {STEP}:", "#7 9.1 again"):
         output.note(line)
     assert f"#7 {STEP}\n" in log.getvalue()
@@ -128,7 +129,7 @@ def test_a_silent_step_is_explained_by_buildkits_error() -> None:
 
 def test_logins_of_mirrors_stay_out_of_log_and_error() -> None:
     log = io.StringIO()
-    output = BuildOutput(log)
+    output = BuildOutput(log, Progress())
     for line in (f"#7 {STEP}", "#7 0.3 Err http://me:s3cr3t@mirror.example/debian", "#7 ERROR: exit code: 1"):
         output.note(line)
     assert "mirror.example" in log.getvalue()
@@ -207,7 +208,7 @@ class _EngineWithoutRegistry:
 def test_an_unavailable_base_gives_a_hint(monkeypatch: pytest.MonkeyPatch, base: str, missing: str | None, hint: str) -> None:
     monkeypatch.setattr(build.debootstrap, "missing", lambda: missing)
     with pytest.raises(build.ProvisionError, match=rf"{base}: the base image is unavailable: manifest unknown") as error:
-        build.obtain_base(_EngineWithoutRegistry(), base, Settings(), BuildOutput(io.StringIO()))  # type: ignore[arg-type]
+        build.obtain_base(_EngineWithoutRegistry(), base, Settings(), BuildOutput(io.StringIO(), Progress()))  # type: ignore[arg-type]
     assert hint in str(error.value)
 
 
@@ -216,6 +217,6 @@ def test_debian_is_made_here_where_it_cannot_be_pulled(monkeypatch: pytest.Monke
     monkeypatch.setattr(build.debootstrap, "missing", lambda: None)
     monkeypatch.setattr(build.debootstrap, "make", lambda suite, _settings, _say: build.Path(f"/cache/{suite}.tar"))
     for _ in ("made", "already there"):
-        assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO())) == "provision-base:bookworm"
+        assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO(), Progress())) == "provision-base:bookworm"
     engine.known.add("debian:12-slim")
-    assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO())) == "debian:12-slim"
+    assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO(), Progress())) == "debian:12-slim"
