@@ -5,6 +5,7 @@ Arguments: a folder, and `all` or `few`, which leaves out most optimizers.
 
 # ruff: noqa: PT017 - worker scripts run without pytest
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -158,6 +159,12 @@ for step, use in enumerate(uses):
     assert torch.equal(pair[0](few), pair[1](few)), step
 
 # Errors.
+for whole in (pair[1], pair[1].weight):
+    try:
+        torch.save(whole, io.BytesIO())
+        raise RuntimeError("a table in a file was pickled")
+    except TypeError as failure:
+        assert "save its state_dict()" in str(failure), failure
 for options, error, message in (
     ({"storage": folder if rank == 0 else folder / "none"}, hvd.CollectiveError, "rank 1 has no room for its rows in"),
     ({"storage": folder, "cache_bytes": -1}, hvd.CollectiveError, "rank 0: cache_bytes=-1 is not possible"),

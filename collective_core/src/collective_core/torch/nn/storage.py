@@ -115,6 +115,9 @@ class StoredRows(Rows):
     def clear(self) -> None:
         self._file.clear()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a table in a file cannot be pickled, nor its parameter: save its state_dict(), or use hvd.Checkpoints")
+
 
 #: What looks at no number of a tensor.
 _METADATA = frozenset(
