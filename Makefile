@@ -90,10 +90,11 @@ analyze: $(DEV_STAMP)
 	@scripts/lint.sh $(BIN) analyze
 
 unit: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 tests/unit
+	$(BIN)/python -m pytest -n 3 -m "not slow" tests/unit
 
-# Twenty times as many random inventories: minutes.
+# Twenty times as many random inventories, and what is slow: minutes.
 unit-thorough: $(DEV_STAMP)
+	$(BIN)/python -m pytest -n 3 -m slow tests/unit
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile thorough tests/unit/test_resolve_random.py
 
 engine: $(ENGINE_STAMP) $(TOOLKIT_STAMP)

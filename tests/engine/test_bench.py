@@ -79,6 +79,7 @@ def test_limits_and_bus_bandwidth_agree():
         assert report.bus_bandwidth(size, seconds, ranks) == pytest.approx(limits.bus_limit_of_network(bandwidth, ranks, hosts))
 
 
+@pytest.mark.slow
 def test_a_small_run_gives_the_document():
     done = bench("--np", "2", "--sizes", "4K,1M", "--peers", "mpi", "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr

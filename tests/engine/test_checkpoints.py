@@ -208,6 +208,7 @@ def test_wrong_use_and_a_full_disk_are_one_error_on_every_rank_and_nothing_is_lo
         assert report["files"] == ["step-000000000003.checkpoint", "step-000000000004.checkpoint"]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_saves_leaves_its_last_checkpoint(tmp_path):
     dice = random.Random(7)
     saved = 0

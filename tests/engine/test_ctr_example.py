@@ -57,6 +57,7 @@ def train(launch, n: int, model: str, modes: tuple[str, ...], **options) -> dict
 MODES = ("sharded", "sparse", "dense", "ddp", "alone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", slow_but_last("dlrm", "wide_deep"))
 def test_ranks_train_what_one_process_does(launch, monkeypatch, model):
     found = train(launch, 2, model, MODES)

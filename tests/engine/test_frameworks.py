@@ -56,7 +56,7 @@ def test_numpy_arrays_and_pytorchs_tensors_meet_where_they_agree():
     assert _run("numpy", "torch") == ["0: [0.5, 0.5, 0.5]", "1: [0.5, 0.5, 0.5]"]
 
 
-@pytest.mark.parametrize("calls", [["distributed", "torch"], ["torch", "distributed"]])
+@pytest.mark.parametrize("calls", [["distributed", "torch"], pytest.param(["torch", "distributed"], marks=pytest.mark.slow)])
 def test_a_group_of_torch_distributed_and_init_do_not_meet(launch, calls):
     (said,) = _run(*calls, options=("--start-timeout", "2"))  # of PyTorch's rank our launcher makes an end: its store waits for minutes
     assert f"{calls.index('torch')}: rank" in said

@@ -35,6 +35,7 @@ def test_join_with_operations_of_ones_own_outstanding(launch, n, hosts):
     everyone(launch, "join_with_outstanding.py", n, hosts, arguments=["25"], env={"COLLECTIVE_TIMEOUT": "30"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (2, 1), (3, 1), (4, 2), (3, 2)))
 def test_horovods_semantics_where_they_are_chosen(launch, n, hosts):
     everyone(launch, "horovod_semantics.py", n, hosts)

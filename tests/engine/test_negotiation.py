@@ -24,6 +24,7 @@ def worlds():
     return json.loads(done.stdout)["negotiation"]
 
 
+@pytest.mark.slow
 def test_steps_messages_and_bytes_grow_with_the_logarithm(worlds):
     assert [world["np"] for world in worlds] == [2, 8, 9, 24, 40]
     for world in worlds:

@@ -142,6 +142,7 @@ def test_a_new_job_goes_on_from_snapshots(launch, tmp_path):
         assert f"server-0.safetensors {what}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", slow_but_last("copies", "snapshots"))
 def test_a_server_that_dies_loses_no_more_than_the_updates_since_its_snapshot(tmp_path, how):
     """After 13 updates of one of its two arrays. The job goes on with three ranks, of which others are servers, then with four."""

@@ -70,6 +70,7 @@ def test_work_that_was_never_begun_ends_silently(monkeypatch):
     handles.Work.__new__(handles.Work).__del__()
 
 
+@pytest.mark.slow
 def test_an_infinity_on_one_rank_has_all_skip_the_step_of_a_grad_scaler(launch):
     reports = launch("scaled_gradients.py", 2).must_succeed().reports()
     assert set(reports) == {0, 1}

@@ -77,6 +77,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, lis
     return folder, outcome, events
 
 
+@pytest.mark.slow
 def test_another_host_takes_over_and_the_one_that_could_not_build_gets_the_result(played: tuple[Path, Outcome, list[Event]]) -> None:
     folder, outcome, events = played
     assert outcome.hosts["a"].failure is None
