@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import cache
-from typing import Any
-
-import jinja2
 
 from provision import __version__
-from provision.base.terminal import neutral
+from provision.base import pages
 from provision.bench import charts
 from provision.bench.charts import Chart, HeatMap, Series
 from provision.bench.results import Comparison, Figure, Measurements, Named, Pair, figures, number, size
@@ -24,7 +20,7 @@ def render(measurements: Measurements, earlier: Sequence[Measurements], comparis
         earlier: runs of the same hosts, the oldest first.
         comparison: with the last of them; None if there is none.
     """
-    return _template().render(
+    return pages.template("provision.bench").render(
         version=__version__,
         measured=measurements,
         maps=heat_maps(measurements),
@@ -112,17 +108,3 @@ def _summary(run: Measurements) -> list[Named]:
             found.append(Named(("slowest pair", count, unit), f"slowest pair, {size(count)}", unit, figure))
     most = run.model_copy(update={"pairs": [], "ranks": run.ranks[-1:], "training": run.training[-1:]})
     return found + list(figures(most))
-
-
-@cache
-def _template() -> jinja2.Template:
-    loader = jinja2.PackageLoader("provision.bench", ".")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
-    )
-    return environment.get_template("page.html.j2")
-
-
-def _shown(value: Any) -> Any:
-    """Text without characters that reorder a page; what a macro has drawn is HTML."""
-    return neutral(value) if type(value) is str else value

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 from pydantic import ValidationError
 
 from provision import __version__
-from provision.base import downloads
-from provision.base.terminal import neutral
+from provision.base import downloads, pages
 from provision.base.text import joined
 from provision.bench import results
 from provision.diagnosis import logs
@@ -71,7 +68,7 @@ def render(run: Run) -> str:
     training = _training(report)
     bad = run.verdict in ("not ready", "failed", "killed")
     log = next((run.folder / name for name in ("smoke.log", "run.log") if (run.folder / name).is_file()), None)
-    return _template().render(
+    return pages.template("provision.report").render(
         version=__version__,
         run=run,
         report=report,
@@ -317,17 +314,3 @@ def _measured(run: Run, report: Report | None) -> dict[frozenset[str], float]:
     measurements = results.history_of(run.inventory, hosts).runs if hosts else []
     pairs = next((each.pairs for each in reversed(measurements) if each.pairs), ())  # the last one may have left them out
     return {frozenset(pair.hosts): pair.largest.busbw_gbs for pair in pairs}
-
-
-@cache
-def _template() -> jinja2.Template:
-    loader = jinja2.PackageLoader("provision.report", ".")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
-    )
-    return environment.get_template("page.html.j2")
-
-
-def _shown(value: Any) -> Any:
-    """Text without characters that reorder a page; what a macro has drawn is HTML."""
-    return neutral(value) if type(value) is str else value

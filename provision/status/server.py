@@ -14,17 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
-import jinja2
-
 from provision import __version__
+from provision.base import pages
 from provision.base.errors import ProvisionError
-from provision.base.terminal import neutral
 from provision.status import metrics, show
 from provision.status.model import Status
 
@@ -166,7 +163,7 @@ def _plain(status: HTTPStatus, text: str) -> _Reply:
 
 def page(status: Status | None, interval: float, nonce: str) -> str:
     """The page; before the first answer it only says so. It has no script: the browser loads it again after the interval."""
-    return _template().render(
+    return pages.template("provision.status").render(
         status=status,
         nonce=nonce,
         version=__version__,
@@ -177,17 +174,3 @@ def page(status: Status | None, interval: float, nonce: str) -> str:
         summary=show.summary,
         gib=lambda count: f"{count / (1 << 30):.0f}",
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    loader = jinja2.PackageLoader("provision.status", ".")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
-    )
-    return environment.get_template("page.html.j2")
-
-
-def _shown(value: Any) -> Any:
-    """Text without characters that reorder a page."""
-    return neutral(value) if type(value) is str else value

@@ -1,0 +1,25 @@
+"""Pages of HTML from templates: the one place that decides how text from outside is escaped."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from provision.base.terminal import neutral
+
+
+@cache
+def template(package: str) -> jinja2.Template:
+    """The template ``page.html.j2`` of a package, which escapes all that it is given, and fails where it is given too little."""
+    loader = jinja2.PackageLoader(package, ".")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
+    return environment.get_template("page.html.j2")
+
+
+def _shown(value: Any) -> Any:
+    """Text without characters that reorder a page; what a macro has drawn is HTML."""
+    return neutral(value) if type(value) is str else value
