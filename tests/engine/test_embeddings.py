@@ -189,10 +189,11 @@ def test_an_elastic_state_refuses_tables():
         elastic.TorchState(module)
 
 
-def test_rows_of_a_rank_that_was_killed_come_back_from_the_checkpoint(tmp_path):
+@pytest.mark.parametrize("place", slow_but_last("file", "memory"))
+def test_rows_of_a_rank_that_was_killed_come_back_from_the_checkpoint(tmp_path, place):
     from sharded_elastic import COLUMNS, ROWS, initial
 
-    words = ["--min-np", "1", "-np", "2", sys.executable, str(WORKERS / "sharded_elastic.py"), str(tmp_path), "8", "5"]
+    words = ["--min-np", "1", "-np", "2", sys.executable, str(WORKERS / "sharded_elastic.py"), str(tmp_path), "8", "5", place]
     done = subprocess.run([sys.executable, "-m", "collective_core.launch", *words], capture_output=True, text=True, timeout=LAUNCH_LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     plain = torch.nn.Embedding(ROWS, COLUMNS, sparse=True, dtype=torch.float64)

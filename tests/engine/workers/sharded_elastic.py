@@ -1,6 +1,6 @@
 """An elastic job with a sharded table, whose rows come from the last checkpoint when ranks have changed.
 
-Arguments: a folder, the number of steps, the step in which rank 1 dies (once).
+Arguments: a folder, the number of steps, the step in which rank 1 dies (once), and "file" where the table lies in one.
 """
 
 import os
@@ -37,10 +37,11 @@ if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
     sizes = []
+    place = {"storage": str(folder), "cache_bytes": 256} if sys.argv[4:] == ["file"] else {}
 
     @hvd.elastic.run
     def train(state):
-        model = hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.Adagrad(0.1), dtype=torch.float64)
+        model = hvd.nn.ShardedEmbedding(ROWS, COLUMNS, hvd.nn.Adagrad(0.1), dtype=torch.float64, **place)
         model.load_weight(initial())
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         checkpoints = hvd.Checkpoints(folder / "checkpoints", model=model)
