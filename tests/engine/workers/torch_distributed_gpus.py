@@ -33,6 +33,8 @@ warnings.simplefilter("always")
 dist.init_process_group("cpu:collective,cuda:nccl")
 rank, size = dist.get_rank(), dist.get_world_size()
 wrong = []
+# What init_process_group asks where it is given a device_id, which it takes on a machine with GPUs only.
+assert not dist.group.WORLD._get_backend(torch.device("cuda", 0)).supports_splitting
 
 
 def operations():

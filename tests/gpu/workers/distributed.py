@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 torch.cuda.set_device(0)
-dist.init_process_group(sys.argv[1])
+dist.init_process_group(sys.argv[1], device_id=torch.device("cuda", 0))
 rank, size = dist.get_rank(), dist.get_world_size()
 
 

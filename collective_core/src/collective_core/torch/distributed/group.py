@@ -35,6 +35,9 @@ _has_joined = False  # the job with a group
 class CollectiveGroup(Reductions, dist.ProcessGroup):
     """A process group over the engine. Ranks are the group's own."""
 
+    #: PyTorch asks the backend of ``init_process_group(device_id=...)`` whether it connects at once, and splits to make further groups.
+    supports_splitting = False
+
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         dist.ProcessGroup.__init__(self, rank, size)
         settings = config.from_environment()
@@ -61,6 +64,10 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
 
     def name(self) -> str:
         return NAME
+
+    def _get_backend(self, _device: torch.device) -> CollectiveGroup:
+        """Of tensors on any device: a group that is written in Python has no backends below it."""
+        return self
 
     # By these names PyTorch asks a group that is written in Python.
 
