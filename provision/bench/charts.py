@@ -11,6 +11,8 @@ from provision.bench.results import Figure, number
 COLOURS = 8  # of curves, in the page's style; then dashed again
 _LINE = 15  # pixels between two lines of text
 _LETTER = 6.6  # pixels, the width of a letter of an average name
+_BOLD = 8.0  # the same of a curve's name
+_DATE = 40.0  # half of a date's width
 _CELL = 54, 32  # pixels of a heat map's cell: four digits fit
 # Of the best pair's figure → class of the cell, from the best to the worst.
 SHARES = (0.9, 0.75, 0.5, 0.25, 0.0)
@@ -89,7 +91,7 @@ def chart(
         return None
     width, height = size
     left, top, floor = 62.0, 28.0, height - 48.0
-    right = width - (16 + _LETTER * max(len(each.name) for each in drawn) if named else 24.0)
+    right = width - (16 + _BOLD * max(len(each.name) for each in drawn) if named else _DATE)
     scale: Callable[[float], float] = math.log2 if doubling else float
     begin, end = (scale(pick(x for each in drawn for x, _ in each.points)) for pick in (min, max))
     ticks = nice_ticks(max(figure.high or figure.median for each in drawn for _, figure in each.points) or 1.0)

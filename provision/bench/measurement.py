@@ -127,11 +127,11 @@ def measure(inventory: Inventory, options: BenchOptions, progress: Progress, pas
         reports: dict[Experiment, list[EngineReport]] = {}
         outcomes: dict[Experiment, Pair | Ranks | Training] = {}
         launches = [experiment for _ in range(options.repetitions) for experiment in planned]
-        for number, experiment in enumerate(launches, 1):
-            log = session.folder / f"bench-{number}.log"
-            report = _run(session, plan, experiment, options, f"{number} of {len(launches)}: {experiment.title}", log)
-            reports.setdefault(experiment, []).append(report)
-            outcomes[experiment] = outcome(experiment, reports[experiment])  # at once: what is wrong is not found after hours
+        with session.progress.series("Measure", len(launches)):
+            for number, experiment in enumerate(launches, 1):
+                report = _run(session, plan, experiment, options, session.folder / f"bench-{number}.log")
+                reports.setdefault(experiment, []).append(report)
+                outcomes[experiment] = outcome(experiment, reports[experiment])  # at once: what is wrong is not found after hours
         found = outcomes.values()
         measurements = Measurements(
             when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -191,7 +191,7 @@ def _rounds(experiment: Experiment, reports: Sequence[EngineReport], side: str, 
     return [took for row in found for took in row.rounds_us]
 
 
-def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOptions, title: str, log: Path) -> EngineReport:
+def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOptions, log: Path) -> EngineReport:
     hosts = {name: plan.hosts[name] for name in experiment.hosts}
     where = launchers.Environment.of(replace(plan, hosts=hosts))
     folder = f"{next(iter(hosts.values())).prefix}/smoke"
@@ -199,7 +199,7 @@ def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOpt
     command = ["python", "-m", _PACKAGE, "--peers", "none", "--rounds", str(options.rounds), "--report", "{job}/report.json"]
     command += ["--train", "mnist"] if experiment.kind == "training" else ["--sizes", options.sizes]
     job = launchers.own_job(where, placed, launchers.RunOptions(tuple(command), workdir=folder, report="report.json"))
-    result = jobs.run(session, job, title, log, lambda _line: None)
+    result = jobs.run(session, job, experiment.title, log, lambda _line: None)
     if result.interrupted:
         session.abort()
     if result.report is None or result.code:

@@ -131,6 +131,11 @@ class Measurements(_Document):
     ranks: Sequence[Ranks]
     training: Sequence[Training]
 
+    @property
+    def date(self) -> str:
+        """When, for people: ``2026-11-26 22:38 UTC``."""
+        return f"{self.when[:16].replace('T', ' ')} UTC"
+
 
 class Figure(NamedTuple):
     """A median and its quartiles; None if there were too few rounds."""

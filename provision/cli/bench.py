@@ -59,7 +59,8 @@ def bench(
         terminal.print_json({**measurements.model_dump(by_alias=True), "changes": changes})
         return
     console = terminal.out()
-    for rows in tables(measurements):
+    for title, rows in tables(measurements):
+        console.say(title, "bold")
         console.print(terminal.table(rows))
     if comparison is not None:
         for line in _since(earlier.runs[-1], comparison):
@@ -70,26 +71,27 @@ def bench(
 def _since(before: Measurements, comparison: Comparison) -> Iterator[str]:
     """Lines about what has changed."""
     for change in comparison.changes[: page.MOST_CHANGES]:
-        yield f"since {before.when}: {change}"
+        yield f"since {before.date}: {change}"
     if len(comparison.changes) > page.MOST_CHANGES:
-        yield f"since {before.when}: {len(comparison.changes) - page.MOST_CHANGES} more changes; the page lists them"
+        yield f"since {before.date}: {len(comparison.changes) - page.MOST_CHANGES} more changes; the page lists them"
     if comparison.compared and not comparison.changes:
-        yield f"since {before.when}: no change in {comparison.compared} figures that exceeds the spread of both runs"
+        yield f"since {before.date}: no change in {comparison.compared} figures that exceeds the spread of both runs"
     if comparison.without_spread:
-        yield f"since {before.when}: {comparison.without_spread} figures not compared: too few rounds for a spread in one of the two runs"
+        yield f"since {before.date}: {comparison.without_spread} figures not compared: too few rounds for a spread in one of the two runs"
     if comparison.without_partner:
-        yield f"since {before.when}: {comparison.without_partner} figures not compared: that run did not measure them, or on other hosts"
+        yield f"since {before.date}: {comparison.without_partner} figures not compared: that run did not measure them, or on other hosts"
 
 
-def tables(measurements: Measurements) -> list[list[dict[str, str]]]:
-    """Rows for people: pairs, allreduce, training; those that were measured."""
+def tables(measurements: Measurements) -> list[tuple[str, list[dict[str, str]]]]:
+    """Titles and rows for people: pairs, allreduce, training; those that were measured."""
     pairs = [{"between": " – ".join(pair.hosts), **_columns(pair)} for pair in measurements.pairs]
     ranks = [{"ranks": str(run.np), "hosts": str(len(run.hosts)), **_columns(run)} for run in measurements.ranks]
     training = [
         {"ranks": str(run.np), "samples/s": charts.spelled(run.speed), "efficiency": f"{run.efficiency:.0%}"}
         for run in measurements.training
     ]
-    return [rows for rows in (pairs, ranks, training) if rows]
+    titled = [("allreduce between two hosts", pairs), ("allreduce of more and more ranks", ranks), ("training steps", training)]
+    return [(title, rows) for title, rows in titled if rows]
 
 
 def _columns(run: Pair | Ranks) -> dict[str, str]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from provision.base.terminal import Console, Live, RenderableType, Table, err, live, neutral, styled
 from provision.base.text import clock, joined
 from provision.remote.ansible import Event, headline
-from provision.remote.stage import Stage, waits
-from provision.remote.stage_view import TrainingProgress, stage_view, training_view
+from provision.remote.stage import Series, Stage, waits
+from provision.remote.stage_view import TrainingProgress, series_view, stage_view, training_view
 
 NAME = "progress.log"
 _WORDS = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
@@ -31,6 +32,7 @@ class Progress:
         self._out = Console()
         self._log: Path | None = None
         self._stage: Stage | None = None
+        self._series: Series | None = None
         self._waits: dict[str, str] = {}
         self._changing: dict[str, tuple[str, float]] = {}  # host → its step and when that began, once a task has changed something
         self._epoch = 0
@@ -61,11 +63,28 @@ class Progress:
         self._stage = Stage.of(title, hosts, time.monotonic(), steps, expected)
         self._epoch = 0
         heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
+        if self._series is not None:
+            self._series.number += 1
+            heading = f"== {self._series.number} of {self._series.count}: {title}"
         self._note(heading)
         self._begin(heading)
 
     def _begin(self, heading: str) -> None:
         self._console.say(heading)
+
+    @contextmanager
+    def series(self, title: str, count: int) -> Iterator[None]:
+        """The stages that begin in this context are the parts of one piece of work; they have no hosts. ``count``: of all of them."""
+        self._series = Series(title, count, time.monotonic())
+        try:
+            yield
+        finally:
+            self.close()
+            self._series_over(self._series)
+            self._series = None
+
+    def _series_over(self, series: Series) -> None:
+        """The lines of its parts tell it."""
 
     def line(self, text: str, style: str | None = None) -> None:
         """Show a remark, or a line of a job of ours."""
@@ -193,12 +212,15 @@ class LiveProgress(Progress):
     ) -> None:
         self._run_ends = run_ends
         super().stage(title, hosts, steps=steps, expected=expected)
-        if hosts:
+        if hosts or self._series is not None:
             self._show()
 
     def _begin(self, heading: str) -> None:
-        if self._stage is not None and not self._stage.hosts:
+        if self._stage is not None and not self._stage.hosts and self._series is None:
             self._console.print(styled(heading.removeprefix("== "), "bold"))
+
+    def _series_over(self, series: Series) -> None:
+        self._console.print(styled(f"{series.title}  {series.number} of {series.count}  {clock(time.monotonic() - series.began)}", "dim"))
 
     def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -251,6 +273,8 @@ class LiveProgress(Progress):
                 return ""
             if self._doing:
                 return styled(f"{clock(now - self._stage.began)}  {self._doing}", "dim")
+            if self._series is not None:
+                return series_view(self._series, self._stage.title, now, width)
             if self._training is not None:
                 return training_view("training", self._training, now - self._stage.began, width)
             return stage_view(self._stage, now, width, height, None if self._run_ends is None else self._run_ends - now)

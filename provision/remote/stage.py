@@ -57,6 +57,27 @@ class Row:
 
 
 @dataclass
+class Series:
+    """Stages without hosts that are parts of one piece of work, such as the launches of a benchmark.
+
+    Attributes:
+        count: of all of them.
+        began: time on the monotonic clock.
+        number: of the part that runs, from 1; 0 before the first.
+    """
+
+    title: str
+    count: int
+    began: float
+    number: int = 0
+
+    def left(self, now: float) -> float | None:
+        """Seconds to the end, at the pace of the parts that are done; None before one is."""
+        done = self.number - 1
+        return (now - self.began) / done * (self.count - done) if done > 0 else None
+
+
+@dataclass
 class Stage:
     """A stage that goes on.
 

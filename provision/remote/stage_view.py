@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from provision.base.terminal import Group, ProgressBar, RenderableType, Table, clipped, styled, wrapped
 from provision.base.text import about, clock, folded, joined
-from provision.remote.stage import Row, Stage
+from provision.remote.stage import Row, Series, Stage
 
 _STYLE = {"failed": "bold red", "unreachable": "bold red", "waiting": "yellow", "running": "cyan", "done": "green"}
 _GAP = 2
@@ -74,6 +74,20 @@ def training_view(title: str, training: TrainingProgress, seconds: float, width:
         cells.insert(1, _bar(training.part, min(room, _BAR.stop - 1)))
     table.add_row(*cells)
     return table
+
+
+def series_view(series: Series, part: str, now: float, width: int) -> RenderableType:
+    """How far a series of stages is in one line, and below it the name of the part that runs."""
+    left = series.left(now)
+    text = clock(now - series.began) + (f"  about {about(left)} left" if left is not None else "")
+    head = f"{series.title}  {series.number}/{series.count}"
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    cells: list[RenderableType] = [styled(head, "bold"), styled(text)]
+    room = width - len(head) - len(text) - 2 * _GAP
+    if room >= _BAR.start:
+        cells.insert(1, _bar((series.number - 1) / series.count, min(room, _BAR.stop - 1)))
+    table.add_row(*cells)
+    return Group(table, styled(part, "dim"))
 
 
 def _names(hosts: Sequence[str], room: int) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 
-from provision.base.terminal import Console
+from provision.base.terminal import Console, RenderableType
 from provision.remote.ansible import Event, Kind
 from provision.remote.progress import NAME, LiveProgress, Progress, make
 from provision.remote.stage_view import TrainingProgress
@@ -97,6 +98,36 @@ def test_plain_training_is_a_line_per_epoch() -> None:
         "    epoch 1 of 2: loss 0.5000, test accuracy 91.00 %",
         "    epoch 2 of 2: loss 0.5000, test accuracy 95.50 %",
     ]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_the_parts_of_a_series_are_counted(live: bool, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, force_terminal=live, no_color=True, soft_wrap=True)
+    progress = LiveProgress(console) if live else Progress(console)
+    progress.keep(tmp_path)
+    views = []
+    with progress, progress.series("Measure", 2):
+        for part in ("node1 and node2", "training steps of 2 ranks on 2 hosts"):
+            progress.stage(part)
+            if isinstance(progress, LiveProgress):
+                views.append(shown_by_console(progress.view()))
+    lines = ["== 1 of 2: node1 and node2", "== 2 of 2: training steps of 2 ranks on 2 hosts"]
+    assert [line[9:] for line in (tmp_path / NAME).read_text().splitlines()] == lines
+    if not live:
+        assert stream.getvalue().splitlines() == lines
+        return
+    assert "Measure  2 of 2  0:00" in stream.getvalue().splitlines()[-1]
+    assert [view.split("\n")[1].strip() for view in views] == [line.partition(": ")[2] for line in lines]
+    assert views[0].startswith("Measure  1/2  ")
+    assert "left" not in views[0]
+    assert re.match(r"Measure  2/2  ━+ +0:00  about 5 s left", views[1])
+
+
+def shown_by_console(view: RenderableType) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(view)
+    return stream.getvalue()
 
 
 def test_what_is_done_here_is_a_line_in_a_pipe_and_passes_on_a_terminal(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_the_page_of_a_benchmark(attack: str) -> None:
     assert_harmless(made)
     assert "<script" not in made
     assert "<polyline" in made, "what the page draws itself is no text"
-    for rows in tables(measurements):
+    for _, rows in tables(measurements):
         assert_harmless(shown_by(lambda console, rows=rows: console.print(terminal.table(rows))))
 
 
