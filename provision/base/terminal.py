@@ -77,6 +77,16 @@ class Console(RichConsole):
         if hint:
             self.print(Text(f"  → {_indented(hint)}", style="bold"), soft_wrap=True)
 
+    def prose(self, text: str, style: str = "") -> None:
+        """Print sentences, which nobody pastes: as `say`, but the lines of a terminal end between words, indented like the first."""
+        if not self.is_terminal:
+            self.say(text, style)
+            return
+        body = text.lstrip("\n")
+        indent = " " * (len(body) - len(body.lstrip(" ")))
+        lines = [part for line in _indented(body.lstrip(" ")).split("\n") for part in wrapped(line, self.width - len(indent))]
+        self.print(Text("\n" * (len(text) - len(body)) + "\n".join(indent + line.rstrip() for line in lines), style=style), soft_wrap=True)
+
     def program(self, text: str, style: str = "", *, tag: str = "") -> None:
         """Print a line of a user's program, after a tag: unchanged into a file or pipe, as `program_line` on a terminal."""
         if self.file.isatty():

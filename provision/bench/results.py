@@ -287,7 +287,7 @@ def figures(measurements: Measurements) -> Iterator[Named]:
         yield from _of_allreduce(f"{run.np} ranks", run, _placement(measurements, run))
     for training in measurements.training:
         where = _placement(measurements, training)
-        yield Named(("training", where), f"training, {training.np} ranks", "samples/s", training.speed)
+        yield Named(("training", where), f"training, {training.np} rank{'s' * (training.np != 1)}", "samples/s", training.speed)
 
 
 def _of_allreduce(title: str, run: _Allreduce, where: Hashable) -> Iterator[Named]:

@@ -64,7 +64,7 @@ def bench(
         console.print(terminal.table(rows))
     if comparison is not None:
         for line in _since(earlier.runs[-1], comparison):
-            console.say(line)
+            console.prose(line)
     console.say(f"the page: {out}")
 
 

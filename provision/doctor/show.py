@@ -84,14 +84,14 @@ def _root_cause(group: Sequence[Finding], console: Console) -> None:
     """Print one error, with the hosts that have it and what was observed on them."""
     finding = group[0]
     console.say(f"\n{_hosts_of(group)}{finding.severity}: {finding.what}  [{finding.id}]", STYLES[finding.severity])
-    console.say(f"  {finding.summary}")
+    console.prose(f"  {finding.summary}")
     seen: dict[str, list[Finding]] = {}
     for each in group:
         if each.observed:
             expected = f"; expected {each.expected}" if each.expected else ""
             seen.setdefault(each.observed + expected, []).append(each)
     for observed, those in seen.items():
-        console.say(f"  observed{f' on {_names(those)}' if len(seen) > 1 else ''}: {observed}")
+        console.prose(f"  observed{f' on {_names(those)}' if len(seen) > 1 else ''}: {observed}")
     evidence = [line for each in group for line in each.evidence[:2]]
     for line in list(dict.fromkeys(evidence))[:MOST_QUOTES]:
         console.say(f"  {line.file}:{line.line}: {line.text[:LONGEST_QUOTE]}", "cyan")
@@ -120,8 +120,8 @@ def entry(error: Signature, console: Console, *, checked: bool) -> None:
     """Print the whole entry of a known error. ``checked``: hosts are checked for it."""
     console.say(f"{error.id}  ({error.layer}, {error.severity})", "bold")
     console.say(error.title)
-    console.say(f"\n{error.summary}")
-    console.say(f"\nCause: {error.cause}")
+    console.prose(f"\n{error.summary}")
+    console.prose(f"\nCause: {error.cause}")
     if error.probe:
         console.say(f"\nTo confirm it on a host: {error.probe}")
     if checked:
