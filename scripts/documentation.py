@@ -21,7 +21,7 @@ from provision.catalog.models import FILES
 from provision.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/*.md", "docs/*.svg", "docs/*.css", "examples/**/*", "collective_core/README.md", "ansible/README.md")
+PAGES = ("*.md", "docs/*.md", "docs/*.svg", "docs/*.png", "docs/*.css", "examples/**/*", "collective_core/README.md", "ansible/README.md")
 CATALOGUE = "provision/catalog/"
 PYTHON = {  # module → what it is for
     "collective_core": "NumPy arrays; the API that needs no framework",
