@@ -41,7 +41,7 @@ def as_provision_error(error: BaseException) -> ProvisionError:
     if isinstance(error, ProvisionError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return ProvisionError("interrupted", hint="run the same command again: it goes on where it stopped")
+        return ProvisionError("interrupted")
     return ProvisionError(
         f"a defect of provision: {type(error).__name__}: {error}", hint="run it again with --debug and report what it prints"
     )

@@ -118,7 +118,7 @@ class Session:
         with signals.deferred():
             self.close()
         if kind is KeyboardInterrupt:  # between two steps
-            raise Interrupted("interrupted", hint="run the same command again: it goes on where it stopped") from None
+            raise Interrupted("interrupted", hint=self._how_to_go_on()) from None
 
     def close(self) -> None:
         """End the run. Where a host may still have its lock, the run is recorded as dead, as one that was killed."""
@@ -250,9 +250,11 @@ class Session:
         clean = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
         unknown = sorted(set(names) - clean)
         where = f"; {', '.join(unknown)} could not be checked (unreachable, or interrupted again)" if unknown else ""
-        raise Interrupted(
-            f"interrupted; nothing of this run is left running{where}", hint="run the same command again: it goes on where it stopped"
-        )
+        raise Interrupted(f"interrupted; nothing of this run is left running{where}", hint=self._how_to_go_on())
+
+    def _how_to_go_on(self) -> str | None:
+        """Only what changes hosts finds its finished steps again."""
+        return "run the same command again: it goes on where it stopped" if self.locks_hosts else None
 
 
 def _sweep_here(run_id: str) -> None:
