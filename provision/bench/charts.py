@@ -125,7 +125,7 @@ def chart(
         floor=floor,
         x_title=axes[0],
         y_title=axes[1],
-        up=[_Tick(upward(tick), f"{tick:g}") for tick in ticks],
+        up=[_Tick(upward(tick), f"{tick:,g}") for tick in ticks],
         along=[_Tick(across(x), text) for x, text in marks.items()],
         curves=_apart(curves, top),
     )
