@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from provision.inventory.model import Host
 from provision.remote.ansible import Event
 from provision.report.entries import task_failure
@@ -27,9 +29,11 @@ def test_an_unknown_error_is_quoted_and_not_explained() -> None:
     assert failure.hint == "fix it, then run the same command again: finished steps are kept (--limit @failed: only the hosts that failed)"
 
 
-def test_a_lost_connection_is_told_as_one() -> None:
-    failure = task_failure(
-        HOST, failed('Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: ', "unreachable")
-    )
+@pytest.mark.parametrize("then", ["", "Connection refused", "No route to host", "Connection timed out"])
+def test_a_lost_connection_is_told_as_one(then: str) -> None:
+    """Also where a second try told why it could not be made again."""
+    again = f"ssh: connect to host 10.0.0.1 port 22: {then}" if then else ""
+    lost = 'Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: '
+    failure = task_failure(HOST, failed(lost + again, "unreachable"))
     assert failure.hint is not None
     assert "it goes on where it stopped" in failure.hint
