@@ -9,6 +9,7 @@ gpus = tf.config.experimental.list_physical_devices("GPU")
 if gpus:
     tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
+tf.keras.utils.set_random_seed(hvd.rank())  # the same in each run; all ranks begin with the weights of rank 0
 generator = np.random.default_rng(hvd.rank())
 inputs = generator.standard_normal((256, 3)).astype("float32")
 dataset = tf.data.Dataset.from_tensor_slices((inputs, inputs @ np.array([[1.0], [-2.0], [0.5]], "float32"))).repeat().batch(16)

@@ -112,6 +112,7 @@ OTHERS = {
     "init shutdown is_initialized": another_life,
     "metrics": lambda x: (bool(hvd.metrics()), x + 1),
     "compare_steps": lambda x: (hvd.compare_steps(3), x + 1),
+    "plan_communication": lambda x: (bool(str(hvd.plan_communication(torch.nn.Linear(2, 2)))), x + 1),
     "sample_weight": lambda x: hvd.sample_weight(2) * x,
 }
 PLACES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous")
