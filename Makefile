@@ -32,9 +32,11 @@ install = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bi
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
 
+# The integration tests often wait for hosts; the unit tests use that time. The engine's tests are alone, because some measure time.
 test:
 	@$(MAKE) --no-print-directory -j2 setup
-	@$(MAKE) --no-print-directory lint unit engine integration
+	@$(MAKE) --no-print-directory lint engine
+	@$(MAKE) --no-print-directory -j2 --output-sync=target unit integration
 
 # The rest takes about two hours more: static analysis, sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds
 # from source, NVIDIA's repository. Run it when its area has changed.
