@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,9 @@ def tarball(path: Path, recipe: str, *, configure: str = CONFIGURE) -> Path:
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Build:
+def build(tmp_path: Path) -> Iterator[Build]:
     """``build(recipe, *options, **settings)``: a build that has been started."""
+    started: list[subprocess.Popen[str]] = []
 
     def start(recipe: str = "true", *options: str, configure: str = CONFIGURE, sources: str = "", **settings: str) -> subprocess.Popen[str]:
         path = sources or str(tarball(tmp_path / "thing.tar.gz", recipe, configure=configure))
@@ -59,11 +61,16 @@ def build(tmp_path: Path) -> Build:
         }
         words = ["sh", str(resources.folder("playbooks") / "roles/from_source/files/build.sh"), *options]
         # A group of its own, so that a test ends all of it as a sweep does.
-        return subprocess.Popen(
+        made = subprocess.Popen(
             words, env={**os.environ, **given}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
+        started.append(made)
+        return made
 
-    return start
+    yield start
+    for made in started:
+        with contextlib.suppress(ProcessLookupError):  # all of it has ended, as it should
+            os.killpg(made.pid, signal.SIGKILL)
 
 
 def wait(condition: Callable[[], object]) -> None:
