@@ -124,3 +124,14 @@ def test_missing_private_key_is_named(warning: str) -> None:
     assert "ansible_ssh_private_key_file" in str(gone.hint)
     assert "wrong key, user or password" in collect.connection_problem(host, refusal).what
     assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what
+
+
+@pytest.mark.parametrize(
+    ("reason", "what"), [("Connection refused", "nothing listens"), ("Name or service not known", "is not known to this machine")]
+)
+def test_what_a_jump_host_cannot_reach_has_not_broken_off(reason: str, what: str) -> None:
+    """The texts are those of OpenSSH 9.2."""
+    closed = "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535"
+    said = f"channel 0: open failed: connect failed: {reason}\r\nstdio forwarding failed\r\n{closed}"
+    assert what in collect.connection_problem(Host("a", "10.0.0.1"), said).what
+    assert "broke off" in collect.connection_problem(Host("a", "10.0.0.1"), closed).what
