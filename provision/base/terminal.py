@@ -84,8 +84,11 @@ class Console(RichConsole):
             return
         body = text.lstrip("\n")
         indent = " " * (len(body) - len(body.lstrip(" ")))
-        lines = [part for line in _indented(body.lstrip(" ")).split("\n") for part in wrapped(line, self.width - len(indent))]
-        self.print(Text("\n" * (len(text) - len(body)) + "\n".join(indent + line.rstrip() for line in lines), style=style), soft_wrap=True)
+        further = indent or "  "  # untrusted text never begins a line
+        room = self.width - len(further)
+        first, *rest = [part.rstrip() for line in body.lstrip(" ").split("\n") for part in wrapped(line, room)]
+        lines = [indent + first, *(further + part for part in rest)]
+        self.print(Text("\n" * (len(text) - len(body)) + "\n".join(lines), style=style), soft_wrap=True)
 
     def program(self, text: str, style: str = "", *, tag: str = "") -> None:
         """Print a line of a user's program, after a tag: unchanged into a file or pipe, as `program_line` on a terminal."""

@@ -64,7 +64,7 @@ class Progress:
         self._epoch = 0
         heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
         if self._series is not None:
-            self._series.number += 1
+            self._series.next_part(time.monotonic())
             heading = f"== {self._series.number} of {self._series.count}: {title}"
         self._note(heading)
         self._begin(heading)
@@ -75,12 +75,13 @@ class Progress:
     @contextmanager
     def series(self, title: str, count: int) -> Iterator[None]:
         """The stages that begin in this context are the parts of one piece of work; they have no hosts. ``count``: of all of them."""
-        self._series = Series(title, count, time.monotonic())
+        self._series = series = Series(title, count, time.monotonic())
         try:
             yield
-        finally:
             self.close()
-            self._series_over(self._series)
+            self._series_over(series)
+        finally:  # an error has its own line
+            self.close()
             self._series = None
 
     def _series_over(self, series: Series) -> None:
@@ -220,7 +221,7 @@ class LiveProgress(Progress):
             self._console.print(styled(heading.removeprefix("== "), "bold"))
 
     def _series_over(self, series: Series) -> None:
-        self._console.print(styled(f"{series.title}  {series.number} of {series.count}  {clock(time.monotonic() - series.began)}", "dim"))
+        self._console.print(styled(f"{series.title}  {series.count} of {series.count}  {clock(time.monotonic() - series.began)}", "dim"))
 
     def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
         table = Table.grid(padding=(0, 2, 0, 0))

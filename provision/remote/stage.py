@@ -64,17 +64,23 @@ class Series:
         count: of all of them.
         began: time on the monotonic clock.
         number: of the part that runs, from 1; 0 before the first.
+        part_began: when it began.
     """
 
     title: str
     count: int
     began: float
     number: int = 0
+    part_began: float = 0.0
+
+    def next_part(self, now: float) -> None:
+        """Another part begins."""
+        self.number, self.part_began = self.number + 1, now
 
     def left(self, now: float) -> float | None:
         """Seconds to the end, at the pace of the parts that are done; None before one is."""
         done = self.number - 1
-        return (now - self.began) / done * (self.count - done) if done > 0 else None
+        return max(0.0, (self.part_began - self.began) / done * self.count - (now - self.began)) if done > 0 else None
 
 
 @dataclass

@@ -11,6 +11,7 @@ import pytest
 from provision.base.terminal import Console, RenderableType
 from provision.remote.ansible import Event, Kind
 from provision.remote.progress import NAME, LiveProgress, Progress, make
+from provision.remote.stage import Series
 from provision.remote.stage_view import TrainingProgress
 
 
@@ -117,11 +118,34 @@ def test_the_parts_of_a_series_are_counted(live: bool, tmp_path: Path) -> None:
     if not live:
         assert stream.getvalue().splitlines() == lines
         return
-    assert "Measure  2 of 2  0:00" in stream.getvalue().splitlines()[-1]
+    assert re.search(r"Measure  2 of 2  \d:\d\d", stream.getvalue().splitlines()[-1])
     assert [view.split("\n")[1].strip() for view in views] == [line.partition(": ")[2] for line in lines]
     assert views[0].startswith("Measure  1/2  ")
     assert "left" not in views[0]
-    assert re.match(r"Measure  2/2  ━+ +0:00  about 5 s left", views[1])
+    assert re.match(r"Measure  2/2  ━+ +\d:\d\d  about \d+ s left", views[1])
+
+
+def test_the_end_of_a_series_is_told_from_the_pace_of_its_finished_parts() -> None:
+    series = Series("Measure", 4, 100.0)
+    series.next_part(100.0)
+    assert series.left(105.0) is None
+    series.next_part(110.0)
+    assert [series.left(at) for at in (110.0, 115.0, 150.0)] == [30.0, 25.0, 0.0]
+
+
+def test_a_series_that_failed_is_not_said_to_have_ended() -> None:
+    stream = io.StringIO()
+    progress = LiveProgress(Console(file=stream, width=80, force_terminal=True, no_color=True))
+
+    def fails() -> None:
+        with progress, progress.series("Measure", 3):
+            progress.stage("node1 and node2")
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fails()
+    assert "of 3" not in stream.getvalue()
+    assert progress.view() == ""
 
 
 def shown_by_console(view: RenderableType) -> str:

@@ -19,9 +19,10 @@ def printed(text: str, *, terminal: bool, prose: bool) -> list[str]:
 
 
 def test_sentences_are_folded_between_words_and_keep_their_indent() -> None:
-    folded = ["", "  The system allows a process few open", "  files; large jobs need more.", "      As root."]
+    folded = ["", "  The system allows a process few open", "  files; large jobs need more.", "  As root."]
     assert printed(SENTENCES, terminal=True, prose=True) == folded
-    assert printed("x" * 50, terminal=True, prose=True) == ["x" * 40, "x" * 10]
+    assert printed("x" * 50, terminal=True, prose=True) == ["x" * 38, "  " + "x" * 12], "no text from outside begins a line"
+    assert printed("one\nprovision: forged", terminal=True, prose=True) == ["one", "  provision: forged"]
 
 
 @pytest.mark.parametrize("prose", [False, True])
