@@ -36,12 +36,18 @@ class UsageError(ProvisionError):
     exit_code = 2
 
 
+class Interrupted(ProvisionError):
+    """The user pressed Ctrl-C (or the command got SIGTERM), and what it had started has been ended (exit code 130)."""
+
+    exit_code = 130
+
+
 def as_provision_error(error: BaseException) -> ProvisionError:
     """Whatever ended a command as an error for the user: a ProvisionError as it is, anything else as one sentence."""
     if isinstance(error, ProvisionError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return ProvisionError("interrupted")
+        return Interrupted("interrupted")
     return ProvisionError(
         f"a defect of provision: {type(error).__name__}: {error}", hint="run it again with --debug and report what it prints"
     )

@@ -444,7 +444,8 @@ def _print_report(result: model.Report, as_json: bool, following: Sequence[str])
 
 
 def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
-    """Call a command and turn what it raises into a message and an exit code: 0 success, 1 something is wrong, 2 wrong usage or input."""
+    """Call a command and turn what it raises into a message and an exit code: 0 success, 1 something is wrong, 2 wrong usage or input,
+    130 interrupted."""
     try:
         call()
     except SystemExit as leaving:

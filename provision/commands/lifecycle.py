@@ -11,7 +11,7 @@ from pathlib import Path
 
 from provision import catalog
 from provision.base import paths, signals
-from provision.base.errors import ProvisionError, as_provision_error
+from provision.base.errors import Interrupted, ProvisionError, as_provision_error
 from provision.base.problems import Problem
 from provision.base.text import about, joined
 from provision.commands import planning
@@ -29,7 +29,7 @@ from provision.remote import host_locks
 from provision.remote.ansible import HostResult
 from provision.remote.forecast import forecast
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session
+from provision.remote.session import Session
 from provision.report import entries, page
 from provision.report.model import Environment, Report
 from provision.smoke import training_job

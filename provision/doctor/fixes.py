@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 import yaml
 
 from provision.base import resources
-from provision.base.errors import ProvisionError
+from provision.base.errors import Interrupted, ProvisionError
 from provision.commands import lifecycle
 from provision.diagnosis.findings import Finding
 from provision.doctor.host_checks import Examination
@@ -26,7 +26,7 @@ from provision.plan.options import Options
 from provision.plan.requirements import OpenMpiSource
 from provision.remote import host_locks
 from provision.remote.ansible import Event
-from provision.remote.session import Interrupted, Session
+from provision.remote.session import Session
 from provision.survey import installed
 
 WITHOUT_ROOT = frozenset(("ssh-permission-denied",))  # small fixes that need no root

@@ -24,7 +24,7 @@ from docker import DockerClient
 
 from provision import catalog
 from provision.base import aptsources, paths, signals
-from provision.base.errors import ProvisionError, UsageError
+from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.catalog import architectures
 from provision.containers import container_engine, controller_settings, image_names
 from provision.containers.controller_settings import Settings
@@ -94,7 +94,7 @@ def build(target: Target, tag: str, options: Options, progress: Progress, *, mir
             size = int(client.images.get(image).attrs["Size"])
     except KeyboardInterrupt:
         what = f"interrupted after the build: {tag} is there" if named else "interrupted; no image was named, and no step runs any more"
-        raise ProvisionError(what, hint="run the same command again: it continues from the cache") from None
+        raise Interrupted(what, hint="run the same command again: it continues from the cache") from None
     finally:
         progress.close()
     return Built(tag, image, size, time.monotonic() - began, path)

@@ -24,7 +24,7 @@ from docker.types import DeviceRequest
 
 from provision import catalog
 from provision.base import paths, signals
-from provision.base.errors import ProvisionError, UsageError
+from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.containers import container_engine
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
@@ -37,7 +37,7 @@ from provision.launch import jobs, launchers, placement, rank_output
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import progress
-from provision.remote.session import Interrupted, Session
+from provision.remote.session import Session
 from provision.smoke import evaluation, training_job
 from provision.survey import collect
 
@@ -113,7 +113,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
             elif info.ready:  # it was verified once and does not hold
                 label(client, info, "", f"not ready: {verdict.faults[0]}")
     except (KeyboardInterrupt, Interrupted):
-        raise ProvisionError("interrupted; the containers are gone, and the image is not verified", where=image) from None
+        raise Interrupted("interrupted; the containers are gone, and the image is not verified", where=image) from None
     return verdict
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from provision.base import resources
-from provision.base.errors import ProvisionError, UsageError
+from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.inventory import Host, Inventory
 from provision.launch import jobs, launchers, placement, program_files
 from provision.launch.jobs import Job, JobResult
@@ -22,16 +22,10 @@ from provision.launch.rank_output import RankOutput
 from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session
+from provision.remote.session import Session
 from provision.survey import gpu_code, installed
 
 _LONGEST_HEADLINE = 300  # characters of an exception
-
-
-class JobInterrupted(Interrupted):
-    """The user pressed Ctrl-C (or the run got SIGTERM) while a program of theirs ran."""
-
-    exit_code = 130
 
 
 class _Seat(NamedTuple):
@@ -62,19 +56,16 @@ def run(
         ProvisionError: a host cannot be used, or with ``gpu_check`` a library has no code for one of its GPUs; nothing was started.
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
     """
-    try:
-        with Session(inventory, progress, passwords, command="provision run") as session:
-            where, seats, placed = _place(session, options, environment)
-            _check_syntax(session, where, seats[0].host.name, options)
-            if gpu_check:
-                _check_gpu_code(session, where, seats)
-            workdir, command = _copy(session, seats, options)
-            job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
-            if options.verbose:
-                _show_job(progress, seats, placed, job)
-            return follow(session, job, placed, options)
-    except Interrupted as error:
-        raise JobInterrupted(error.what) from None
+    with Session(inventory, progress, passwords, command="provision run") as session:
+        where, seats, placed = _place(session, options, environment)
+        _check_syntax(session, where, seats[0].host.name, options)
+        if gpu_check:
+            _check_gpu_code(session, where, seats)
+        workdir, command = _copy(session, seats, options)
+        job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
+        if options.verbose:
+            _show_job(progress, seats, placed, job)
+        return follow(session, job, placed, options)
 
 
 def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -119,7 +110,7 @@ def _end_leftovers(session: Session) -> NoReturn:
     answers = ssh.run_cleanup(session, {host.name: sweep for host in session.inventory.hosts})
     unknown = sorted(name for name, answer in answers.items() if answer.code != 0)
     where = f"; {', '.join(unknown)} cannot be reached, and ends the job there when it hears nothing any more" if unknown else ""
-    raise JobInterrupted(f"interrupted; nothing of this run is left running{where}")
+    raise Interrupted(f"interrupted; nothing of this run is left running{where}")
 
 
 def _place(

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, Field
 
 from provision.base import paths, resources, run_folders, signals
-from provision.base.errors import ProvisionError, as_provision_error
+from provision.base.errors import Interrupted, ProvisionError, as_provision_error
 from provision.base.process_locks import acquired
 from provision.inventory import Inventory, last_run
 from provision.remote import ansible, timeline
@@ -53,8 +53,10 @@ class Record(BaseModel):
     ranks: dict[str, Annotated[int, Field(ge=0, le=100_000)]] = {}
 
 
-class Interrupted(ProvisionError):
-    """The user pressed Ctrl-C (or the run got SIGTERM), and all its processes have been ended."""
+def new_run_id(now: float) -> str:
+    """An id of its own for a run that begins at ``now`` (seconds since the epoch): ids sort by time, and runs of one second, too."""
+    begin = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return f"{begin}-{int(now % 1 * 4096):03x}{secrets.token_hex(2)}"
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Session:
     inventory: Inventory
     progress: Progress
     passwords: Mapping[str, str] = field(default_factory=dict)
-    run_id: str = field(default_factory=lambda: time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3))
+    run_id: str = field(default_factory=lambda: new_run_id(time.time()))
     locks_hosts: bool = False
     command: str = ""
 
@@ -114,7 +116,8 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self.locks_left = self.locks_left or (self.locks_hosts and kind is not None)
         if error is not None:
-            self.record.exit_code, self.record.error = 1, str(as_provision_error(error))[:_LONGEST_ERROR]
+            failure = as_provision_error(error)
+            self.record.exit_code, self.record.error = failure.exit_code, str(failure)[:_LONGEST_ERROR]
         with signals.deferred():
             self.close()
         if kind is KeyboardInterrupt:  # between two steps

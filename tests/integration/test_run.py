@@ -271,7 +271,7 @@ def test_ctrl_c_in_training_leaves_nothing_running_anywhere(cluster):
         assert marked_processes(cluster)
         run.process.send_signal(signal.SIGINT)
         ended = run.finish(timeout=60)
-    assert ended.returncode == 1
+    assert ended.returncode == 130
     assert "nothing of this run is left running" in ended.stderr
     assert "Traceback" not in ended.stderr.split("interrupted:")[-1]
     assert marked_processes(cluster) == []

@@ -12,7 +12,7 @@ import pytest
 from provision import cli, inventory
 from provision import facts as reading
 from provision.base import paths, run_folders
-from provision.base.errors import UsageError
+from provision.base.errors import Interrupted, UsageError
 from provision.base.problems import Problem
 from provision.cli import doctor, main
 from provision.diagnosis import signatures
@@ -21,7 +21,7 @@ from provision.doctor.host_checks import Examination
 from provision.inventory import last_run
 from provision.remote.forecast import forecast
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session
+from provision.remote.session import Session
 from provision.report import page, runs
 from provision.survey import collect
 from provision.survey.collect import Survey

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from provision import inventory
+from provision.base.errors import Interrupted
 from provision.commands import lifecycle
 from provision.remote.ansible import Event
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session
+from provision.remote.session import Session, new_run_id
 from provision.survey.collect import Survey
+
+
+def test_runs_of_one_second_sort_by_when_they_began() -> None:
+    began = [1_795_744_800.0 + part for part in (0.0, 0.001, 0.5, 0.999, 1.0)]
+    ids = [new_run_id(now) for now in began]
+    assert ids == sorted(ids)
 
 
 def _marked(run_id: str) -> list[str]:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from provision import facts
 from provision.base import run_folders
-from provision.base.errors import ProvisionError
+from provision.base.errors import Interrupted, ProvisionError
 from provision.base.problems import Problem
 from provision.cli import main
 from provision.cli.options import inventory_of
@@ -32,7 +32,7 @@ from provision.plan.model import Plan
 from provision.plan.options import Options
 from provision.remote.ansible import Event, HostResult, Outcome, Step
 from provision.remote.progress import Progress
-from provision.remote.session import Interrupted, Session
+from provision.remote.session import Session
 from provision.report import entries
 from provision.report.model import HostReport, Report
 from provision.survey.collect import Survey
