@@ -8,20 +8,23 @@ import shlex
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from provision.base import signals, terminal
+from provision.base import signals, terminal, text
 from provision.base.errors import UsageError
 from provision.cli.help import Command
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.inventory import last_run
 from provision.status import show
+from provision.status.model import Status
 from provision.status.observer import Observer, Poller
 
 _TICK_S = 0.1  # how soon Ctrl-C is noticed
+_PATIENCE_S = 5.0  # after which the hosts that are waited for are named
 _SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
 
 OptionalHosts = Annotated[
@@ -105,16 +108,29 @@ def status(
     elif watch:
         _watch(observer, interval or 5.0, console)
     else:
-        with signals.as_event() as stopped:
-            found = observer.look(stopped)
-        if stopped.is_set():
-            raise KeyboardInterrupt
+        found = _look_once(observer)
         if json_:
             terminal.print_json(found.model_dump(mode="json", by_alias=True))
         else:
             show.show(found, console)
         if not found.ok:
             raise typer.Exit(1)
+
+
+def _look_once(observer: Observer) -> Status:
+    """The status now. Hosts that let it wait are named: one that hangs does so for more than a minute."""
+    with signals.as_event() as stopped, ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(observer.look, stopped)
+        if wait([looking], timeout=_PATIENCE_S).not_done:
+            terminal.say(_waiting(observer))
+        found = looking.result()
+    if stopped.is_set():
+        raise KeyboardInterrupt
+    return found
+
+
+def _waiting(observer: Observer) -> str:
+    return f"waiting for {text.folded(observer.waiting_for) or 'the hosts'} …"
 
 
 def _watch(observer: Observer, interval: float, console: terminal.Console) -> None:
@@ -125,7 +141,7 @@ def _watch(observer: Observer, interval: float, console: terminal.Console) -> No
             if poller.latest is not None:
                 return show.view(poller.latest, console)
             waiting = terminal.Table.grid()
-            waiting.add_row("asking the hosts …")
+            waiting.add_row(_waiting(observer))
             return waiting
 
         with terminal.live(console, draw):

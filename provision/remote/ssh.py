@@ -105,10 +105,16 @@ def run_cleanup(session: Session, scripts: Mapping[str, str], *, timeout: float 
         return _run(session, scripts, b"", timeout, threading.Event())
 
 
-def look(visitor: Visitor, scripts: Mapping[str, str], stopped: threading.Event, timeouts: Mapping[str, float]) -> dict[str, Answer]:
+def look(
+    visitor: Visitor,
+    scripts: Mapping[str, str],
+    stopped: threading.Event,
+    timeouts: Mapping[str, float],
+    answered: Callable[[str], object] = lambda _: None,
+) -> dict[str, Answer]:
     """The same for scripts that only read, in any thread: where ``stopped`` is set, one prints without end, or the host's timeout is over,
-    it is cut off, and ends by itself on its host."""
-    return _run(visitor, scripts, b"", timeouts, stopped, _LONGEST_LOOK)
+    it is cut off, and ends by itself on its host. ``answered`` is called with each host as its answer is there, in threads of their own."""
+    return _run(visitor, scripts, b"", timeouts, stopped, _LONGEST_LOOK, answered)
 
 
 def stream(session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool]) -> int:
@@ -193,6 +199,7 @@ def _run(
     timeout: float | Mapping[str, float],
     interrupted: threading.Event,
     most: int | None = None,
+    answered: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Answer]:
     def run_on(name: str) -> Answer:
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
@@ -201,6 +208,7 @@ def _run(
         # One lost connection is no reason to give up. What a function feeds may not be there a second time.
         if answer.code == UNREACHABLE and not answer.out and isinstance(content, bytes):
             answer = attempt(name, content, deadline)
+        answered(name)
         return answer
 
     def attempt(name: str, content: bytes | Feed, deadline: float) -> Answer:

@@ -58,12 +58,18 @@ class _Check:
 
 
 class Observer:
-    """Of the hosts of one inventory. One thread at a time may use it."""
+    """Of the hosts of one inventory. One thread at a time may `look`.
+
+    Attributes:
+        waiting_for: the hosts that have not answered the look that is being made, in the order of the inventory; for any thread.
+    """
 
     def __init__(self, inventory: Inventory, passwords: Mapping[str, str]) -> None:
         self._visitor = ssh.Visitor(inventory, passwords)
         self._inventory = inventory
         self._checks: dict[str, _Check] = {}
+        self.waiting_for: tuple[str, ...] = ()
+        self._answered = threading.Lock()
 
     def look(self, stopped: threading.Event) -> Status:
         """The status now. Where ``stopped`` is set meanwhile, hosts that have not answered yet are unreachable."""
@@ -76,7 +82,8 @@ class Observer:
         due = {host.name for host in self._inventory.hosts if began - self._check(host).asked >= CHECK_EVERY_S}
         scripts = {host.name: self._script(host, is_due=host.name in due) for host in self._inventory.hosts}
         timeouts = {name: _CHECK_S if name in due else _NOW_S for name in scripts}
-        answers = ssh.look(self._visitor, scripts, stopped, timeouts)
+        self.waiting_for = tuple(scripts)
+        answers = ssh.look(self._visitor, scripts, stopped, timeouts, self._note_answer)
         hosts, jobs = [], dict[str, Job]()
         for host in self._inventory.hosts:
             try:
@@ -103,6 +110,10 @@ class Observer:
             last_run=_last_run(self._inventory),
             problem=problem,
         )
+
+    def _note_answer(self, name: str) -> None:
+        with self._answered:
+            self.waiting_for = tuple(each for each in self.waiting_for if each != name)
 
     def _check(self, host: Host) -> _Check:
         return self._checks.get(host.name, _Check())

@@ -22,6 +22,7 @@ from provision import facts as reading
 from provision import inventory
 from provision.base import paths
 from provision.base.terminal import Console
+from provision.cli import status as status_command
 from provision.install import drift
 from provision.plan import lock_file
 from provision.plan.lock import Lock, environments
@@ -175,6 +176,21 @@ def test_one_that_is_late_is_asked_for_little(hosts: Hosts, monkeypatch: pytest.
     for sections in ('"drift"', '"gpu_load"]'):
         assert [host.state for host in watching.look(threading.Event()).hosts] == ["not installed", "unknown"]
         assert sections in hosts.script("gpu1")
+
+
+def test_a_host_that_lets_one_wait_is_named(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.answer("node1")
+    os.mkfifo(hosts.folder / "gpu1.example")
+    monkeypatch.setattr(observer, "_CHECK_S", 8.0)
+    monkeypatch.setattr(status_command, "_PATIENCE_S", 5.0)
+    assert end_of("status", str(hosts)) == 1
+    said = capsys.readouterr()
+    assert said.err == "waiting for gpu1 …\n"
+    assert "gpu1: unknown: it did not answer in time" in said.out
+    (hosts.folder / "gpu1.example").unlink()
+    hosts.answer("gpu1")
+    assert end_of("status", str(hosts)) == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_looking_goes_on_after_one_look_that_failed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
