@@ -50,7 +50,7 @@ from provision.cli.ssh import ssh
 from provision.cli.status import PortAfterServe, status
 from provision.commands import lifecycle, planning
 from provision.facts import Facts
-from provision.install import environments, installer, removal
+from provision.install import engine_builds, environments, installer, removal
 from provision.inventory import Inventory
 from provision.launch import build_check, program, target_hosts
 from provision.launch.launchers import RunOptions
@@ -248,7 +248,7 @@ def plan(
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as shown, Session(inventory, shown, passwords, command="provision plan") as session:
-            surveyed = collect.survey_hosts(session)
+            surveyed = collect.survey_hosts(session, engine_builds.known_for(options.wheels))
             shown.close()
             is_fitting = fits(inventory, surveyed.hosts, surveyed.problems)
             session.record.exit_code = 0 if is_fitting else 1

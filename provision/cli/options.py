@@ -89,7 +89,10 @@ def requirements(
     torch: Annotated[str | None, typer.Option("--torch", help="PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
     torch_index: Annotated[str | None, typer.Option(help="Package index for PyTorch.", metavar="URL")] = None,
     index_url: Annotated[str | None, typer.Option(help="Package index for everything else.", metavar="URL")] = None,
-    wheels: Annotated[Path | None, typer.Option(help="Folder on this machine with PyTorch's wheels.", file_okay=False)] = None,
+    wheels: Annotated[
+        Path | None,
+        typer.Option(help="Folder on this machine with PyTorch's wheels, and the engine's for hosts without a compiler.", file_okay=False),
+    ] = None,
     without_torch: Annotated[
         bool,
         typer.Option(

@@ -16,7 +16,7 @@ from provision.base.problems import Problem
 from provision.base.text import about, joined
 from provision.commands import planning
 from provision.facts import Facts
-from provision.install import builds, drift, environments, installer, removal
+from provision.install import builds, drift, engine_builds, environments, installer, removal
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
@@ -61,7 +61,7 @@ def up(
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
             locked, options = bundle.lock, bundle.complete(options)
-        facts = _survey(session, report, options.first_step)
+        facts = _survey(session, report, options.first_step, options.wheels)
         if not facts:
             return report
         session.step = "plan"
@@ -146,10 +146,10 @@ def _write_page(session: Session) -> None:
         session.progress.line(f"the page of this run cannot be written: {error}")
 
 
-def _survey(session: Session, report: Report, first_step: str | None) -> Mapping[str, Facts]:
+def _survey(session: Session, report: Report, first_step: str | None, wheels: Path | None) -> Mapping[str, Facts]:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
     session.step = "survey"
-    survey = collect.survey_hosts(session)
+    survey = collect.survey_hosts(session, engine_builds.known_for(wheels))
     entries.add_survey(report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
     if first_step is None or "python" in installer.steps(first_step):
@@ -182,7 +182,7 @@ def _install_drivers(
         return {}
     names = installer.new_drivers(plan)
     report.notes.append(f"{joined(names)}: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers")
-    again = _survey(session, report, None)
+    again = _survey(session, report, None, sources.wheels)
     # What the first survey found and still holds is said once.
     report.notes, report.failures = list(dict.fromkeys(report.notes)), list(dict.fromkeys(report.failures))
     return again
@@ -309,7 +309,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
         host_locks.acquired(inventory, "provision bundle"),
         Session(inventory, progress, passwords, command="provision bundle") as session,
     ):
-        survey = collect.survey_hosts(session)
+        survey = collect.survey_hosts(session, engine_builds.known_for(options.wheels))
         if survey.blocked:
             session.record.exit_code = 1
             return survey

@@ -41,17 +41,20 @@ def unsurveyed_problem(name: str, why: Unsurveyed, python: str | None = None) ->
     return Problem("error", f"it cannot be reached: {why.unreachable}", host=name, message=why.unreachable or "")
 
 
-def host_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str, become_password: bool = False) -> list[Problem]:
+def host_problems(
+    name: str, facts: Facts, *, needed_mb: int, prefix: str, become_password: bool = False, has_engine: bool = False
+) -> list[Problem]:
     """The problems of one host.
 
     Args:
         needed_mb: disk space that the installation needs in `prefix`.
         become_password: whether a sudo password will be given.
+        has_engine: whether the host has the engine or gets it without a compiler.
     """
     found = (
         *_system(facts),
         *_python(facts),
-        *_privileges(facts, prefix, become_password),
+        *_privileges(facts, prefix, become_password, has_engine),
         *_disk_space(facts, needed_mb, prefix),
         *_packages(facts),
     )
@@ -168,7 +171,7 @@ def _oldest_python() -> tuple[str, str]:
     return oldest, f" by ansible-core {minor(ansible)}, which is installed here"
 
 
-def _privileges(facts: Facts, prefix: str, become_password: bool) -> Iterator[Problem]:
+def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bool) -> Iterator[Problem]:
     """A sudo password that nobody gives; or, where the user cannot become root, what root would have installed and is missing."""
     user = facts.user
     password, who = user.sudo == "password", user.name or "the user"
@@ -180,10 +183,16 @@ def _privileges(facts: Facts, prefix: str, become_password: bool) -> Iterator[Pr
     why = why_no_root(facts)
     if password:
         yield Problem("warning", why, "if the user may use sudo: --ask-become-pass")
-    missing = list(_missing_packages(facts))
+    names = catalog.system_packages().without_root.get(facts.os.family)
+    compiler, ssh = (names.compiler, names.ssh) if names else ("a C++ compiler", "an ssh client")
+    lacks_compiler = facts.compiler is None and "compiler" not in facts.missing and not has_engine
+    missing = [compiler] if lacks_compiler else []
+    if facts.ssh.client is None and "ssh" not in facts.missing:
+        missing.append(ssh)
     if missing:
         install = {"debian": "apt-get install", "rhel": "dnf install"}.get(facts.os.family, "install")
         hint = f"ask an administrator to run there: {install} {' '.join(missing)}; or let {who} use sudo"
+        hint += "; or give a release's wheel of the engine, which needs no compiler: --wheels DIR" if lacks_compiler else ""
         hint += "; or log in as root (ansible_user=root)" + ("; or give the sudo password: --ask-become-pass" if password else "")
         yield Problem("error", f"{why}, and packages that only root can install are missing: {', '.join(missing)}", hint)
     if facts.disk.prefix.writable is False:
@@ -202,15 +211,6 @@ def why_no_root(facts: Facts) -> str:
     if user.sudo_installed is False:
         return f"there is no sudo and {who} is not root"
     return f"{who} may not use sudo" + (f" ({user.sudo_says})" if user.sudo_says else "")
-
-
-def _missing_packages(facts: Facts) -> Iterator[str]:
-    """Packages that the engine and mpirun need, where it is known that they are missing."""
-    names = catalog.system_packages().without_root.get(facts.os.family)
-    if facts.compiler is None and "compiler" not in facts.missing:
-        yield names.compiler if names else "a C++ compiler"
-    if facts.ssh.client is None and "ssh" not in facts.missing:
-        yield names.ssh if names else "an ssh client"
 
 
 def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:

@@ -6,7 +6,6 @@ A URL that answers 404, or a file with another checksum, ends the run here.
 from __future__ import annotations
 
 import hashlib
-import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 from provision import catalog
 from provision.base import downloads, paths
 from provision.base.errors import ProvisionError
-from provision.install import builds, from_source, wheels
+from provision.install import builds, engine_builds, from_source, wheels
 from provision.plan.model import HostPlan, Plan, Repository, Wheel
 
 Say = Callable[[str], None]
@@ -114,18 +113,8 @@ def _from_sources(plan: Plan, folder: Path, user_files: UserFiles, fetch: bool, 
 # --- the engine ---------------------------------------------------------------------------------------------------------------------
 
 
-def engine_key(host: HostPlan) -> str:
-    """Names a build of the engine. It loads Python, PyTorch and MPI at run time, so they are no part of the name.
-
-    What a user without root has built is not installed by root on other hosts.
-    """
-    depends = [host.engine.sha256, host.system, host.arch, host.root, catalog.python_packages().build]
-    digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
-    return f"collective_core-{host.engine.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
-
-
 def _engine(plan: Plan, folder: Path, fetch: bool) -> dict[str, Any]:
-    keys = {name: engine_key(host) for name, host in plan.hosts.items()}
+    keys = {name: engine_builds.key_of(host) for name, host in plan.hosts.items()}
     shares = builds.shares(builds.ENGINE, keys, list(keys))
     if fetch:
         _place_kept(builds.ENGINE, shares, folder)

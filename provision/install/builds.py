@@ -5,6 +5,7 @@ A build is named by everything that it depends on. Its checksum is in a file nex
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,19 @@ def adopt(folder: Path) -> None:
             note, kept = file.with_name(file.name + NOTE), _cache(kind) / file.name
             if kept.exists() or not note.exists() or downloads.digest(file) != _noted(file):
                 continue
-            try:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                downloads.remove_leftovers(kept.parent)
-                downloads.store(kept.with_name(note.name), note.read_bytes())
-                downloads.store(kept, file.read_bytes())
-            except OSError as error:
-                raise ProvisionError(f"cannot keep the build {file.name}: {error}", where=str(kept.parent), hint="free it") from error
+            keep(kind, file.name.removesuffix(kind.ending), file.read_bytes())
+
+
+def keep(kind: Kind, key: str, content: bytes) -> None:
+    """Cache a build. Raises ProvisionError where that fails, as on a full disk."""
+    file = _cache(kind) / f"{key}{kind.ending}"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        downloads.remove_leftovers(file.parent)
+        downloads.store(file.with_name(file.name + NOTE), f"{hashlib.sha256(content).hexdigest()}\n".encode())
+        downloads.store(file, content)
+    except OSError as error:
+        raise ProvisionError(f"cannot keep the build {file.name}: {error}", where=str(file.parent), hint="free it") from error
 
 
 def _noted(file: Path) -> str:

@@ -18,7 +18,7 @@ from provision.base.engine_source import EngineSource, pack_horovod_names
 from provision.base.errors import UsageError
 from provision.facts import Facts
 from provision.facts.model import noted_files
-from provision.install import artifacts, builds, from_source
+from provision.install import artifacts, builds, engine_builds, from_source
 from provision.install.bundle.archive import Bundle
 from provision.install.ssh_mesh import Member, cluster_id, members, networks, remembered
 from provision.inventory import Inventory
@@ -158,6 +158,7 @@ def render(
     copy_modules(folder, "roles")
     archive = sources.engine.save(folder)
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
+    engine_builds.adopt_wheels(plan, facts, sources.engine, sources.wheels)
     made |= artifacts.gather(
         plan, folder / "supplies", sources.user_files, fetch=fetch, keys=sources.bundle is None, index_url=sources.index_url, say=say
     )

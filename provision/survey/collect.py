@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,16 @@ class _Answer:
     failure: Event | None = None
 
 
-def survey_hosts(session: Session) -> Survey:
-    """Survey all hosts of the session's inventory. Changes nothing on them."""
+def _is_installed(found: Facts) -> bool:
+    return found.installed.manifest is not None
+
+
+def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_installed) -> Survey:
+    """Survey all hosts of the session's inventory. Changes nothing on them.
+
+    Args:
+        has_engine: whether a host has the engine or gets it without a compiler; by default whether anything is installed there.
+    """
     answers = {host.name: _Answer() for host in session.inventory.hosts}
 
     def note(event: Event) -> None:
@@ -87,7 +95,7 @@ def survey_hosts(session: Session) -> Survey:
 
     survey = Survey()
     for host in session.inventory.hosts:
-        survey.problems += _read_answer(host, answers[host.name], survey, become_password=host.name in with_password)
+        survey.problems += _read_answer(host, answers[host.name], survey, has_engine, become_password=host.name in with_password)
     survey.problems += facts.cluster_problems(survey.hosts, {name: answer.received_at for name, answer in answers.items() if answer.output})
     survey.problems += facts.inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
@@ -96,7 +104,9 @@ def survey_hosts(session: Session) -> Survey:
     return survey
 
 
-def _read_answer(host: Host, answer: _Answer, survey: Survey, *, become_password: bool) -> Iterator[Problem]:
+def _read_answer(
+    host: Host, answer: _Answer, survey: Survey, has_engine: Callable[[Facts], bool], *, become_password: bool
+) -> Iterator[Problem]:
     """Add the host's facts to the survey, and yield its problems."""
     if answer.output is None:
         yield connection_problem(host, answer.failure.text if answer.failure else "no answer")
@@ -111,7 +121,9 @@ def _read_answer(host: Host, answer: _Answer, survey: Survey, *, become_password
     else:
         survey.hosts[host.name] = found
         needed, prefix = _needed_mb(found), prefix_of(host, found)
-        yield from facts.host_problems(host.name, found, needed_mb=needed, prefix=prefix, become_password=become_password)
+        yield from facts.host_problems(
+            host.name, found, needed_mb=needed, prefix=prefix, become_password=become_password, has_engine=has_engine(found)
+        )
     if answer.failure is not None:
         yield connection_problem(host, answer.failure.text)
 

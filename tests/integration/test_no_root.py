@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from hosts import good, marked_processes, provision, report, root
 
 from provision.sandbox import Sandbox, SandboxHost
 
+ROOT = Path(__file__).parents[2]
 LEAN = ("--without-torch",)  # the engine's own check over all ranks ends the run
 BROUGHT_BY_AN_ADMINISTRATOR = "g++ openssh-client"
 PREFIX = "/home/trainer/provision"
@@ -85,6 +89,34 @@ def test_installation_trains_and_touches_only_the_home(cluster, installed):
     assert (manifest["host"]["root"], manifest["host"]["packages"]) == (False, [])
     assert marked_processes(cluster) == []
     assert root(cluster.hosts[0], "ls /home/trainer/.provision.lock 2>/dev/null || true") == ""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> Path:
+    """A wheel of the engine, built here and named by this machine's glibc, as `auditwheel` names a release's."""
+    folder: Path = tmp_path_factory.mktemp("wheels")
+    words = ["pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(ROOT / "collective_core")]
+    subprocess.run([str(ROOT / ".venv-engine/bin/python"), "-m", *words], check=True)
+    (made,) = folder.glob("*.whl")
+    glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[-1].replace(".", "_")
+    made.rename(made.with_name(made.name.replace("-linux_", f"-manylinux_{glibc}_")))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_host_without_a_compiler_takes_the_wheel_of_a_release(sandbox_factory, wheels, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))  # where no build of the engine is kept
+    cluster = sandbox_factory(2, "debian:12", name="nocompiler", sudo="none")
+    for host in cluster.hosts:
+        administrator(host, "apt-get -q update && apt-get -q install -y --no-install-recommends openssh-client")
+    refused = provision("plan", str(cluster.inventory), *LEAN)
+    assert "which needs no compiler: --wheels DIR" in refused.stderr
+    done = report(good(provision("up", str(cluster.inventory), *LEAN, "--wheels", str(wheels), "--json")))
+    assert done["smoke"]["size"] == 4
+    assert root(cluster.hosts[0], "command -v g++ || echo none").strip() == "none"
+    later = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke"))
+    assert "no step has to run" in later.stderr
+    assert "a C++ compiler" not in good(provision("doctor", str(cluster.inventory))).stdout
 
 
 @pytest.mark.slow

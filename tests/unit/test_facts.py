@@ -455,6 +455,7 @@ def test_packages_that_only_root_can_install_must_be_there() -> None:
     assert (
         said(facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []
     )  # not known
+    assert said(without_root(compiler=None), has_engine=True) == []
     (sentence,) = said(without_root(compiler=None, ssh={"client": None}))
     assert sentence.startswith(
         "error a: bob may not use sudo, and packages that only root can install are missing: g++, openssh-client\n"
@@ -645,7 +646,7 @@ def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) 
     disk = {"prefix": {"path": "/opt/provision", "free_mb": 1100}}
     found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
     answer = f"{facts.BEGIN}\n{json.dumps(found)}\n{facts.END}\n"
-    problems = collect._read_answer(Host("a", "a"), collect._Answer(answer), collect.Survey(), become_password=False)
+    problems = collect._read_answer(Host("a", "a"), collect._Answer(answer), collect.Survey(), collect._is_installed, become_password=False)
     assert any("the disk is full" in problem.what for problem in problems) == full
 
 
