@@ -48,6 +48,8 @@ def as_provision_error(error: BaseException) -> ProvisionError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted")
+    if isinstance(error, OSError) and error.strerror:  # of this machine: a full disk, a folder that is gone, a terminal that is closed
+        return ProvisionError(error.strerror, where=str(error.filename) if error.filename else None, hint="--debug shows where it happened")
     return ProvisionError(
         f"a defect of provision: {type(error).__name__}: {error}", hint="run it again with --debug and report what it prints"
     )

@@ -6,7 +6,9 @@ write the clipboard, or pretend to be a message of provision. So control charact
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import sys
 import unicodedata
@@ -125,6 +127,16 @@ def out() -> Console:
 def err() -> Console:
     """Standard error, for messages."""
     return Console(stderr=True)
+
+
+def prepare_streams() -> None:
+    """Let every text be written: what the streams' encoding lacks is escaped, and a stream that the shell has closed is the null device."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str) -> None:

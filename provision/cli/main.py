@@ -462,6 +462,7 @@ def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
 
 def main() -> None:
     """Entry point of the console script and of ``python -m provision``."""
+    terminal.prepare_streams()
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     debug = "--debug" in own
     rest = [word for word in own if word != "--debug"] + sys.argv[1 + len(own) :]

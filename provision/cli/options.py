@@ -55,7 +55,7 @@ Driver = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
-Np = Annotated[int | None, typer.Option("--np", min=1, help="Number of ranks; all slots of the inventory by default.")]
+Np = Annotated[int | None, typer.Option("--np", "-np", min=1, help="Number of ranks; all slots of the inventory by default.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than slots.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Number of epochs; by default that of the data set.")]
 AptMirror = Annotated[

@@ -6,8 +6,9 @@ import contextlib
 import difflib
 import os
 import re
+import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,11 +130,21 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
     origin = shown(source)
     if source.is_file() and not os.access(source, os.R_OK):
         raise InventoryError([Problem("error", "the file cannot be read", f"check who may read it: ls -l {origin}", where=origin)])
+    _raise_errors(list(_unreadable_files(source)))
     parsed = parser.parse(str(source), limit=limit)
     problems = tuple(dict.fromkeys(checks.check(parsed, limit, origin)))
     _raise_errors(problems)
     hosts = tuple(host for host in parsed.hosts if host.name in set(parsed.selected))
     return Inventory(argument, source, str(source), hosts, problems, everyone=tuple(parsed.hosts))
+
+
+def _unreadable_files(folder: Path) -> Iterator[Problem]:
+    """What is in a folder and no file: Ansible would read a FIFO and wait for ever."""
+    for where, _, names in os.walk(folder):
+        for path in (Path(where) / name for name in names):
+            with contextlib.suppress(OSError):
+                if not stat.S_ISREG(path.stat().st_mode):
+                    yield Problem("error", "it is not a regular file, and cannot be a part of an inventory", "remove it", where=shown(path))
 
 
 def _missing_file(argument: str) -> Problem | None:

@@ -102,7 +102,7 @@ HOST_OPTIONS = (
 
 #: Of `provision image run`, too.
 JOB_OPTIONS = (
-    _ours(HOSTS, "-np --num-proc N", int, "Ranks; all slots by default.", min=1),
+    _ours(HOSTS, "-np --np --num-proc N", int, "Ranks; all slots by default.", min=1),
     _ours(HOSTS, "--nnodes N|MIN:MAX", str, "Hosts: the first so many. MIN:MAX: an elastic job, with --nproc-per-node."),
     _ours(HOSTS, f"{_both('--nproc-per-node')} N", str, "Ranks on each host; auto, gpu: one per slot (default)."),
     _ours(HOSTS, "--oversubscribe", bool, "Allow more ranks than slots."),

@@ -260,6 +260,7 @@ def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PROVISION_RUN_ID": run_id,
+        "LC_ALL": "C.UTF-8",  # Ansible refuses every locale that is not UTF-8, or not installed here
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",
         "ANSIBLE_HOST_KEY_CHECKING": "1",

@@ -85,7 +85,11 @@ class Session:
 
     def __post_init__(self) -> None:
         self.folder = paths.runs() / self.run_id
-        self.folder.mkdir(parents=True, mode=0o700)
+        try:
+            self.folder.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            what = f"the state folder cannot be written: {error.strerror}"
+            raise ProvisionError(what, where=str(self.folder), hint="choose another one: PROVISION_HOME=DIR") from error
         draft = paths.runs() / f".latest-{self.run_id}"  # renamed into place: two runs may start at the same time
         draft.symlink_to(self.run_id)
         draft.replace(paths.runs() / "latest")
@@ -177,7 +181,8 @@ class Session:
         on_event: Callable[[Event], None] = lambda _event: None,
         quiet: bool = False,
     ) -> Outcome:
-        """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended.
+        """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended, and
+        ProvisionError where Ansible itself could not begin.
 
         Args:
             steps: its roles in their order, for a view of how far it is.
@@ -215,6 +220,10 @@ class Session:
         self.progress.close()
         if outcome.interrupted:
             self.abort()
+        if outcome.rc and not outcome.hosts:
+            said = outcome.log.read_text(encoding="utf-8", errors="replace") if outcome.log.exists() else ""
+            what = f"Ansible ended before its first task: {ansible.headline(said) or f'exit code {outcome.rc}'}"
+            raise ProvisionError(what, where=title, hint=f"read {outcome.log}")
         return outcome
 
     def release(self, hosts: Sequence[str]) -> None:

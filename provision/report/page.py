@@ -66,7 +66,7 @@ def render(run: Run) -> str:
     facts = _facts(run.folder)
     steps = timeline.read(run.folder)
     training = _training(report)
-    bad = run.verdict in ("not ready", "failed", "killed")
+    bad = run.verdict in ("not ready", "failed", "interrupted", "killed")
     log = next((run.folder / name for name in ("smoke.log", "run.log") if (run.folder / name).is_file()), None)
     return pages.template("provision.report").render(
         version=__version__,
@@ -152,6 +152,7 @@ def _headline(run: Run, report: Report | None) -> str:
         return {
             "done": "the command ended without an error",
             "failed": "the command failed",
+            "interrupted": "the run was interrupted",
             "running": "the run still goes on",
             "killed": "the run ended without a word: it was killed, or this machine went down",
             "unreadable": "its report cannot be read: it is of another version, or damaged",

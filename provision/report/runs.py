@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from provision.base import paths, process_locks, run_folders
-from provision.base.errors import UsageError
+from provision.base.errors import Interrupted, UsageError
 from provision.remote.session import RECORD, Record
 from provision.report.model import Report
 
@@ -26,7 +26,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 # ready: the training job passed · done: it ended well · not ready, failed: it did not · running: still · killed: it ended without a word ·
 # unreadable: its report is not one · unknown: its folder does not say.
-Verdict = Literal["ready", "done", "not ready", "failed", "running", "killed", "unreadable", "unknown"]
+Verdict = Literal["ready", "done", "not ready", "failed", "running", "interrupted", "killed", "unreadable", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,8 @@ def load(path: Path, model: type[_Model]) -> _Model | None:
 
 
 def _verdict(folder: Path, record: Record | None, report: Report | None, *, has_report: bool) -> Verdict:
+    if record is not None and record.exit_code == Interrupted.exit_code:
+        return "interrupted"
     if report is not None:
         return report.verdict
     if has_report:

@@ -324,6 +324,22 @@ def test_sigterm_between_two_steps_exits_130(tmp_path: Path) -> None:
     assert f"everything about this run: {tmp_path}/home/runs/2" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ("{} runs >/dev/full", 1, "provision: No space left on device"),
+        ("{} runs >&-", 0, ""),
+        ("PYTHONIOENCODING=ascii {} schema nosuchname", 2, "provision: "),
+        ('mkdir gone; cd gone; rmdir "$PWD"; {} plan nosuch.ini', 1, "provision: No such file or directory"),
+    ],
+)
+def test_what_this_machine_lacks_is_no_defect(shell: str, code: int, said: str, tmp_path: Path) -> None:
+    command = shell.format(f"{sys.executable} -m provision")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert "defect" not in done.stderr
+
+
 def test_the_old_name_of_doctor_check_has_the_help_of_the_new_one() -> None:
     assert provision("doctor", "look", "--help").stdout == provision("doctor", "check", "--help").stdout
 

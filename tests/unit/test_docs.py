@@ -146,7 +146,7 @@ def test_options_that_are_named_exist(file: Path) -> None:
         ("provision doctor hosts.ini --fix", []),
         ("provision image bild hosts.ini", ["bild"]),
         ("provision run -np 4 --config-file x.yaml python train.py --lr 1", []),
-        ("provision run --np 4 python train.py", ["--np"]),
+        ("provision run --npp 4 python train.py", ["--npp"]),
         ("provision image run hosts.ini mine:1 -- python train.py --lr 1", []),
     ],
 )

@@ -68,6 +68,7 @@ HOROVODS = """-v --version -np --num-proc -cb --check-build --disable-cache --st
 #: As it is typed → fields of the options.
 FIELDS = {
     "--num-proc 4": {"np": 4},
+    "--np 4": {"np": 4},
     "--verbose": {"verbose": True},
     "--start-timeout 9": {"start_timeout": 9.0},
     "--network-interface eth0 --network-interface eth1": {"networks": ("eth0", "eth1")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -361,3 +362,13 @@ def test_inventory_against_facts(variables: str, seen: Facts, level: str, said: 
 def test_no_problem_for_hosts_that_fit_or_have_no_facts() -> None:
     Path("h.ini").write_text("a slots=2\nb slots=99\nc\n")
     assert inventory_problems(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []
+
+
+def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "hosts"
+    folder.mkdir()
+    (folder / "a.ini").write_text("node1\n")
+    assert [host.name for host in load(str(folder)).hosts] == ["node1"]
+    os.mkfifo(folder / "x")
+    with pytest.raises(InventoryError, match="x: it is not a regular file"):
+        load(str(folder))

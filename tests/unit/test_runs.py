@@ -61,7 +61,8 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
     assert runs.find(another.run_id).verdict == "done"
     with pytest.raises(Interrupted), session("provision bench") as third:
         raise KeyboardInterrupt
-    assert runs.find(third.run_id).verdict == "failed"
+    assert runs.find(third.run_id).verdict == "interrupted"
+    assert "interrupted: the run was interrupted" in page.render(runs.find(third.run_id))
     with pytest.raises(UsageError), session("provision run") as fourth:
         raise UsageError("no such <script>", hint="name another")
     failed = page.render(runs.find(fourth.run_id))
@@ -85,7 +86,7 @@ def test_a_command_that_exits_with_1_has_failed(tmp_path: Path, monkeypatch: pyt
     old = fit.model_copy(update={"driver": fit.driver.model_copy(update={"version": "390.157"})})
     survey = Survey({"gpu1": old}, [Problem("error", "a full disk", host="gpu1")])
     finding = Finding.of(signatures.known_error("nouveau-loaded"), host="gpu1")
-    monkeypatch.setattr(collect, "survey_hosts", lambda _session: survey)
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_: survey)
     monkeypatch.setattr(doctor, "examine_hosts", lambda *_: Examination(survey.hosts, [finding], ["gpu1"]))
     monkeypatch.chdir(tmp_path)
 

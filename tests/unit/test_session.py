@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provision import inventory
-from provision.base.errors import Interrupted
+from provision.base.errors import Interrupted, ProvisionError
 from provision.commands import lifecycle
 from provision.remote.ansible import Event
 from provision.remote.progress import Progress
@@ -51,6 +51,33 @@ def test_playbook_ends_when_its_events_cannot_be_handled(tmp_path: Path, monkeyp
         session.play(book, "Test", on_event=handle)
     assert ran == [True]
     assert _marked(session.run_id) == [], ended  # which keeps the terminal that Ansible runs on open, as a run that is ending does
+
+
+def test_ansible_that_cannot_begin_is_told_with_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    book = tmp_path / "broken.yml"
+    book.write_text("- name: Test\n  hosts: all\n  role: []\n")
+    session = Session(inventory.load("localhost"), Progress())
+    with pytest.raises(ProvisionError, match="Ansible ended before its first task: .*'role' is not a valid attribute for a Play") as told:
+        session.play(book, "Test")
+    assert str(session.folder) in str(told.value)
+
+
+@pytest.mark.parametrize("setting", ["C", "en_XX.UTF-8", "de_DE.ISO-8859-1"])
+def test_ansible_runs_whatever_the_locale_is(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LC_ALL", setting)
+    book = tmp_path / "book.yml"
+    tasks = [{"name": "Say", "ansible.builtin.debug": {"msg": "ä"}}]
+    book.write_text(json.dumps([{"name": "Test", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": tasks}]))
+    assert Session(inventory.load("localhost"), Progress()).play(book, "Test").rc == 0
+
+
+def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "file"))
+    with pytest.raises(ProvisionError, match="PROVISION_HOME=DIR"):
+        Session(inventory.load("localhost"), Progress())
 
 
 def test_interrupted_removal_is_recorded_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
