@@ -199,5 +199,6 @@ def _catalogue() -> Iterator[str]:
 
 def _python() -> Iterator[str]:
     yield "# Python API\n\nMade from the sources of `collective_core`, which is not imported for that."
+    yield "Timeouts and other environment variables: [Settings of the engine](../docs/engine-settings.md)."
     for module, purpose in PYTHON.items():
         yield f"\n## {module}\n\nFor {purpose}.\n\n::: {module}\n    options:\n      heading_level: 3"

@@ -67,3 +67,9 @@ def test_no_table_has_a_bar_in_code(page: Path) -> None:
     """GitHub wants a backslash before it, which the site would show."""
     rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert [row for row in rows if any("\\|" in code for code in re.findall(r"`[^`]*`", row))] == []
+
+
+def test_the_python_reference_leads_to_the_settings(documentation: ModuleType) -> None:
+    assert "](../docs/engine-settings.md)" in "\n".join(documentation._python())
+    neutral = (ROOT / "collective_core/src/collective_core/__init__.py").read_text(encoding="utf-8")
+    assert "runtime.config" not in neutral.split('"""')[1], "which the reference does not describe"
