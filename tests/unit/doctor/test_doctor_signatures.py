@@ -163,6 +163,14 @@ def test_the_page_of_known_errors_is_up_to_date() -> None:
     assert (root / "docs" / "known-errors.md").read_text(encoding="utf-8") == made
 
 
+def test_the_page_of_known_errors_shows_texts_as_they_are_and_code_as_code() -> None:
+    page = (Path(__file__).parents[3] / "docs/known-errors.md").read_text(encoding="utf-8")
+    assert r"named docker\*/br-\*/virbr\*/veth\*/tailscale\* while no btl\_tcp\_if\_\* is set" in page
+    assert "at each `systemctl daemon-reload` (also" in page
+    assert "Undo: take `cdi` out of" in page
+    assert r"\`" not in page
+
+
 def test_xids_without_an_entry_of_their_own_are_explained_by_the_catalogue(explain) -> None:
     lines = [
         "NVRM: Xid (PCI:0000:3b:00): 62, pid=1, name=python3, 2027(2d84)",
