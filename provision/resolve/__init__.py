@@ -203,7 +203,7 @@ def _components(
         requirements.engine_version,
         "collective-core",
         "bundled",
-        ("built on the host from the sources in this toolkit",),
+        ("built from the sources in this toolkit",),
         sha256=requirements.engine_sha256,
         options=(
             *([HOROVOD_NAMES] if requirements.horovod_names else []),
