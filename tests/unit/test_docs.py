@@ -1,17 +1,19 @@
 """The documents: README stays a page, links lead somewhere, every command and option that is named exists, and code blocks work.
 
-What a code block is decides what tests it, in README, the tutorial and the page on NCCL; nothing is left out (`test_every_block_…`):
+What a code block is decides what tests it, in README, the tutorial and the page on NCCL; nothing is left out (`test_every_block_…`).
+tests/integration/test_tutorial.py types the tutorial's commands on real hosts and compares what they and README show. Here:
 
-- ```console: lines after `$` are typed, what follows is printed. Commands that need no host (with `--facts`, say) are run, and every line
-  that is shown must be printed. Those that need hosts are parsed by the real parser, up to where they would begin.
+- ```console, on every page: lines after `$` are typed, what follows is printed. Commands that need no host (with `--facts`, say) are run,
+  and every line that is shown must be printed. Those that need hosts are parsed by the real parser, up to where they would begin.
 - ```sh: commands are parsed in the same way, targets of `make` exist, and other lines are in `TYPED`, each with the test that runs it.
-- ```python: compiled here; tests/engine/test_examples.py runs the tutorial's on two ranks.
+- ```python, on every page: compiled, and names of the engine's API exist. tests/engine/test_examples.py runs the tutorial's on two ranks.
 - ```ini: read by the inventory's parser.
 - without a language: output or a drawing.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -157,20 +159,26 @@ def test_a_command_that_does_not_exist_is_noticed(call: str, unknown: list[str])
 # --- code blocks -------------------------------------------------------------------------------------------------------------------------
 
 WITH_BLOCKS = [README, ROOT / "docs/tutorial.md", ROOT / "docs/nccl.md"]
-_ALONE = "tests/integration/test_faults.py::test_the_installed_toolkit_makes_a_bare_machine_train_by_itself"
+_TUTORIAL = "tests/integration/test_tutorial.py::test_the_tutorial_is_true"
 # What is typed besides `provision` and `make` → the test that types it, or its like.
 TYPED = {
-    "python3 -m venv .venv-provision": _ALONE,
-    ".venv-provision/bin/pip install .": _ALONE,
-    ". .venv-provision/bin/activate": _ALONE,
+    "python3 -m venv .venv-provision": _TUTORIAL,
+    ".venv-provision/bin/pip install .": _TUTORIAL,
+    ". .venv-provision/bin/activate": _TUTORIAL,
     "cp ~/.local/state/provision/sandbox/tutorial/hosts.ini .": "tests/unit/test_docs.py::test_a_sandbox_is_where_the_tutorial_says",
 }
 
 
+def blocks_of(file: Path) -> list[tuple[str, str]]:
+    """Language and text of each."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", file.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def blocks() -> Iterator[Any]:
-    for file in WITH_BLOCKS:
-        for number, (language, text) in enumerate(re.findall(r"^```(\w*)\n(.*?)^```$", file.read_text(), re.DOTALL | re.MULTILINE), 1):
-            yield pytest.param(language, text, id=f"{file.stem}-{number}-{language or 'text'}")
+    for file in REFERENCE:
+        for number, (language, text) in enumerate(blocks_of(file), 1):
+            if file in WITH_BLOCKS or language == "console":
+                yield pytest.param(language, text, id=f"{file.stem}-{number}-{language or 'text'}")
 
 
 @pytest.fixture
@@ -178,6 +186,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that a reader of the pages has, and `tests` of the clone."""
     (tmp_path / "hosts.ini").write_text("node1 ansible_host=10.0.0.11 slots=2\nnode2 ansible_host=10.0.0.12 slots=2\n")
     (tmp_path / "train.py").write_text("print()\n")
+    lacking = "libopen-pal.so.40: cannot open shared object file: No such file or directory"
+    (tmp_path / "train.log").write_text(f"mpirun: error while loading shared libraries: {lacking}\n")
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
@@ -215,7 +225,7 @@ def flat(text: str) -> str:
 def test_every_block_works(language: str, text: str, reader: Path) -> None:
     if language == "console":
         for line, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-            if "--facts" not in line:
+            if "--facts" not in line and "--log" not in line:
                 typed(line)
                 continue
             printed = flat(CliRunner().invoke(app, shlex.split(line)[1:]).output)
@@ -227,7 +237,7 @@ def test_every_block_works(language: str, text: str, reader: Path) -> None:
         for line in text.splitlines():
             typed(line)
     elif language == "python":
-        compile(text, "the page", "exec")
+        compile(text, "the page", "exec")  # its names: test_python_blocks_use_what_the_engine_has
     elif language == "ini":
         (reader / "page.ini").write_text(text)
         assert [host.name for host in inventory.load("page.ini").hosts] == ["node1", "node2"]
@@ -262,6 +272,80 @@ def test_the_forges_workflow_runs_what_exists() -> None:
         if command.startswith("make "):
             typed(command)
     assert workflow["permissions"] == {"contents": "read"}
+
+
+# --- names of the engine in blocks of Python: looked up in its sources, because PyTorch and other frameworks are not here -----------------
+
+ENGINE = ROOT / "collective_core/src"
+
+
+def exported(module: str) -> set[str]:
+    """Functions and classes of a module of the engine, and what it lists by name, as in `__all__`; nothing for no such module."""
+    place = ENGINE / module.replace(".", "/")
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    names: set[str] = set()
+    for statement in ast.parse(file.read_text()).body if file.exists() else ():
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.List | ast.Tuple):
+            names |= {each.value for each in statement.value.elts if isinstance(each, ast.Constant)}
+        elif isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+            names |= exported(statement.module or "")
+    return names
+
+
+def is_in_the_engine(module: str, name: str) -> bool:
+    """Whether `module` has `a` of a name `a.b`, and `b` too where `a` is one of the engine's modules, this framework's or of all."""
+    first, _, rest = name.partition(".")
+    if first not in exported(module):
+        return False
+    within = exported(f"{module}.{first}") | exported(f"collective_core.{first}")
+    return not (rest and within) or rest.partition(".")[0] in within
+
+
+def unknown_to_the_engine(code: str, hvd: str = "collective_core.torch") -> tuple[list[str], str]:
+    """Names of the engine that a block of Python uses and that do not exist, and the module that it, or the block before it, calls hvd."""
+    unknown, tree = [], ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                if each.name.startswith("collective_core"):
+                    hvd = each.name
+                    unknown += [] if exported(each.name) else [each.name]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("collective_core"):
+            unknown += [f"{node.module}.{each.name}" for each in node.names if each.name not in exported(node.module or "")]
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names = sorted(found[1] for each in used if (found := re.fullmatch(r"hvd\.([\w.]+)", each)))
+    return unknown + [f"hvd.{name}" for name in names if not is_in_the_engine(hvd, name)], hvd
+
+
+PYTHON_PAGES = [*REFERENCE, *(ROOT / name for name in ("collective_core/README.md", "examples/README.md", "ansible/README.md"))]
+
+
+@pytest.mark.parametrize("file", [file for file in PYTHON_PAGES if "```python" in file.read_text()], ids=name_of)
+def test_python_blocks_use_what_the_engine_has(file: Path) -> None:
+    hvd = "collective_core.torch"
+    for language, text in blocks_of(file):
+        if language == "python":
+            compile(text, name_of(file), "exec")
+            unknown, hvd = unknown_to_the_engine(text, hvd)
+            assert unknown == []
+
+
+@pytest.mark.parametrize(
+    ("code", "unknown"),
+    [
+        ("hvd.init()\nhvd.nn.SGD(lr=hvd.size())\nhvd.elastic.run\nhvd.Compression.int8", []),
+        ("hvd.initialise()", ["hvd.initialise"]),
+        ("hvd.nn.Sgd()", ["hvd.nn.Sgd"]),
+        ("import collective_core.keras as hvd\nhvd.callbacks.MetricAverage()", ["hvd.callbacks.MetricAverage"]),
+        ("import collective_core.jax as hvd\nhvd.data.Stream, hvd.ps.serve", ["hvd.ps", "hvd.ps.serve"]),
+        ("import collective_core.mxnet as hvd", ["collective_core.mxnet"]),
+        ("from collective_core import Runner, Walker", ["collective_core.Walker"]),
+    ],
+)
+def test_a_name_that_the_engine_lacks_is_noticed(code: str, unknown: list[str]) -> None:
+    assert unknown_to_the_engine(code)[0] == unknown
 
 
 # --- the site ----------------------------------------------------------------------------------------------------------------------------
