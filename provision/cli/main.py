@@ -303,9 +303,9 @@ def _show_plan(
         terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
-        raise ProvisionError(
-            f"no plan for {', '.join(absent)}: they have no facts", hint="fix the problems above, or leave them out: --limit"
-        )
+        they, them = ("it has", "it") if len(absent) == 1 else ("they have", "them")
+        hint = f"fix the problems above, or leave {them} out: --limit" if len(absent) < len(inventory.hosts) else None
+        raise ProvisionError(f"no plan for {', '.join(absent)}: {they} no facts", hint=hint)
     return True
 
 

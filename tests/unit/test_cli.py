@@ -97,9 +97,21 @@ def test_unreachable_hosts_of_the_facts_are_named(tmp_path: Path) -> None:
     done = provision("plan", "--facts", str(file), "--json", code=1)
     assert list(json.loads(done.stdout)["hosts"]) == ["a"]
     assert "no route to host" in done.stderr
-    assert "no plan for b, c" in done.stderr
+    assert "no plan for b, c: they have no facts\n  → fix the problems above, or leave them out: --limit" in done.stderr
+    file.write_text(json.dumps({"hosts": {"a": minimal, "b": known["b"]}}))
+    said = provision("plan", "--facts", str(file), code=1).stderr
+    assert "no plan for b: it has no facts\n  → fix the problems above, or leave it out: --limit" in said
     file.write_text(json.dumps({"hosts": {"b": known["b"]}}))
     assert "no route to host" in provision("plan", "--facts", str(file), code=2).stderr
+
+
+@pytest.mark.parametrize(("hosts", "said"), [("a", "no plan for a: it has no facts\n"), ("a,b", "no plan for a, b: they have no facts\n")])
+def test_where_no_host_is_left_there_is_nothing_to_leave_out(
+    hosts: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main.collect, "survey_hosts", lambda *_: main.collect.Survey({}, []))
+    assert main.guarded(lambda: main.app(args=["plan", hosts], prog_name="provision"), debug=False) == 1
+    assert capsys.readouterr().err.endswith(said)
 
 
 def facts_file(folder: Path, **hosts: dict[str, object]) -> str:
