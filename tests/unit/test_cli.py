@@ -73,6 +73,8 @@ def test_help_cuts_no_name_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     for path, command in every:
         shown = CliRunner().invoke(main.app, [*path, "--help"]).stdout
         assert "…" not in shown.replace("eth0,…", ""), path
+        assert "<bool>" not in shown, path
+        assert all(f" {name} " in shown for name, each in getattr(command, "commands", {}).items() if not each.hidden), path
         assert max(map(len, shown.splitlines())) <= 80
         words = set(re.split(r"[\s,/]+", shown))
         for parameter in command.params:
@@ -218,8 +220,14 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
     [
         (["up", "missing.ini"], "missing.ini"),
         (["missing.ini"], "missing.ini"),
-        (["up"], "Missing argument"),
-        (["up", "localhost", "--no-such-option"], "No such option"),
+        (["up"], "provision: missing argument 'HOSTS'\n  → see provision up --help\n"),
+        (["up", "localhost", "--no-such-option"], "provision: no such option: --no-such-option\n  → see provision up --help\n"),
+        (["up", "localhost", "--chekc"], "provision: no such option: --chekc\n  → did you mean --check?\n"),
+        (["--verison"], "provision: no such option: --verison\n  → did you mean --version?\n"),
+        (["up", "localhost", "--np", "many"], "provision: invalid value for '--np'"),
+        (["up", "localhost", "--np"], "provision: option '--np' requires an argument\n"),
+        (["sandbox", "dwon"], "provision: no such command 'dwon'\n  → did you mean down?\n"),
+        (["image", "xyz"], "provision: no such command 'xyz'\n  → see provision image --help\n"),
         (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution, source"),
         (["plan", "localhost", "--nccl-source", "web"], "one of auto, wheel, repository, local, distribution"),
         (["up", "localhost", "--nccl", "newest"], "--nccl newest: not a version"),
@@ -238,7 +246,9 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_exits_2(words: list[str], said: str) -> None:
-    assert said in provision(*words, code=2).stderr
+    printed = provision(*words, code=2).stderr
+    assert said in printed
+    assert "╭" not in printed
 
 
 def test_no_password_is_asked_for_without_a_terminal() -> None:
