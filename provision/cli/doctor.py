@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from provision import catalog
 from provision.base import terminal
 from provision.base.errors import UsageError, as_provision_error
 from provision.catalog import overlay
-from provision.cli.help import App
+from provision.cli.help import App, Group
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, use_own_files, with_options
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
@@ -43,7 +42,7 @@ HEALTH_CHECKS = frozenset(check.id for check in CHECKS if check.of_health)
 _FULL_LEVEL = 2  # of DCGM: minutes, where level 3 takes half an hour
 
 
-class _CheckByDefault(TyperGroup):
+class _CheckByDefault(Group):
     """``provision doctor [HOSTS] [--log FILE]`` is ``provision doctor check …``; ``look`` is that command's old name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

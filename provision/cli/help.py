@@ -1,20 +1,26 @@
-"""Help of commands: their options in panels by group, with no name cut.
+"""Help of commands: their options in panels by group, with no name cut; and wrong usage as errors like all others.
 
-typer's own panels have a column for each kind of name, and cut names where the columns do not fit the terminal.
+typer's own panels have a column for each kind of name, and cut names where the columns do not fit the terminal. Its errors are boxes, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from provision.base import terminal
+from provision.base.errors import UsageError
 from provision.base.terminal import Padding, Panel, Table, Text
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+#: typer has click's errors, from click itself or from a copy of its own.
+_ClickUsageError: type[Any] = typer.BadParameter.__mro__[1]
+_ALIKE = 0.7  # of options
 _NAMES_WIDTH = 28  # columns that names and placeholders get, unless a single one is longer
 
 
@@ -22,20 +28,61 @@ class Command(TyperCommand):
     """A command with this help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  it would have neither panels nor colours
-        console = terminal.Console()
-        text = "\n\n".join(" ".join(part.split()) for part in (self.help or "").split("\n\n"))
-        console.print(Padding(Text(self.get_usage(ctx), style="bold"), 1), Padding(Text(text), (0, 1, 1, 1)))
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)  # None: it is hidden
-            if record is not None:
-                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
-        for title in sorted(panels, key=lambda title: title != "Arguments"):
-            console.print(Panel(_rows(panels[title]), title=title, title_align="left", border_style="dim"))
+        _show(self, ctx)
 
 
-def _rows(records: list[tuple[str, str]]) -> Table:
+class Group(TyperGroup):
+    """A command that has commands, with this help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  as above
+        _show(self, ctx)
+        shown = [(name, each) for name, each in self.commands.items() if not each.hidden]
+        _panel("Commands", [(name, _sentences(each.help).partition("\n\n")[0]) for name, each in shown], r"^\S+")
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise UsageError for wrong usage that typer finds: a missing or unknown command, argument or option, or a wrong value."""
+    try:
+        yield
+    except _ClickUsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its text is the help
+            raise
+        raise _as_usage_error(error) from error
+
+
+def _as_usage_error(error: Any) -> UsageError:
+    known = getattr(error, "possibilities", None) or ()  # of an option that does not exist
+    what, _, suggested = str(error.message if known else error.format_message()).partition(" Did you mean ")  # of a command
+    options = difflib.get_close_matches(getattr(error, "option_name", ""), known, n=3, cutoff=_ALIKE)
+    close = " or ".join(options) or suggested.rstrip("?").replace("'", "")
+    hint = f"did you mean {close}?" if close else f"see {error.ctx.command_path} --help" if error.ctx is not None else None
+    return UsageError(what[:1].lower() + what[1:].rstrip("."), hint=hint)
+
+
+def _show(command: Any, ctx: Any) -> None:
+    """Print usage, text, arguments and options."""
+    terminal.Console().print(Padding(Text(command.get_usage(ctx), style="bold"), 1), Padding(Text(_sentences(command.help)), (0, 1, 1, 1)))
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)  # None: it is hidden
+        if record is not None:
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+    for title in sorted(panels, key=lambda title: title != "Arguments"):
+        _panel(title, panels[title])
+
+
+def _sentences(text: str | None) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+
+
+def _panel(title: str, records: list[tuple[str, str]], names: str = r"(?<!\S)--?[\w-]+") -> None:
+    """Print a panel. ``names``: a pattern of what is a name there."""
+    terminal.Console().print(Panel(_rows(records, names), title=title, title_align="left", border_style="dim"))
+
+
+def _rows(records: list[tuple[str, str]], pattern: str) -> Table:
     """Names on the left, wrapped where they do not fit; the column is as wide as the longest word."""
     longest = max(len(word) for names, _ in records for word in names.split())
     grid = Table.grid(padding=(0, 2), expand=True)
@@ -43,13 +90,16 @@ def _rows(records: list[tuple[str, str]]) -> Table:
     grid.add_column(ratio=1, overflow="fold")
     for names, description in records:
         shown = Text(names)
-        shown.highlight_regex(r"(?<!\S)--?[\w-]+", "bold cyan")
+        shown.highlight_regex(pattern, "bold cyan")
         grid.add_row(shown, Text(description))
     return grid
 
 
 class App(typer.Typer):
-    """A typer app whose commands have this help."""
+    """A typer app which has this help, as its commands have."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**{"cls": Group, **named})
 
     def command(self, *arguments: Any, **named: Any) -> Callable[[_Function], _Function]:
         return super().command(*arguments, **{"cls": Command, **named})

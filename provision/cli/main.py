@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
-from typer.core import TyperGroup
 
 from provision import __version__
 from provision.base import terminal
@@ -22,7 +21,7 @@ from provision.base.text import joined
 from provision.cli import catalog as catalog_commands
 from provision.cli import doctor, image, sandbox
 from provision.cli.bench import bench
-from provision.cli.help import App
+from provision.cli.help import App, Group, plain_errors
 from provision.cli.options import (
     AptMirror,
     Cpu,
@@ -68,8 +67,12 @@ _Result = TypeVar("_Result")
 _WITHOUT_OWN_FILES = frozenset({"catalog", "schema", "doctor", "run"})
 
 
-class _MainJobGroup(TyperGroup):
+class _MainJobGroup(Group):
     """``provision HOSTS`` is ``provision up HOSTS``: a first word that is not a command is HOSTS."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with plain_errors():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -77,7 +80,8 @@ class _MainJobGroup(TyperGroup):
             if close and not Path(args[0]).exists():
                 raise UsageError(f"no command {args[0]}", hint=f"did you mean {close[0]}? (a host of this name: provision up {args[0]})")
             args = ["up", *args]
-        return super().parse_args(ctx, args)
+        with plain_errors():
+            return super().parse_args(ctx, args)
 
 
 app = App(
@@ -303,9 +307,9 @@ def _show_plan(
         terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
-        raise ProvisionError(
-            f"no plan for {', '.join(absent)}: they have no facts", hint="fix the problems above, or leave them out: --limit"
-        )
+        they, them = ("it has", "it") if len(absent) == 1 else ("they have", "them")
+        hint = f"fix the problems above, or leave {them} out: --limit" if len(absent) < len(inventory.hosts) else None
+        raise ProvisionError(f"no plan for {', '.join(absent)}: {they} no facts", hint=hint)
     return True
 
 

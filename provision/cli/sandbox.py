@@ -11,6 +11,7 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.text import joined
 from provision.cli.help import App
+from provision.sandbox import names
 
 app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
 
@@ -49,7 +50,9 @@ def status(name: Name = "default") -> None:
     """Show the hosts and their state."""
     found = sandbox.status(name)
     if found is None:
-        terminal.out().say("no sandbox is up; start one: provision sandbox up")
+        others = [one.name for one in sandbox.every()]
+        seen = f" (others: {joined(others)})" if others else ""
+        terminal.out().say(f"no sandbox '{name}' is up{seen}; start it: {names.command('up', name)}")
         raise typer.Exit(1)
     terminal.out().print(
         terminal.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
@@ -71,12 +74,18 @@ def list_() -> None:
                     "sandbox": one.name,
                     "hosts": str(len(one.hosts)),
                     "state": "running" if one.running else joined(sorted({host.state for host in one.hosts})),
-                    "inventory": str(one.inventory) if one.inventory.exists() else "missing; remove it: provision sandbox down",
+                    "inventory": str(one.inventory) if one.inventory.exists() else f"not in {one.inventory.parent}",
                 }
                 for one in found
             ]
         )
     )
+    for one in found:
+        if not one.inventory.exists():
+            why = "it was made with another PROVISION_HOME, or its files were removed"
+            if one.inventory.parent.exists():
+                why = "it is still being made, or its making was interrupted"
+            terminal.out().say(f"{one.name}: {why}; if nobody needs it any more: {names.command('down', one.name)}")
 
 
 @app.command()

@@ -253,9 +253,9 @@ def _announce(
         if found is not None:
             took = f"{about(found.seconds)} in all, as {'the run before' if found.runs == 1 else f'{found.runs} runs before'} took"
         lines.append(("time", took))
-    lines.append(("more", f"provision plan {shlex.quote(session.inventory.argument)}: the reasons for each version"))
+    more = ("more", f"provision plan {shlex.quote(session.inventory.argument)}: the reasons for each version")
     count = len(plan.hosts)
-    session.progress.plan(f"Plan for {count} host{'s' * (count != 1)}", lines)
+    session.progress.plan(f"Plan for {count} host{'s' * (count != 1)}", lines, more)
 
 
 def _record(inventory: Inventory, plan: Plan, holding: Mapping[str, lock.Files], report: Report) -> None:

@@ -34,6 +34,7 @@ class Removal:
     def __init__(self, record_path, prefix, dry_run):
         self.record_path, self.prefix, self.dry_run = record_path, prefix, dry_run
         self.removed, self.left, self.kept_files = [], [], set()
+        self.gone = {record_path}  # files and trees that are removed as a whole; a dry run tells by them which folders become empty
         with open(record_path) as file:
             self.record = json.load(file)
 
@@ -85,9 +86,12 @@ class Removal:
             rest = before + after
             self.removed.append(path if marker is None else "our lines in %s" % path)
             linker = linker or path.startswith("/etc/ld.so.conf.d/")
+            is_whole = entry["made"] and not rest.strip()
+            if is_whole:
+                self.gone.add(path)
             if self.dry_run:
                 continue
-            if entry["made"] and not rest.strip():
+            if is_whole:
                 os.unlink(path)
             else:
                 rewrite(path, rest)
@@ -111,6 +115,9 @@ class Removal:
             path = os.path.join(self.prefix, name)
             if os.path.lexists(path):
                 self.removed.append(path)
+                real = os.path.realpath(path)
+                if os.path.islink(path) or not any((one + os.sep).startswith(real + os.sep) for one in kept):
+                    self.gone.add(path)
                 if not self.dry_run:
                     remove_tree(path, kept)
         record = os.path.basename(self.record_path)
@@ -124,16 +131,20 @@ class Removal:
         for path in sorted(self.record["claimed"], key=lambda path: -path.count("/")):
             if not os.path.lexists(path):
                 continue
-            if self.dry_run:
-                if not os.path.isdir(path):
-                    self.removed.append(path)
-                continue
             if not os.path.isdir(path) and self.owner(path):
                 self.leave(path, "it belongs to package %s now" % self.owner(path))
                 continue
+            is_folder = os.path.isdir(path) and not os.path.islink(path)
             try:
-                os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+                if self.dry_run:
+                    if is_folder and not all(os.path.join(path, name) in self.gone for name in os.listdir(path)):
+                        continue  # what is in it may still go with a package
+                elif is_folder:
+                    os.rmdir(path)
+                else:
+                    os.unlink(path)
                 self.removed.append(path)
+                self.gone.add(path)
             except OSError:
                 if not any(entry["what"].startswith(path) for entry in self.left):
                     self.leave(path, "there is something in it that provision did not put there")

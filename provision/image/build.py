@@ -46,12 +46,11 @@ _END_S = 30.0  # until a build that is interrupted has ended its steps
 
 @dataclass(frozen=True)
 class Built:
-    """A finished image: its name, id, size in bytes, build time and log."""
+    """A finished image: its name, id, size in bytes and log."""
 
     tag: str
     image: str
     size: int
-    seconds: float
     log: Path
 
 
@@ -65,7 +64,6 @@ def build(target: Target, tag: str, options: Options, progress: Progress, *, mir
     Raises:
         ProvisionError: no engine, no BuildKit, no base, no wheel, a step that failed (with its last lines), a full disk.
     """
-    began = time.monotonic()
     progress.stage(f"Build {tag}")
     settings = controller_settings.read(os.environ, prefix=Path(sys.prefix))
     artifacts.torch_wheel(target.host, options.wheels)  # the user's must be there
@@ -97,7 +95,7 @@ def build(target: Target, tag: str, options: Options, progress: Progress, *, mir
         raise Interrupted(what, hint="run the same command again: it continues from the cache") from None
     finally:
         progress.close()
-    return Built(tag, image, size, time.monotonic() - began, path)
+    return Built(tag, image, size, path)
 
 
 def buildkit() -> list[str]:
@@ -145,14 +143,14 @@ def obtain_base(client: DockerClient, reference: str, settings: Settings, output
         if missing := debootstrap.missing():
             hint = f"{failure.hint}; or let it be made here instead, for which something is missing: {missing}"
             raise ProvisionError(failure.what, where=failure.where, hint=hint) from failure
-        output.remark(failure.what)
+        made = f"{_MADE_BASE}:{suite}"
+        output.remark(f"{reference}: {failure.what}; {made}, made by debootstrap, replaces it")
     else:
         return reference
-    made = f"{_MADE_BASE}:{suite}"
     with contextlib.suppress(docker.errors.ImageNotFound):
         client.images.get(made)  # another import would be another image, for which no earlier build counts
         return made
-    client.api.import_image(str(debootstrap.make(suite, settings, output.remark)), repository=_MADE_BASE, tag=suite)
+    client.api.import_image(str(debootstrap.make(suite, settings, output.doing)), repository=_MADE_BASE, tag=suite)
     return made
 
 
@@ -161,7 +159,7 @@ def pull_base(client: DockerClient, reference: str, output: BuildOutput) -> None
     with contextlib.suppress(docker.errors.ImageNotFound):
         client.images.get(reference)
         return
-    output.remark(f"pulling {reference}")
+    output.doing(f"pulling {reference}")
     try:
         for entry in client.api.pull(reference, stream=True, decode=True):
             if "error" in entry:
@@ -191,8 +189,8 @@ def _fetch_wheels(target: Target, options: Options, context: Path, output: Build
     locked = {}
     for environment, pins in made.environments.items():
         folder, before = context / "python" / environment, target.locked.get(environment, [])
-        locked[environment] = list(map(vars, wheels.gather(pins, platform, folder, indexes, before, say=output.remark)))
-    uv_wheel = artifacts.uv_wheel(target.host.arch, options.index_url, output.remark)
+        locked[environment] = list(map(vars, wheels.gather(pins, platform, folder, indexes, before, say=output.doing)))
+    uv_wheel = artifacts.uv_wheel(target.host.arch, options.index_url, output.doing)
     shutil.copyfile(uv_wheel, context / "python/build" / uv_wheel.name)
     return locked
 

@@ -38,6 +38,11 @@ class BuildOutput:
         self._write(text)
         self._progress.line(text)
 
+    def doing(self, text: str) -> None:
+        """Print what is done here before the build, until something else is."""
+        self._write(text)
+        self._progress.doing(text)
+
     def note(self, line: str) -> None:
         """Take one line of what the build prints."""
         line = aptsources.without_logins(line)  # apt may print the mirror's

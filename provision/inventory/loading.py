@@ -19,6 +19,7 @@ from provision.inventory.model import Host, Inventory, InventoryError, shown
 
 LOCAL = "localhost"
 _LISTED = "!@"  # of ``--limit``: without the hosts that the file of this name lists
+_ALIKE = 0.7  # of names without their endings
 _LARGEST_LIST = 1 << 20  # bytes of such a file
 _FORMS = "name a file, `localhost`, or hosts as host1,host2 (user@host and host:port work too)"
 # Endings by which HOSTS is meant as a file, whether or not it exists; by the first ones also where a program may stand in its place.
@@ -156,12 +157,18 @@ def _missing_file(argument: str) -> Problem | None:
     files: list[str] = []
     with contextlib.suppress(OSError):
         files = [each for each in os.listdir(folder or ".") if each.endswith(FILE_ENDINGS) or "." not in each]
+    if is_file:  # equal endings make no names alike
+        files = [each for each in files if difflib.SequenceMatcher(None, _stem(name), _stem(each)).ratio() >= _ALIKE]
     close = [os.path.join(folder or ".", each) for each in difflib.get_close_matches(name, files, n=1, cutoff=0.6 if is_file else 0.85)]
     if is_file:
         return Problem("error", "no such file", f"did you mean {close[0]}?" if close else _FORMS, where=argument)
     if close and argument != LOCAL and re.fullmatch(r"[\w-]+", argument):
         return Problem("error", "no such file", f"did you mean {close[0]}? (a single host is written `{argument},`)", where=argument)
     return None
+
+
+def _stem(name: str) -> str:
+    return os.path.splitext(name)[0]
 
 
 # ---------------------------------------------------------------------------------------------- localhost, host1,host2

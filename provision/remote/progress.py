@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,10 +100,10 @@ class Progress:
         self._note(text)
         self.line(text)
 
-    def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
-        """Show what the run is going to do: texts, each with what it is about."""
+    def plan(self, title: str, entries: Sequence[tuple[str, str]], command: tuple[str, str]) -> None:
+        """Show what the run is going to do: texts, each with what it is about, and last a command, which can be copied whole."""
         self.line(title, "bold")
-        for about, text in entries:
+        for about, text in (*entries, command):
             self.line(f"{about}: {text}")
 
     def output(self, tag: str, text: str, style: str) -> None:
@@ -223,14 +223,18 @@ class LiveProgress(Progress):
     def _series_over(self, series: Series) -> None:
         self._console.print(styled(f"{series.title}  {series.count} of {series.count}  {clock(time.monotonic() - series.began)}", "dim"))
 
-    def plan(self, title: str, entries: Iterable[tuple[str, str]]) -> None:
+    def plan(self, title: str, entries: Sequence[tuple[str, str]], command: tuple[str, str]) -> None:
         table = Table.grid(padding=(0, 2, 0, 0))
+        width = max(len(about) for about, _ in (*entries, command))
+        table.add_column(min_width=width)
         before = ""
         for about, text in entries:
             table.add_row(styled(about if about != before else "", "dim"), styled(text))
             before = about
         self._console.print(styled(title, "bold"))
         self._console.print(table)
+        about, text = command
+        self._console.print(styled(f"{about:{width}}  ", "dim") + styled(text), soft_wrap=True)
 
     def _over(self, host: str, step: str, seconds: float) -> None:
         """The table shows it."""

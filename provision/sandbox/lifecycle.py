@@ -82,7 +82,7 @@ def up(
                     with container_engine.explained(f"removing sandbox {name}"):
                         _remove(client, name, lambda _line: None)
                 except ProvisionError as failure:  # it must not hide why the removal was needed
-                    say(f"not all could be removed ({failure.what}): run `provision sandbox down` later")
+                    say(f"not all could be removed ({failure.what}): run `{names.command('down', name)}` later")
             raise
 
 
@@ -99,11 +99,13 @@ def status(name: str = "default") -> Sandbox | None:
     if containers and not sandbox.inventory.exists():
         if names.folder(name).exists():
             raise ProvisionError(
-                f"Sandbox '{name}' is incomplete: its making was interrupted.", hint="Remove it: `provision sandbox down`."
+                f"Sandbox '{name}' is incomplete: it is still being made, or its making was interrupted.",
+                hint=f"If no process makes it, remove it: `{names.command('down', name)}`.",
             )
         raise ProvisionError(
             f"Sandbox '{name}' is up, but its keys and inventory are not in {sandbox.inventory.parent}.",
-            hint="Set PROVISION_HOME as it was when the sandbox was made, or remove it: `provision sandbox down`.",
+            hint="Set PROVISION_HOME as it was when the sandbox was made. "
+            f"If nobody needs it any more, remove it: `{names.command('down', name)}`.",
         )
     return sandbox if containers else None
 
@@ -184,8 +186,8 @@ def _existing(client: DockerClient, name: str, base_of: list[str], sudo: SudoMod
         say(f"sandbox {name} is up already")
         return sandbox
     found = ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts) or "what an interrupted run left"
-    command = "provision sandbox down" + (f" --name {name}" if name != "default" else "")
-    raise ProvisionError(f"There is another sandbox '{name}': {found}.", hint=f"Remove it first: `{command}`.")
+    hint = f"Take another name (--name), or if nobody needs it any more, remove it first: `{names.command('down', name)}`."
+    raise ProvisionError(f"There is another sandbox '{name}': {found}.", hint=hint)
 
 
 def _image(client: DockerClient, name: str, base: str, settings: Settings, say: Say) -> str:
@@ -209,7 +211,7 @@ def _image(client: DockerClient, name: str, base: str, settings: Settings, say: 
                     f"The base can be neither pulled ({reason}) nor made here ({missing}).",
                     where=f"base {base}",
                     hint="Check that the registry can be reached, or load the image by hand (`docker load`). For debian:12 and debian:13, "
-                    "as root: `apt-get install debootstrap`, then `provision sandbox up`.",
+                    "as root: `apt-get install debootstrap`, then the same command again.",
                 ) from failure
             say(f"{base} cannot be pulled ({reason})")
         else:
@@ -340,7 +342,7 @@ def _remove(client: DockerClient, name: str, say: Say) -> list[str]:
         time.sleep(SETTLE_SECONDS)
     else:
         what = f"The engine keeps {removed[-1]}, although it was removed."
-        raise ProvisionError(what, where=f"sandbox {name}", hint="Run `provision sandbox down` again.")
+        raise ProvisionError(what, where=f"sandbox {name}", hint=f"Run `{names.command('down', name)}` again.")
     if names.folder(name).exists():
         shutil.rmtree(names.folder(name))
         note(f"folder {names.folder(name)}")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from provision.sandbox import names
+
 SudoMode = Literal["nopasswd", "password", "none"]
 
 
@@ -67,7 +69,7 @@ class Sandbox:
         hosts = "\n".join(f"{host.name:<{width}}  ansible_host={host.address}  slots={slots}" for host in self.hosts)
         become = f"\n# {self.user}'s sudo asks for the password in {self.become_password}\n" if self.become_password else ""
         return f"""\
-# Throw-away hosts of the sandbox '{self.name}', made by `provision sandbox up`. `provision sandbox down` removes them.
+# Throw-away hosts of the sandbox '{self.name}', made by `provision sandbox up`. `{names.command("down", self.name)}` removes them.
 # One line per host: its name, its address, and how many ranks it may run (slots).
 {hosts}
 

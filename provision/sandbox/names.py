@@ -47,13 +47,17 @@ def base_images(count: int, base: str | Sequence[str] | None) -> list[str]:
         UsageError: no hosts, more bases than hosts, or a base that is not the name of an image.
     """
     if count < 1:
-        raise UsageError(f"A sandbox needs at least one host, not {count}.", hint="Say how many: provision sandbox up -n 2")
+        raise UsageError(f"A sandbox needs at least one host, not {count}.", hint="Say how many: -n 2")
     requested = [base] if isinstance(base, str) else list(base or [DEFAULT_BASE])
     if len(requested) > count:
-        hint = f"Start as many hosts: provision sandbox up -n {len(requested)}"
-        raise UsageError(f"{len(requested)} bases for {count} host(s).", hint=hint)
+        raise UsageError(f"{len(requested)} bases for {count} host(s).", hint=f"Start as many hosts: -n {len(requested)}")
     checked = [image_names.checked(one) for one in requested]
     return [checked[i % len(checked)] for i in range(count)]
+
+
+def command(verb: str, sandbox: str) -> str:
+    """What to type about one sandbox, such as ``provision sandbox down --name mine``."""
+    return f"provision sandbox {verb}" + (f" --name {sandbox}" if sandbox != "default" else "")
 
 
 def network(sandbox: str) -> str:

@@ -21,6 +21,8 @@ STYLES = {
 }
 _DISPENSABLE = ("GPU GiB", "disk GiB", "mem GiB", "load")  # columns that are left out first, where a terminal is too narrow for names
 _DISPENSABLE_OF_GPUS = ("power", "temp", "GiB")
+_FOLDED = ("host", "GPU")  # columns that may take several lines; the first holds the hosts' names
+_NARROWEST_NAME = 24  # columns of a name that is folded over lines
 _MOST_GPUS = 16  # of all hosts, that get a row each
 _MOST_DIFFERENCES = 3  # of one host, that are shown
 _FEWEST_ROWS = 4  # of hosts in a live view
@@ -55,16 +57,18 @@ def view(status: Status, console: Console) -> Table:
             (clipped(text, console.width, _MOST_LINES), style) for text, style in (*more, *left_out, *below, *_troubles(status, hosts))
         ]
         heights = [len(wrapped(text, console.width)) for text, _ in lines]
-        excess = count + sum(heights) - room
-        fewest = max(_FEWEST_ROWS, room * 2 // 5)  # what is wrong with each of many hosts takes more lines than their rows
+        height = len(console.render_lines(listed)) - 1
+        tall = -(-height // count)  # lines of a host; a long name takes several
+        excess = height + sum(heights) - room
+        fewest = max(_FEWEST_ROWS, room * 2 // 5) // tall or 1  # what is wrong with each of many hosts takes more lines than their rows
         if excess <= 0 or count <= fewest:
             break
-        count = max(fewest, count - excess)
+        count = max(fewest, count - -(-excess // tall))
     grid = Table.grid()
     grid.add_column(overflow="fold")
     grid.add_row(styled(clipped(summary(status), console.width, 1), "bold"))
     grid.add_row(listed)
-    fit = sum(count + line <= room - (excess > 0) for line in accumulate(heights))
+    fit = sum(height + line <= room - (excess > 0) for line in accumulate(heights))
     for text, style in lines[:fit] + [("… provision status prints all", "dim")] * (fit < len(lines)):
         grid.add_row(styled(text, style))
     return grid
@@ -99,16 +103,21 @@ def _table(status: Status, hosts: Sequence[HostStatus], console: Console) -> tup
 
 
 def _fitting(rows: Sequence[dict[str, str]], dispensable: Sequence[str], console: Console) -> tuple[Table, list[tuple[str, str]]]:
-    """A table, and a line about the columns that it lacks because the terminal is narrow: hosts' names are not cut or broken."""
-    left_out: list[str] = []
-    while True:
+    """A table, and a line about the columns that it lacks because the terminal is narrow.
+
+    Hosts' names are whole as long as it is enough to leave columns out; longer ones are folded over lines, and never cut.
+    """
+    longest = max(len(row["host"]) for row in rows)
+    candidates = [name for name in dispensable if name in rows[0]]
+    choices = [(width, candidates[:count]) for width in (longest, min(longest, _NARROWEST_NAME)) for count in range(len(candidates) + 1)]
+    for name_width, left_out in choices:
         built = table(({name: value for name, value in row.items() if name not in left_out} for row in rows), STYLES)
-        built.columns[0].no_wrap = True
-        wide = console.measure(built, options=console.options.update(max_width=_ANY_WIDTH)).maximum > console.width
-        column = next((name for name in dispensable if name in rows[0] and name not in left_out), None)
-        if not wide or column is None:
-            return built, [(f"on a wider terminal also: {', '.join(left_out)}", "dim")] if left_out else []
-        left_out.append(column)
+        for column in built.columns:
+            column.no_wrap = str(column.header) not in _FOLDED
+        width = console.measure(built, options=console.options.update(max_width=_ANY_WIDTH)).maximum
+        if width - (longest - name_width) <= console.width:
+            break
+    return built, [(f"on a wider terminal also: {', '.join(left_out)}", "dim")] if left_out else []
 
 
 def _row(status: Status, host: HostStatus, *, has_gpus: bool) -> dict[str, str]:

@@ -73,6 +73,8 @@ def test_help_cuts_no_name_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     for path, command in every:
         shown = CliRunner().invoke(main.app, [*path, "--help"]).stdout
         assert "…" not in shown.replace("eth0,…", ""), path
+        assert "<bool>" not in shown, path
+        assert all(f" {name} " in shown for name, each in getattr(command, "commands", {}).items() if not each.hidden), path
         assert max(map(len, shown.splitlines())) <= 80
         words = set(re.split(r"[\s,/]+", shown))
         for parameter in command.params:
@@ -97,9 +99,21 @@ def test_unreachable_hosts_of_the_facts_are_named(tmp_path: Path) -> None:
     done = provision("plan", "--facts", str(file), "--json", code=1)
     assert list(json.loads(done.stdout)["hosts"]) == ["a"]
     assert "no route to host" in done.stderr
-    assert "no plan for b, c" in done.stderr
+    assert "no plan for b, c: they have no facts\n  → fix the problems above, or leave them out: --limit" in done.stderr
+    file.write_text(json.dumps({"hosts": {"a": minimal, "b": known["b"]}}))
+    said = provision("plan", "--facts", str(file), code=1).stderr
+    assert "no plan for b: it has no facts\n  → fix the problems above, or leave it out: --limit" in said
     file.write_text(json.dumps({"hosts": {"b": known["b"]}}))
     assert "no route to host" in provision("plan", "--facts", str(file), code=2).stderr
+
+
+@pytest.mark.parametrize(("hosts", "said"), [("a", "no plan for a: it has no facts\n"), ("a,b", "no plan for a, b: they have no facts\n")])
+def test_where_no_host_is_left_there_is_nothing_to_leave_out(
+    hosts: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main.collect, "survey_hosts", lambda *_: main.collect.Survey({}, []))
+    assert main.guarded(lambda: main.app(args=["plan", hosts], prog_name="provision"), debug=False) == 1
+    assert capsys.readouterr().err.endswith(said)
 
 
 def facts_file(folder: Path, **hosts: dict[str, object]) -> str:
@@ -206,8 +220,14 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
     [
         (["up", "missing.ini"], "missing.ini"),
         (["missing.ini"], "missing.ini"),
-        (["up"], "Missing argument"),
-        (["up", "localhost", "--no-such-option"], "No such option"),
+        (["up"], "provision: missing argument 'HOSTS'\n  → see provision up --help\n"),
+        (["up", "localhost", "--no-such-option"], "provision: no such option: --no-such-option\n  → see provision up --help\n"),
+        (["up", "localhost", "--chekc"], "provision: no such option: --chekc\n  → did you mean --check?\n"),
+        (["--verison"], "provision: no such option: --verison\n  → did you mean --version?\n"),
+        (["up", "localhost", "--np", "many"], "provision: invalid value for '--np'"),
+        (["up", "localhost", "--np"], "provision: option '--np' requires an argument\n"),
+        (["sandbox", "dwon"], "provision: no such command 'dwon'\n  → did you mean down?\n"),
+        (["image", "xyz"], "provision: no such command 'xyz'\n  → see provision image --help\n"),
         (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution, source"),
         (["plan", "localhost", "--nccl-source", "web"], "one of auto, wheel, repository, local, distribution"),
         (["up", "localhost", "--nccl", "newest"], "--nccl newest: not a version"),
@@ -226,7 +246,9 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_exits_2(words: list[str], said: str) -> None:
-    assert said in provision(*words, code=2).stderr
+    printed = provision(*words, code=2).stderr
+    assert said in printed
+    assert "╭" not in printed
 
 
 def test_no_password_is_asked_for_without_a_terminal() -> None:

@@ -270,6 +270,8 @@ def test_warnings(name: str, text: str, said: str) -> None:
 
 ARGUMENTS = [
     ("hosts.ini", "hosts.ini: no such file\n  → did you mean ./host.ini?"),
+    ("esx.ini", "esx.ini: no such file\n  → name a file"),
+    ("tset.ini", "tset.ini: no such file\n  → did you mean ./test.ini?"),
     ("./inventroy/hosts.yml", "./inventroy/hosts.yml: no such file"),
     ("host", "host: no such file\n  → did you mean ./hosts?"),
     ("missing.yml", "missing.yml: no such file\n  → name a file, `localhost`, or hosts as host1,host2"),
@@ -291,6 +293,7 @@ ARGUMENTS = [
 def test_invalid_arguments(argument: str, said: str) -> None:
     Path("host.ini").write_text("a\n")
     Path("hosts").write_text("a\n")
+    Path("test.ini").write_text("a\n")
     with pytest.raises(InventoryError) as caught:
         load(argument)
     assert said in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
@@ -12,13 +13,15 @@ import pytest
 
 from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
-from provision.cli import main
+from provision.base.terminal import Console
+from provision.cli import image, main
 from provision.containers.controller_settings import Settings
 from provision.image import build, local_images, recipe, render, targets
 from provision.image.output import BuildOutput
 from provision.image.render import File
+from provision.plan.options import Options
 from provision.plan.requirements import Requirements
-from provision.remote.progress import Progress
+from provision.remote.progress import LiveProgress, Progress
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
 TARGET = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256), ENGINE)
@@ -217,6 +220,50 @@ def test_debian_is_made_here_where_it_cannot_be_pulled(monkeypatch: pytest.Monke
     monkeypatch.setattr(build.debootstrap, "missing", lambda: None)
     monkeypatch.setattr(build.debootstrap, "make", lambda suite, _settings, _say: build.Path(f"/cache/{suite}.tar"))
     for _ in ("made", "already there"):
-        assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO(), Progress())) == "provision-base:bookworm"
+        log = io.StringIO()
+        assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(log, Progress())) == "provision-base:bookworm"
+        said = "debian:12-slim: the base image is unavailable: manifest unknown; provision-base:bookworm, made by debootstrap, replaces it"
+        assert log.getvalue().splitlines() == ["pulling debian:12-slim", said]
     engine.known.add("debian:12-slim")
     assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO(), Progress())) == "debian:12-slim"
+
+
+def test_what_is_fetched_for_a_build_passes_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: build.Path) -> None:
+    def fetch(*_: Any, say: Any) -> list[Any]:
+        say("fetching torch.whl")
+        return []
+
+    def fetch_uv(_arch: str, _index: Any, say: Any) -> build.Path:
+        say("fetching uv.whl")
+        (tmp_path / "uv.whl").touch()
+        return tmp_path / "uv.whl"
+
+    (tmp_path / "python/build").mkdir(parents=True)
+    monkeypatch.setattr(build.wheels, "gather", fetch)
+    monkeypatch.setattr(build.artifacts, "uv_wheel", fetch_uv)
+    screen, log = io.StringIO(), io.StringIO()
+    progress = LiveProgress(Console(file=screen, width=80, force_terminal=True, color_system=None))
+    with progress:
+        progress.stage("Build mine:1")
+        build._fetch_wheels(TARGET, Options(), tmp_path, BuildOutput(log, progress))
+    assert set(log.getvalue().splitlines()) == {"fetching torch.whl", "fetching uv.whl"}
+    assert screen.getvalue().endswith("\x1b[2K"), "their line is erased, and nothing comes after it"
+    assert "fetching torch.whl\n" not in screen.getvalue()
+
+
+def test_the_time_of_a_build_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = [0.0]
+
+    def passing(by: float, result: Any) -> Any:
+        seconds[0] += by
+        return result
+
+    made = [SimpleNamespace(name="debian12"), SimpleNamespace(name="debian13")]
+    monkeypatch.setattr(image, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(image, "_plan", lambda *_: passing(30, made))
+    monkeypatch.setattr(build, "check_mirror", lambda *_: None)
+    monkeypatch.setattr(build, "build", lambda _target, tag, *_, **__: passing(12, build.Built(tag, "sha256:0", 0, build.Path("log"))))
+    assert main.guarded(lambda: main.app(args=["image", "build", "--cpu"], prog_name="provision"), debug=False) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert " 42 s, " in first
+    assert " 12 s, " in second

@@ -170,6 +170,15 @@ def test_what_is_done_here_is_a_line_in_a_pipe_and_passes_on_a_terminal(tmp_path
     assert (tmp_path / NAME).read_text().count("fetching y") == 2
 
 
+@pytest.mark.parametrize("kind", [Progress, LiveProgress])
+def test_the_command_of_a_plan_is_whole(kind: type[Progress]) -> None:
+    stream = io.StringIO()
+    progress = kind(Console(file=stream, width=80, force_terminal=kind is LiveProgress, color_system=None))
+    command = f"provision plan /tmp/{'a' * 100}/cluster.ini: the reasons for each version"
+    progress.plan("Plan for 1 host", [("where", "node1: " + "here " * 20)], ("more", command))
+    assert stream.getvalue().splitlines()[-1] == (f"more   {command}" if kind is LiveProgress else f"more: {command}")
+
+
 @pytest.mark.parametrize(
     ("is_terminal", "kind", "expected"), [(True, "xterm", LiveProgress), (True, "dumb", Progress), (False, "xterm", Progress)]
 )

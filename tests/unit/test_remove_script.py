@@ -123,6 +123,38 @@ def test_a_dry_run_tells_and_changes_nothing(owned: Any, remover: Any, tmp_path:
     assert done.removed == [str(path)]
 
 
+@pytest.mark.parametrize("others", [None, "opt/provision/checkpoint.pt", "home/.ansible/tmp/mine"])
+def test_a_dry_run_names_just_what_a_removal_removes(owned: Any, remover: Any, tmp_path: Path, others: str | None) -> None:
+    prefix, folders = tmp_path / "opt/provision", [tmp_path / "home/.ansible", tmp_path / "home/.ansible/tmp"]
+    (prefix / "venv" / "bin").mkdir(parents=True)
+    folders[1].mkdir(parents=True)
+    written = folders[1] / "written"
+    written.write_text("ours\n")
+    claimed = [str(each) for each in (*folders, prefix)]
+    record: dict[str, Any] = {"files": {}, "contents": ["venv"], "claimed": claimed}
+    owned.host_record.note(record, str(written), "ours\n", None, exists=False)
+    path = write(prefix, record)
+    if others:
+        (tmp_path / others).write_text("mine")
+    seen = removal(remover, path, str(prefix), dry_run=True)
+    assert prefix.exists()
+    done = removal(remover, path, str(prefix))
+    assert seen.removed == done.removed
+    kept = {each for each in claimed if others and str(tmp_path / others).startswith(each)}
+    assert {*claimed} - {*done.removed} == kept
+
+
+def test_a_dry_run_keeps_the_folder_of_a_changed_file(owned: Any, remover: Any, tmp_path: Path) -> None:
+    changed = tmp_path / "opt/provision/venv/params.conf"
+    changed.parent.mkdir(parents=True)
+    changed.write_text("mine now\n")
+    prefix = str(tmp_path / "opt/provision")
+    record: dict[str, Any] = {"files": {}, "contents": ["venv"], "claimed": [prefix]}
+    owned.host_record.note(record, str(changed), "written\n", None, exists=False)
+    path = write(Path(prefix), record)
+    assert removal(remover, path, prefix, dry_run=True).removed == removal(remover, path, prefix).removed == [f"{prefix}/venv"]
+
+
 def test_only_what_was_not_there_before_is_claimed(owned: Any, tmp_path: Path) -> None:
     record: dict[str, Any] = {"claimed": []}
     owned.host_record.claim(record, str(tmp_path / "new" / "deep"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import io
 import ssl
 import tarfile
@@ -12,10 +13,12 @@ import docker.errors
 import pytest
 import requests.exceptions
 
+from provision import sandbox as sandboxes
 from provision.base import aptsources
-from provision.base.errors import UsageError
+from provision.base.errors import ProvisionError, UsageError
+from provision.cli import main
 from provision.containers import container_engine, controller_settings, image_names, ssh_keys
-from provision.sandbox import Sandbox, SandboxHost, SudoMode, debootstrap, host_files, names
+from provision.sandbox import Sandbox, SandboxHost, SudoMode, debootstrap, host_files, lifecycle, names
 from provision.sandbox.host_files import Login
 
 # Bases and names
@@ -71,6 +74,57 @@ def test_two_bases_never_share_a_tag():
     tags = {names.image_tag("s", base) for base in ("a/b:1", "a:b-1", "a-b:1", "x" * 80 + ":1", "x" * 80 + ":2")}
     assert len(tags) == 5
     assert all(len(tag) <= 128 for tag in tags)
+
+
+# What the command line says about sandboxes of other names
+
+
+def named(name: str, folder: Path) -> Sandbox:
+    hosts = [SandboxHost("node1", "172.30.0.2", f"provision-{name}-node1", "debian:12")]
+    return Sandbox(name, hosts, folder / "hosts.ini", "trainer", folder / "key", folder / "known_hosts")
+
+
+def listed(capsys, words, found, code):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("COLUMNS", "200")
+        patched.setattr(sandboxes, "every", lambda: found)
+        patched.setattr(sandboxes, "status", lambda _name: None)
+        assert main.guarded(lambda: main.app(args=["sandbox", *words], prog_name="provision"), debug=False) == code
+    return capsys.readouterr().out
+
+
+def test_a_sandbox_without_files_here_may_be_somebody_elses(tmp_path, capsys):
+    said = listed(capsys, ["ls"], [named("mine", tmp_path / "mine"), named("default", tmp_path / "default")], 0)
+    assert f"not in {tmp_path}/mine" in said
+    assert "mine: it was made with another PROVISION_HOME, or its files were removed" in said
+    assert "if nobody needs it any more: provision sandbox down --name mine\n" in said
+    assert "if nobody needs it any more: provision sandbox down\n" in said
+    (tmp_path / "mine").mkdir()
+    assert "mine: it is still being made, or its making was interrupted" in listed(capsys, ["ls"], [named("mine", tmp_path / "mine")], 0)
+
+
+def test_the_status_of_no_sandbox_names_the_others(tmp_path, capsys):
+    said = listed(capsys, ["status", "--name", "other"], [named("mine", tmp_path)], 1)
+    assert said == "no sandbox 'other' is up (others: mine); start it: provision sandbox up --name other\n"
+    assert listed(capsys, ["status"], [], 1) == "no sandbox 'default' is up; start it: provision sandbox up\n"
+
+
+def test_an_inventory_names_the_command_that_removes_its_sandbox(tmp_path):
+    assert "`provision sandbox down --name mine` removes them." in named("mine", tmp_path).inventory_text(2)
+    assert "`provision sandbox down` removes them." in named("default", tmp_path).inventory_text(2)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_errors_name_the_sandbox_that_they_are_about(tmp_path, monkeypatch, interrupted):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    if interrupted:
+        names.folder("mine").mkdir(parents=True)
+    monkeypatch.setattr(lifecycle, "_engine", lambda _step: contextlib.nullcontext())
+    monkeypatch.setattr(lifecycle, "_containers", lambda _client, _name: ["a container"])
+    monkeypatch.setattr(lifecycle, "_sandbox", lambda name, _containers: named(name, names.folder(name)))
+    with pytest.raises(ProvisionError) as refused:
+        lifecycle.status("mine")
+    assert (refused.value.hint or "").endswith("remove it: `provision sandbox down --name mine`.")
 
 
 # The controller's settings

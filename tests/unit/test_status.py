@@ -377,6 +377,38 @@ def test_names_are_whole_in_eighty_columns(hosts: Hosts) -> None:
     assert len(captured.get().splitlines()) == 12
 
 
+@pytest.mark.parametrize(("length", "gpus"), [(63, 0), (120, 0), (253, 0), (63, 8), (253, 8)])
+def test_a_long_name_is_folded_and_never_cut(hosts: Hosts, length: int, gpus: int) -> None:
+    hosts.answer("node1", gpu_load={"gpus": [GPU] * gpus, "error": None})
+    host = look(hosts).hosts[0]
+    name = f"gpu-node-0001.{'x' * (length - 18)}.org"
+    status = Status(when=0.0, seconds=1.0, inventory="hosts.ini", hosts=(host.model_copy(update={"host": name, "state": "not installed"}),))
+    console = Console(width=80)
+    with console.capture() as captured:
+        show.show(status, console)
+    lines = captured.get().splitlines()
+    name_width = lines[0].index("state") - 2
+    folded = [line for line in lines[1:] if line.strip()]
+    rows = -(-length // name_width)
+    assert "".join(line[:name_width].strip() for line in folded[:rows]) == name
+    assert folded[0][name_width + 2 :].startswith("not installed ")
+    assert all(not line[name_width + 2 :].strip() for line in folded[1:rows])
+    assert "…" not in captured.get()
+    if not gpus:
+        assert lines[0].split() == ["host", "state", "load", "mem", "GiB", "disk", "GiB", "ranks"]
+
+
+def test_a_live_view_of_long_names_is_not_higher_than_the_terminal(hosts: Hosts) -> None:
+    hosts.answer("node1")
+    one = look(hosts).hosts[0]
+    many = tuple(one.model_copy(update={"host": f"{'x' * 60}{number:03}"}) for number in range(20))
+    for height in (10, 24, 50):
+        console = Console(width=80, height=height)
+        with console.capture() as captured:
+            console.print(show.view(Status(when=0.0, seconds=1.0, inventory="hosts.ini", hosts=many), console))
+        assert len(captured.get().splitlines()) < height
+
+
 def test_gpus_have_their_hosts_name_in_eighty_columns(hosts: Hosts) -> None:
     gpus = [{**GPU, "index": index, "name": "NVIDIA RTX PRO 6000 Blackwell"} for index in range(8)]
     hosts.answer("node1", gpu_load={"gpus": gpus, "error": None})
