@@ -126,7 +126,7 @@ def test_reports(print_it: Callable[[Any, Console], object], value: Any, attack:
 def test_events_of_hosts(make: Callable[[Console], Progress], attack: str) -> None:
     def go(console: Console) -> None:
         progress = make(console)
-        progress.plan(f"title{attack}", [(f"about{attack}", f"text{attack}")])
+        progress.plan(f"title{attack}", [(f"about{attack}", f"text{attack}")], (f"more{attack}", f"command{attack}"))
         progress.line(f"said: {attack}", "green")
         for kind in ("ok", "changed", "failed", "unreachable", "tolerated", "waiting"):
             result = {"msg": attack, "stderr": attack, "holder": attack}
