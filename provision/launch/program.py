@@ -19,14 +19,12 @@ from provision.launch import blame, jobs, launchers, placement, program_files
 from provision.launch.blame import Blame
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
-from provision.launch.rank_output import RankOutput
+from provision.launch.rank_output import RankOutput, shortened
 from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.survey import gpu_code, installed
-
-_LONGEST_HEADLINE = 300  # characters of an exception, or of what a rank has said
 
 
 class _Seat(NamedTuple):
@@ -232,12 +230,12 @@ def _show_failure(
         host = _host_of(failure.rank, result, placed, job, options)
         where = f" ({here(failure.place)})" if failure.place else ""
         # The traceback has the whole text; that of an error of all ranks is as long as their list.
-        progress.line(f"rank {failure.rank}{host} failed first: {_shortened(failure.exception)}{where}", "bold red")
+        progress.line(f"rank {failure.rank}{host} failed first: {shortened(failure.exception)}{where}", "bold red")
         for line in () if output.is_on_screen(failure) else failure.lines:
             progress.line(f"    {line}")
         progress.line(f"  {code}; {whole}")
     elif ended is not None:
-        said = f": {_shortened(found.words)}" if found.words else ""
+        said = f": {found.words}" if found.words else ""
         as_asked = "" if ended.code else " with exit code 0"
         how = (
             f"ended{as_asked} while others waited for it"
@@ -253,10 +251,6 @@ def _show_failure(
         progress.line(f"{why} ({code}; {whole})" if code not in why else f"{why} ({whole})", "bold red")
     for line in (*blame.alike(found, output, result), *output.consequences(failure)):
         progress.line(f"  {line}")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_HEADLINE else text[:_LONGEST_HEADLINE] + "…"
 
 
 def _host_of(rank: int, result: JobResult, placed: Sequence[tuple[str, int]], job: Job, options: RunOptions) -> str:

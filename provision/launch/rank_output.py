@@ -47,6 +47,7 @@ _NOISE = re.compile(r"\[\S+:\d+\] plm:rsh: Warning: setpgid\([-\d, ]+\) failed i
 #: Before the messages of the engine's own launcher.
 _OWN = "collective_core.launch: "
 _MOST_LINES = 200  # of one traceback
+_LONGEST_HEADLINE = 300  # characters of an exception, or of what a rank has said
 _RECENT = 15  # lines after a traceback with which it is still on the screen
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
 
@@ -107,6 +108,11 @@ class Failure:
     def _last(self) -> int:
         """Where the last of its tracebacks begins."""
         return max((number for number, line in enumerate(self.lines) if line.startswith(_BEGIN)), default=0)
+
+
+def shortened(text: str) -> str:
+    """As much of it as a headline takes."""
+    return text if len(text) <= _LONGEST_HEADLINE else text[:_LONGEST_HEADLINE] + "…"
 
 
 def readable(line: str) -> str:
@@ -298,7 +304,7 @@ class RankOutput:
 
     def last_words(self, rank: int) -> str:
         """The last line that it wrote to standard error, where that is no traceback."""
-        return self._last_words.get(rank, "")
+        return shortened(self._last_words.get(rank, ""))
 
     def accused(self) -> set[int]:
         """The ranks of whose end others tell."""

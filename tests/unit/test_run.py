@@ -409,6 +409,8 @@ def test_an_error_without_a_traceback_is_quoted(tmp_path: Path, monkeypatch: pyt
             "  rank 1 ended with exit code 5: no disk",
         ],
     )
+    long = verdict_on(["[1,2]<stderr>:" + "x" * 400], result, tmp_path, monkeypatch)[1]
+    assert long[0] == f"rank 2 on b failed first: {'x' * 300}…"
     silent = replace(result, ended=ends((2, 2), (1, -15)))
     assert verdict_on([], silent, tmp_path, monkeypatch) == (2, ["rank 2 on b ended with exit code 2", "  LOG"]), "said once"
 
