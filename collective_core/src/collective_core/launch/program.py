@@ -29,14 +29,14 @@ class Verdict(NamedTuple):
     def blaming(self, rank: int) -> Verdict:
         """Two ranks end in one moment, and what they have said tells which was the first: the verdict on that one."""
         found: Verdict = self.others.get(rank, self)
-        return found
+        return found if found.code else self  # it has survived what it said, and succeeded
 
     def blaming_who_left(self, has_said_why: Callable[[int], bool]) -> Verdict:
         """All errors tell of another rank's end: the verdict on the first that ended without one, this one's if it did."""
         silent = [rank for rank in (self.rank, *self.others) if rank is not None and rank in self.others and not has_said_why(rank)]
         if not silent:
             return self
-        found = self.blaming(silent[0])
+        found: Verdict = self.others[silent[0]]
         return found._replace(code=found.code or 1, text=f"{found.text} while others waited for it")
 
 
