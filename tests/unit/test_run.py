@@ -325,7 +325,14 @@ def test_of_mpiruns_boxes_those_are_shown_that_say_something_new() -> None:
     assert show([*BOXES[:3], "[1,0]<stdout>:epoch 1", *BOXES[3:], *SLOTS])[1] == ["[0] epoch 1", *SLOTS]
     killed = [RULE, "mpirun noticed that process rank 2 with PID 7 on node b exited on signal 9 (Killed).", RULE]
     assert show([*BOXES[:4], *killed])[1] == killed
-    for shown in ([*SLOTS[:-1]], [*BOXES[:3]], [RULE, "more", *BOXES[1:4]], [RULE, *map(str, range(40))], [*BOXES[5:6], "---"]):
+    for shown in (
+        [*SLOTS[:-1]],
+        [*BOXES[:3]],
+        [RULE, "more", *BOXES[1:4]],
+        [*BOXES[:3], "more", RULE],
+        [RULE, *map(str, range(40))],
+        [*BOXES[5:6], "---"],
+    ):
         assert show(shown)[1] == shown, "a box without an end, or with more in it"
     assert show([f"[1,0]<stdout>:{line}" for line in BOXES])[1] == [f"[0] {line}" for line in BOXES], "what a rank prints is the program's"
 
@@ -386,6 +393,13 @@ def test_a_rank_that_leaves_while_others_wait_is_the_cause(
     )
     own = [*lines, "collective_core.launch: rank 2 on b ended with exit code 1"]
     assert verdict_on(own, result, tmp_path, monkeypatch)[1][0] == f"rank 0 on a {said}"
+
+
+def test_who_left_is_known_from_the_ends_and_not_from_what_others_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nameless = LEFT.partition("rank 0")[0] + "the group stopped after an earlier failure"
+    result = JobResult(1, None, False, Verdict("ended", "10.0.0.2", rank=2, code=1), ends((2, 1), (1, 1), (3, -15), (0, 3)))
+    code, said = verdict_on([*of_rank(1, nameless), *of_rank(2, nameless)], result, tmp_path, monkeypatch)
+    assert (code, said[0]) == (3, "rank 0 on a ended while others waited for it")
 
 
 def test_without_such_a_rank_the_first_that_failed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
