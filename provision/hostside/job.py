@@ -7,7 +7,8 @@ A guard (guard.py) on every host, this one too, makes and removes the folder, re
 
 The job is ended (TERM, a grace, KILL) when standard input closes or is silent, because the controller died, was interrupted or is cut
 off; and when a host is lost, or a process of the launcher or a rank is stopped, for too long. The last line is ``mark`` and JSON:
-``{"code": …, "verdict": …, "report": …}``; a verdict is ``{"kind": …, "host": address, …}``, or null where nothing went wrong.
+``{"code": …, "verdict": …, "report": …, "ended": […]}``; a verdict is ``{"kind": …, "host": address, …}``, or null where nothing went
+wrong; ``ended`` are, of a job that failed, the ranks that have ended, in that order.
 """
 
 import json
@@ -213,6 +214,11 @@ class Watch:
             return {"kind": "orphaned", "host": host if host in orphaned else orphaned[0]}
         return {"kind": "ended", "host": host, "rank": rank, "code": code} if failures else None
 
+    def ends(self):
+        """How the ranks have ended, the first of them first; also with 0, which others may have waited for."""
+        ended = sorted((when, rank, code, guard.host) for guard in self.guards for when, rank, code, _ in guard.ended)
+        return [{"rank": rank, "host": host, "code": code} for _, rank, code, host in ended]
+
 
 def end(job):
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -317,7 +323,8 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, stop)
     code, report = run(order, watch)
-    sys.stdout.write("%s%s\n" % (order["mark"], json.dumps({"code": code, "verdict": watch.verdict, "report": report})))
+    outcome = {"code": code, "verdict": watch.verdict, "report": report, "ended": watch.ends() if code else []}
+    sys.stdout.write("%s%s\n" % (order["mark"], json.dumps(outcome)))
     sys.stdout.flush()
     return code
 

@@ -60,7 +60,7 @@ def become(program, mask, parent):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvp(program[0], program)
     except OSError as error:
-        sys.stderr.write("%s: %s\n" % (program[0], error.strerror))
+        sys.stderr.write("%s cannot be started: %s\n" % (program[0], error.strerror))
         sys.stderr.flush()
     os._exit(NOT_FOUND)
 

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -451,12 +451,13 @@ def _launch(hosts: _Hosts, plan: Plan, job: ContainerJob) -> Result:
     where = launchers.Environment.of(replace(plan, hosts=used))
     where = replace(where, networks=options.networks) if options.networks else where
     workdir, command = options.workdir, list(options.command)
+    here: Callable[[str], str] = str
     if workdir is None:
         packed = program_files.pack(options.command, options.files, modules=options.modules)
-        command, workdir = packed.command, f"{{home}}/{packed.folder}"
+        command, workdir, here = packed.command, f"{{home}}/{packed.folder}", packed.here
         program_files.copy(session, packed, {name: f"{hosts.inside(name)} sh -c {shlex.quote(packed.unpack)}" for name in used})
     launched = program.make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
-    return Result(program.follow(session, launched, placed, options, inside=hosts.inside(first)))
+    return Result(program.follow(session, launched, placed, options, inside=hosts.inside(first), here=here))
 
 
 def _copy_smoke_job(hosts: _Hosts, plan: Plan, data: mnist.Dataset) -> None:

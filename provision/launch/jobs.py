@@ -58,14 +58,27 @@ class Verdict:
     output: tuple[str, ...] = ()
 
 
+@validated(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class Ended:
+    """How a rank ended: with exit code ``code``, negative for a signal. ``host``: its address; empty for the first one."""
+
+    rank: _Whole
+    host: str
+    code: _Whole
+
+
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: its exit code, the report that it wrote, whether it was interrupted, and what ended it first (if known)."""
+    """How a job ended: its exit code, the report that it wrote, whether it was interrupted, and what ended it first (if known).
+
+    ``ended``: of a job that failed, the ranks that have ended, the first of them first; none where nothing has recorded it.
+    """
 
     code: int
     report: dict[str, Any] | None
     interrupted: bool
     verdict: Verdict | None = None
+    ended: tuple[Ended, ...] = ()
 
 
 class _Outcome(BaseModel):
@@ -76,6 +89,7 @@ class _Outcome(BaseModel):
     code: _Whole
     verdict: Verdict | None
     report: dict[str, JsonValue] | None
+    ended: tuple[Ended, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,18 +192,20 @@ def run(
         ended = _Outcome.model_validate_json(outcome)
     except ValidationError:  # the host printed nothing, or something else
         return JobResult(code or 1, None, interrupted.is_set(), Verdict("gone", "", code=code))
-    return JobResult(ended.code, ended.report, interrupted.is_set(), ended.verdict)
+    return JobResult(ended.code, ended.report, interrupted.is_set(), ended.verdict, ended.ended)
 
 
 def describe(verdict: Verdict, job: Job) -> str:
     """What ended a job, for people."""
-    name = job.names.get(verdict.host, verdict.host) or job.host
+    name = name_of(verdict.host, job)
     host = f"{name} ({verdict.host})" if verdict.host not in ("", name) else name
     rank, output = f"rank {verdict.rank} on {host}", f": {' / '.join(verdict.output)}" if verdict.output else ""
-    ended = f"was ended by {_signal(-verdict.code)}" if verdict.code < 0 else f"ended with exit code {verdict.code}"
+    ended = how_it_ended(verdict.code)
+    # The kernel ends a process that has taken too much in this way and leaves no word about it with the process.
+    memory = f"; often the kernel does that when memory runs out: `dmesg` on {name} says so" if verdict.code == -signal.SIGKILL else ""
     stopped = f"{rank if verdict.rank is not None else f'{verdict.name} on {host}'} has been stopped by a signal"
     return {
-        "ended": f"{rank} {ended}",
+        "ended": f"rank {verdict.rank} on {name} {ended}{memory}",
         "launcher": f"the launcher on {host} {ended}",
         "orphaned": f"the launcher's process on {host} was killed, or has crashed",
         "stopped": f"{stopped} for {verdict.seconds:g} s (pid {verdict.pid}; kill -CONT would have continued it)",
@@ -200,6 +216,16 @@ def describe(verdict: Verdict, job: Job) -> str:
         "controller": f"{host} has not heard from `provision` for {verdict.seconds:g} s: it was stopped (Ctrl-Z), or the network is cut",
         "gone": f"the connection to {host} has ended, or the job's process there was killed",
     }[verdict.kind]
+
+
+def name_of(host: str, job: Job) -> str:
+    """The name in the inventory of the host with that address."""
+    return job.names.get(host, host) or job.host
+
+
+def how_it_ended(code: int) -> str:
+    """A process, in words: ``code`` is negative for a signal."""
+    return f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def _signal(number: int) -> str:

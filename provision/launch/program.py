@@ -15,17 +15,16 @@ from typing import NamedTuple, NoReturn
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.inventory import Host, Inventory
-from provision.launch import jobs, launchers, placement, program_files
+from provision.launch import blame, jobs, launchers, placement, program_files
+from provision.launch.blame import Blame
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
-from provision.launch.rank_output import RankOutput
+from provision.launch.rank_output import RankOutput, shortened
 from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.survey import gpu_code, installed
-
-_LONGEST_HEADLINE = 300  # characters of an exception
 
 
 class _Seat(NamedTuple):
@@ -61,11 +60,11 @@ def run(
         _check_syntax(session, where, seats[0].host.name, options)
         if gpu_check:
             _check_gpu_code(session, where, seats)
-        workdir, command = _copy(session, seats, options)
+        workdir, command, here = _copy(session, seats, options)
         job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
         if options.verbose:
             _show_job(progress, seats, placed, job)
-        return follow(session, job, placed, options)
+        return follow(session, job, placed, options, here=here)
 
 
 def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -81,8 +80,20 @@ def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: Run
     return launchers.own_job(where, placed, options)
 
 
-def follow(session: Session, job: Job, placed: Sequence[tuple[str, int]], options: RunOptions, *, inside: str = "") -> int:
-    """Run a job, show what its ranks print and which failed first, and return its exit code.
+def follow(
+    session: Session,
+    job: Job,
+    placed: Sequence[tuple[str, int]],
+    options: RunOptions,
+    *,
+    inside: str = "",
+    here: Callable[[str], str] = str,
+) -> int:
+    """Run a job, show what its ranks print and which failed first, and return its exit code: that rank's, where it is known.
+
+    Args:
+        inside: words of the shell that run a command in the first host's container.
+        here: the name on this machine of a file on the hosts.
 
     Raises:
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
@@ -96,12 +107,13 @@ def follow(session: Session, job: Job, placed: Sequence[tuple[str, int]], option
         result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, inside)
     finally:
         output.close()
-    session.record.exit_code = result.code
+    found = blame.of(output, result)
+    session.record.exit_code = code = found.code or result.code
     if result.interrupted:
         _end_leftovers(session)
-    if result.code:
-        _show_failure(output, result, job, placed, options, session.progress, log)
-    return result.code
+    if code:
+        _show_failure(found, output, result, job, placed, options, session.progress, log, here)
+    return code
 
 
 def _end_leftovers(session: Session) -> NoReturn:
@@ -173,21 +185,21 @@ def _check_gpu_code(session: Session, where: Environment, seats: Sequence[_Seat]
         raise ProvisionError(errors[0].what, where=errors[0].host, hint=f"{errors[0].hint}; --no-gpu-check starts it all the same")
 
 
-def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tuple[str, list[str]]:
-    """(the folder in which the ranks run, their command), after the program's files are on the hosts."""
+def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tuple[str, list[str], Callable[[str], str]]:
+    """(the folder in which the ranks run, their command, what a file there is called here), after the program's files are on the hosts."""
     if options.workdir is not None:
-        return options.workdir, list(options.command)
+        return options.workdir, list(options.command), str
     if [seat.host.connection for seat in seats] == ["local"]:
         if options.files:
             session.progress.line("--copy has no effect: the program runs on this machine, in this folder")
-        return str(Path.cwd()), list(options.command)
+        return str(Path.cwd()), list(options.command), str
     logins = {seat.login for seat in seats}
     if len(logins) > 1:
         what = f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all"
         raise UsageError(what, hint="name one: --workdir")
     archive = program_files.pack(options.command, options.files, modules=options.modules)
     program_files.copy(session, archive, {seat.host.name: archive.unpack for seat in seats})
-    return f"{{home}}/{archive.folder}", archive.command
+    return f"{{home}}/{archive.folder}", archive.command, archive.here
 
 
 def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple[str, int]], job: Job) -> None:
@@ -200,33 +212,54 @@ def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple
 
 
 def _show_failure(
-    output: RankOutput, result: JobResult, job: Job, placed: Sequence[tuple[str, int]], options: RunOptions, progress: Progress, log: Path
+    found: Blame,
+    output: RankOutput,
+    result: JobResult,
+    job: Job,
+    placed: Sequence[tuple[str, int]],
+    options: RunOptions,
+    progress: Progress,
+    log: Path,
+    here: Callable[[str], str],
 ) -> None:
     """Print what failed first, and then, a line each, what that did to other ranks. Only a rank that ended by itself has printed why."""
-    verdict = result.verdict
-    failure = None
-    if verdict is None or (verdict.kind == "ended" and verdict.code > 0):
-        failure = output.first_failure(verdict.rank if verdict else None)
     progress.line("")
-    ending = f"exit code {result.code}; the job's whole output: {log}"
-    if failure is None:
-        why = jobs.describe(verdict, job) if verdict else output.verdict or "the job failed"
-        progress.line(f"{why} ({ending})", "bold red")
-    else:
-        # An elastic job's ranks move, and words of the user's for mpirun may place them elsewhere.
-        host = "" if options.elastic is not None or options.binding or options.mpi_args else f" on {_host_of(failure.rank, placed, job)}"
-        where = f" ({failure.place})" if failure.place else ""
+    failure, ended, whole = found.failure, found.ended, f"the job's whole output: {log}"
+    code = f"exit code {found.code or result.code}"
+    if failure is not None:
+        host = _host_of(failure.rank, result, placed, job, options)
+        where = f" ({here(failure.place)})" if failure.place else ""
         # The traceback has the whole text; that of an error of all ranks is as long as their list.
-        text = failure.exception if len(failure.exception) <= _LONGEST_HEADLINE else failure.exception[:_LONGEST_HEADLINE] + "…"
-        progress.line(f"rank {failure.rank}{host} failed first: {text}{where}", "bold red")
+        progress.line(f"rank {failure.rank}{host} failed first: {shortened(failure.exception)}{where}", "bold red")
         for line in () if output.is_on_screen(failure) else failure.lines:
             progress.line(f"    {line}")
-        progress.line(f"  {ending}")
-    for line in output.consequences(failure):
+        progress.line(f"  {code}; {whole}")
+    elif ended is not None:
+        said = f": {found.words}" if found.words else ""
+        as_asked = "" if ended.code else " with exit code 0"
+        how = (
+            f"ended{as_asked} while others waited for it"
+            if found.was_awaited
+            else "failed first"
+            if said
+            else jobs.how_it_ended(ended.code)
+        )
+        progress.line(f"rank {ended.rank} on {jobs.name_of(ended.host, job)} {how}{said}", "bold red")
+        progress.line(f"  {code}; {whole}" if code not in how else f"  {whole}")
+    else:
+        why = jobs.describe(result.verdict, job) if result.verdict else output.verdict or "the job failed"
+        progress.line(f"{why} ({code}; {whole})" if code not in why else f"{why} ({whole})", "bold red")
+    for line in (*blame.alike(found, output, result), *output.consequences(failure)):
         progress.line(f"  {line}")
 
 
-def _host_of(rank: int, placed: Sequence[tuple[str, int]], job: Job) -> str:
-    """Both launchers number ranks in the order of the hosts."""
+def _host_of(rank: int, result: JobResult, placed: Sequence[tuple[str, int]], job: Job, options: RunOptions) -> str:
+    """`` on node1``; empty where it is not known."""
+    recorded = [jobs.name_of(one.host, job) for one in result.ended if one.rank == rank]
+    if recorded:
+        return f" on {recorded[0]}"
+    if options.elastic is not None or options.binding or options.mpi_args:
+        return ""  # an elastic job's ranks move, and words of the user's for mpirun may place them elsewhere
+    # Both launchers number ranks in the order of the hosts.
     addresses = [address for address, count in placed for _ in range(count)]
-    return job.names.get(addresses[rank], addresses[rank]) if rank < len(addresses) else "an unknown host"
+    return f" on {job.names.get(addresses[rank], addresses[rank])}" if rank < len(addresses) else " on an unknown host"

@@ -34,9 +34,16 @@ MOST_NEIGHBOURS = 50 << 20
 
 
 class Archive(NamedTuple):
-    """A program and its files. ``folder``: in a home on the hosts; ``command``: as it is there; ``content``: a tar archive."""
+    """A program and its files.
 
-    names: list[str]
+    Attributes:
+        sources: name there → the file or folder here, as the user has named it.
+        folder: in a home on the hosts.
+        command: as it is there.
+        content: a tar archive.
+    """
+
+    sources: Mapping[str, Path]
     folder: str
     command: list[str]
     content: bytes
@@ -45,6 +52,16 @@ class Archive(NamedTuple):
     def unpack(self) -> str:
         """A script of /bin/sh that reads the archive."""
         return f"cd && mkdir -p {self.folder} && tar -x -f - --no-same-owner -C {self.folder}"
+
+    def here(self, place: str) -> str:
+        """``/home/me/FOLDER/train.py, line 9`` as ``src/train.py, line 9``, if that file was copied from there; other text as it is."""
+        _, found, name = place.partition(f"/{self.folder}/")
+        path, line, rest = name.partition(", line ")
+        first, *below = path.split("/")
+        if not found or first not in self.sources:
+            return place
+        own = self.sources[first].joinpath(*below)
+        return f"{own}{line}{rest}" if own.is_file() else place
 
 
 def syntax_error(command: Sequence[str]) -> tuple[Path, str] | None:
@@ -96,17 +113,19 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
     except OSError as error:
         advice = "leave the modules next to the program out with --no-modules, and name what it needs with --copy" if modules else None
         raise UsageError(f"it cannot be copied: {error.strerror}", where=str(error.filename), hint=advice) from error
-    names = [_name(file) for file in [*named, *neighbours]]
+    folder_here = Path() if program is None else program.parent
+    sources = [*named, *(folder_here / file.name for file in neighbours)]
+    names = [_name(file) for file in sources]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"two of the files to copy have the same name: {', '.join(twice)}", hint="put them into a folder, and copy that")
     folder = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
-    return Archive(names, f"{_FOLDER}/{folder}", words, content)
+    return Archive(dict(zip(names, sources, strict=True)), f"{_FOLDER}/{folder}", words, content)
 
 
 def copy(session: Session, archive: Archive, scripts: Mapping[str, str]) -> None:
     """Copy it to the hosts, where a script unpacks it. Raises ProvisionError for a host on which that fails."""
-    session.progress.stage(f"Copy {', '.join(archive.names) or 'nothing'} to ~/{archive.folder}", list(scripts))
+    session.progress.stage(f"Copy {', '.join(archive.sources) or 'nothing'} to ~/{archive.folder}", list(scripts))
     for host, answer in ssh.run(session, scripts, stdin=archive.content, timeout=_COPY_S).items():
         if answer.code != 0:
             raise ProvisionError(answer.error, where=f"{host}, copying the program")

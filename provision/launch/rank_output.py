@@ -2,7 +2,8 @@
 
 A rank that fails takes others down with it, so the last traceback is rarely the cause: the first one that is not about a lost peer is.
 A traceback is shown in one piece. Of one that tells of another rank's end, or that another rank has printed already, one line is shown: at
-the end of the job, or before what the rank prints next.
+the end of the job, or before what the rank prints next. mpirun's own messages are shown, except those that a rank has failed: which rank,
+mpirun only guesses.
 """
 
 from __future__ import annotations
@@ -29,9 +30,24 @@ _OF_ALL = re.compile(r"\S*CollectiveError\b")
 _SYMPTOM = re.compile(
     r"(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b"
 )
+#: The rank of whose end a symptom tells.
+_ACCUSED = re.compile(r"\brank (\d+) \(host ")
+#: Around a message of mpirun.
+_RULE = re.compile(r"-{50,}")
+_LONGEST_BOX = 30  # lines
+#: The two texts, of Open MPI's help files, that a rank has failed; their line breaks depend on the version.
+_SAID_ANYWAY = re.compile(
+    r"(Primary|Child) job (\S+ )?terminated normally, but \d+ process(es)? returned a non-zero exit codes?\."
+    r"( Per user-direction, the job has been aborted\.)?"
+    r"|\S+ detected that one or more processes exited with non-zero status, thus causing the job to be terminated\. "
+    r"The first process to do so was: Process name: \S+ Exit code: -?\d+"
+)
+#: It happens when mpirun's ssh is faster than mpirun, and has no effect.
+_NOISE = re.compile(r"\[\S+:\d+\] plm:rsh: Warning: setpgid\([-\d, ]+\) failed in parent\b")
 #: Before the messages of the engine's own launcher.
 _OWN = "collective_core.launch: "
 _MOST_LINES = 200  # of one traceback
+_LONGEST_HEADLINE = 300  # characters of an exception, or of what a rank has said
 _RECENT = 15  # lines after a traceback with which it is still on the screen
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
 
@@ -58,6 +74,11 @@ class Failure:
     def is_symptom(self) -> bool:
         """Whether it tells of another rank's end."""
         return any(_SYMPTOM.search(line) for line in self.lines)
+
+    @property
+    def accused(self) -> set[int]:
+        """The ranks of whose end it tells."""
+        return {int(rank) for line in self.lines if _SYMPTOM.search(line) for rank in _ACCUSED.findall(line)}
 
     @property
     def exception(self) -> str:
@@ -87,6 +108,11 @@ class Failure:
     def _last(self) -> int:
         """Where the last of its tracebacks begins."""
         return max((number for number, line in enumerate(self.lines) if line.startswith(_BEGIN)), default=0)
+
+
+def shortened(text: str) -> str:
+    """As much of it as a headline takes."""
+    return text if len(text) <= _LONGEST_HEADLINE else text[:_LONGEST_HEADLINE] + "…"
 
 
 def readable(line: str) -> str:
@@ -143,26 +169,50 @@ class RankOutput:
         self._partial: dict[tuple[int, str], str] = {}  # lines without their end
         self._latest: dict[int, Failure] = {}  # of each rank
         self._failures: list[Failure] = []  # in the order in which they were whole
+        self._last_words: dict[int, str] = {}  # the last line of standard error of each rank that is of no traceback
+        self._box: list[str] = []  # a message of mpirun that has no end yet
         self._shown = 0  # lines
 
     def __call__(self, line: str) -> None:
         head, *parts = _TAG.split(line)
         if head.strip() or not parts:
-            self._progress.line(head)  # the launcher's own message
-            self._shown += 1
-            if head.startswith(_OWN):
-                self.verdict = head[len(_OWN) :]
+            self._take_message(head)
         for at in range(0, len(parts), 3):
             rank, stream, text = int(parts[at]), parts[at + 1], parts[at + 2]
             self._partial[rank, stream] = self._partial.get((rank, stream), "") + text
             if at + 3 == len(parts):  # mpirun tags every write: a rank's line ends with the last of them
                 self._take(rank, stream, self._partial.pop((rank, stream)))
 
+    def _take_message(self, text: str) -> None:
+        """Show the launcher's own, each of mpirun's boxes as soon as it is whole."""
+        if text.startswith(_OWN):
+            self.verdict = text[len(_OWN) :]
+        is_rule = bool(_RULE.fullmatch(text.strip()))
+        if self._box or is_rule:
+            self._box.append(text)
+            if (is_rule and len(self._box) > 1) or len(self._box) == _LONGEST_BOX:
+                self._end_box()
+        elif not _NOISE.match(text):
+            self._show_messages([text])
+
+    def _end_box(self) -> None:
+        if not _SAID_ANYWAY.fullmatch(" ".join(" ".join(self._box[1:-1]).split())):
+            self._show_messages(self._box)
+        self._box = []
+
+    def _show_messages(self, lines: list[str]) -> None:
+        for line in lines:
+            self._progress.line(line)
+            self._shown += 1
+
     def _take(self, rank: int, stream: str, text: str) -> None:
         if self._folder is not None:
             self._file(self._folder / f"rank.{rank:0{self._digits}}" / stream).write(text + "\n")
         if stream == "stderr" and self._follow(rank, text):
             return
+        # A progress bar goes back to the line's begin, and is no message.
+        if stream == "stderr" and text.strip() and "\r" not in text.rstrip("\r"):
+            self._last_words[rank] = text.strip()
         self._release(rank)
         self._show(rank, stream, text)
 
@@ -238,14 +288,31 @@ class RankOutput:
     def _in_one_line(failure: Failure) -> str:
         return failure.exception if failure.twin is None or failure.is_symptom else f"the same error as that of rank {failure.twin}"
 
-    def first_failure(self, first: int | None = None) -> Failure | None:
+    def first_failure(self, first: int | None = None, succeeded: Collection[int] = ()) -> Failure | None:
         """The first that is not about another rank's end, else that of ``first``, the rank that ended first.
 
-        Where ``first`` is None it is the first of all, unless the launcher has named a rank.
+        Where ``first`` is None it is the first of all, unless the launcher has named a rank. Ranks that have ``succeeded`` had survived
+        what they have printed.
         """
-        causes = [failure for failure in self._failures if not failure.is_symptom]
+        causes = [failure for failure in self._failures if not failure.is_symptom and failure.rank not in succeeded]
         others = [] if self.verdict else self._failures
         return next(iter(causes or [each for each in others if first in (None, each.rank)]), None)
+
+    def has_raised(self, rank: int) -> bool:
+        """Whether its last words are a traceback."""
+        return any(failure.rank == rank for failure in self._failures)
+
+    def last_words(self, rank: int) -> str:
+        """The last line that it wrote to standard error, where that is no traceback."""
+        return shortened(self._last_words.get(rank, ""))
+
+    def accused(self) -> set[int]:
+        """The ranks of whose end others tell."""
+        return set().union(*(failure.accused for failure in self._failures))
+
+    def has_symptoms(self) -> bool:
+        """Whether a rank has told of another's end."""
+        return any(failure.is_symptom for failure in self._failures)
 
     def is_on_screen(self, failure: Failure) -> bool:
         """Whether the whole of it is among the last lines that were shown."""
@@ -273,6 +340,8 @@ class RankOutput:
         for (rank, stream), text in self._partial.items():
             self._take(rank, stream, text)
         self._partial.clear()
+        self._show_messages(self._box)
+        self._box = []
         for failure in self._latest.values():
             if not failure.is_whole:  # the rank was killed while it printed it
                 self._show_lines(failure)

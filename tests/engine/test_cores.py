@@ -67,7 +67,7 @@ def test_what_a_rank_has_started_finds_what_started_the_rank():
 
 def test_a_program_that_is_not_there():
     done = subprocess.run([sys.executable, cores.__file__, "no-such-program"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "no-such-program cannot be started: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (127, "no-such-program cannot be started: No such file or directory\n")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cases import slow_but_last
 from collective_core.observe import timeline_file
+from conftest import LAUNCH_LIMIT, find_mpirun
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -186,6 +187,22 @@ def test_a_rank_that_was_killed_holds_up_no_end_under_a_timeline(launch, tmp_pat
     assert "timeline: not all ranks came to its end: " in outcome.stderr
     assert "timeline: rank 0 leaves " in outcome.stderr
     assert outcome.reports()[0]["ends_mpi_with_the_others"] is False
+
+
+#: Stands for what notes how a rank ends. mpirun's signal reaches both.
+NOTES = 'trap : TERM; "$0" "$@"; code=$?; echo $code > $FOLDER/$OMPI_COMM_WORLD_RANK; exit $code'
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_that_waits_at_its_end_and_is_ended_by_mpirun_has_its_own_exit_code(tmp_path, code):
+    options = ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-np", "2", "-x", "FOLDER"]
+    worker = [sys.executable, str(WORKERS / "leaves.py"), str(code)]
+    environment = {**os.environ, "FOLDER": str(tmp_path)}
+    done = subprocess.run(
+        [find_mpirun(), *options, "sh", "-c", NOTES, *worker], env=environment, capture_output=True, text=True, timeout=LAUNCH_LIMIT
+    )
+    assert done.returncode == 1, done.stderr
+    assert [(tmp_path / str(rank)).read_text().strip() for rank in range(2)] == [str(code), "1"]
 
 
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((3, 1), (3, 3)))

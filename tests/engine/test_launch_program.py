@@ -190,6 +190,45 @@ sys.exit(1)
     assert lines[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 3"
 
 
+LEAVES = """
+import sys
+import numpy
+import collective_core as cc
+cc.init()
+if cc.rank() == 0:
+    sys.exit(int(sys.argv[1]))
+cc.allreduce(numpy.ones(4), name="x")
+"""
+
+
+@pytest.mark.parametrize(("own", "code"), [(0, 1), (3, 3)])
+def test_a_rank_that_leaves_while_others_wait_is_the_cause(own, code):
+    done = launch("-np", "3", "python", "-c", LEAVES, str(own))
+    assert done.returncode == code, done.stderr
+    *others, last = done.stderr.splitlines()
+    assert last == f"collective_core.launch: rank 0 on localhost ended with exit code {own} while others waited for it"
+    assert sorted(line[:24] for line in others) == [f"[{rank}] {ERROR}"[:24] for rank in (1, 2)], "one line each"
+
+
+SURVIVES = """
+import os, sys, time, traceback
+import collective_core.errors
+if os.environ["COLLECTIVE_RANK"] == "0":
+    try:
+        raise ValueError("survived")
+    except ValueError:
+        traceback.print_exc()
+    sys.exit(0)
+time.sleep(1)
+raise collective_core.errors.CollectiveError("barrier: rank 2 (host a, pid 1) is gone")
+"""
+
+
+def test_a_rank_that_survived_its_error_and_succeeded_is_not_blamed():
+    done = launch("-np", "2", "python", "-c", SURVIVES)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "collective_core.launch: rank 1 on localhost ended with exit code 1")
+
+
 ERROR = "collective_core.errors.CollectiveError"
 
 

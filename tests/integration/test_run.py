@@ -58,7 +58,8 @@ def test_a_program_is_copied_and_launched(cluster, work, tmp_path, monkeypatch, 
 
     failed = provision(*words, "python", "train.py", "2")
     assert failed.returncode == 1
-    assert "rank 2 on node2 failed first: ValueError: a bad batch (" in failed.stderr
+    assert "rank 2 on node2 failed first: ValueError: a bad batch (train.py, line " in failed.stderr
+    assert "-----" not in failed.stderr, "mpirun's boxes name other ranks"
     assert "[2]   File" in failed.stderr
     assert "rank 1 sums to 4" in failed.stdout
     assert failed.stderr.count("Traceback") == 1, "what it did to others is a line"
@@ -199,8 +200,47 @@ def test_a_rank_that_is_killed_is_named_with_its_host(cluster, work, launcher):
         root(two, "kill -9 $(pgrep -f '[p]ython waits.py' | tail -n 1)")
         ended = run.finish(timeout=60)
     assert ended.returncode == 137
-    assert re.search(rf"rank [23] on node2 \({re.escape(two.address)}\) was ended by SIGKILL\b", verdict(ended))
+    assert re.match(r"rank [23] on node2 was ended by SIGKILL\b", verdict(ended))
     assert processes_of_jobs(cluster) == folders_of_jobs(cluster) == []
+
+
+LEAVES = """
+import sys
+import numpy
+import collective_core as cc
+cc.init()
+if cc.rank() == 0:
+    sys.exit(sys.argv[1] if sys.argv[1] == "the data is missing" else int(sys.argv[1]))
+cc.allreduce(numpy.ones(4), name="x")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "own"])
+def test_a_rank_that_leaves_while_others_wait_is_named_with_its_words(cluster, work, launcher):
+    (work / "leaves.py").write_text(LEAVES)
+    words = ("run", "--launcher", launcher, "--hosts", str(cluster.inventory), "leaves.py")
+    for how, code, said in (
+        ("the data is missing", 1, " while others waited for it: the data is missing"),
+        ("3", 3, " while others waited for it"),
+        ("0", 1, " with exit code 0 while others waited for it"),
+    ):
+        ended = provision(*words, how)
+        assert (ended.returncode, verdict(ended)) == (code, f"rank 0 on node1 ended{said}"), ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert "-----" not in ended.stderr
+        assert "  ranks 1, 2 and 3: CollectiveError: " in ended.stderr
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "own"])
+def test_errors_without_a_traceback_are_the_verdict(cluster, work, launcher):
+    words = ("run", "--launcher", launcher, "--hosts", str(cluster.inventory), "-np", "2")
+    missing = provision(*words, "nosuchprog")
+    assert missing.returncode == 127
+    assert re.match(r"rank [01] on node1 failed first: nosuchprog cannot be started: No such file or directory$", verdict(missing))
+    assert re.search(r"^  rank [01] ended the same way$", missing.stderr, re.MULTILINE)
+    wrong = provision(*words, "python", "-c", "print(")
+    assert wrong.returncode == 1
+    assert re.match(r"rank [01] on node1 failed first: SyntaxError: ", verdict(wrong))
 
 
 #: Processes of a job under mpirun: on which host, how `pgrep -f` finds it, what is said when it is killed.

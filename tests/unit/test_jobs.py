@@ -22,7 +22,7 @@ from loading import load
 from provision.base import resources
 from provision.inventory import Host
 from provision.launch import jobs
-from provision.launch.jobs import Job, JobResult, Verdict
+from provision.launch.jobs import Ended, Job, JobResult, Verdict
 
 HERE = Host(name="localhost", address="localhost", connection="local")
 
@@ -344,6 +344,16 @@ def test_first_failure_names_rank_and_signal() -> None:
     die = "if [ $PROVISION_RANK = 1 ]; then kill -SEGV $$; else sleep 0.5; exit 3; fi"
     result, _ = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))
     assert (result.code, result.verdict) == (9, Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
+
+
+def test_how_every_rank_ended_is_known_in_their_order() -> None:
+    """Also of one that succeeded, which others may have waited for; of a job that succeeded nobody asks."""
+    start = f"{sys.executable} -I -S {{job}}/rank.py"
+    ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; COLLECTIVE_RANK=2 {start}; wait; exit $CODE"
+    end = "case $PROVISION_RANK in 0) sleep 1.5; exit 3;; 1) exit 0;; *) kill -SEGV $$;; esac"
+    job = Job(["sh", "-c", ranks], program=["sh", "-c", end], environment={"CODE": "9"})
+    assert run(job)[0].ended == (Ended(1, "", 0), Ended(2, "", -signal.SIGSEGV), Ended(0, "", 3))
+    assert run(replace(job, environment={"CODE": "0"}))[0].ended == ()
 
 
 @pytest.mark.parametrize("continues", [True, False])

@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import HostsFirst, run_options
 from provision.inventory import Inventory
 from provision.launch import forwarded_variables, jobs, launchers, program, program_files, target_hosts
-from provision.launch.jobs import Job, JobResult, Verdict
+from provision.launch.jobs import Ended, Job, JobResult, Verdict
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.rank_output import RankOutput
 from provision.launch.target_hosts import HostOptions
@@ -250,8 +251,12 @@ def test_cause_is_shown_and_not_its_symptom() -> None:
 @pytest.mark.parametrize(
     ("verdict", "last"),
     [
-        (Verdict("ended", "10.0.0.2", rank=1, code=-9), "rank 1 on b (10.0.0.2) was ended by SIGKILL"),
-        (Verdict("ended", "10.0.0.2", rank=1, code=3), "rank 1 on b (10.0.0.2) ended with exit code 3"),
+        (
+            Verdict("ended", "10.0.0.2", rank=1, code=-9),
+            "rank 1 on b was ended by SIGKILL; often the kernel does that when memory runs out: `dmesg` on b says so (exit code 1; ",
+        ),
+        (Verdict("ended", "10.0.0.2", rank=1, code=-11), "rank 1 on b was ended by SIGSEGV (exit code 1; "),
+        (Verdict("ended", "10.0.0.2", rank=1, code=3), "rank 1 on b ended with exit code 3"),
         (Verdict("launcher", "", code=-9), "the launcher on a was ended by SIGKILL"),
         (Verdict("stopped", "10.0.0.2", rank=1, seconds=45, pid=7), "rank 1 on b (10.0.0.2) has been stopped by a signal for 45 s (pid 7"),
         (Verdict("stopped", "", seconds=45, pid=7, name="mpirun"), "mpirun on a has been stopped by a signal for 45 s (pid 7; "),
@@ -296,6 +301,159 @@ def test_cause_is_said_with_rank_host_and_line(tmp_path: Path, monkeypatch: pyte
         at = shown.lines.index("rank 1 on b failed first: ValueError: a bad batch (train.py, line 7, in <module>)")
         again = "    ValueError: a bad batch" in shown.lines[at:]
         assert again == (more == 20), "the traceback is printed again where it has scrolled away"
+
+
+RULE = "-" * 74
+#: As Open MPI 4.1 writes them where a rank ends with another exit code than 0.
+BOXES = f"""{RULE}
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+{RULE}
+{RULE}
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[16709,1],1]
+  Exit code:    1
+{RULE}""".splitlines()
+SLOTS = [RULE, "There are not enough slots available in the system to satisfy the 4", "slots that were requested by the application:", RULE]
+
+
+def test_of_mpiruns_boxes_those_are_shown_that_say_something_new() -> None:
+    warning = "[node1:02655] plm:rsh: Warning: setpgid(2451,2451) failed in parent with errno=Permission denied(13)"
+    assert show([warning, *BOXES, "[1,0]<stdout>:epoch 1"])[1] == ["[0] epoch 1"]
+    assert show([*BOXES[:3], "[1,0]<stdout>:epoch 1", *BOXES[3:], *SLOTS])[1] == ["[0] epoch 1", *SLOTS]
+    killed = [RULE, "mpirun noticed that process rank 2 with PID 7 on node b exited on signal 9 (Killed).", RULE]
+    assert show([*BOXES[:4], *killed])[1] == killed
+    for shown in (
+        [*SLOTS[:-1]],
+        [*BOXES[:3]],
+        [RULE, "more", *BOXES[1:4]],
+        [*BOXES[:3], "more", RULE],
+        [RULE, *map(str, range(40))],
+        [*BOXES[5:6], "---"],
+    ):
+        assert show(shown)[1] == shown, "a box without an end, or with more in it"
+    assert show([f"[1,0]<stdout>:{line}" for line in BOXES])[1] == [f"[0] {line}" for line in BOXES], "what a rank prints is the program's"
+
+
+def verdict_on(
+    lines: list[str], result: JobResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Callable[[str], str] = str
+) -> tuple[int, list[str]]:
+    """The exit code of a job of four ranks, two of them on b, and what is said of it after the ranks' output."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    shown = Shown()
+
+    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, _inside: str) -> JobResult:
+        for line in lines:
+            on_line(line)
+        return result
+
+    monkeypatch.setattr(jobs, "run", ended)
+    with Session(inventories.load("localhost"), shown, {}) as session:
+        job = Job([], host="a", names={"10.0.0.2": "b"})
+        code = program.follow(session, job, [("10.0.0.1", 2), ("10.0.0.2", 2)], RunOptions(("train",)), here=here)
+        log = f"the job's whole output: {session.folder / 'run.log'}"
+    return code, [line.replace(log, "LOG") for line in shown.lines[shown.lines.index("") + 1 :]]
+
+
+def ends(*codes: tuple[int, int]) -> tuple[Ended, ...]:
+    """(rank, exit code), the first that ended first."""
+    return tuple(Ended(rank, "10.0.0.2" if rank > 1 else "", code) for rank, code in codes)
+
+
+LEFT = """Traceback (most recent call last):
+  File "/home/me/provision-run/work/ex.py", line 4, in <module>
+collective_core.errors.CollectiveError: allreduce 'x': rank 0 (host a, pid 7) has shut its engine down while others wait for it"""
+IN_ONE_LINE = LEFT.splitlines()[-1].removeprefix("collective_core.errors.")
+
+
+@pytest.mark.parametrize(
+    ("of_first", "said", "code"),
+    [
+        (1, "ended while others waited for it: data folder is missing", 1),
+        (3, "ended while others waited for it: data folder is missing", 3),
+        (0, "ended with exit code 0 while others waited for it", 1),
+        (-15, "ended while others waited for it: data folder is missing", 1),  # before it could say how
+    ],
+)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_rank_that_leaves_while_others_wait_is_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_first: int, said: str, code: int, is_last: bool
+) -> None:
+    """Whether its end is noted before that of the others, or after it: it waits for them on its way out, where mpirun ends it."""
+    others = [(2, 1), (1, 1)]
+    ranks = ends(*others, (3, -15), (0, of_first)) if is_last else ends((0, of_first), *others, (3, -15))
+    first = next(one for one in ranks if one.code not in (0, -15))
+    lines = ["[1,0]<stderr>:data folder is missing", *of_rank(2, LEFT), *of_rank(1, LEFT), *BOXES]
+    result = JobResult(1, None, False, Verdict("ended", first.host, rank=first.rank, code=first.code), ranks)
+    assert verdict_on(lines, result, tmp_path, monkeypatch) == (
+        code,
+        [f"rank 0 on a {said}", f"  exit code {code}; LOG", f"  ranks 1 and 2: {IN_ONE_LINE}"],
+    )
+    own = [*lines, "collective_core.launch: rank 2 on b ended with exit code 1"]
+    assert verdict_on(own, result, tmp_path, monkeypatch)[1][0] == f"rank 0 on a {said}"
+
+
+def test_who_left_is_known_from_the_ends_and_not_from_what_others_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nameless = LEFT.partition("rank 0")[0] + "the group stopped after an earlier failure"
+    result = JobResult(1, None, False, Verdict("ended", "10.0.0.2", rank=2, code=1), ends((2, 1), (1, 1), (3, -15), (0, 3)))
+    code, said = verdict_on([*of_rank(1, nameless), *of_rank(2, nameless)], result, tmp_path, monkeypatch)
+    assert (code, said[0]) == (3, "rank 0 on a ended while others waited for it")
+
+
+def test_without_such_a_rank_the_first_that_failed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = JobResult(1, None, False, Verdict("ended", "10.0.0.2", rank=2, code=1), ends((2, 1), (1, 1), (3, -15)))
+    said = verdict_on([*of_rank(1, LEFT), *of_rank(2, LEFT)], result, tmp_path, monkeypatch)[1]
+    assert said[0].startswith(f"rank 2 on b failed first: {IN_ONE_LINE} (")
+
+
+def test_an_error_without_a_traceback_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = ["usage: arg.py [-h] --lr LR", "arg.py: error: the following arguments are required: --lr"]
+    lines = [f"[1,{rank}]<stderr>:{line}" for rank in (2, 0, 3) for line in wrong]
+    ranks = ends((2, 2), (0, 2), (1, 5), (3, 2))
+    result = JobResult(2, None, False, Verdict("ended", "10.0.0.2", rank=2, code=2), ranks)
+    said = verdict_on([*lines, "[1,1]<stderr>:no disk", "[1,1]<stderr>:", "[1,1]<stderr>: 10%|#|\r 20%|##|"], result, tmp_path, monkeypatch)
+    assert said == (
+        2,
+        [
+            f"rank 2 on b failed first: {wrong[1]}",
+            "  exit code 2; LOG",
+            "  ranks 0 and 3 ended the same way",
+            "  rank 1 ended with exit code 5: no disk",
+        ],
+    )
+    long = verdict_on(["[1,2]<stderr>:" + "x" * 400], result, tmp_path, monkeypatch)[1]
+    assert long[0] == f"rank 2 on b failed first: {'x' * 300}…"
+    silent = replace(result, ended=ends((2, 2), (1, -15)))
+    assert verdict_on([], silent, tmp_path, monkeypatch) == (2, ["rank 2 on b ended with exit code 2", "  LOG"]), "said once"
+
+
+def test_a_traceback_of_a_rank_that_succeeded_is_not_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = JobResult(3, None, False, Verdict("ended", "", rank=0, code=3), ends((1, 0), (0, 3)))
+    assert verdict_on([*CAUSE, "[1,0]<stderr>:no disk"], result, tmp_path, monkeypatch)[1][0] == "rank 0 on a failed first: no disk"
+
+
+def test_the_exit_code_is_that_of_the_rank_whose_error_is_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = JobResult(1, None, False, Verdict("ended", "", rank=0, code=1), ends((0, 1), (1, 7)))
+    assert verdict_on([*SYMPTOM, *CAUSE], result, tmp_path, monkeypatch)[0] == 7
+
+
+def test_the_verdict_names_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work/src/models").mkdir(parents=True)
+    for name in ("src/ex.py", "src/helper.py", "src/models/deep.py", "data.py"):
+        (tmp_path / "work" / name).touch()
+    monkeypatch.chdir(tmp_path / "work")
+    packed = program_files.pack(["python", "src/ex.py"], [Path("data.py")])
+    there = "/home/me/provision-run/work"
+    for name, here in (("ex", "src/ex"), ("helper", "src/helper"), ("models/deep", "src/models/deep"), ("data", "data")):
+        assert packed.here(f"{there}/{name}.py, line 4, in f") == f"{here}.py, line 4, in f"
+    for other in (f"{there}/written.py, line 4", f"{there}/models/written.py, line 4", "/home/me/ex.py, line 4", "<string>, line 1"):
+        assert packed.here(other) == other
+    result = JobResult(1, None, False, Verdict("ended", "", rank=0, code=1), ends((0, 1)))
+    error = LEFT.replace(IN_ONE_LINE, "errors.Wrong: x").replace("collective_core.errors.", "")
+    said = verdict_on(of_rank(0, error), result, tmp_path, monkeypatch, packed.here)[1]
+    assert said[0] == "rank 0 on a failed first: Wrong: x (src/ex.py, line 4, in <module>)"
 
 
 def of_rank(rank: int, text: str) -> list[str]:

@@ -217,9 +217,13 @@ def main() -> int:
     except BrokenPipeError:
         return 1  # nobody reads any more
     with contextlib.suppress(OSError):
-        if verdict.rank is not None:
-            tracebacks.show_cause(verdict.rank)
-            verdict = verdict.blaming(tracebacks.cause_of(verdict.rank))
+        rank = verdict.rank
+        if rank is not None:
+            if tracebacks.are_consequences():
+                verdict = verdict.blaming_who_left(tracebacks.has_any)
+            else:
+                tracebacks.show_cause(rank)
+                verdict = verdict.blaming(tracebacks.cause_of(rank))
         tracebacks.show_held()
         if verdict.text:
             _say(verdict.text)

@@ -17,7 +17,8 @@ from collective_core.launch.outcomes import LOST, signal_name
 class Verdict(NamedTuple):
     """``code``: as a shell tells it, 128 and its number for a signal. ``text``: who failed first, and how; empty when nobody did.
 
-    ``rank``: that rank, if it ended by itself, so that it may have said why. ``others``: what this would be, had another rank been first.
+    ``rank``: that rank, if it ended by itself, so that it may have said why. ``others``: what this would be, had another rank been first,
+    by rank in the order of their ends; also for those that ended with 0.
     """
 
     code: int
@@ -28,7 +29,15 @@ class Verdict(NamedTuple):
     def blaming(self, rank: int) -> Verdict:
         """Two ranks end in one moment, and what they have said tells which was the first: the verdict on that one."""
         found: Verdict = self.others.get(rank, self)
-        return found
+        return found if found.code else self  # it has survived what it said, and succeeded
+
+    def blaming_who_left(self, has_said_why: Callable[[int], bool]) -> Verdict:
+        """All errors tell of another rank's end: the verdict on the first that ended without one, this one's if it did."""
+        silent = [rank for rank in (self.rank, *self.others) if rank is not None and rank in self.others and not has_said_why(rank)]
+        if not silent:
+            return self
+        found: Verdict = self.others[silent[0]]
+        return found._replace(code=found.code or 1, text=f"{found.text} while others waited for it")
 
 
 def run(job: Job, program: Sequence[str], show: Callable[[Frame], None]) -> Verdict:
@@ -56,7 +65,7 @@ def run_elastic(driver: Driver) -> Verdict:
 
 def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame], None]) -> Verdict:
     verdict, first_end = Verdict(0, ""), 0.0
-    failed: dict[int, Verdict] = {}
+    ends: list[tuple[float, int, Verdict]] = []
     left = set(host_of)
     reasons: dict[int, str] = {}
     end: float | None = None
@@ -72,13 +81,12 @@ def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame]
             left.discard(frame.rank)
             code, ended = frames.code_of(frame), time.monotonic() - frames.seconds_since(frame)
             # A rank's last words may take longer than the failure of others that it has caused.
-            if code == 0:
-                continue
-            failed[frame.rank] = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, "no reason is known"))
-            if end is None or ended < first_end:
-                verdict = failed[frame.rank]
+            its = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, "no reason is known"))
+            ends.append((ended, frame.rank, its))
+            if code != 0 and (end is None or ended < first_end):
+                verdict = its
                 end, first_end = end or time.monotonic() + GRACE, ended
-    return verdict._replace(others=failed)
+    return verdict._replace(others={rank: its for _, rank, its in sorted(ends)}) if verdict.code else verdict
 
 
 def _verdict(rank: int, host: str, code: int, reason: str) -> Verdict:

@@ -148,6 +148,14 @@ class Tracebacks:
         found = next((other for other, lines in self._kept.items() if not _is_consequence(lines)), rank)
         return self._twins.get(found, found)
 
+    def are_consequences(self) -> bool:
+        """Whether ranks have raised errors, and each of these tells of another rank's end."""
+        return bool(self._kept) and all(_is_consequence(lines) for lines in self._kept.values())
+
+    def has_any(self, rank: int) -> bool:
+        """Whether that rank has raised an error."""
+        return rank in self._kept
+
     def show_cause(self, rank: int) -> None:
         """Shows the traceback that explains the failure of ``rank``, unless it is what was shown last anyway."""
         cause = self.cause_of(rank)

@@ -105,7 +105,8 @@ def main() -> None:
     try:
         os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - the user's program
     except OSError as error:
-        sys.exit(f"{sys.argv[1]} cannot be started: {error.strerror}")
+        print(f"{sys.argv[1]} cannot be started: {error.strerror}", file=sys.stderr)
+        sys.exit(127)  # as a shell has it
 
 
 if __name__ == "__main__":

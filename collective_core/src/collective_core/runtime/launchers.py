@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from typing import Any, Mapping, NamedTuple
 
@@ -125,7 +127,8 @@ class Mpi:
     def finish(self, patience: float) -> None:
         """Finalizes MPI at the end of the process, if all ranks come to theirs within so many seconds.
 
-        mpirun's own exit status is 1 where a rank ends without.
+        mpirun's own exit status is 1 where a rank ends without. When a rank has failed, mpirun ends those that wait here by SIGTERM: they
+        end with their own exit codes then, which tell a rank that has left too early from those that were still at work.
         """
         if not self._finalize or patience <= 0:
             return
@@ -133,11 +136,17 @@ class Mpi:
 
         if not MPI.Is_initialized() or MPI.Is_finalized():
             return
+        told_to_end: list[int] = []
+        catches = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if catches:
+            signal.signal(signal.SIGTERM, lambda number, _: told_to_end.append(number))
         end, everyone = time.monotonic() + patience, MPI.COMM_WORLD.Ibarrier()
         while not everyone.Test():
-            if time.monotonic() > end:
+            if told_to_end or time.monotonic() > end:
                 return
             time.sleep(FINISH_INTERVAL)
+        if catches:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         MPI.Finalize()
 
 
