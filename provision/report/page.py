@@ -29,6 +29,7 @@ from provision.remote.session import RECORD, Record
 from provision.report import drawings, runs
 from provision.report.model import HostReport, Report
 from provision.report.runs import Run
+from provision.smoke import evaluation
 from provision.smoke.evaluation import TrainingReport
 
 NAME = "report.html"
@@ -232,13 +233,11 @@ def _charts(training: TrainingReport) -> list[drawings.Chart]:
 
 
 def _speeds(training: TrainingReport) -> list[_Speed]:
-    together = training.images_per_second
-    found = [(f"{training.np} rank{'s' * (training.np != 1)} together", together, "")]
+    found = [(f"{training.np} rank{'s' * (training.np != 1)} together", training.images_per_second, "")]
     if silent := training.without_communication_images_per_second:
-        share = f"communication leaves {100 * together / silent:.0f} % of it"
-        found.append(("the same ranks at the same time, not communicating", silent, share))
+        found.append(("the same ranks at the same time, not communicating", silent, evaluation.left_by_communication(training) or ""))
     if training.np > 1 and (one := training.one_rank_images_per_second):
-        found.append(("one rank alone", one, f"{together / one:.2f} times as fast together"))
+        found.append(("one rank alone", one, evaluation.beside_one_rank(training) or ""))
     fastest = max(rate for _, rate, _ in found) or 1.0
     return [_Speed(name, rate, rate / fastest, remark) for name, rate, remark in found]
 
