@@ -43,7 +43,12 @@ class PortAfterServe(Command):
                 words += ["--serve", "--port", word.removeprefix("--serve=")]
             else:
                 words += ["--port", word] if words[-1:] == ["--serve"] and word.isdecimal() else [word]
-        found: list[str] = super().parse_args(ctx, words)
+        try:
+            found: list[str] = super().parse_args(ctx, words)
+        except typer.BadParameter as error:
+            if error.param is not None and error.param.name == "port" and "--port" not in args:
+                error.param_hint = "'--serve'"  # as it was typed
+            raise
         return found
 
 
@@ -151,9 +156,9 @@ def _watch(observer: Observer, interval: float, console: terminal.Console) -> No
 
 
 def _serve(observer: Observer, port: int, token: str, interval: float) -> None:
-    from provision.status.server import Server
-
     with signals.as_event() as stopped:
+        from provision.status.server import Server  # it takes a moment, in which Ctrl-C must end this as later
+
         poller = Poller(observer, interval, stopped)
         with Server(port, token, lambda: poller.latest, interval) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()

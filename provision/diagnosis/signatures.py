@@ -39,6 +39,9 @@ _Pattern = Annotated[Pattern, PlainValidator(_pattern), WithJsonSchema({"type": 
 _Patterns = Annotated[tuple[_Pattern, ...], Field(min_length=1)]
 
 
+_REMARK = "   # "  # between a command and what it does, in a step
+
+
 class Change(Model):
     """A step of a fix that changes something.
 
@@ -52,7 +55,13 @@ class Change(Model):
     undo: _Text
 
     def __str__(self) -> str:
-        return f"{self.run}   # {self.changes}"
+        return f"{self.run}{_REMARK}{self.changes}"
+
+
+def halves(line: str) -> tuple[str, str]:
+    """A step's line as its command and the remark behind it; of a line without one the command is empty: it may be a sentence."""
+    command, remark, text = line.partition(_REMARK)
+    return (command, text) if remark else ("", line)
 
 
 def _kind_of_step(step: Any) -> str:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import socket
+import statistics
 import sys
 import time
 import zlib
@@ -38,8 +39,9 @@ MOMENTUM = 0.5
 TEST_BATCH_SIZE = 1000
 MOST_THREADS = 4  # this network is too small for more: they wait for each other longer than they compute
 WARM_UP_BATCHES = 5  # the first batches pay for thread pools, kernels and memory, on every rank
-LOCAL_SECONDS = 1.5  # long enough for a steady rate, short enough that waiting ranks do not mind
-LOCAL_MIN_BATCHES = 10
+LOCAL_SLICES = 3  # of which the middle one counts: other work of the machine seldom spoils two of them
+SLICE_SECONDS = 0.5  # long enough for a steady rate, all slices short enough that waiting ranks do not mind
+SLICE_MIN_BATCHES = 4
 
 
 class Net(nn.Module):
@@ -119,21 +121,32 @@ def local_rate(args, model, images, labels, measure=True):
         model = copy.deepcopy(model).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=MOMENTUM)
         order = torch.randperm(len(images))
-        done, batches, begin = 0, 0, time.perf_counter()
-        while True:
-            if batches == WARM_UP_BATCHES:
-                synchronize(images.device)
-                if not measure:
-                    return None
-                done, begin = 0, time.perf_counter()
-            if batches >= WARM_UP_BATCHES + LOCAL_MIN_BATCHES and time.perf_counter() - begin >= LOCAL_SECONDS:
-                synchronize(images.device)
-                return done / (time.perf_counter() - begin)
+        batches = 0
+
+        def one_batch():
+            nonlocal batches
             first = (batches * args.batch_size) % max(1, len(order) - args.batch_size + 1)
             chosen = order[first : first + args.batch_size]
             step(model, optimizer, images[chosen], labels[chosen])
-            done += len(chosen)
             batches += 1
+            return len(chosen)
+
+        for _ in range(WARM_UP_BATCHES):
+            one_batch()
+        synchronize(images.device)
+        if not measure:
+            return None
+        return statistics.median(slice_rate(one_batch, images.device) for _ in range(LOCAL_SLICES))
+
+
+def slice_rate(one_batch, device):
+    """Images per second over a short time of calling ``one_batch``."""
+    done, batches, begin = 0, 0, time.perf_counter()
+    while batches < SLICE_MIN_BATCHES or time.perf_counter() - begin < SLICE_SECONDS:
+        done += one_batch()
+        batches += 1
+    synchronize(device)
+    return done / (time.perf_counter() - begin)
 
 
 def say(args, text, epoch, part, loss, accuracy=None):
@@ -246,7 +259,8 @@ def sharing(participants):
         if share < 1:
             hosts = sorted({one["host"] for one in ranks})
             are = "%s %s" % (" and ".join(hosts), "are one machine" if len(hosts) > 1 else "is a machine")
-            load = "%d cores for %d ranks of %d thread(s)" % (cores, len(ranks), ranks[0]["threads"])
+            counts = ((cores, "core"), (len(ranks), "rank"), (ranks[0]["threads"], "thread"))
+            load = "%s for %s of %s" % tuple("%d %s%s" % (count, noun, "" if count == 1 else "s") for count, noun in counts)
             notes.append("%s with %s: %.2f of linear is the most they can reach" % (are, load, share))
     return round(possible, 3), notes
 
@@ -362,8 +376,8 @@ def run(args, data):
         "efficiency_limit": efficiency_limit if size > 1 else None,
         "without_communication_images_per_second": round(all_ranks, 1) if size > 1 else None,
         "efficiency_of_communication": round(rate / all_ranks, 3) if size > 1 else None,
-        "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up; without communication: "
-        "the sum over all ranks, which do so at the same time; all ranks: every image of all epochs over the time from a barrier before to a "
+        "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up, the middle of three "
+        "short times; without communication: the sum over all ranks, which do so at the same time; all ranks: every image of all epochs over the time from a barrier before to a "
         "barrier after each epoch" % participants[0]["host"],
         "notes": notes,
         "seconds": round(time.perf_counter() - begin, 2),

@@ -29,6 +29,13 @@ FROM = {
 }
 
 
+def origin(component: Component) -> str:
+    """Where a component comes from, and its package."""
+    if isinstance(component, Wheel) and component.source == "host":
+        return f"wheel in a folder on the host: {component.package}"  # it is not installed yet, unlike others of the host's
+    return f"{FROM.get(component.source, component.source)}: {component.package}"
+
+
 def show(plan: Plan, console: Console) -> None:
     """Print a plan, no wider than the terminal and 120 columns."""
     width = min(console.width, WIDEST)
@@ -152,7 +159,7 @@ def _show_components(host: HostPlan, names: Iterable[str], console: Console, wid
 def _show_component(title: str, component: Component, console: Console, width: int) -> None:
     built_for = component.cuda if isinstance(component, Wheel | SystemPackages | SourceBuild) else None
     cuda = f" for CUDA {built_for}" if built_for else ""
-    head = f"{component.version or '-'}{cuda} — {FROM.get(component.source, component.source)}: {component.package}"
+    head = f"{component.version or '-'}{cuda} — {origin(component)}"
     _print(console, f"  {title:<{_INDENT - 3}} {head}", width)
     _print(console, " " * _INDENT + "; ".join(component.why), width, style="dim")
     for candidates, reason in by_cause(component.rejected):

@@ -19,11 +19,12 @@ FOLD_FROM = 13  # hosts from which on those that are alike are one entry
 MOST_ROWS = 40  # of the picture of steps; the rest is counted
 MOST_BOXES = 8  # of the topology
 GANTT_WIDTH, ROW_HEIGHT = 760, 22
-CHART_WIDTH, CHART_HEIGHT = 420, 220
+CHART_WIDTH, CHART_HEIGHT = 420, 238
 _SMALLEST = 1e-9  # value that a curve shows as another one than 0
 _LETTER = 6.2  # width of a letter in bars, at their font size
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 _WORST: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")
+_ONLY_RUN = ("survey", "guard", "pytorch", "job")  # steps that install nothing: that they changed nothing says nothing about the host
 
 _Item = TypeVar("_Item")
 
@@ -52,11 +53,11 @@ def duration(seconds: float) -> str:
 
 
 class Bar(NamedTuple):
-    """A step of a host. ``label``: empty where it does not fit."""
+    """A step of a host. ``state``: as of a step, or ``ran``; ``label``: empty where it does not fit."""
 
     x: float
     width: float
-    state: State
+    state: str
     label: str
     title: str
 
@@ -87,7 +88,7 @@ class Step(NamedTuple):
     changed: int
     seconds: float
     slowest: str
-    state: State
+    state: str
 
 
 class Gantt(NamedTuple):
@@ -99,9 +100,13 @@ class Gantt(NamedTuple):
     steps: Sequence[Step]
 
 
-def gantt(steps: Sequence[StepTime]) -> Gantt | None:
-    """The picture of a timeline, failed hosts first and then the slowest if there are many; None of an empty one."""
-    of_host: dict[str, list[StepTime]] = {}
+def gantt(steps: Sequence[StepTime], hosts: Sequence[str] = ()) -> Gantt | None:
+    """The picture of a timeline, with these hosts first, in their order; failed ones and then the slowest first if there are many.
+
+    None of an empty timeline.
+    """
+    there = {step.host for step in steps}
+    of_host: dict[str, list[StepTime]] = {host: [] for host in hosts if host in there}
     for step in steps:
         of_host.setdefault(step.host, []).append(step)
     if not of_host:
@@ -127,14 +132,20 @@ def _row(group: Sequence[tuple[str, list[StepTime]]], scale: float) -> Row:
     for step in steps:
         width = max(step.seconds * scale, 1.5)
         label = step.step if len(step.step) * _LETTER + 6 <= width else ""
-        title = f"{step.step} ({step.stage}): {step.state}, {duration(step.seconds)}, from {duration(step.began)} on"
-        bars.append(Bar(round(step.began * scale, 1), round(width, 1), step.state, label, title))
+        state = _shown(step.step, step.state)
+        title = f"{step.step} ({step.stage}): {state}, {duration(step.seconds)}, from {duration(step.began)} on"
+        bars.append(Bar(round(step.began * scale, 1), round(width, 1), state, label, title))
     seconds = sum(step.seconds for step in steps)
     state = max((step.state for step in steps), key=_WORST.index)
     bad = [f"{step.step} {step.state}" for step in steps if step.state in ("failed", "unreachable")]
     longest = max(steps, key=lambda step: step.seconds)
     text = f"{len(steps)} steps in {duration(seconds)}, the longest {longest.step} with {duration(longest.seconds)}"
     return Row([name for name, _ in group], slowest, bars, seconds, state, "; ".join([text, *bad]))
+
+
+def _shown(step: str, state: State) -> str:
+    """``ran`` for what went well and changes nothing by its nature, else the state."""
+    return "ran" if state == "ok" and step in _ONLY_RUN else state
 
 
 def _by_step(steps: Sequence[StepTime]) -> Iterator[Step]:
@@ -149,7 +160,8 @@ def _by_step(steps: Sequence[StepTime]) -> Iterator[Step]:
         slowest = max(times, key=lambda host: times[host])
         title = name if name == stage else f"{stage}: {name}"
         changed = len({step.host for step in group if step.state == "changed"})
-        yield Step(title, len(times), changed, times[slowest], slowest, max((step.state for step in group), key=_WORST.index))
+        worst = max((step.state for step in group), key=_WORST.index)
+        yield Step(title, len(times), changed, times[slowest], slowest, _shown(name, worst))
 
 
 class Line(NamedTuple):
@@ -181,7 +193,7 @@ def chart(title: str, series: Mapping[str, Sequence[float]], unit: str, top: flo
     last = max(at for at, _ in points)
     marks = _marks(top or max(value for _, value in points))
     highest = marks[-1]
-    left, right, floor, ceiling = 44.0, 12.0, CHART_HEIGHT - 28.0, 12.0
+    left, right, floor, ceiling = 44.0, 12.0, CHART_HEIGHT - 46.0, 12.0
 
     def place(at: float, value: float) -> tuple[float, float]:
         across = (at - 1) / max(last - 1, 1)
@@ -196,7 +208,7 @@ def chart(title: str, series: Mapping[str, Sequence[float]], unit: str, top: flo
     return Chart(
         title,
         lines,
-        [Tick(place(1, mark)[1], f"{mark:g}") for mark in marks],
+        [Tick(place(1, mark)[1], f"{mark:g}{unit}") for mark in marks],
         [Tick(place(at, 0)[0], str(at)) for at in range(1, last + 1, every)],
         Tick(place(1, target)[1], f"{target:g}{unit}") if target else None,
         "; ".join(f"{name} from {line[0][1]:.3g}{unit} to {line[-1][1]:.3g}{unit}" for name, line in finite.items() if line)

@@ -6,7 +6,7 @@ what cannot be read is left out, and all text is escaped by the template.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,18 +17,19 @@ from provision import __version__
 from provision.base import downloads, pages
 from provision.base.text import joined
 from provision.bench import results
-from provision.diagnosis import logs
+from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
 from provision.facts import Facts
 from provision.facts.document import FactsFile
 from provision.launch import rank_output
 from provision.plan.model import COMPONENTS, HostPlan, PlanDocument
-from provision.plan.summary import FROM, TITLES, by_cause, groups_of
+from provision.plan.summary import TITLES, by_cause, groups_of, origin
 from provision.remote import timeline
 from provision.remote.session import RECORD, Record
 from provision.report import drawings, runs
 from provision.report.model import HostReport, Report
 from provision.report.runs import Run
+from provision.smoke import evaluation
 from provision.smoke.evaluation import TrainingReport
 
 NAME = "report.html"
@@ -87,13 +88,14 @@ def render(run: Run) -> str:
         charts=_charts(training) if training else [],
         speeds=_speeds(training) if training else [],
         hosts=_host_rows(report.hosts) if report else [],
-        versions=list(_versions(plan)),
+        versions=list(_versions(plan, _holders(report))),
         knowledge=plan.knowledge if plan else None,
-        gantt=drawings.gantt(steps.steps) if steps else None,
+        gantt=drawings.gantt(steps.steps, [line.host for line in report.hosts] if report else ()) if steps else None,
         topology=_topology(run, report, plan, facts),
         files=[(name, what) for name, what in _FILES.items() if (run.folder / name).is_file()],
         drawings=drawings,
         joined=joined,
+        halves=signatures.halves,
     )
 
 
@@ -128,9 +130,10 @@ class _Version(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Hosts that get the same."""
+    """Hosts that get the same. ``held``: they have it, as the run left them."""
 
     hosts: Sequence[str]
+    held: bool
     about: Sequence[tuple[str, str]]
     versions: Sequence[_Version]
 
@@ -165,7 +168,7 @@ def _headline(run: Run, report: Report | None) -> str:
         steps = list(dict.fromkeys(failure.where for failure in report.failures if failure.where))
         if report.failures:  # of the controller, or of no host alone: a plan that does not fit, Ctrl-C
             return "the run ended early" + (f", in the step {joined(steps)}" if steps else "")
-        return "the training job does not count as passed"
+        return "the training job does not count as passed" if report.smoke else "the training job failed"
     if _is_dry(report):
         would = sum(line.state == "would change" for line in report.hosts)
         return f"nothing was changed; {would} of {count} host{'s' * (count != 1)} would change"
@@ -232,13 +235,11 @@ def _charts(training: TrainingReport) -> list[drawings.Chart]:
 
 
 def _speeds(training: TrainingReport) -> list[_Speed]:
-    together = training.images_per_second
-    found = [(f"{training.np} rank{'s' * (training.np != 1)} together", together, "")]
+    found = [(f"{training.np} rank{'s' * (training.np != 1)} together", training.images_per_second, "")]
     if silent := training.without_communication_images_per_second:
-        share = f"communication leaves {100 * together / silent:.0f} % of it"
-        found.append(("the same ranks at the same time, not communicating", silent, share))
+        found.append(("the same ranks at the same time, not communicating", silent, evaluation.left_by_communication(training) or ""))
     if training.np > 1 and (one := training.one_rank_images_per_second):
-        found.append(("one rank alone", one, f"{together / one:.2f} times as fast together"))
+        found.append(("one rank alone", one, evaluation.beside_one_rank(training) or ""))
     fastest = max(rate for _, rate, _ in found) or 1.0
     return [_Speed(name, rate, rate / fastest, remark) for name, rate, remark in found]
 
@@ -272,19 +273,25 @@ def _plan(folder: Path) -> PlanDocument | None:
     return read.model_copy(update={"hosts": same})
 
 
-def _versions(plan: PlanDocument | None) -> Iterator[_Group]:
+def _holders(report: Report | None) -> set[str]:
+    """The hosts that hold what was planned for them."""
+    return {line.host for line in report.hosts if line.state in ("ready", "installed", "unchanged")} if report else set()
+
+
+def _versions(plan: PlanDocument | None, holders: Collection[str]) -> Iterator[_Group]:
     """What all hosts get, if they differ at all, and then each group what only it gets."""
     groups = groups_of(plan.hosts.values()) if plan else []
     common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
     if common and plan:
-        yield _Group([f"all {len(plan.hosts)} hosts"], (), _components(groups[0][0], common))
+        yield _Group([f"all {len(plan.hosts)} hosts"], set(plan.hosts) <= set(holders), (), _components(groups[0][0], common))
     for hosts in groups:
         first = hosts[0]
         about = [("system", f"{first.system} on {first.arch}"), ("prefix", first.prefix + ("" if first.root else ", without root"))]
         about.append(("network", f"{first.network.address} on {first.network.interface}: {first.network.why}"))
         if first.packages:
             about.append(("packages", ", ".join(first.packages)))
-        yield _Group([host.name for host in hosts], about, _components(first, [name for name in COMPONENTS if name not in common]))
+        names = [host.name for host in hosts]
+        yield _Group(names, set(names) <= set(holders), about, _components(first, [name for name in COMPONENTS if name not in common]))
 
 
 def _components(host: HostPlan, names: Sequence[str]) -> list[_Version]:
@@ -294,8 +301,7 @@ def _components(host: HostPlan, names: Sequence[str]) -> list[_Version]:
         if component is not None:
             cuda = getattr(component, "cuda", None)
             version = (component.version or "-") + (f" for CUDA {cuda}" if cuda else "")
-            source = f"{FROM.get(component.source, component.source)}: {component.package}"
-            found.append(_Version(TITLES.get(name, name), version, source, component.why, list(by_cause(component.rejected))))
+            found.append(_Version(TITLES.get(name, name), version, origin(component), component.why, list(by_cause(component.rejected))))
     return found
 
 

@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
+_TOLERANCE = 1.05  # by which a measured share may exceed what is possible, and is still believed
+_OTHER_WORK = "cannot be told: other work used the processors while it was measured"
+
 Verdict = tuple[str | None, list[str]]  # a summary for people, and why the job did not succeed: a sentence each, none when it did
 
 
@@ -106,6 +109,31 @@ def evaluate_check(document: Mapping[str, Any], hosts: Mapping[str, str], np: in
     return f"engine check: {_plural(report.size, 'rank')} on {_plural(len(report.hosts), 'host')}{over}: {result}", faults
 
 
+def beside_one_rank(report: TrainingReport) -> str | None:
+    """How much faster all ranks were than one alone; None without such a figure: one rank has nothing to be faster than."""
+    if report.one_rank_images_per_second is None or report.efficiency is None:
+        return None
+    most = 1.0 if report.efficiency_limit is None else report.efficiency_limit
+    efficiency = _possible(report.efficiency, most)
+    if efficiency is None:
+        return f"the speed-up {_OTHER_WORK}"
+    speed_up = f"speed-up {report.np * efficiency:.2f} with {_plural(report.np, 'rank')}, parallel efficiency {100 * efficiency:.0f} %"
+    return speed_up + (f" (the cores allow {100 * most:.0f} %)" if most < 1 else "")
+
+
+def left_by_communication(report: TrainingReport) -> str | None:
+    """What communication leaves of the speed of the same ranks without it; None without such a figure."""
+    if report.without_communication_images_per_second is None or report.efficiency_of_communication is None:
+        return None
+    share = _possible(report.efficiency_of_communication, 1.0)
+    return f"what communication leaves {_OTHER_WORK}" if share is None else f"communication leaves {100 * share:.0f} % of it"
+
+
+def _possible(share: float, most: float) -> float | None:
+    """A measured share, at most ``most``; None where it exceeds that by more than measurements vary."""
+    return min(share, most) if 0 <= share <= most * _TOLERANCE else None
+
+
 def _first(error: ValidationError) -> str:
     wrong = error.errors()[0]
     return f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
@@ -145,18 +173,10 @@ def _summary(report: TrainingReport) -> str:
     bar = f"bar {report.bar_percent:g} %" if report.bar_percent > 0 else "no bar for so few epochs"
     same = "bit-identical on all ranks" if len({one.parameter_digest for one in report.participants}) == 1 else "not the same on all ranks"
     speed = [f"{report.images_per_second:,.0f} images/s"]
-    if report.speedup is not None and report.efficiency is not None:  # one rank has nothing to be faster than
-        speed[0] += (
-            f"; one rank alone {report.one_rank_images_per_second:,.0f}: "
-            f"speed-up {report.speedup:.2f} with {report.np} ranks, parallel efficiency {100 * report.efficiency:.0f} %"
-        )
-        if report.efficiency_limit is not None and report.efficiency_limit < 1:
-            speed[0] += f" (the cores allow {100 * report.efficiency_limit:.0f} %)"
-    if report.efficiency_of_communication is not None:
-        speed.append(
-            f"the same ranks without communication {report.without_communication_images_per_second:,.0f} images/s: "
-            f"communication leaves {100 * report.efficiency_of_communication:.0f} % of it"
-        )
+    if beside_one := beside_one_rank(report):
+        speed[0] += f"; one rank alone {report.one_rank_images_per_second:,.0f}: {beside_one}"
+    if left := left_by_communication(report):
+        speed.append(f"the same ranks without communication {report.without_communication_images_per_second:,.0f} images/s: {left}")
     size = f"{_plural(report.np, 'rank')} on {_plural(len(report.hosts), 'host')}, {_plural(len(report.epochs), 'epoch')}"
     result = f"test accuracy {report.epochs[-1].test_accuracy_percent:.2f} % ({bar}), parameters {same}"
     return "\n".join([f"{report.dataset}: {size}: {result}", *speed, *report.notes])

@@ -184,7 +184,9 @@ class Observer:
             host=host.name,
             state=state,
             problem=problem,
-            remedy=_WAIT if state == "busy" else command(state, self._inventory.argument, [host.name]),
+            remedy=_WAIT
+            if state == "busy"
+            else command(state, self._inventory.argument, [host.name] * (len(self._inventory.everyone) > 1)),
             drift=differences if state != "busy" else (),
             checked=check.when if check.installed else None,
             uptime=activity.uptime,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from provision import __version__
 from provision.base import pages
@@ -94,15 +94,18 @@ class Server(ThreadingHTTPServer):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "this server is read-only")
         parts = urlsplit(target)
         kind, _, bearer = authorization.partition(" ")
-        given = [*parse_qs(parts.query, max_num_fields=10).get("token", []), *([bearer.strip()] if kind.lower() == "bearer" else [])]
+        query = parse_qs(parts.query, max_num_fields=10)
+        given = [*query.get("token", []), *([bearer.strip()] if kind.lower() == "bearer" else [])]
         if not any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given):
             return _plain(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong: use the address that provision status --serve printed")
         status = self.latest()
         if parts.path == "/":
             nonce = secrets.token_urlsafe(16)
-            return _Reply(
-                HTTPStatus.OK, "text/html; charset=utf-8", page(status, self.interval, nonce).encode(), _POLICY.format(nonce=nonce)
-            )
+            paused = query.get("refresh") == ["0"]
+            # The link has the token of the address that it replaces; who sent the token as bearer has no use for a link.
+            turn = f"?{urlencode({'token': self.token, **({} if paused else {'refresh': '0'})})}" if "token" in query else None
+            body = page(status, self.interval, nonce, paused=paused, turn=turn)
+            return _Reply(HTTPStatus.OK, "text/html; charset=utf-8", body.encode(), _POLICY.format(nonce=nonce))
         if parts.path not in ("/metrics", "/status.json"):
             return _plain(HTTPStatus.NOT_FOUND, "there are /, /metrics and /status.json")
         if status is None:
@@ -161,11 +164,18 @@ def _plain(status: HTTPStatus, text: str) -> _Reply:
     return _Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
-def page(status: Status | None, interval: float, nonce: str) -> str:
-    """The page; before the first answer it only says so. It has no script: the browser loads it again after the interval."""
+def page(status: Status | None, interval: float, nonce: str, *, paused: bool = False, turn: str | None = None) -> str:
+    """The page; before the first answer it only says so. It has no script: the browser loads it again after the interval.
+
+    Args:
+        paused: the browser does not load it again.
+        turn: the address of the same page in the other of these two states, for a link.
+    """
     return pages.template("provision.status").render(
         status=status,
         nonce=nonce,
+        paused=paused,
+        turn=turn,
         version=__version__,
         again=max(1, round(interval)),
         age=time.time() - status.when if status else 0.0,

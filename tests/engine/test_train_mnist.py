@@ -203,6 +203,16 @@ def test_measuring_without_communication_uses_up_no_random_numbers(script) -> No
     model, before = script.Net(), torch.get_rng_state()
     assert script.local_rate(args, model, images, labels, measure=False) is None
     assert torch.equal(torch.get_rng_state(), before)
+    assert script.local_rate(args, model, images, labels) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_other_work_during_one_of_the_short_measurements_does_not_count(script, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = SimpleNamespace(lr=0.01, batch_size=8)
+    images, labels = torch.zeros(64, 1, 28, 28, dtype=torch.uint8), torch.zeros(64, dtype=torch.int64)
+    rates = iter([100.0, 3.0, 101.0])
+    monkeypatch.setattr(script, "slice_rate", lambda *_: next(rates))
+    assert script.local_rate(args, script.Net(), images, labels) == 100.0
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 2), (10, 3), (1442, 4), (3, 7), (1, 16), (60000, 7)])
@@ -225,9 +235,11 @@ def test_ranks_that_share_a_machine_are_told_what_that_costs(script) -> None:
 
     assert script.sharing([rank("a", "m"), rank("a", "m"), rank("b", "m"), rank("b", "m")]) == (
         0.5,
-        ["a and b are one machine with 2 cores for 4 ranks of 1 thread(s): 0.50 of linear is the most they can reach"],
+        ["a and b are one machine with 2 cores for 4 ranks of 1 thread: 0.50 of linear is the most they can reach"],
     )
     assert script.sharing([rank("a", "m"), rank("a", "m"), rank("b", "n"), rank("b", "n")]) == (1.0, [])
     assert script.sharing([rank("a", "m", "H100")] * 4) == (1.0, [])
+    alone = {**rank("c", "m"), "cores": 1, "threads": 2}
+    assert script.sharing([alone])[1] == ["c is a machine with 1 core for 1 rank of 2 threads: 0.50 of linear is the most they can reach"]
     uneven = [*[rank("a", "m")] * 4, rank("b", "n"), rank("b", "n")]
     assert script.sharing(uneven)[0] == 0.5, "b's ranks have a core each, and wait for a's at every step"

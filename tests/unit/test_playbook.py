@@ -332,6 +332,32 @@ def test_who_has_the_package_managers_lock_is_named(tmp_path: Path) -> None:
     assert next(event for event in events if event.kind == "ok").result["stdout"].endswith(f"(pid {os.getpid()})")
 
 
+KNOWN = " g++-12 | 12.2 | http://mirror\n    g++ | 12.2 | http://mirror\npython3-apt | 2.6 | http://mirror"
+
+
+@pytest.mark.parametrize(
+    ("known", "lacks"), [(KNOWN, []), (KNOWN.partition("\n")[0], ["g++", "python3-apt"]), (KNOWN.rpartition("\n")[0], ["python3-apt"])]
+)
+def test_why_the_package_index_lacks_packages_is_told(tmp_path: Path, known: str, lacks: list[str]) -> None:
+    """Every repository but one fails; that matters only for packages that are missing then. apt takes names for patterns."""
+    (block,) = (
+        task for task in yaml.safe_load((resources.folder("playbooks") / "roles/packages/tasks/main.yml").read_text()) if "block" in task
+    )
+    (task,) = (each for each in block["block"] if each["name"] == "Update the package index")
+    cause = "W: Failed to fetch http://nowhere.invalid/debian  Could not resolve 'nowhere.invalid'"
+    for name, said in (("apt-get", f'echo "{cause}" >&2'), ("apt-cache", f"cat <<'END'\n{known}\nEND")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{said}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"host_plan": {"family": "debian"}, "apt_mirrored": False, "packages_missing": ["g++"], "packages_apt_can_check": False}
+    task["environment"]["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    outcome, events = play(tmp_path, [{**task, "vars": variables}])
+    failure = outcome.hosts["localhost"].failure
+    assert [event.kind for event in events if event.kind in ("ok", "changed", "failed")] == ["failed" if lacks else "ok"]
+    if lacks:
+        assert failure is not None
+        assert failure.text.splitlines()[:-1] == [cause, *(f"E: Unable to locate package {name}" for name in lacks)]
+
+
 # --- controller_lock --------------------------------------------------------------------------------------------------------------
 
 

@@ -165,6 +165,14 @@ def test_a_run_that_made_hosts_ready() -> None:
     assert "What failed" not in text
 
 
+def test_speeds_that_contradict_each_other_are_told_as_such() -> None:
+    text = read(cluster(2, {**SMOKE, "efficiency": 1.21, "efficiency_limit": 0.5, "efficiency_of_communication": 1.69})).said()
+    assert "2,207 what communication leaves cannot be told: other work used the processors while it was measured" in text
+    assert "one rank alone 1,499 the speed-up cannot be told: other work used the processors while it was measured" in text
+    assert "121 %" not in text
+    assert "169 %" not in text
+
+
 def test_a_run_that_failed_says_what_where_and_what_the_doctor_knows() -> None:
     made = read(cluster(3, failed=["gpu001", "gpu002"]))
     assert made.said("h1") == "not ready: gpu001 and gpu002 failed"
@@ -182,9 +190,54 @@ def test_a_training_job_that_failed_is_explained_from_its_log() -> None:
     (run / "report.json").write_text(json.dumps({**document, "smoke_faults": ["the job ended with exit code 1"]}), encoding="utf-8")
     (run / "smoke.log").write_text("[1,3]<stderr>:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.\n", encoding="utf-8")
     made = read(run)
-    assert made.said("h1") == "not ready: the training job does not count as passed"
+    assert made.said("h1") == "not ready: the training job failed"
+    assert "nvidia-smi" in made.said("code")  # steps that are commands
+    (run / "report.json").write_text(json.dumps({**document, "smoke": SMOKE, "smoke_faults": ["the bar is 97 %"]}), encoding="utf-8")
+    assert read(run).said("h1") == "not ready: the training job does not count as passed"
     assert "What the doctor finds in smoke.log Known error: CUDA out of memory." in made.said()
     assert "rank 3: torch.OutOfMemoryError" in made.said("pre")
+
+
+def test_what_a_failed_host_does_not_hold_is_planned_for_it() -> None:
+    text = read(cluster(2, failed=["gpu001"])).said()
+    assert "What is installed on gpu000, and why" in text
+    assert "What is planned for gpu001, and why" in text
+    assert "planned for all 2 hosts" in text
+
+
+def test_a_wheel_in_a_folder_of_the_host_is_not_installed_yet() -> None:
+    run = cluster(1)
+    document = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    document["hosts"]["gpu000"]["torch"].update(source="host", index=None)
+    (run / "plan.json").write_text(json.dumps(document), encoding="utf-8")
+    text = read(run).said()
+    assert "wheel in a folder on the host: torch==" in text
+    assert "already on the host: torch" not in text
+    assert "already on the host: /usr/bin/python3" in text
+
+
+def test_charts_name_their_axes() -> None:
+    made = read(cluster(2, SMOKE))
+    assert made.texts["svg"].count("epoch") == 2
+    assert "100 %" in made.texts["text"]
+
+
+def test_the_links_of_one_host_have_no_legend() -> None:
+    assert "Green, solid" not in read(cluster(1)).said()
+
+
+def test_steps_that_change_nothing_by_nature_have_a_colour_of_their_own_and_hosts_their_order() -> None:
+    run = cluster(2)
+    kinds = (("gpu001", "survey", "ok"), ("gpu000", "survey", "ok"), ("gpu000", "python", "ok"), ("gpu000", "pytorch", "failed"))
+    steps = [
+        {"stage": "s", "host": host, "step": step, "began": at, "seconds": 1, "state": state}
+        for at, (host, step, state) in enumerate(kinds)
+    ]
+    (run / "timeline.json").write_text(json.dumps({"schema": 1, "steps": steps}), encoding="utf-8")
+    made = read(run)
+    bars = [value for tag, name, value in made.attributes if tag == "g" and name == "class" and value.startswith("bar")]
+    assert bars == ["bar ran", "bar ok", "bar failed", "bar ran"]
+    assert "s: survey 2 0 1.0 s gpu001 ran" in made.said("tr")
 
 
 def test_a_dry_run_says_that_nothing_was_changed() -> None:

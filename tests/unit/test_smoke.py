@@ -188,6 +188,31 @@ def test_the_summary_says_data_ranks_accuracy_and_speed() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        (
+            {"efficiency": 0.51},
+            ["speed-up 2.00 with 4 ranks, parallel efficiency 50 % (the cores allow 50 %)", "communication leaves 94 % of it"],
+        ),
+        ({"efficiency": 1.21}, ["the speed-up cannot be told: other work used the processors", "communication leaves 94 % of it"]),
+        ({"efficiency_of_communication": 1.03}, ["parallel efficiency 50 % (the cores allow 50 %)", "communication leaves 100 % of it"]),
+        (
+            {"efficiency_of_communication": 1.69},
+            ["speed-up 2.00", "what communication leaves cannot be told: other work used the processors"],
+        ),
+        ({"efficiency": math.nan}, ["the speed-up cannot be told", "communication leaves 94 % of it"]),
+    ],
+)
+def test_a_share_beyond_what_is_possible_is_not_told_as_a_fact(measured: Report, said: list[str]) -> None:
+    """Other work slowed the short measurement that the training is compared with."""
+    lines = summary({**good(), **measured}).splitlines()[1:3]
+    for line, part in zip(lines, said, strict=True):
+        assert part in line
+    assert "121 %" not in " ".join(lines)
+    assert "169 %" not in " ".join(lines)
+
+
 def test_ranks_with_cores_of_their_own_have_no_limit_of_the_cores() -> None:
     assert summary({**good(), "efficiency_limit": 1.0}).splitlines()[1].endswith("parallel efficiency 50 %")
 

@@ -356,6 +356,19 @@ def test_a_host_that_prints_without_end_is_cut_off(hosts: Hosts) -> None:
     assert look(hosts).hosts[0].state == "unknown"
 
 
+def test_the_command_for_the_only_host_is_the_same_for_people_and_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    only = Hosts(tmp_path, "node1")
+    only.answer("node1")
+    assert end_of("status", str(only), "--json") == 1
+    remedy = json.loads(capsys.readouterr().out)["hosts"][0]["remedy"]
+    assert remedy == f"provision up {only}"
+    assert end_of("status", str(only)) == 1
+    assert f"→ {remedy}\n" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------------------------------ terminal
 
 

