@@ -215,8 +215,8 @@ def remarks(measurements: Measurements) -> Iterator[str]:
     if ended := measurements.incomplete:
         lacks = f"not measured: {', '.join(ended.missing)}" if ended.missing else "every figure is there, some of fewer launches"
         yield f"incomplete: {ended.launches} of {ended.planned} launches; {lacks}"
-    if busy := [f"{host.name}: load {number(host.load or 0)} on {host.cores} cores" for host in measurements.hosts if host.busy]:
-        yield f"hosts were busy before the measurement ({joined(busy)}): figures are lower and spread more"
+    if busy := [f"{host.name} (load {number(host.load or 0)} on {host.cores} cores)" for host in measurements.hosts if host.busy]:
+        yield f"hosts were busy before the measurement: {joined(busy)}; figures are lower and spread more"
     if disturbed := [run for run in measurements.training if run.disturbed]:
         ranks = joined([str(run.np) for run in disturbed])
         yield f"training with {ranks} ranks was faster with communication than without: busy hosts disturbed the measurement"

@@ -252,7 +252,7 @@ def test_hosts_that_were_busy_before_are_named() -> None:
     hosts = [{"name": "a", "slots": 2, "load": 9.1, "cores": 2}, {"name": "b", "slots": 2, "load": 1.0, "cores": 2}]
     busy = measurements(hosts=[*hosts, {"name": "<c>", "slots": 1}])
     (remark,) = results.remarks(busy)
-    assert remark == "hosts were busy before the measurement (a: load 9.1 on 2 cores): figures are lower and spread more"
+    assert remark == "hosts were busy before the measurement: a (load 9.1 on 2 cores); figures are lower and spread more"
     assert remark in page.render(busy, [], None)
 
 
@@ -369,7 +369,7 @@ def test_one_pair_of_hosts_is_no_heat_map() -> None:
     text = page.render(one, [], None)
     assert "<rect" not in text
     assert "The best pair" not in text
-    assert "<details open>" in text
+    assert "<details" not in text, "what is not drawn is no table to open"
     assert "2 (1.96–2.04)" in text
 
 
