@@ -352,19 +352,23 @@ class Comparison(NamedTuple):
         """What was compared and what not, and why, a sentence each."""
         found = []
         if self.compared and not self.changes:
-            found.append(f"no change in {self.compared} figures that exceeds the spread of both runs")
+            found.append(f"no change in {_counted(self.compared)} that exceeds the spread of both runs")
         if self.of_one_launch and self.before.schema_number < 3:
-            found.append(f"{self.of_one_launch} figures not compared: an older provision has measured them, and kept no launches apart")
+            found.append(f"{_counted(self.of_one_launch)} not compared: an older provision has measured them, and kept no launches apart")
         elif self.of_one_launch:
             found.append(
-                f"{self.of_one_launch} figures not compared: one launch is not enough to tell a change; "
+                f"{_counted(self.of_one_launch)} not compared: one launch is not enough to tell a change; "
                 f"both runs need --repetitions {MIN_LAUNCHES} or more"
             )
         if self.without_spread:
-            found.append(f"{self.without_spread} figures not compared: too few rounds for a spread in one of the two runs")
+            found.append(f"{_counted(self.without_spread)} not compared: too few rounds for a spread in one of the two runs")
         if self.without_partner:
-            found.append(f"{self.without_partner} figures not compared: that run did not measure them, or on other hosts")
+            found.append(f"{_counted(self.without_partner)} not compared: that run did not measure them, or on other hosts")
         return found
+
+
+def _counted(count: int) -> str:
+    return f"{count} figure{'s' * (count != 1)}"
 
 
 def compare(before: Measurements, now: Measurements) -> Comparison:
