@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from provision.bench.results import Figure, number
+from provision.bench.results import Figure, Pair, Ranks, number
 
 COLOURS = 8  # of curves, in the page's style; then dashed again
 _LINE = 15  # pixels between two lines of text
@@ -143,6 +143,20 @@ def spelled(figure: Figure) -> str:
     """``48.2 (46.9–51)``: a median and its quartiles."""
     quartiles = "" if figure.low is None or figure.high is None else f" ({number(figure.low)}–{number(figure.high)})"
     return number(figure.median) + quartiles
+
+
+def percent(share: Figure | None) -> str:
+    """``97 % (93–101)``: a share and its quartiles; ``-`` where it is unknown."""
+    if share is None:
+        return "-"
+    quartiles = "" if share.low is None or share.high is None else f" ({100 * share.low:.0f}–{100 * share.high:.0f})"
+    return f"{100 * share.median:.0f} %{quartiles}"
+
+
+def share_of_limit(run: Pair | Ranks) -> str:
+    """``80 %``, or ``reached``; ``-`` where the limit is unknown."""
+    share = run.of_limit
+    return "reached" if share == 1 else percent(None if share is None else Figure(share))
 
 
 def _apart(curves: Sequence[_Curve], top: float) -> list[_Curve]:

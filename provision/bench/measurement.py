@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -12,17 +13,20 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from provision.base import resources
-from provision.base.errors import ProvisionError, UsageError
-from provision.bench.results import Figure, HostSlots, Measured, Measurements, Pair, Ranks, Result, Training, significant
+from provision.base.errors import ProvisionError, UsageError, as_provision_error
+from provision.bench.results import Figure, HostSlots, Incomplete, Measured, Measurements, Pair, Ranks, Result, Training, significant
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers
 from provision.plan.model import Plan
+from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.smoke import training_job
 from provision.survey import installed
 
 _PACKAGE = "engine_benchmark"  # what the benchmark is called on the hosts
+_LOAD = f"echo; echo {ssh.ANSWER}; cat /proc/loadavg && grep -c ^processor /proc/cpuinfo"  # both of the machine, also in a container
+_LONGEST_REASON = 10_000  # letters that are recorded
 
 
 @dataclass(frozen=True)
@@ -108,40 +112,84 @@ def _placement(slots: Sequence[tuple[str, int]], ranks: int) -> tuple[tuple[str,
     return tuple(placement)
 
 
-def measure(inventory: Inventory, options: BenchOptions, progress: Progress, passwords: Mapping[str, str]) -> Measurements:
+def measure(
+    inventory: Inventory, options: BenchOptions, progress: Progress, passwords: Mapping[str, str]
+) -> tuple[Measurements, ProvisionError | None]:
     """Run all experiments on the hosts, then all of them again, so that a repetition sees the hosts at another time.
 
+    Returns:
+        What was measured, and what ended that early, if anything: a launch that failed, or Ctrl-C.
+
     Raises:
-        ProvisionError: a host cannot be used, or a measurement failed.
-        Interrupted: after Ctrl-C, when the current measurement has been ended.
+        ProvisionError: a host cannot be used, or the first launch failed.
+        Interrupted: after Ctrl-C before the end of the first launch.
     """
-    with Session(inventory, progress, passwords, command="provision bench") as session:
-        plan = installed.read_plan(session)
-        slots = [(name, host.slots) for name, host in plan.hosts.items()]
-        planned = experiments(slots, pairs=options.pairs, training=options.training and all(host.torch for host in plan.hosts.values()))
-        modules = {path: f"{_PACKAGE}/{path.name}" for path in sorted((resources.folder("benchmarks") / "engine").glob("*.py"))}
-        if not planned:
-            hint = "give the host more slots (slots=N in the inventory), name more hosts, or leave out --no-training and --no-pairs"
-            raise UsageError("there is nothing to measure: one rank alone, without training steps", hint=hint)
-        training_job.copy_files(session, plan, modules, "the benchmark")
-        reports: dict[Experiment, list[EngineReport]] = {}
-        outcomes: dict[Experiment, Pair | Ranks | Training] = {}
-        launches = [experiment for _ in range(options.repetitions) for experiment in planned]
-        with session.progress.series("Measure", len(launches)):
-            for number, experiment in enumerate(launches, 1):
-                report = _run(session, plan, experiment, options, session.folder / f"bench-{number}.log")
-                reports.setdefault(experiment, []).append(report)
-                outcomes[experiment] = outcome(experiment, reports[experiment])  # at once: what is wrong is not found after hours
-        found = outcomes.values()
-        measurements = Measurements(
-            when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            hosts=[HostSlots(name=name, slots=count) for name, count in slots],
-            pairs=[each for each in found if isinstance(each, Pair)],
-            ranks=[each for each in found if isinstance(each, Ranks)],
-            training=[each for each in found if isinstance(each, Training)],
-        )
-        session.write("bench.json", measurements.model_dump(by_alias=True))
-        return measurements
+    measurements: Measurements | None = None
+    try:
+        with Session(inventory, progress, passwords, command="provision bench") as session:
+            plan = installed.read_plan(session)
+            slots = [(name, host.slots) for name, host in plan.hosts.items()]
+            planned = experiments(slots, pairs=options.pairs, training=options.training and all(host.torch for host in plan.hosts.values()))
+            modules = {path: f"{_PACKAGE}/{path.name}" for path in sorted((resources.folder("benchmarks") / "engine").glob("*.py"))}
+            if not planned:
+                hint = "give the host more slots (slots=N in the inventory), name more hosts, or leave out --no-training and --no-pairs"
+                raise UsageError("there is nothing to measure: one rank alone, without training steps", hint=hint)
+            hosts = _hosts(session, slots)  # before they work for us
+            training_job.copy_files(session, plan, modules, "the benchmark")
+            reports: dict[Experiment, list[EngineReport]] = {experiment: [] for experiment in planned}
+            launches = [experiment for _ in range(options.repetitions) for experiment in planned]
+            try:
+                with session.progress.series("Measure", len(launches)):
+                    for number, experiment in enumerate(launches, 1):
+                        report = _run(session, plan, experiment, options, session.folder / f"bench-{number}.log")
+                        outcome(experiment, [*reports[experiment], report])  # at once: what is wrong is not found after hours
+                        reports[experiment].append(report)
+                measurements = _document(hosts, reports, None)
+            except (ProvisionError, KeyboardInterrupt) as error:
+                if any(reports.values()):
+                    measurements = _document(hosts, reports, _incomplete(error, reports, len(launches)))
+                raise
+            finally:
+                if measurements is not None:
+                    session.write("bench.json", measurements.model_dump(by_alias=True))
+    except ProvisionError as error:
+        if measurements is None:
+            raise
+        return measurements, error
+    return measurements, None
+
+
+def _hosts(session: Session, slots: Sequence[tuple[str, int]]) -> list[HostSlots]:
+    """The hosts with their load, as far as they say it."""
+    answers = ssh.run(session, {name: _LOAD for name, _ in slots})
+    found = []
+    for name, count in slots:
+        words = answers[name].body.split()
+        try:
+            found.append(HostSlots(name=name, slots=count, load=float(words[0]), cores=int(words[-1])))
+        except (ValueError, IndexError):  # another system, or too busy to answer
+            found.append(HostSlots(name=name, slots=count))
+    return found
+
+
+def _document(
+    hosts: Sequence[HostSlots], reports: Mapping[Experiment, Sequence[EngineReport]], incomplete: Incomplete | None
+) -> Measurements:
+    found = [outcome(experiment, each) for experiment, each in reports.items() if each]
+    return Measurements(
+        when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        hosts=hosts,
+        pairs=[each for each in found if isinstance(each, Pair)],
+        ranks=[each for each in found if isinstance(each, Ranks)],
+        training=[each for each in found if isinstance(each, Training)],
+        incomplete=incomplete,
+    )
+
+
+def _incomplete(error: BaseException, reports: Mapping[Experiment, Sequence[EngineReport]], planned: int) -> Incomplete:
+    why = "\n".join(text for text, _ in as_provision_error(error).parts())
+    missing = [experiment.title for experiment, each in reports.items() if not each]
+    return Incomplete(why=why[:_LONGEST_REASON], launches=sum(map(len, reports.values())), planned=planned, missing=missing)
 
 
 def outcome(experiment: Experiment, reports: Sequence[EngineReport]) -> Pair | Ranks | Training:
@@ -160,35 +208,44 @@ def _outcome(experiment: Experiment, reports: Sequence[EngineReport]) -> Pair | 
     if experiment.kind == "training":
         ours, alone = (_rounds(experiment, reports, side, "", None) for side in ("collective_core", "none"))
         samples = 1e6 * experiment.ranks * reports[0].batch
-        speed = Figure.of([samples / took for took in ours])
-        without = Figure.of([samples / took for took in alone]).median
+        speed, without = (Figure.of(*([samples / took for took in launch] for launch in side)) for side in (ours, alone))
+        # Round by round: what else the hosts do meanwhile slows both sides of a round down.
+        launches = zip(ours, alone, strict=True)
+        left = Figure.of(*([free / took for took, free in zip(*launch, strict=False)] for launch in launches))
         return Training(
             np=experiment.ranks,
             hosts=experiment.hosts,
             samples_per_second=speed.median,
             low=speed.low,
             high=speed.high,
-            alone=without,
-            efficiency=significant(speed.median / without),
+            launches=speed.launches,
+            alone=without.median,
+            alone_low=without.low,
+            alone_high=without.high,
+            efficiency=left.median if experiment.ranks > 1 else None,
+            efficiency_low=left.low if experiment.ranks > 1 else None,
+            efficiency_high=left.high if experiment.ranks > 1 else None,
         )
     results = []
     for count in sorted({row.bytes for report in reports for row in report.results if row.bytes is not None}):
-        took = Figure.of(_rounds(experiment, reports, "collective_core", "arena", count))
+        took = Figure.of(*_rounds(experiment, reports, "collective_core", "arena", count))
         # As nccl-tests define it: bytes per second, times 2 (n-1)/n.
         bus = count / took.median / 1e3 * 2 * (experiment.ranks - 1) / experiment.ranks
-        results.append(Result(bytes=count, median_us=took.median, low_us=took.low, high_us=took.high, busbw_gbs=significant(bus)))
-    limit = Figure.of([report.limit_gbs for report in reports]).median
+        spread = {"low_us": took.low, "high_us": took.high, "launches_us": took.launches}
+        results.append(Result(bytes=count, median_us=took.median, **spread, busbw_gbs=significant(bus)))
+    limit = significant(statistics.median(report.limit_gbs for report in reports))
     of: Measured = "memory" if reports[0].network_gbs_each_way is None else "network"
     if experiment.kind == "pair":
         return Pair(hosts=experiment.hosts, results=results, limit_gbs=limit, limit_of=of)
     return Ranks(np=experiment.ranks, hosts=experiment.hosts, results=results, limit_gbs=limit, limit_of=of)
 
 
-def _rounds(experiment: Experiment, reports: Sequence[EngineReport], side: str, memory: str, count: int | None) -> list[float]:
+def _rounds(experiment: Experiment, reports: Sequence[EngineReport], side: str, memory: str, count: int | None) -> list[list[float]]:
+    """The rounds of each launch."""
     found = [row for report in reports for row in report.results if (row.engine, row.memory, row.bytes) == (side, memory, count)]
     if len(found) != len(reports):
         raise ProvisionError(f"the benchmark's report lacks {side}", where=experiment.title, hint="run it again; --debug shows more")
-    return [took for row in found for took in row.rounds_us]
+    return [row.rounds_us for row in found]
 
 
 def _run(session: Session, plan: Plan, experiment: Experiment, options: BenchOptions, log: Path) -> EngineReport:

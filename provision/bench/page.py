@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 
 from provision import __version__
 from provision.base import pages
-from provision.bench import charts
+from provision.bench import charts, results
 from provision.bench.charts import Chart, HeatMap, Series
-from provision.bench.results import Comparison, Figure, Measurements, Named, Pair, figures, number, size
+from provision.bench.results import Comparison, Measurements, Named, Pair, figures, number, size
 
 MOST_CHANGES = 10  # that are listed at once
 
@@ -18,7 +18,7 @@ def render(measurements: Measurements, earlier: Sequence[Measurements], comparis
 
     Args:
         earlier: runs of the same hosts, the oldest first.
-        comparison: with the last of them; None if there is none.
+        comparison: with one of them; None if there is none.
     """
     return pages.template("provision.bench").render(
         version=__version__,
@@ -28,24 +28,26 @@ def render(measurements: Measurements, earlier: Sequence[Measurements], comparis
         slow=_slow_links(measurements.pairs),
         allreduce=_allreduce(measurements),
         training=_training(measurements),
-        one_rank=next((run.samples_per_second for run in measurements.training if run.np == 1), None),
         trends=_trends([*earlier, measurements]),
         earlier=earlier,
         comparison=comparison,
         shown=MOST_CHANGES,
         size=size,
+        remarks=list(results.remarks(measurements)),
         spelled=charts.spelled,
+        percent=charts.percent,
+        share=charts.share_of_limit,
         number=number,
     )
 
 
 def heat_maps(measurements: Measurements) -> list[HeatMap]:
-    """Latency and bandwidth of all pairs of hosts; none where no pair was measured."""
+    """Latency and bandwidth of all pairs of hosts; none where there is nothing to compare a pair with."""
     hosts = [host.name for host in measurements.hosts]
     pairs = {frozenset(pair.hosts): pair for pair in measurements.pairs}
     latency = {names: pair.smallest.latency for names, pair in pairs.items()}
     bandwidth = {names: pair.largest.bandwidth for names, pair in pairs.items()}
-    if not pairs:
+    if len(pairs) < 2:
         return []
     smallest, largest = (size(result.bytes) for result in (measurements.pairs[0].smallest, measurements.pairs[0].largest))
     drawn = [
@@ -72,14 +74,14 @@ def _allreduce(measurements: Measurements) -> Chart | None:
 def _training(measurements: Measurements) -> Chart | None:
     curves = [
         Series("communicating", [(run.np, run.speed) for run in measurements.training]),
-        Series("not communicating", [(run.np, Figure(run.alone)) for run in measurements.training]),
+        Series("not communicating", [(run.np, run.speed_alone) for run in measurements.training]),
     ]
     axes = ("ranks", "samples/s of all ranks")
     return charts.chart("Speed of training by ranks", curves, axes, {run.np: str(run.np) for run in measurements.training})
 
 
 def _trends(runs: Sequence[Measurements]) -> list[Chart]:
-    """Small charts over all runs of the figures that sum a cluster up: all ranks together, and the slowest pair."""
+    """Small charts over all runs of every figure, but of the pairs only the slowest."""
     found: dict[tuple[Hashable, ...], list[tuple[int, Named]]] = {}
     for place, run in enumerate(runs):
         for each in _summary(run):
@@ -89,14 +91,17 @@ def _trends(runs: Sequence[Measurements]) -> list[Chart]:
         (first, _), (last, latest) = taken[0], taken[-1]
         if first < last:  # a run may have left this out, but one point is no trend
             points = [(float(place), each.figure) for place, each in taken]
-            marks = {float(first): runs[first].when[:10], float(last): runs[last].when[:10]}
-            series = [Series(latest.name, points)]
-            drawn.append(charts.chart(latest.name, series, ("run", latest.unit), marks, size=(330, 190), doubling=False, named=False))
+            day, of_one_day = runs[first].when[:10], runs[first].when[:10] == runs[last].when[:10]
+            marks = {float(place): runs[place].when[11:16] if of_one_day else runs[place].when[:10] for place in (first, last)}
+            axes = (f"run, {day} UTC" if of_one_day else "run", latest.unit)
+            drawn.append(
+                charts.chart(latest.name, [Series(latest.name, points)], axes, marks, size=(330, 190), doubling=False, named=False)
+            )
     return [each for each in drawn if each is not None]
 
 
 def _summary(run: Measurements) -> list[Named]:
-    """The figures of the most ranks, and of the slowest pair."""
+    """The figures of all ranks, and of the slowest pair."""
     found: list[Named] = []
     if run.pairs:
         slowest = min(run.pairs, key=lambda pair: pair.largest.busbw_gbs)
@@ -106,5 +111,4 @@ def _summary(run: Measurements) -> list[Named]:
             (slowest.largest.bytes, "GB/s", slowest.largest.bandwidth),
         ):
             found.append(Named(("slowest pair", count, unit), f"slowest pair, {size(count)}", unit, figure))
-    most = run.model_copy(update={"pairs": [], "ranks": run.ranks[-1:], "training": run.training[-1:]})
-    return found + list(figures(most))
+    return found + list(figures(run.model_copy(update={"pairs": []})))

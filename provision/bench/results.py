@@ -1,7 +1,8 @@
 """The results of `provision bench` as a document, those of earlier runs, and what has changed since the last one.
 
-Every figure is the median of all rounds of all repetitions, and its spread the inter-quartile range, in which half of the rounds lie.
-A figure has changed if the two medians differ by more than both spreads together: less can be chance.
+Every figure is the median of all rounds of all launches, with their quartiles, between which half of the rounds lie. Where the system puts
+processes stays for a launch, so the quartiles of one launch say nothing about the next. A figure has changed if the two medians differ by
+more than both spreads together, which cover the quartiles and the medians of the single launches: less can be chance.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from provision.base import downloads, paths
 from provision.base.process_locks import acquired
+from provision.base.text import joined
 from provision.inventory import Inventory
 from provision.inventory.last_run import identity
 
 MIN_ROUNDS = 4  # fewer have no quartiles
+MIN_LAUNCHES = 2  # fewer say nothing about another launch
+BUSY = 0.5  # load per core before the measurement
+TOO_LOW = 1.2  # times a limit: who is faster than that has shown it to be none
+WIDE = 1.5  # times the lower quartile: no speed to be compared with
 MOST_RUNS = 100  # that are kept and compared
 _MOST_BYTES = 16 << 20  # of a document: 64 hosts have some 2 MB
 
@@ -35,26 +41,29 @@ class _Document(BaseModel):
 class Result(_Document):
     """An allreduce of one size. ``busbw_gbs``: gigabytes per second of bus bandwidth, as nccl-tests define it.
 
-    ``low_us``, ``high_us``: the quartiles of the rounds; None if there were too few.
+    ``low_us``, ``high_us``: the quartiles of the rounds; None if there were too few. ``launches_us``: the median of each launch.
     """
 
     bytes: PositiveInt
     median_us: PositiveFloat
     low_us: PositiveFloat | None = None
     high_us: PositiveFloat | None = None
+    launches_us: Sequence[PositiveFloat] = ()
     busbw_gbs: NonNegativeFloat
 
     @property
     def bandwidth(self) -> Figure:
         """The bus bandwidth with its quartiles: those of the times, the other way round."""
+        moved = self.busbw_gbs * self.median_us
+        launches = tuple(moved / took for took in self.launches_us)
         if self.low_us is None or self.high_us is None:
-            return Figure(self.busbw_gbs)
-        return Figure(self.busbw_gbs, self.busbw_gbs * self.median_us / self.high_us, self.busbw_gbs * self.median_us / self.low_us)
+            return Figure(self.busbw_gbs, launches=launches)
+        return Figure(self.busbw_gbs, moved / self.high_us, moved / self.low_us, launches)
 
     @property
     def latency(self) -> Figure:
         """The time in microseconds with its quartiles."""
-        return Figure(self.median_us, self.low_us, self.high_us)
+        return Figure(self.median_us, self.low_us, self.high_us, tuple(self.launches_us))
 
 
 class _Allreduce(_Document):
@@ -79,12 +88,16 @@ class _Allreduce(_Document):
 
     @property
     def of_limit(self) -> float | None:
-        """Share of the limit that the largest size reaches, at most 1; None if unknown.
+        """Share of the limit that the largest size reaches, at most 1; None if the limit is unknown, or was measured too low.
 
-        The engine can be faster than what was measured: it uses several connections, and small arrays stay in caches. Then what it reached
-        is the limit.
+        The engine can be somewhat faster than what was measured: it uses several connections. Then what it reached is the limit.
         """
-        return min(1.0, self.largest.busbw_gbs / self.limit_gbs) if self.limit_gbs else None
+        return min(1.0, self.largest.busbw_gbs / self.limit_gbs) if self.limit_gbs and not self.limit_too_low else None
+
+    @property
+    def limit_too_low(self) -> bool:
+        """Whether the largest size was so much faster than the limit that it is none."""
+        return bool(self.limit_gbs) and self.largest.busbw_gbs >= TOO_LOW * self.limit_gbs
 
 
 class Pair(_Allreduce):
@@ -100,62 +113,142 @@ class Ranks(_Allreduce):
 
 
 class Training(_Document):
-    """Training steps of ``np`` ranks. ``alone``: samples per second of the same processes without communication."""
+    """Training steps of ``np`` ranks. ``launches``: the median of each launch.
+
+    ``alone``: samples per second of the same processes without communication. ``efficiency``: how much of that is left, round by round;
+    None for one rank, which has nobody to communicate with. ``…low``, ``…high``: the quartiles.
+    """
 
     np: PositiveInt
     hosts: Sequence[str] = Field(min_length=1)
     samples_per_second: PositiveFloat
     low: PositiveFloat | None = None
     high: PositiveFloat | None = None
+    launches: Sequence[PositiveFloat] = ()
     alone: PositiveFloat
-    efficiency: NonNegativeFloat
+    alone_low: PositiveFloat | None = None
+    alone_high: PositiveFloat | None = None
+    efficiency: NonNegativeFloat | None
+    efficiency_low: NonNegativeFloat | None = None
+    efficiency_high: NonNegativeFloat | None = None
 
     @property
     def speed(self) -> Figure:
         """Samples per second with their quartiles."""
-        return Figure(self.samples_per_second, self.low, self.high)
+        return Figure(self.samples_per_second, self.low, self.high, tuple(self.launches))
+
+    @property
+    def speed_alone(self) -> Figure:
+        """The same without communication."""
+        return Figure(self.alone, self.alone_low, self.alone_high)
+
+    @property
+    def share_left(self) -> Figure | None:
+        """The efficiency with its quartiles; None for one rank, and above 100 % where no quartiles say whether that is noise."""
+        share, low = self.efficiency, self.efficiency_low
+        if share is None or self.np == 1 or (share > 1 and low is None):
+            return None
+        return Figure(share, low, self.efficiency_high)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether communication seems to make it faster, beyond the noise."""
+        return self.share_left is not None and (self.share_left.low or 0) > 1
 
 
 class HostSlots(_Document):
+    """A host. ``load``: its load average of one minute before the measurement, on ``cores``; None where it did not say."""
+
     name: str
     slots: int
+    load: NonNegativeFloat | None = None
+    cores: PositiveInt | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it was, before the measurement."""
+        return self.load is not None and self.cores is not None and self.load > BUSY * self.cores
+
+
+class Incomplete(_Document):
+    """What ended the measurement early (``why``), after how many of how many launches, and what was not measured at all."""
+
+    why: str
+    launches: int
+    planned: int
+    missing: Sequence[str]
 
 
 class Measurements(_Document):
-    """The whole document. ``when`` is in ISO 8601. Schema 1 had no quartiles."""
+    """The whole document. ``when`` is in ISO 8601. Schema 1 had no quartiles, 2 no medians of launches, and an efficiency of one rank."""
 
-    schema_number: Literal[1, 2] = Field(2, alias="schema")
+    schema_number: Literal[1, 2, 3] = Field(3, alias="schema")
     when: str
     hosts: Sequence[HostSlots]
     pairs: Sequence[Pair]
     ranks: Sequence[Ranks]
     training: Sequence[Training]
+    incomplete: Incomplete | None = None
 
     @property
     def date(self) -> str:
         """When, for people: ``2026-11-26 22:38 UTC``."""
         return f"{self.when[:16].replace('T', ' ')} UTC"
 
+    def of_linear(self, run: Training) -> Figure | None:
+        """The speed next to that of one rank times the number of ranks, with its quartiles.
+
+        None where one rank's speed is nothing to compare with: it was not measured, its quartiles are far apart or unknown, or more ranks
+        are faster than linear beyond the noise.
+        """
+        one = next((each.speed for each in self.training if each.np == 1), Figure(0))
+        if one.low is None or one.high is None or one.high > WIDE * one.low or run.low is None or run.high is None:
+            return None
+        if run.np == 1:
+            return Figure(1.0)
+        share = Figure(run.samples_per_second / run.np / one.median, run.low / run.np / one.high, run.high / run.np / one.low)
+        return None if (share.low or 0) > 1 else share
+
+
+def remarks(measurements: Measurements) -> Iterator[str]:
+    """What to know before one reads the figures, a sentence each."""
+    if ended := measurements.incomplete:
+        lacks = f"not measured: {', '.join(ended.missing)}" if ended.missing else "every figure is there, some of fewer launches"
+        yield f"incomplete: {ended.launches} of {ended.planned} launches; {lacks}"
+    if busy := [f"{host.name} (load {number(host.load or 0)} on {host.cores} cores)" for host in measurements.hosts if host.busy]:
+        yield f"hosts were busy before the measurement: {joined(busy)}; figures are lower and spread more"
+    if disturbed := [run for run in measurements.training if run.disturbed]:
+        ranks = joined([str(run.np) for run in disturbed])
+        yield f"training with {ranks} ranks was faster with communication than without: busy hosts disturbed the measurement"
+    low = [*(" – ".join(pair.hosts) for pair in measurements.pairs if pair.limit_too_low)]
+    low += [f"{run.np} ranks" for run in measurements.ranks if run.limit_too_low]
+    if low:
+        why = "arrays stay in caches, one connection does not fill the link, or the hosts were busy"
+        yield f"the limit was measured too low for {joined(low)} ({why}): no share of it is given"
+
 
 class Figure(NamedTuple):
-    """A median and its quartiles; None if there were too few rounds."""
+    """A median and its quartiles, None if there were too few rounds; and the median of each launch, as far as that was kept."""
 
     median: float
     low: float | None = None
     high: float | None = None
+    launches: tuple[float, ...] = ()
 
     @property
     def spread(self) -> float | None:
-        """The inter-quartile range."""
-        return None if self.low is None or self.high is None else self.high - self.low
+        """How far the quartiles and the launches are apart; None without quartiles."""
+        return None if self.low is None or self.high is None else max((self.high, *self.launches)) - min((self.low, *self.launches))
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Figure:
-        """The median and quartiles of values as measured."""
+    def of(cls, *launches: Sequence[float]) -> Figure:
+        """The median and quartiles of values as measured in each launch."""
+        values = [value for launch in launches for value in launch]
+        medians = tuple(significant(statistics.median(launch)) for launch in launches)
         if len(values) < MIN_ROUNDS:
-            return cls(significant(statistics.median(values)))
+            return cls(significant(statistics.median(values)), launches=medians)
         low, median, high = map(significant, statistics.quantiles(values, n=4, method="inclusive"))
-        return cls(median, low, high)
+        return cls(median, low, high, medians)
 
 
 def significant(value: float) -> float:
@@ -240,34 +333,69 @@ class Comparison(NamedTuple):
     """The figures of two runs that have changed, the worst first.
 
     Attributes:
+        before: the earlier run.
         compared: how many were.
+        of_one_launch: how many have fewer than two launches in one of the runs.
         without_spread: how many lack a spread in one of the runs.
         without_partner: how many the run before has not measured, or on other hosts.
     """
 
+    before: Measurements
     changes: list[Change]
     compared: int
+    of_one_launch: int
     without_spread: int
     without_partner: int
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was compared and what not, and why, a sentence each."""
+        found = []
+        if self.compared and not self.changes:
+            found.append(f"no change in {_counted(self.compared)} that exceeds the spread of both runs")
+        if self.of_one_launch and self.before.schema_number < 3:
+            found.append(f"{_counted(self.of_one_launch)} not compared: an older provision has measured them, and kept no launches apart")
+        elif self.of_one_launch:
+            found.append(
+                f"{_counted(self.of_one_launch)} not compared: one launch is not enough to tell a change; "
+                f"both runs need --repetitions {MIN_LAUNCHES} or more"
+            )
+        if self.without_spread:
+            found.append(f"{_counted(self.without_spread)} not compared: too few rounds for a spread in one of the two runs")
+        if self.without_partner:
+            found.append(f"{_counted(self.without_partner)} not compared: that run did not measure them, or on other hosts")
+        return found
+
+
+def _counted(count: int) -> str:
+    return f"{count} figure{'s' * (count != 1)}"
 
 
 def compare(before: Measurements, now: Measurements) -> Comparison:
     """What has changed by more than both spreads together."""
     known = {each.key: each.figure for each in figures(before)}
-    changes, compared, without, alone = [], 0, 0, 0
+    changes, compared, single, without, alone = [], 0, 0, 0, 0
     for key, name, unit, figure in figures(now):
         old = known.get(key)
         if old is None:
             alone += 1
-            continue
-        if old.spread is None or figure.spread is None:
+        elif min(len(old.launches), len(figure.launches)) < MIN_LAUNCHES:
+            single += 1
+        elif old.spread is None or figure.spread is None:
             without += 1
-            continue
-        compared += 1
-        if abs(figure.median - old.median) > old.spread + figure.spread:
-            better = old.median / figure.median if unit == "µs" else figure.median / old.median
-            changes.append(Change(name, old.median, figure.median, better, unit))
-    return Comparison(sorted(changes, key=lambda change: change.better), compared, without, alone)
+        else:
+            compared += 1
+            if abs(figure.median - old.median) > old.spread + figure.spread:
+                better = old.median / figure.median if unit == "µs" else figure.median / old.median
+                changes.append(Change(name, old.median, figure.median, better, unit))
+    return Comparison(before, sorted(changes, key=lambda change: change.better), compared, single, without, alone)
+
+
+def compare_with_last(earlier: Sequence[Measurements], now: Measurements) -> Comparison | None:
+    """The same with the last earlier run, of those that were completed if there are any; None without one."""
+    if not earlier:
+        return None
+    return compare(next((run for run in reversed(earlier) if run.incomplete is None), earlier[-1]), now)
 
 
 class Named(NamedTuple):

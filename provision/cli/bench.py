@@ -27,7 +27,7 @@ def bench(
     sizes: Annotated[str, typer.Option(help="Bytes per rank, K, M and G binary.", metavar="LIST")] = measurement.BenchOptions.sizes,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each launch.")] = measurement.BenchOptions.rounds,
     repetitions: Annotated[
-        int, typer.Option(min=1, help="Launches of each measurement; the median of all rounds counts.")
+        int, typer.Option(min=1, help="Launches of each measurement; the median of all rounds counts. One tells no change.")
     ] = measurement.BenchOptions.repetitions,
     no_pairs: Annotated[bool, typer.Option("--no-pairs", help="Leave out the pairs of hosts: there are n(n-1)/2.")] = False,
     no_training: Annotated[bool, typer.Option("--no-training", help="Leave out the training steps.")] = False,
@@ -47,8 +47,8 @@ def bench(
     if not os.access(out.absolute().parent, os.W_OK):  # before the hosts have worked for it
         raise UsageError("the page cannot be written there", where=str(out.absolute().parent), hint="name another place: -o FILE")
     with progress.make() as shown:
-        measurements = measurement.measure(inventory, options, shown, passwords)
-    comparison = results.compare(earlier.runs[-1], measurements) if earlier.runs else None
+        measurements, ended = measurement.measure(inventory, options, shown, passwords)
+    comparison = results.compare_with_last(earlier.runs, measurements)
     results.keep(inventory, measurements)
     try:
         out.write_text(page.render(measurements, earlier.runs, comparison), encoding="utf-8")
@@ -57,29 +57,34 @@ def bench(
     if json_:
         changes = [change._asdict() for change in comparison.changes] if comparison else []
         terminal.print_json({**measurements.model_dump(by_alias=True), "changes": changes})
-        return
+    else:
+        _print(measurements, comparison)
+        terminal.out().say(f"the page: {out}")
+    if ended is not None:
+        raise ended
+
+
+def _print(measurements: Measurements, comparison: Comparison | None) -> None:
     console = terminal.out()
     for title, rows in tables(measurements):
         console.say(title, "bold")
         console.print(terminal.table(rows))
+    for remark in results.remarks(measurements):
+        console.prose(remark)
     if comparison is not None:
-        for line in _since(earlier.runs[-1], comparison):
+        for line in _since(comparison):
             console.prose(line)
-    console.say(f"the page: {out}")
 
 
-def _since(before: Measurements, comparison: Comparison) -> Iterator[str]:
+def _since(comparison: Comparison) -> Iterator[str]:
     """Lines about what has changed."""
+    since = f"since {comparison.before.date}"
     for change in comparison.changes[: page.MOST_CHANGES]:
-        yield f"since {before.date}: {change}"
+        yield f"{since}: {change}"
     if len(comparison.changes) > page.MOST_CHANGES:
-        yield f"since {before.date}: {len(comparison.changes) - page.MOST_CHANGES} more changes; the page lists them"
-    if comparison.compared and not comparison.changes:
-        yield f"since {before.date}: no change in {comparison.compared} figures that exceeds the spread of both runs"
-    if comparison.without_spread:
-        yield f"since {before.date}: {comparison.without_spread} figures not compared: too few rounds for a spread in one of the two runs"
-    if comparison.without_partner:
-        yield f"since {before.date}: {comparison.without_partner} figures not compared: that run did not measure them, or on other hosts"
+        yield f"{since}: {len(comparison.changes) - page.MOST_CHANGES} more changes; the page lists them"
+    for remark in comparison.remarks:
+        yield f"{since}: {remark}"
 
 
 def tables(measurements: Measurements) -> list[tuple[str, list[dict[str, str]]]]:
@@ -87,7 +92,7 @@ def tables(measurements: Measurements) -> list[tuple[str, list[dict[str, str]]]]
     pairs = [{"between": " – ".join(pair.hosts), **_columns(pair)} for pair in measurements.pairs]
     ranks = [{"ranks": str(run.np), "hosts": str(len(run.hosts)), **_columns(run)} for run in measurements.ranks]
     training = [
-        {"ranks": str(run.np), "samples/s": charts.spelled(run.speed), "efficiency": f"{run.efficiency:.0%}"}
+        {"ranks": str(run.np), "samples/s": charts.spelled(run.speed), "efficiency": charts.percent(run.share_left)}
         for run in measurements.training
     ]
     titled = [("allreduce between two hosts", pairs), ("allreduce of more and more ranks", ranks), ("training steps", training)]
@@ -95,9 +100,8 @@ def tables(measurements: Measurements) -> list[tuple[str, list[dict[str, str]]]]
 
 
 def _columns(run: Pair | Ranks) -> dict[str, str]:
-    share = run.of_limit
     return {
         f"{results.size(run.smallest.bytes)}, µs": charts.spelled(run.smallest.latency),
         f"{results.size(run.largest.bytes)}, GB/s": charts.spelled(run.largest.bandwidth),
-        "of the limit": "" if share is None else "reached" if share == 1 else f"{share:.0%}",
+        "of the limit": charts.share_of_limit(run),
     }

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from provision.base.terminal import Console, Live, RenderableType, Table, err, live, neutral, styled
-from provision.base.text import clock, joined
+from provision.base.text import about, clock, joined
 from provision.remote.ansible import Event, headline
 from provision.remote.stage import Series, Stage, waits
 from provision.remote.stage_view import TrainingProgress, series_view, stage_view, training_view
@@ -64,8 +64,11 @@ class Progress:
         self._epoch = 0
         heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
         if self._series is not None:
-            self._series.next_part(time.monotonic())
-            heading = f"== {self._series.number} of {self._series.count}: {title}"
+            now = time.monotonic()
+            self._series.next_part(now)
+            left = self._series.left(now)
+            heading = f"== {self._series.number} of {self._series.count}"
+            heading += f": {title}" if left is None else f", about {about(left)} left: {title}"
         self._note(heading)
         self._begin(heading)
 
@@ -103,8 +106,8 @@ class Progress:
     def plan(self, title: str, entries: Sequence[tuple[str, str]], command: tuple[str, str]) -> None:
         """Show what the run is going to do: texts, each with what it is about, and last a command, which can be copied whole."""
         self.line(title, "bold")
-        for about, text in (*entries, command):
-            self.line(f"{about}: {text}")
+        for topic, text in (*entries, command):
+            self.line(f"{topic}: {text}")
 
     def output(self, tag: str, text: str, style: str) -> None:
         """Print a line of a program's standard output there, with a tag; into a file or pipe as it is."""
@@ -225,16 +228,16 @@ class LiveProgress(Progress):
 
     def plan(self, title: str, entries: Sequence[tuple[str, str]], command: tuple[str, str]) -> None:
         table = Table.grid(padding=(0, 2, 0, 0))
-        width = max(len(about) for about, _ in (*entries, command))
+        width = max(len(topic) for topic, _ in (*entries, command))
         table.add_column(min_width=width)
         before = ""
-        for about, text in entries:
-            table.add_row(styled(about if about != before else "", "dim"), styled(text))
-            before = about
+        for topic, text in entries:
+            table.add_row(styled(topic if topic != before else "", "dim"), styled(text))
+            before = topic
         self._console.print(styled(title, "bold"))
         self._console.print(table)
-        about, text = command
-        self._console.print(styled(f"{about:{width}}  ", "dim") + styled(text), soft_wrap=True)
+        topic, text = command
+        self._console.print(styled(f"{topic:{width}}  ", "dim") + styled(text), soft_wrap=True)
 
     def _over(self, host: str, step: str, seconds: float) -> None:
         """The table shows it."""

@@ -113,7 +113,7 @@ def test_the_parts_of_a_series_are_counted(live: bool, tmp_path: Path) -> None:
             progress.stage(part)
             if isinstance(progress, LiveProgress):
                 views.append(shown_by_console(progress.view()))
-    lines = ["== 1 of 2: node1 and node2", "== 2 of 2: training steps of 2 ranks on 2 hosts"]
+    lines = ["== 1 of 2: node1 and node2", "== 2 of 2, about 5 s left: training steps of 2 ranks on 2 hosts"]
     assert [line[9:] for line in (tmp_path / NAME).read_text().splitlines()] == lines
     if not live:
         assert stream.getvalue().splitlines() == lines
