@@ -334,6 +334,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         before: the earlier run.
+        now: the later one.
         compared: how many were.
         of_one_launch: how many have fewer than two launches in one of the runs.
         without_spread: how many lack a spread in one of the runs.
@@ -341,6 +342,7 @@ class Comparison(NamedTuple):
     """
 
     before: Measurements
+    now: Measurements
     changes: list[Change]
     compared: int
     of_one_launch: int
@@ -353,6 +355,8 @@ class Comparison(NamedTuple):
         found = []
         if self.compared and not self.changes:
             found.append(f"no change in {_counted(self.compared)} that exceeds the spread of both runs")
+        if self.changes and any(host.busy for run in (self.before, self.now) for host in run.hosts):
+            found.append("hosts were busy before one of the two runs: the changes may come from that")
         if self.of_one_launch and self.before.schema_number < 3:
             found.append(f"{_counted(self.of_one_launch)} not compared: an older provision has measured them, and kept no launches apart")
         elif self.of_one_launch:
@@ -388,7 +392,7 @@ def compare(before: Measurements, now: Measurements) -> Comparison:
             if abs(figure.median - old.median) > old.spread + figure.spread:
                 better = old.median / figure.median if unit == "µs" else figure.median / old.median
                 changes.append(Change(name, old.median, figure.median, better, unit))
-    return Comparison(before, sorted(changes, key=lambda change: change.better), compared, single, without, alone)
+    return Comparison(before, now, sorted(changes, key=lambda change: change.better), compared, single, without, alone)
 
 
 def compare_with_last(earlier: Sequence[Measurements], now: Measurements) -> Comparison | None:

@@ -254,6 +254,10 @@ def test_hosts_that_were_busy_before_are_named() -> None:
     (remark,) = results.remarks(busy)
     assert remark == "hosts were busy before the measurement: a (load 9.1 on 2 cores); figures are lower and spread more"
     assert remark in page.render(busy, [], None)
+    for found in (results.compare(busy, measurements(9.0, hosts=busy.hosts[1:])), results.compare(measurements(9.0), busy)):
+        assert found.changes
+        assert "hosts were busy before one of the two runs: the changes may come from that" in found.remarks
+    assert not any("busy" in remark for remark in results.compare(measurements(9.0), measurements()).remarks)
 
 
 def test_one_launch_tells_no_change() -> None:
