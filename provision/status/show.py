@@ -177,7 +177,8 @@ def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str
         yield (f"{head}: {texts[0]}" if len(texts) == 1 else head), STYLES[state]
         for text in texts if len(texts) > 1 else ():
             yield f"    {text}", ""
-        if remedy := command(group[0].state, status.inventory, names if len(names) < len(status.hosts) else ()) or group[0].remedy:
+        of_all = command(group[0].state, status.inventory, names if len(names) < len(status.hosts) else ())
+        if remedy := (group[0].remedy if len(group) == 1 else of_all) or of_all or group[0].remedy:
             yield f"  → {remedy}", "bold"
 
 
