@@ -377,8 +377,8 @@ def run(args, data):
         "without_communication_images_per_second": round(all_ranks, 1) if size > 1 else None,
         "efficiency_of_communication": round(rate / all_ranks, 3) if size > 1 else None,
         "how_measured": "one rank: rank 0 alone on %s, same batch size and threads, no communication, after a warm-up, the middle of three "
-        "short times; without communication: the sum over all ranks, which do so at the same time; all ranks: every image of all epochs over the time from a barrier before to a "
-        "barrier after each epoch" % participants[0]["host"],
+        "short times; without communication: the sum over all ranks, which do so at the same time; all ranks: every image of all epochs "
+        "over the time from a barrier before to a barrier after each epoch" % participants[0]["host"],
         "notes": notes,
         "seconds": round(time.perf_counter() - begin, 2),
         "python": sys.version.split()[0],

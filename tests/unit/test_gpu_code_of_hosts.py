@@ -187,7 +187,7 @@ def test_run_refuses_and_can_be_told_not_to(
     (tmp_path / "modules/collective_core").mkdir(parents=True)
     (tmp_path / "modules/collective_core/__init__.py").touch()
     followed: list[object] = []
-    monkeypatch.setattr(program, "follow", lambda _, job, *__: followed.append(job) or 0)
+    monkeypatch.setattr(program, "follow", lambda _session, job, *_, **__: followed.append(job) or 0)
     options = RunOptions(("true",), 1, {}, str(tmp_path), (), python=str(python), launcher="own")
     inventory = inventories.load("localhost")
     with pytest.raises(ProvisionError, match=r"no code for its Tesla P100 \(6\.0\)") as refused:
@@ -208,7 +208,7 @@ def test_the_doctor_finds_it(environment: Environment, tmp_path: Path, monkeypat
     name, _, capability = gpus.partition(", ")
     seen = [{"name": name, "compute_capability": capability}] if gpus else []
     known = stated({"python": {"executable": str(environment(gpus))}, "gpus": seen})
-    monkeypatch.setattr(collect, "survey_hosts", lambda _: collect.Survey({"localhost": known}))
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_: collect.Survey({"localhost": known}))
     done = CliRunner().invoke(app, ["doctor", "localhost", "--only", "cuda-no-kernel-image", "--json"])
     assert done.exit_code == (1 if wrong else 0), done.output
     found = json.loads(done.stdout)["findings"]
