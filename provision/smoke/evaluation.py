@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
-_TOLERANCE = 1.05  # by which a measured share may exceed what is possible, and is still believed
-_OTHER_WORK = "cannot be told: other work used the processors while it was measured"
+_TOLERANCE = 1.1  # by which a measured share may exceed what is possible, and is still believed: both measurements take seconds
+_DISTURBED = "cannot be told from this run: a measurement was disturbed"
 
 Verdict = tuple[str | None, list[str]]  # a summary for people, and why the job did not succeed: a sentence each, none when it did
 
@@ -116,7 +116,7 @@ def beside_one_rank(report: TrainingReport) -> str | None:
     most = 1.0 if report.efficiency_limit is None else report.efficiency_limit
     efficiency = _possible(report.efficiency, most)
     if efficiency is None:
-        return f"the speed-up {_OTHER_WORK}"
+        return f"the speed-up {_DISTURBED}"
     speed_up = f"speed-up {report.np * efficiency:.2f} with {_plural(report.np, 'rank')}, parallel efficiency {100 * efficiency:.0f} %"
     return speed_up + (f" (the cores allow {100 * most:.0f} %)" if most < 1 else "")
 
@@ -126,7 +126,7 @@ def left_by_communication(report: TrainingReport) -> str | None:
     if report.without_communication_images_per_second is None or report.efficiency_of_communication is None:
         return None
     share = _possible(report.efficiency_of_communication, 1.0)
-    return f"what communication leaves {_OTHER_WORK}" if share is None else f"communication leaves {100 * share:.0f} % of it"
+    return f"what communication leaves {_DISTURBED}" if share is None else f"communication leaves {100 * share:.0f} % of it"
 
 
 def _possible(share: float, most: float) -> float | None:

@@ -167,8 +167,8 @@ def test_a_run_that_made_hosts_ready() -> None:
 
 def test_speeds_that_contradict_each_other_are_told_as_such() -> None:
     text = read(cluster(2, {**SMOKE, "efficiency": 1.21, "efficiency_limit": 0.5, "efficiency_of_communication": 1.69})).said()
-    assert "2,207 what communication leaves cannot be told: other work used the processors while it was measured" in text
-    assert "one rank alone 1,499 the speed-up cannot be told: other work used the processors while it was measured" in text
+    assert "2,207 what communication leaves cannot be told from this run: a measurement was disturbed" in text
+    assert "one rank alone 1,499 the speed-up cannot be told from this run: a measurement was disturbed" in text
     assert "121 %" not in text
     assert "169 %" not in text
 

@@ -195,11 +195,14 @@ def test_the_summary_says_data_ranks_accuracy_and_speed() -> None:
             {"efficiency": 0.51},
             ["speed-up 2.00 with 4 ranks, parallel efficiency 50 % (the cores allow 50 %)", "communication leaves 94 % of it"],
         ),
-        ({"efficiency": 1.21}, ["the speed-up cannot be told: other work used the processors", "communication leaves 94 % of it"]),
+        (
+            {"efficiency": 1.21},
+            ["the speed-up cannot be told from this run: a measurement was disturbed", "communication leaves 94 % of it"],
+        ),
         ({"efficiency_of_communication": 1.03}, ["parallel efficiency 50 % (the cores allow 50 %)", "communication leaves 100 % of it"]),
         (
             {"efficiency_of_communication": 1.69},
-            ["speed-up 2.00", "what communication leaves cannot be told: other work used the processors"],
+            ["speed-up 2.00", "what communication leaves cannot be told from this run: a measurement was disturbed"],
         ),
         ({"efficiency": math.nan}, ["the speed-up cannot be told", "communication leaves 94 % of it"]),
     ],
