@@ -57,7 +57,7 @@ def test_a_block_goes_in_and_out_of_a_shared_file_without_a_trace(owned: Any, re
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_programs_of_run_stay_and_are_named(remover: Any, tmp_path: Path, dry_run: bool) -> None:
     assert removal(remover, write(tmp_path, {}), dry_run=dry_run).left == []
-    program = tmp_path / "provision-run/work/train.py"
+    program = tmp_path / "provision-run/project/train.py"
     program.parent.mkdir(parents=True)
     program.touch()
     done = removal(remover, write(tmp_path, {}), dry_run=dry_run)

@@ -363,7 +363,7 @@ def ends(*codes: tuple[int, int]) -> tuple[Ended, ...]:
 
 
 LEFT = """Traceback (most recent call last):
-  File "/home/me/provision-run/work/ex.py", line 4, in <module>
+  File "/home/me/provision-run/project/ex.py", line 4, in <module>
 collective_core.errors.CollectiveError: allreduce 'x': rank 0 (host a, pid 7) has shut its engine down while others wait for it"""
 IN_ONE_LINE = LEFT.splitlines()[-1].removeprefix("collective_core.errors.")
 
@@ -440,12 +440,12 @@ def test_the_exit_code_is_that_of_the_rank_whose_error_is_the_cause(tmp_path: Pa
 
 
 def test_the_verdict_names_the_users_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "work/src/models").mkdir(parents=True)
+    (tmp_path / "project/src/models").mkdir(parents=True)
     for name in ("src/ex.py", "src/helper.py", "src/models/deep.py", "data.py"):
-        (tmp_path / "work" / name).touch()
-    monkeypatch.chdir(tmp_path / "work")
+        (tmp_path / "project" / name).touch()
+    monkeypatch.chdir(tmp_path / "project")
     packed = program_files.pack(["python", "src/ex.py"], [Path("data.py")])
-    there = "/home/me/provision-run/work"
+    there = "/home/me/provision-run/project"
     for name, here in (("ex", "src/ex"), ("helper", "src/helper"), ("models/deep", "src/models/deep"), ("data", "data")):
         assert packed.here(f"{there}/{name}.py, line 4, in f") == f"{here}.py, line 4, in f"
     for other in (f"{there}/written.py, line 4", f"{there}/models/written.py, line 4", "/home/me/ex.py, line 4", "<string>, line 1"):
