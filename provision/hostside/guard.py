@@ -10,8 +10,8 @@ a process of another run. Then it removes the folders of jobs that have no guard
 ``{"folder": path, "files": {name: text}}``. It makes the job's private folder there, and one of the same name under /dev/shm; prints
 ``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped. The other
 end, too, writes a line every few seconds. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
-folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, and ``{"ended": […]}``, how the ranks of
-this host ended.
+folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
+this host ended, and ``{"killed": […]}``, those of which nobody could record an end.
 """
 
 import fcntl
@@ -242,11 +242,13 @@ def guard():
             with open(os.path.join(folder, name), "w") as file:
                 file.write(text)
         say({"ready": True})
-        ended, has_orphans = attend(os.environ["PROVISION_RUN_ID"], folder)
+        ranks, has_orphans = attend(os.environ["PROVISION_RUN_ID"], folder)
+        ended = [one for one in ranks if "code" in one]
         now = time.monotonic()  # of this machine alone
         if has_orphans:
             say({"orphaned": True})
         say({"ended": [{"rank": one["rank"], "code": one["code"], "ago": now - one["at"], "orphaned": one["orphaned"]} for one in ended]})
+        say({"killed": [one["rank"] for one in ranks if "code" not in one]})
     except FileExistsError as error:
         place = os.path.dirname(error.filename)
         say({"error": "it is the same machine as another host of this job, or shares %s with it" % place})
@@ -263,7 +265,8 @@ def guard():
 def attend(run_id, folder):
     """Wait for the end of the job, and end what is left of the run on this host.
 
-    Returns the records of the ranks that had ended, and whether the launcher's process that started a rank had died before the rank.
+    Returns the records of the ranks, and whether the launcher's process that started a rank had died before the rank. Those without a code
+    were killed together with what would have recorded it, by the launcher or as left over here.
     """
     is_orderly = False
     try:
@@ -274,7 +277,7 @@ def attend(run_id, folder):
         signal_all({pid for pid in (parent_of(one["parent"]) for one in ranks) if pid > 1 and is_stopped(pid)}, signal.SIGCONT)
     finally:
         sweep(run_id, {os.getpid(), os.getppid()} if is_orderly else {os.getpid()}, JOB_GRACE_S)
-    return [one for one in ranks if "code" in one], has_orphans
+    return ranks, has_orphans
 
 
 def wait_for_end(report):

@@ -68,6 +68,7 @@ class Guard:
         self.printed = []  # what is no message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, rank, name)
         self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
+        self.killed = []  # ranks that had not ended by themselves when the job was over
         self.has_orphans = False  # that is so of one of its ranks
         self._rest = b""
         # In a session of its own: a signal for us must not end it before it has cleaned up.
@@ -116,6 +117,8 @@ class Guard:
                 (now - number(one["ago"], -1e9, (int, float)), number(one["rank"]), number(one["code"], -1e9), bool(one["orphaned"]))
                 for one in about
             ]
+        elif kind == "killed":
+            self.killed = [number(rank) for rank in about]
         elif kind == "orphaned":
             self.has_orphans = True
         elif kind != "ready":
@@ -217,6 +220,7 @@ class Watch:
     def ends(self):
         """How the ranks have ended, the first of them first; also with 0, which others may have waited for."""
         ended = sorted((when, rank, code, guard.host) for guard in self.guards for when, rank, code, _ in guard.ended)
+        ended += [(float("inf"), rank, -signal.SIGKILL, guard.host) for guard in self.guards for rank in guard.killed]
         return [{"rank": rank, "host": host, "code": code} for _, rank, code, host in ended]
 
 

@@ -50,7 +50,7 @@ def of(output: RankOutput, result: JobResult) -> Blame:
         return Blame(None, first, output.last_words(first.rank), output.has_symptoms(), first.code)
     silent = [one for one in result.ended if not output.has_raised(one.rank)]
     # A launcher may have ended the rank on its way out. Then only the others' errors tell it from those that were still at work.
-    awaited = [one for one in silent if one.code != -signal.SIGTERM] or [one for one in silent if one.rank in output.accused()]
+    awaited = [one for one in silent if one.code not in _BY_LAUNCHER] or [one for one in silent if one.rank in output.accused()]
     if not awaited:
         return Blame(failure)
     cause = awaited[0]

@@ -209,7 +209,7 @@ import sys
 import numpy
 import collective_core as cc
 cc.init()
-if cc.rank() == 0:
+if cc.rank() == int((sys.argv + ["0"])[2]):
     sys.exit(sys.argv[1] if sys.argv[1] == "the data is missing" else int(sys.argv[1]))
 cc.allreduce(numpy.ones(4), name="x")
 """
@@ -229,6 +229,10 @@ def test_a_rank_that_leaves_while_others_wait_is_named_with_its_words(cluster, w
         assert "Traceback" not in ended.stderr
         assert "-----" not in ended.stderr
         assert "  ranks 1, 2 and 3: CollectiveError: " in ended.stderr
+    # Another one than rank 0 may hang in MPI until mpirun kills it.
+    ended = provision(*words, "the data is missing", "1")
+    assert (ended.returncode, verdict(ended)) == (1, "rank 1 on node1 ended while others waited for it: the data is missing"), ended.stderr
+    assert "  ranks 0, 2 and 3: CollectiveError: " in ended.stderr
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "own"])

@@ -356,6 +356,15 @@ def test_how_every_rank_ended_is_known_in_their_order() -> None:
     assert run(replace(job, environment={"CODE": "0"}))[0].ended == ()
 
 
+def test_a_rank_that_was_killed_with_what_records_its_end_is_known_to_be_gone() -> None:
+    """As mpirun does it to a rank that hangs on its way out."""
+    start = f"{sys.executable} -I -S {{job}}/rank.py"
+    ranks = f"COLLECTIVE_RANK=0 {start} & first=$!; COLLECTIVE_RANK=1 {start}; kill -9 $first; exit 9"
+    die = "if [ $PROVISION_RANK = 1 ]; then sleep 0.5; exit 3; fi; exec sleep 300"
+    result = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))[0]
+    assert (result.verdict, result.ended) == (Verdict("ended", "", rank=1, code=3), (Ended(1, "", 3), Ended(0, "", -signal.SIGKILL)))
+
+
 @pytest.mark.parametrize("continues", [True, False])
 def test_host_that_lost_its_launcher_is_named(tmp_path: Path, continues: bool) -> None:
     """What started rank 1 is killed; the launcher ends rank 0 by SIGTERM while rank 1 goes on, or before it has ended."""
@@ -398,6 +407,8 @@ def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verd
         '{"ended": [{"ago": 0, "rank": 1, "code": 1000000000, "orphaned": false}]}',
         '{"ended": [{"ago": NaN, "rank": 1, "code": 1, "orphaned": false}]}',
         f'{{"ended": [{{"ago": {10**400}, "rank": 1, "code": 1, "orphaned": false}}]}}',
+        '{"killed": [-1]}',
+        '{"killed": 7}',
         '{"stopped": [{"pid": "1", "rank": null, "name": "orted"}]}',
         '{"stopped": [{"pid": 1e400, "rank": null, "name": "orted"}]}',
         '{"stopped": [{"pid": 1, "rank": true, "name": "orted"}]}',
@@ -407,7 +418,7 @@ def test_invalid_message_of_a_guard_is_ignored(message: str) -> None:
     guard = load("job_on_hosts", resources.hostside("job.py")).Guard("b", ["echo", message], [])
     while guard.read():
         pass
-    assert (guard.ended, guard.stopped, guard.printed) == ([], {}, [message[:500]])
+    assert (guard.ended, guard.killed, guard.stopped, guard.printed) == ([], [], {}, [message[:500]])
     guard.process.communicate()
 
 

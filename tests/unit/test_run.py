@@ -375,6 +375,7 @@ IN_ONE_LINE = LEFT.splitlines()[-1].removeprefix("collective_core.errors.")
         (3, "ended while others waited for it: data folder is missing", 3),
         (0, "ended with exit code 0 while others waited for it", 1),
         (-15, "ended while others waited for it: data folder is missing", 1),  # before it could say how
+        (-9, "ended while others waited for it: data folder is missing", 1),  # with what would have recorded it
     ],
 )
 @pytest.mark.parametrize("is_last", [False, True])
@@ -384,7 +385,7 @@ def test_a_rank_that_leaves_while_others_wait_is_the_cause(
     """Whether its end is noted before that of the others, or after it: it waits for them on its way out, where mpirun ends it."""
     others = [(2, 1), (1, 1)]
     ranks = ends(*others, (3, -15), (0, of_first)) if is_last else ends((0, of_first), *others, (3, -15))
-    first = next(one for one in ranks if one.code not in (0, -15))
+    first = next(one for one in ranks if one.code not in (0, -15, -9))
     lines = ["[1,0]<stderr>:data folder is missing", *of_rank(2, LEFT), *of_rank(1, LEFT), *BOXES]
     result = JobResult(1, None, False, Verdict("ended", first.host, rank=first.rank, code=first.code), ranks)
     assert verdict_on(lines, result, tmp_path, monkeypatch) == (
