@@ -6,7 +6,7 @@ typer's own panels have a column for each kind of name, and cut names where the 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from provision.base.terminal import Padding, Panel, Table, Text
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: typer has click's errors, from click itself or from a copy of its own.
 _ClickUsageError: type[Any] = typer.BadParameter.__mro__[1]
-_ALIKE = 0.7  # of options
+_ALIKE = 0.7  # of commands and options
 _NAMES_WIDTH = 28  # columns that names and placeholders get, unless a single one is longer
 
 
@@ -39,6 +39,12 @@ class Group(TyperGroup):
         shown = [(name, each) for name, each in self.commands.items() if not each.hidden]
         _panel("Commands", [(name, _sentences(each.help).partition("\n\n")[0]) for name, each in shown], r"^\S+")
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            raise UsageError(f"no such command '{name}'", hint=_suggestion(name, self.commands, ctx))
+        return super().resolve_command(ctx, args)
+
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
@@ -53,11 +59,15 @@ def plain_errors() -> Iterator[None]:
 
 def _as_usage_error(error: Any) -> UsageError:
     known = getattr(error, "possibilities", None) or ()  # of an option that does not exist
-    what, _, suggested = str(error.message if known else error.format_message()).partition(" Did you mean ")  # of a command
-    options = difflib.get_close_matches(getattr(error, "option_name", ""), known, n=3, cutoff=_ALIKE)
-    close = " or ".join(options) or suggested.rstrip("?").replace("'", "")
-    hint = f"did you mean {close}?" if close else f"see {error.ctx.command_path} --help" if error.ctx is not None else None
+    what = str(error.message if known else error.format_message())  # the latter names them, too
+    hint = _suggestion(getattr(error, "option_name", ""), known, error.ctx)
     return UsageError(what[:1].lower() + what[1:].rstrip("."), hint=hint)
+
+
+def _suggestion(word: str, known: Iterable[str], context: Any) -> str | None:
+    """What may have been meant, else where to look."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=_ALIKE)
+    return f"did you mean {' or '.join(close)}?" if close else f"see {context.command_path} --help" if context is not None else None
 
 
 def _show(command: Any, ctx: Any) -> None:
