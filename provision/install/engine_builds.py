@@ -12,6 +12,7 @@ import json
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def _check(wheel: Path, engine: EngineSource) -> None:
                 for member in sources
                 if member.name.startswith(inside) and member.name.endswith(".py") and (file := sources.extractfile(member))
             }
-    except (zipfile.BadZipFile, OSError) as error:
+    except (zipfile.BadZipFile, OSError, RuntimeError, ValueError, zlib.error) as error:  # damaged, encrypted, of another kind
         raise ProvisionError(f"it cannot be read: {error}", where=str(wheel), hint=hint) from error
     if theirs != ours:
         raise ProvisionError("it was not built from the engine of this toolkit, or was changed", where=str(wheel), hint=hint)

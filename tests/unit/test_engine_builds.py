@@ -91,9 +91,16 @@ def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
     with pytest.raises(ProvisionError, match="was not built from the engine of this toolkit") as refused:
         engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels)
     assert refused.value.where == str(path)
-    path.write_bytes(b"PK half")
-    with pytest.raises(ProvisionError, match="cannot be read"):
-        engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels)
+    whole = path.read_bytes()
+    at = whole.index(b".py") + 200  # within the first module
+    for damaged in (
+        b"PK half",
+        whole[:at] + b"?" * 20 + whole[at + 20 :],
+        whole.replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ProvisionError, match="cannot be read"):
+            engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels)
     assert builds.cached(builds.ENGINE, engine_builds.key_of(planned(known).hosts["a"])) is None
 
 
