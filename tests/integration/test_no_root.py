@@ -62,7 +62,8 @@ def installed(equipped, homes) -> tuple[dict, set[str]]:
     return report(good(provision("up", str(equipped.inventory), *LEAN, "--json"))), before
 
 
-def test_host_without_a_compiler_is_refused_unchanged(cluster, homes):
+def test_host_without_a_compiler_is_refused_unchanged(cluster, homes, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))  # where no build of the engine is kept
     outside = seen(cluster, OUTSIDE)
     result = provision("up", str(cluster.inventory), "--limit", "node2", *LEAN)
     assert result.returncode == 1
