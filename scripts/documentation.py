@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
+from markdown_text import outside_code, plain
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.testing import CliRunner
@@ -86,7 +87,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     """One line, in which a bar ends no cell; in code Python-Markdown takes it as it is, and would show the backslash."""
-    return _outside_code(" ".join(text.split()), lambda part: part.replace("|", r"\|"))
+    return outside_code(" ".join(text.split()), lambda part: part.replace("|", r"\|"))
 
 
 # --- commands ----------------------------------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
         record = parameter.get_help_record(context)  # None: it is hidden
         if record is not None:
             usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append((f"`{record[0]}`", _plain(record[1])))
+            panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append((f"`{record[0]}`", plain(record[1])))
     for title in sorted(panels, key=lambda title: title != "Arguments"):
         yield from _table((title, "meaning"), panels[title])
     for word, below in getattr(command, "commands", {}).items():
@@ -116,16 +117,7 @@ def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
 
 
 def _paragraphs(text: str | None) -> str:
-    return "\n\n".join(_plain(" ".join(part.split())) for part in (text or "").split("\n\n"))
-
-
-def _plain(text: str) -> str:
-    """Text in which only code is markup."""
-    return _outside_code(text, lambda part: re.sub(r"([\\*_<>\[\]])", r"\\\1", part))
-
-
-def _outside_code(text: str, change: Callable[[str], str]) -> str:
-    return "".join(part if part.startswith("`") else change(part) for part in re.split(r"(``.*?``|`[^`]*`)", text))
+    return "\n\n".join(plain(" ".join(part.split())) for part in (text or "").split("\n\n"))
 
 
 # --- documents ---------------------------------------------------------------------------------------------------------------------------
@@ -152,7 +144,7 @@ def _object(schema: Mapping[str, Any]) -> Iterator[str]:
     meanings = {each[1]: each[2] for each in re.finditer(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE)}
     yield _paragraphs(text)
     rows = [
-        (f"`{key}`" + ("" if key in schema.get("required", ()) else " (optional)"), _type(each), _plain(meanings.get(key, "")))
+        (f"`{key}`" + ("" if key in schema.get("required", ()) else " (optional)"), _type(each), plain(meanings.get(key, "")))
         for key, each in schema.get("properties", {}).items()
     ]
     if any(meaning for _key, _value, meaning in rows):
@@ -174,7 +166,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "object":
         values = schema.get("additionalProperties") or next(iter(schema.get("patternProperties", {}).values()), None)
         return f"mapping to {_type(values)}" if isinstance(values, dict) else "object"
-    return _plain(str(schema.get("description") or schema.get("format") or schema.get("type", "anything")))
+    return plain(str(schema.get("description") or schema.get("format") or schema.get("type", "anything")))
 
 
 # --- catalogue and Python ----------------------------------------------------------------------------------------------------------------
@@ -190,8 +182,8 @@ def _catalogue() -> Iterator[str]:
     groups: dict[str, list[tuple[str, ...]]] = {}
     for each in found["groups"]:
         file, _, part = each["facts"].partition(".")
-        weak = f" *Weak: {_plain(each['weak'])}.*" if each["weak"] else ""
-        groups.setdefault(file, []).append((part or "all", each["date"], _plain(each["source"]) + weak))
+        weak = f" *Weak: {plain(each['weak'])}.*" if each["weak"] else ""
+        groups.setdefault(file, []).append((part or "all", each["date"], plain(each["source"]) + weak))
     for file in FILES:
         yield f"\n## {file}\n\n[{file}.yaml](../{CATALOGUE}{file}.yaml)"
         yield from _table(("facts", "read on", "source"), groups.get(file, []))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from markdown_text import plain
 
 from provision.diagnosis import xids
 from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures, conditions
@@ -35,16 +36,16 @@ def page() -> str:
 
 def _entry(error: Signature) -> Iterator[str]:
     yield f"### {error.id}\n"
-    yield f"**{_plain(error.title)}** ({error.severity})\n"
-    yield f"{_plain(error.summary)} {_plain(error.cause)}\n"
+    yield f"**{plain(error.title)}** ({error.severity})\n"
+    yield f"{plain(error.summary)} {plain(error.cause)}\n"
     if error.probe:
-        yield f"To confirm it: {_plain(error.probe.strip())}\n"
+        yield f"To confirm it: {plain(error.probe.strip())}\n"
     for step in error.steps:
         if isinstance(step, str):
             yield f"- {_step(step)}"
         else:
             needs = f"; needs {', '.join(step.needs)}" if step.needs else ""
-            yield f"- {_code(step.run)}: {_plain(step.changes)}{needs}. Undo: {_plain(step.undo)}"
+            yield f"- {_code(step.run)}: {plain(step.changes)}{needs}. Undo: {plain(step.undo)}"
     if error.sources:
         yield "\nSources: " + ", ".join(f"<{address}>" for address in error.sources)
 
@@ -53,19 +54,13 @@ def _step(text: str) -> str:
     """A command with its comment, or a sentence."""
     command, separator, comment = text.partition("   # ")
     if separator:
-        return f"{_code(command)}: {_plain(comment)}"
-    return _plain(text) if text[0].isupper() else _code(text)
+        return f"{_code(command)}: {plain(comment)}"
+    return plain(text) if text[0].isupper() else _code(text)
 
 
 def _code(text: str) -> str:
     ticks = "``" if "`" in text else "`"
     return f"{ticks}{text}{ticks}"
-
-
-def _plain(text: str) -> str:
-    """Prose in which Markdown sees no markup but code."""
-    parts = re.split(r"(``.*?``|`[^`]*`)", text)
-    return "".join(part if part.startswith("`") and len(part) > 1 else re.sub(r"([\\`*_<>\[\]|])", r"\\\1", part) for part in parts)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class PortAfterServe(Command):
         try:
             found: list[str] = super().parse_args(ctx, words)
         except typer.BadParameter as error:
-            if error.param is not None and error.param.name == "port" and "--port" not in args:
+            if error.param is not None and error.param.name == "port" and not any(word.partition("=")[0] == "--port" for word in args):
                 error.param_hint = "'--serve'"  # as it was typed
             raise
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import re
 import tarfile
 import zipfile
@@ -27,6 +28,8 @@ from provision.facts import Facts
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan
 
+#: What zipfile raises for a file that is damaged somewhere, encrypted, or of another kind.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
 _PLATFORM = re.compile(r"manylinux_(?P<glibc>\d+_\d+)_(?P<arch>.+)")
 
 
@@ -101,7 +104,7 @@ def _check(wheel: Path, engine: EngineSource) -> None:
                 for member in sources
                 if member.name.startswith(inside) and member.name.endswith(".py") and (file := sources.extractfile(member))
             }
-    except (zipfile.BadZipFile, OSError, RuntimeError, ValueError, zlib.error) as error:  # damaged, encrypted, of another kind
+    except _DAMAGED as error:
         raise ProvisionError(f"it cannot be read: {error}", where=str(wheel), hint=hint) from error
     if theirs != ours:
         raise ProvisionError("it was not built from the engine of this toolkit, or was changed", where=str(wheel), hint=hint)

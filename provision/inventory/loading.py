@@ -140,9 +140,10 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
 
 
 def _unreadable_files(folder: Path) -> Iterator[Problem]:
-    """What is in a folder and no file: Ansible would read a FIFO and wait for ever."""
-    for where, _, names in os.walk(folder):
-        for path in (Path(where) / name for name in names):
+    """What is in a folder and no file: Ansible would read a FIFO and wait for ever. It does not look at hidden files and folders."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(where) / name for name in names if not name.startswith(".")):
             with contextlib.suppress(OSError):
                 if not stat.S_ISREG(path.stat().st_mode):
                     yield Problem("error", "it is not a regular file, and cannot be a part of an inventory", "remove it", where=shown(path))

@@ -1,7 +1,8 @@
 """To which rank the end of a failed job is laid: by how and when its ranks have ended, and which of them have raised an error. Pure.
 
 The first rank that failed is the cause, with two exceptions: an error that does not tell of another rank's end explains one that does; and
-where only the latter were raised, a rank has ended without an error, perhaps with exit code 0, while others waited for it.
+where only the latter were raised, a rank has ended without an error, perhaps with exit code 0, while others waited for it. Errors of ranks
+that went on afterwards, until they succeeded or the launcher ended them, were caught and logged, and explain nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def of(output: RankOutput, result: JobResult) -> Blame:
     if not result.code or (verdict is not None and (verdict.kind != "ended" or verdict.code < 0)):
         return Blame()
     codes = {one.rank: one.code for one in result.ended}
-    failure = output.first_failure(verdict.rank if verdict else None, [rank for rank, code in codes.items() if code == 0])
+    # One that hangs after its error is ended by the launcher, too; then the errors of those that waited for it tell of that.
+    went_on = {0} if verdict is None or output.has_symptoms() else {0, *_BY_LAUNCHER}
+    failure = output.first_failure(verdict.rank if verdict else None, [rank for rank, code in codes.items() if code in went_on])
     if failure is not None and not failure.is_symptom:
         return Blame(failure, code=max(codes.get(failure.rank, 0), 0))
     first = next((one for one in result.ended if verdict is not None and one.rank == verdict.rank), None)

@@ -236,19 +236,20 @@ def _show_failure(
         progress.line(f"  {code}; {whole}")
     elif ended is not None:
         said = f": {found.words}" if found.words else ""
-        as_asked = "" if ended.code else " with exit code 0"
-        how = (
-            f"ended{as_asked} while others waited for it"
-            if found.was_awaited
-            else "failed first"
-            if said
-            else jobs.how_it_ended(ended.code)
-        )
+        names_code = not found.was_awaited and not said and ended.code > 0
+        if found.was_awaited:
+            how = f"ended{'' if ended.code else ' with exit code 0'} while others waited for it"
+        else:
+            how = "failed first" if said else jobs.how_it_ended(ended.code)
         progress.line(f"rank {ended.rank} on {jobs.name_of(ended.host, job)} {how}{said}", "bold red")
-        progress.line(f"  {code}; {whole}" if code not in how else f"  {whole}")
+        progress.line(f"  {whole}" if names_code else f"  {code}; {whole}")
+    elif result.verdict is not None:
+        names_code = result.verdict.code == result.code  # of what has ended, which is the job's
+        progress.line(f"{jobs.describe(result.verdict, job)} ({whole if names_code else f'{code}; {whole}'})", "bold red")
+    elif output.verdict:
+        progress.line(f"{output.verdict} ({whole})", "bold red")
     else:
-        why = jobs.describe(result.verdict, job) if result.verdict else output.verdict or "the job failed"
-        progress.line(f"{why} ({code}; {whole})" if code not in why else f"{why} ({whole})", "bold red")
+        progress.line(f"the job failed ({code}; {whole})", "bold red")
     for line in (*blame.alike(found, output, result), *output.consequences(failure)):
         progress.line(f"  {line}")
 

@@ -288,13 +288,13 @@ class RankOutput:
     def _in_one_line(failure: Failure) -> str:
         return failure.exception if failure.twin is None or failure.is_symptom else f"the same error as that of rank {failure.twin}"
 
-    def first_failure(self, first: int | None = None, succeeded: Collection[int] = ()) -> Failure | None:
+    def first_failure(self, first: int | None = None, went_on: Collection[int] = ()) -> Failure | None:
         """The first that is not about another rank's end, else that of ``first``, the rank that ended first.
 
-        Where ``first`` is None it is the first of all, unless the launcher has named a rank. Ranks that have ``succeeded`` had survived
-        what they have printed.
+        Where ``first`` is None it is the first of all, unless the launcher has named a rank. Ranks that ``went_on`` had survived what
+        they have printed.
         """
-        causes = [failure for failure in self._failures if not failure.is_symptom and failure.rank not in succeeded]
+        causes = [failure for failure in self._failures if not failure.is_symptom and failure.rank not in went_on]
         others = [] if self.verdict else self._failures
         return next(iter(causes or [each for each in others if first in (None, each.rank)]), None)
 

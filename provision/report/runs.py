@@ -125,7 +125,7 @@ def load(path: Path, model: type[_Model]) -> _Model | None:
 
 
 def _verdict(folder: Path, record: Record | None, report: Report | None, *, has_report: bool) -> Verdict:
-    if record is not None and record.exit_code == Interrupted.exit_code:
+    if record is not None and record.error and record.exit_code == Interrupted.exit_code:  # else it is the program's own
         return "interrupted"
     if report is not None:
         return report.verdict

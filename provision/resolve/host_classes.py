@@ -81,7 +81,7 @@ class HostClass:
         installed_hwloc: installed packages of hwloc with their versions.
         installed_nccl: the same for NCCL, without those that earlier runs installed.
         root: whether steps may run as root; without, nothing is installed outside the prefix.
-        has_make: whether make is installed or can be installed.
+        missing_build_tools: what a build from source needs of make and a C++ compiler, is missing, and cannot be installed.
         kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
         obstacle: why its accelerators cannot be used whatever their driver: another vendor's, a Jetson's, partitioned ones.
@@ -106,7 +106,7 @@ class HostClass:
     installed_hwloc: tuple[tuple[str, str], ...]
     installed_nccl: tuple[tuple[str, str], ...]
     root: bool
-    has_make: bool
+    missing_build_tools: tuple[str, ...]
     kept_builds: tuple[tuple[str, str | None], ...]
     gpu_fault: gpus.Fault | None
     obstacle: hardware.Obstacle | None
@@ -204,10 +204,17 @@ def host_class_of(facts: Facts, kept_builds: tuple[tuple[str, str | None], ...] 
         installed_hwloc=tuple(sorted((n, v) for n, v in facts.packages.items() if n in catalog.hwloc().packages)),
         installed_nccl=_installed_nccl(facts) if cuda is not None else (),
         root=root,
-        has_make=root or facts.make is not None or "make" in facts.missing,
+        missing_build_tools=() if root else _missing_build_tools(facts),
         kept_builds=kept_builds,
         gpu_fault=fault,
         obstacle=hardware.obstacle(facts),
+    )
+
+
+def _missing_build_tools(facts: Facts) -> tuple[str, ...]:
+    tools = {"make": facts.make, "compiler": facts.compiler}
+    return tuple(
+        "a C++ compiler" if name == "compiler" else name for name, found in tools.items() if found is None and name not in facts.missing
     )
 
 

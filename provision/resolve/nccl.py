@@ -328,10 +328,7 @@ def _proposals(blocking: HostClass, names: list[str], requirements: Requirements
 
 def _ability_to_build(blocking: HostClass, names: list[str]) -> Iterator[Proposal]:
     """What a host needs to build NCCL."""
-    missing, able = [], blocking
-    if not blocking.has_make:
-        missing.append("make")
-        able = replace(able, has_make=True)
+    missing, able = list(blocking.missing_build_tools), replace(blocking, missing_build_tools=())
     if not fitting_compilers(blocking):
         missing.append(f"a CUDA toolkit of {blocking.cuda} or older with nvcc")
         able = replace(able, toolkits=(Toolkit(DEFAULT_TOOLKIT, blocking.cuda),))

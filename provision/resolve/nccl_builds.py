@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from provision import catalog
+from provision.base.text import joined
 from provision.base.versions import key, minor, package_key
 from provision.catalog import architectures
 from provision.plan.model import Rejected, Repository
@@ -384,8 +385,8 @@ def _why_not_built(host_class: HostClass) -> str:
         return f"it needs a CUDA compiler, nvcc, and there is none (in {TOOLKIT_PLACES}); {elsewhere}"
     if all(key(cuda) > key(host_class.cuda or "0") for cuda, _toolkit in compilers):
         return f"its CUDA compiler is newer than the driver's CUDA {host_class.cuda}: {found}"
-    if not host_class.has_make:
-        return f"it is built with make, which is not there, and only root could install it; {elsewhere}"
+    if host_class.missing_build_tools:
+        return f"it cannot be built without {joined(host_class.missing_build_tools)}, which only root could install; {elsewhere}"
     return f"no CUDA compiler of it fits driver and GPUs: {found}, the driver's CUDA is {host_class.cuda}"
 
 
@@ -407,7 +408,7 @@ def own_compiler(host_class: HostClass) -> tuple[str, Toolkit, str] | None:
     """(CUDA, toolkit, why) to build with on the host itself: the CUDA that an earlier run chose, else the largest that driver and GPUs
     support; of that CUDA the toolkit that was found first. None if it cannot build."""
     fitting = fitting_compilers(host_class)
-    if not fitting or not host_class.has_make:
+    if not fitting or host_class.missing_build_tools:
         return None
     kept = {cuda for package, cuda in host_class.kept_builds if ".tar." in package}
     cuda, chosen = max(fitting, key=lambda each: (each[0] in kept, key(each[0])))

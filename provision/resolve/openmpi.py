@@ -214,10 +214,10 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
             return _Rejection(_first(host_classes), "--openmpi-cuda was requested, but no host has a GPU with a driver")
         options += known.cuda
         why.append(_FOR_GPUS)
-    without_make, without_toolkit = _unable_to_build(host_classes, cuda)
-    if without_make:
-        reason = f"it is built with make, which is not on {joined(without_make)}, and only root could install it"
-        return _Rejection(without_make[0], reason)
+    without_tools, tools, without_toolkit = _unable_to_build(host_classes, cuda)
+    if without_tools:
+        reason = f"it cannot be built on {joined(without_tools)} without {joined(tools)}, which only root could install"
+        return _Rejection(without_tools[0], reason)
     if without_toolkit:
         reason = f"--openmpi-cuda was requested, and there is no CUDA toolkit on {joined(without_toolkit)} (in {TOOLKIT_PLACES})"
         return _Rejection(without_toolkit[0], reason)
@@ -260,15 +260,17 @@ def _builders(host_classes: HostClasses, cuda: str | None) -> dict[HostClass, tu
     return found
 
 
-def _unable_to_build(host_classes: HostClasses, cuda: str | None) -> tuple[list[str], list[str]]:
-    """(hosts without make, hosts without a CUDA toolkit) if no host can build it for them."""
-    without_make: list[str] = []
+def _unable_to_build(host_classes: HostClasses, cuda: str | None) -> tuple[list[str], list[str], list[str]]:
+    """(hosts without the tools to build, these tools, hosts without a CUDA toolkit) if no host can build it for them."""
+    without_tools: list[str] = []
+    tools: set[str] = set()
     without_toolkit: list[str] = []
     for sharing in _sharing_a_build(host_classes, cuda):
         if not any(_build_toolkit(host_class, cuda) for host_class in sharing):
             for host_class, names in sharing.items():
-                (without_toolkit if host_class.has_make else without_make).extend(names)
-    return sorted(without_make), sorted(without_toolkit)
+                tools.update(host_class.missing_build_tools)
+                (without_tools if host_class.missing_build_tools else without_toolkit).extend(names)
+    return sorted(without_tools), sorted(tools), sorted(without_toolkit)
 
 
 def _sharing_a_build(host_classes: HostClasses, cuda: str | None) -> Iterable[HostClasses]:
@@ -284,7 +286,7 @@ def _build_toolkit(host_class: HostClass, cuda: str | None) -> tuple[str | None,
 
     The toolkit is the one whose ``cuda.h`` fits best: the newest that is no newer than ``cuda``, else the oldest, then an unknown one.
     """
-    if not host_class.has_make:
+    if host_class.missing_build_tools:
         return None
     if cuda is None or host_class.cuda is None:
         return None, ""
@@ -323,9 +325,10 @@ def _proposals(host_classes: HostClasses, requirements: Requirements, host: str)
         yield change_requirements(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
     yield exclude(next(names for names in host_classes.values() if host in names))
     cuda = _lowest_cuda(host_classes) if requirements.openmpi_cuda else None
-    without_make, without_toolkit = _unable_to_build(host_classes, cuda)
-    if without_make:
-        yield change_hosts(f"install make on {joined(without_make)}", lambda host_class: replace(host_class, has_make=True))
+    without_tools, tools, without_toolkit = _unable_to_build(host_classes, cuda)
+    if without_tools:
+        what = f"install {joined(tools)} on {joined(without_tools)}"
+        yield change_hosts(what, lambda host_class: replace(host_class, missing_build_tools=()))
     if without_toolkit:
         yield change_hosts(f"install a CUDA toolkit on {joined(without_toolkit)}", lambda host_class: _with_toolkit(host_class, cuda))
     if requirements.openmpi == "distribution":

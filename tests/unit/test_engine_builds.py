@@ -92,11 +92,13 @@ def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
         engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels)
     assert refused.value.where == str(path)
     whole = path.read_bytes()
+    listed = whole.index(b"PK\1\2")  # sizes of the first member
     at = whole.index(b".py") + 200  # within the first module
     for damaged in (
         b"PK half",
         whole[:at] + b"?" * 20 + whole[at + 20 :],
         whole.replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"),
+        whole[: listed + 20] + b"\xff\xff\xff\0" * 2 + whole[listed + 28 :],
     ):
         path.write_bytes(damaged)
         with pytest.raises(ProvisionError, match="cannot be read"):

@@ -371,6 +371,9 @@ def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "hosts"
     folder.mkdir()
     (folder / "a.ini").write_text("node1\n")
+    (folder / ".git").mkdir()
+    for hidden in (".git/x.ipc", ".x"):
+        os.mkfifo(folder / hidden)
     assert [host.name for host in load(str(folder)).hosts] == ["node1"]
     os.mkfifo(folder / "x")
     with pytest.raises(InventoryError, match="x: it is not a regular file"):

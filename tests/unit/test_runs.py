@@ -62,13 +62,16 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
     with pytest.raises(Interrupted), session("provision bench") as third:
         raise KeyboardInterrupt
     assert runs.find(third.run_id).verdict == "interrupted"
+    with session("provision run") as own:
+        own.record.exit_code = 130
+    assert runs.find(own.run_id).verdict == "failed"
     assert "interrupted: the run was interrupted" in page.render(runs.find(third.run_id))
     with pytest.raises(UsageError), session("provision run") as fourth:
         raise UsageError("no such <script>", hint="name another")
     failed = page.render(runs.find(fourth.run_id))
     assert "failed: the command failed" in failed
     assert "no such &lt;script&gt;\n  → name another" in failed
-    assert sorted(run.id for run in runs.runs()) == sorted([one.run_id, another.run_id, third.run_id, fourth.run_id])
+    assert sorted(run.id for run in runs.runs()) == sorted(each.run_id for each in (one, another, third, own, fourth))
 
 
 def test_every_run_is_closed_with_the_error_that_ended_it() -> None:

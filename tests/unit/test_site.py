@@ -22,6 +22,7 @@ def documentation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         for name in classes:
             setattr(made, name, object)
         monkeypatch.setitem(sys.modules, module, made)
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as MkDocs does
     return load("documentation", ROOT / "scripts/documentation.py")
 
 

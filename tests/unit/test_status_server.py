@@ -280,6 +280,8 @@ def test_a_port_that_is_none_is_told_as_it_was_typed(capsys: pytest.CaptureFixtu
         said = capsys.readouterr().err
         assert "--serve" in said
         assert "--port" not in said
+    main.guarded(lambda: main.app(args=["status", "a,", "--serve", "--port=99999"], prog_name="provision"), debug=False)
+    assert "--port" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_the_server_is_loaded_ends_it_as_later(monkeypatch: pytest.MonkeyPatch) -> None:

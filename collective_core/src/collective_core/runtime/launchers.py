@@ -141,13 +141,12 @@ class Mpi:
         if catches:
             signal.signal(signal.SIGTERM, lambda number, _: told_to_end.append(number))
         end, everyone = time.monotonic() + patience, MPI.COMM_WORLD.Ibarrier()
-        while not everyone.Test():
-            if told_to_end or time.monotonic() > end:
-                return
+        while not (arrived := everyone.Test()) and not told_to_end and time.monotonic() < end:
             time.sleep(FINISH_INTERVAL)
-        if catches:
+        if catches and not told_to_end:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        MPI.Finalize()
+        if arrived:
+            MPI.Finalize()
 
 
 class LauncherInfo(NamedTuple):
