@@ -132,7 +132,7 @@ bench-image: $(TOOLKIT_STAMP)
 integration: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
 
-integration-slow: $(DEV_STAMP)
+integration-slow: $(DEV_STAMP) $(ENGINE_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/integration
 
 # The documentation's site, in build/site. Warnings, such as a link that leads nowhere, are errors.

@@ -14,8 +14,7 @@ from provision.cli.options import Json
 from provision.report import host_log, page
 from provision.report import runs as folders
 
-_GOOD, _BAD = ("ready", "done"), ("not ready", "failed", "interrupted", "killed", "unreadable")
-_STYLE = {**dict.fromkeys(_GOOD, "green"), **dict.fromkeys(_BAD, "red"), "running": "cyan"}
+_STYLE: dict[str, str] = {**dict.fromkeys(folders.GOOD, "green"), **dict.fromkeys(folders.BAD, "red"), "running": "cyan"}
 
 _RUN = "Id of a run, or how it begins; `provision runs` lists them."
 

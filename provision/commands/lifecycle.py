@@ -60,6 +60,7 @@ def up(
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
+            builds.adopt(bundle.folder / "supplies")  # before hosts are asked for a compiler
             locked, options = bundle.lock, bundle.complete(options)
         facts = _survey(session, report, options.first_step, options.wheels)
         if not facts:
@@ -125,6 +126,7 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
         try:
             yield session, report
         except BaseException as error:
+            session.record_error(error)
             entries.add_missing_hosts(report, inventory, "not finished")
             report.failures.append(entries.error_failure(as_provision_error(error), inventory, session.step))
             progress.line(f"ended early; everything about this run: {session.folder}")
@@ -133,7 +135,8 @@ def _reported_run(inventory: Inventory, purpose: str, progress: Progress, passwo
             with signals.deferred():
                 entries.add_missing_hosts(report, inventory, "blocked")
                 report.seconds = time.monotonic() - began
-                session.record.exit_code = 0 if report.ok else 1
+                if not session.record.error:
+                    session.record.exit_code = 0 if report.ok else 1
                 session.write("report.json", report.as_dict())
                 _write_page(session)
 
@@ -205,7 +208,6 @@ def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, 
 def _from_bundle(session: Session, bundle: Bundle, plan: Plan, sources: PackageSources) -> PackageSources:
     """The sources of an installation from a bundle; raises UsageError where it lacks what the plan needs."""
     bundle.check(session, plan)
-    builds.adopt(bundle.folder / "supplies")
     return replace(sources, bundle=bundle, user_files=bundle.complete_files(sources.user_files))
 
 

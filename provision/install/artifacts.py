@@ -73,27 +73,35 @@ def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = _silent
     """Put into ``folder`` the files that `gather` needs in a closed network; returns what each is → its path there.
 
     The user's files have their names in `UserFiles`; ``openmpi_sources`` and ``nccl_sources`` are downloaded tarballs. Cached builds are
-    put next to them, for `builds.adopt`; with all of them no tarball is needed.
+    put next to them, for `builds.adopt`; with all of one component's no tarball of it is needed.
     """
     carried: dict[str, Path] = {}
     folder.mkdir(parents=True, exist_ok=True)
     local = _nccl_local(plan, folder, user_files.nccl_local)
     if local is not None:
         carried["nccl_local"] = local
+    _carry_builds(builds.ENGINE, set(map(engine_builds.key_of, plan.hosts.values())), folder)
     for recipe in from_source.RECIPES:
         hosts = [host for host in plan.hosts.values() if recipe.of(host)]
         if not hosts:
             continue
         place = folder / recipe.name
-        place.mkdir(exist_ok=True)
         keys = set(map(recipe.key, hosts))
-        kept = {key for key in keys if builds.cached(recipe.kind, key)}
-        for path in (path for key in kept for path in builds.files(recipe.kind, key)):
-            _place(path, place)
+        kept = _carry_builds(recipe.kind, keys, folder)
         own = user_files.tarball(recipe)
         if own or kept != keys:
             carried[f"{recipe.name}_{'tarball' if own else 'sources'}"] = _place(from_source.tarball(recipe, hosts[0], own, say), place)
     return {what: path.relative_to(folder.resolve()).as_posix() for what, path in carried.items()}
+
+
+def _carry_builds(kind: builds.Kind, keys: set[str], folder: Path) -> set[str]:
+    """Put cached builds where `builds.adopt` finds them; returns their keys."""
+    place = folder / kind.name
+    place.mkdir(exist_ok=True)
+    kept = {key for key in keys if builds.cached(kind, key)}
+    for path in (path for key in kept for path in builds.files(kind, key)):
+        _place(path, place)
+    return kept
 
 
 # --- from sources -------------------------------------------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
     pin = f"uv=={known.version}"
     if arch not in known.sha256:
         raise ProvisionError(f"no {pin} for {arch} is known", hint=f"hosts must be one of {', '.join(known.sha256)}")
-    folder = paths.cache() / "uv-wheels"
+    folder = builds.uv_wheels()
     for kept in folder.glob(f"uv-{known.version}-*_{arch}*.whl"):
         if downloads.digest(kept) == known.sha256[arch]:
             return kept

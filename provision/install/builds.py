@@ -66,7 +66,7 @@ def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict
 def adopt(folder: Path) -> None:
     """Cache the complete builds that a run or a bundle left in ``folder``, and a bundle's uv."""
     for wheel in (folder / "uv").glob("*.whl"):
-        kept = paths.cache() / "uv" / wheel.name  # whoever uses it compares its checksum with the catalogue's
+        kept = uv_wheels() / wheel.name  # whoever uses it compares its checksum with the catalogue's
         kept.parent.mkdir(parents=True, exist_ok=True)
         if not kept.exists():
             downloads.store(kept, wheel.read_bytes())
@@ -76,6 +76,11 @@ def adopt(folder: Path) -> None:
             if kept.exists() or not note.exists() or downloads.digest(file) != _noted(file):
                 continue
             keep(kind, file.name.removesuffix(kind.ending), file.read_bytes())
+
+
+def uv_wheels() -> Path:
+    """Where uv's wheels are cached."""
+    return paths.cache() / "uv-wheels"
 
 
 def keep(kind: Kind, key: str, content: bytes) -> None:

@@ -54,7 +54,7 @@ class PackageSources:
     """Where everything that is installed comes from, besides the hosts' own package indexes.
 
     Attributes:
-        wheels: a folder with PyTorch wheels of the user's.
+        wheels: a folder with wheels of the user's: of PyTorch, and of the engine.
         locked: host → environment in the prefix → the files that uv must install there, by provision.lock.
         bundle: with it nothing is downloaded.
     """

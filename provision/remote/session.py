@@ -120,12 +120,18 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self.locks_left = self.locks_left or (self.locks_hosts and kind is not None)
         if error is not None:
-            failure = as_provision_error(error)
-            self.record.exit_code, self.record.error = failure.exit_code, str(failure)[:_LONGEST_ERROR]
+            self.record_error(error)
         with signals.deferred():
             self.close()
         if kind is KeyboardInterrupt:  # between two steps
             raise Interrupted("interrupted", hint=self._how_to_go_on()) from None
+
+    def record_error(self, error: BaseException) -> None:
+        """Note what ends the run early in its record, of which a page is made before the session ends."""
+        failure = as_provision_error(error)
+        self.record.exit_code, self.record.error = failure.exit_code, str(failure)[:_LONGEST_ERROR]
+        with suppress(OSError):  # a full disk must not hide the error
+            self._write_record()
 
     def close(self) -> None:
         """End the run. Where a host may still have its lock, the run is recorded as dead, as one that was killed."""

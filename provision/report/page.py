@@ -67,13 +67,15 @@ def render(run: Run) -> str:
     facts = _facts(run.folder)
     steps = timeline.read(run.folder)
     training = _training(report)
-    bad = run.verdict in ("not ready", "failed", "interrupted", "killed")
+    bad = run.verdict in runs.BAD
     log = next((run.folder / name for name in ("smoke.log", "run.log") if (run.folder / name).is_file()), None)
     return pages.template("provision.report").render(
         version=__version__,
         run=run,
         report=report,
         headline=_headline(run, report),
+        bad=bad,
+        good=run.verdict in runs.GOOD,
         dry=_is_dry(report),
         failures=_failures(report) if report else [],
         faults=[_lines(fault) for fault in report.smoke_faults] if report else [],

@@ -24,9 +24,11 @@ _CHOICES = 6  # runs that an error names
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# ready: the training job passed · done: it ended well · not ready, failed: it did not · running: still · killed: it ended without a word ·
-# unreadable: its report is not one · unknown: its folder does not say.
+# ready: the training job passed · done: it ended well · not ready, failed: it did not · running: still · interrupted: by a signal ·
+# killed: it ended without a word · unreadable: its report is not one · unknown: its folder does not say.
 Verdict = Literal["ready", "done", "not ready", "failed", "running", "interrupted", "killed", "unreadable", "unknown"]
+GOOD: tuple[Verdict, ...] = ("ready", "done")
+BAD: tuple[Verdict, ...] = ("not ready", "failed", "interrupted", "killed", "unreadable")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Also here, because it needs finished hosts: what was changed behind our back is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ def closed(sandbox_factory) -> Sandbox:
 
 
 @pytest.fixture(scope="module")
-def bundle(closed, tmp_path_factory) -> Path:
-    """The bundle for both hosts; from here on they reach nothing but the network they share with the controller."""
+def bundle(closed, tmp_path_factory) -> Iterator[Path]:
+    """The bundle for both hosts; from here on they reach nothing but the network they share with the controller, which is one that has
+    downloaded nothing before, and reaches no package index."""
     target = tmp_path_factory.mktemp("bundle") / "hosts.bundle"
     good(provision("bundle", str(closed.inventory), "--out", str(target), *LEAN))
     for host in closed.hosts:
@@ -31,7 +33,10 @@ def bundle(closed, tmp_path_factory) -> Path:
         root(host, "rm -f /etc/pip.conf /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox")
         root(host, "! apt-get update -q 2>/dev/null | grep -q ^Get:")
         assert root(host, "ip route get 192.0.2.1 2>&1 || true").endswith("Network is unreachable")
-    return target
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROVISION_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+        yield target
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from changed_catalogue import change
 
-from provision import facts
+from provision import catalog, facts
 from provision.base.errors import ProvisionError, UsageError
-from provision.install import artifacts, builds, from_source
+from provision.install import artifacts, builds, engine_builds, from_source, wheels
 from provision.install.artifacts import UserFiles
 from provision.plan.model import Plan, Repository, SystemPackages
 from provision.plan.requirements import Requirements
@@ -148,6 +148,24 @@ def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path
     found = openmpi(gather(plan, tmp_path / "two", tmp_path / "carried" / carried["openmpi_tarball"]))
     assert {name: bool(kept_of(found, name)) for name in ("a", "b")} == {"a": True, "b": False}
     assert Path(found["tarball"]).read_bytes() == TARBALL
+
+
+def test_builds_of_the_engine_and_uv_are_taken_from_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(Requirements(torch=False), a=host("debian", "12"), b=host("debian", "13"))
+    key = engine_builds.key_of(plan.hosts["a"])
+    builds.keep(builds.ENGINE, key, b"built")
+    assert artifacts.carry(plan, tmp_path / "carried", UserFiles()) == {}
+    known = catalog.python_packages().uv
+    name = f"uv-{known.version}-py3-none-manylinux_2_17_x86_64.whl"
+    (tmp_path / "carried/uv").mkdir()
+    (tmp_path / "carried/uv" / name).write_bytes(b"uv")
+
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
+    builds.adopt(tmp_path / "carried")
+    assert builds.cached(builds.ENGINE, key) == hashlib.sha256(b"built").hexdigest()
+    monkeypatch.setattr(wheels, "gather", None)  # no index is asked
+    monkeypatch.setitem(known.sha256, "x86_64", hashlib.sha256(b"uv").hexdigest())
+    assert artifacts.uv_wheel("x86_64", None, print).read_bytes() == b"uv"
 
 
 def with_gpu(cuda: str, capability: str = "8.0", toolkit: str | None = None) -> dict[str, Any]:

@@ -189,6 +189,7 @@ def test_a_host_that_lets_one_wait_is_named(hosts: Hosts, monkeypatch: pytest.Mo
     assert "gpu1: unknown: it did not answer in time" in said.out
     (hosts.folder / "gpu1.example").unlink()
     hosts.answer("gpu1")
+    monkeypatch.setattr(status_command, "_PATIENCE_S", 60.0)
     assert end_of("status", str(hosts)) == 1
     assert capsys.readouterr().err == ""
 

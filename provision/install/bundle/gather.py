@@ -12,7 +12,7 @@ from provision.base import aptsources, paths
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
 from provision.facts import Facts
-from provision.install import artifacts, installer, wheels
+from provision.install import artifacts, engine_builds, installer, wheels
 from provision.install.bundle import debs
 from provision.install.bundle.archive import BundledHost, machine_of, pack, package_name, requirements_of
 from provision.plan.lock import Files, Lock
@@ -75,6 +75,7 @@ def gather(
                 nccl_wheels=found["nccl"],
                 **packages,
             )
+        engine_builds.adopt_wheels(plan, facts, sources.engine, options.wheels)
         supplies = artifacts.carry(plan, folder / "supplies", sources.user_files, say=say)
         supplies |= artifacts.carry_uv(plan, folder / "supplies", options.index_url, say)
         listing = {
