@@ -12,7 +12,7 @@ from provision.sandbox import Sandbox, SandboxHost
 PACKAGES = "munge slurm-client slurmd"
 INSTALL = """
 export DEBIAN_FRONTEND=noninteractive
-(apt-get update -qq && apt-get install -y -qq --no-install-recommends {}) >/tmp/slurm.log 2>&1
+(apt-get update -qq && apt-get install -o DPkg::Lock::Timeout=300 -y -qq --no-install-recommends {}) >/tmp/slurm.log 2>&1
 echo $? >/tmp/slurm.done
 """
 CONF = """

@@ -127,7 +127,8 @@ def guarded(sandbox_factory) -> Sandbox:
     return sandbox_factory(1, "debian:12", sudo="password", name="guarded", slots=1)
 
 
-def test_a_sudo_password_is_asked_for_and_a_wrong_one_is_refused(guarded, tmp_path):
+def test_a_sudo_password_is_asked_for_and_a_wrong_one_is_refused(guarded, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))  # with a build of the engine in it the host could do without root
     without = provision("up", str(guarded.inventory), *LEAN)
     assert without.returncode == 1
     assert "--ask-become-pass" in without.stdout
