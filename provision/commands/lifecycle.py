@@ -16,7 +16,7 @@ from provision.base.problems import Problem
 from provision.base.text import about, joined
 from provision.commands import planning
 from provision.facts import Facts
-from provision.install import builds, drift, engine_builds, environments, installer, removal
+from provision.install import drift, engine_builds, environments, installer, removal
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
@@ -60,9 +60,9 @@ def up(
         session.step = "bundle"
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
-            builds.adopt(bundle.folder / "supplies")  # before hosts are asked for a compiler
             locked, options = bundle.lock, bundle.complete(options)
-        facts = _survey(session, report, options.first_step, options.wheels)
+        known = engine_builds.known_for(options.wheels, bundle.folder / "supplies" if bundle else None)
+        facts = _survey(session, report, options.first_step, known)
         if not facts:
             return report
         session.step = "plan"
@@ -76,7 +76,7 @@ def up(
             return report
         if installer.new_drivers(plan) and not options.check:
             session.step = "driver"
-            facts = _install_drivers(session, report, plan, facts, sources)
+            facts = _install_drivers(session, report, plan, facts, sources, known)
             if not facts:
                 return report
             session.step = "plan"
@@ -149,10 +149,10 @@ def _write_page(session: Session) -> None:
         session.progress.line(f"the page of this run cannot be written: {error}")
 
 
-def _survey(session: Session, report: Report, first_step: str | None, wheels: Path | None) -> Mapping[str, Facts]:
+def _survey(session: Session, report: Report, first_step: str | None, is_engine_known: Callable[[Facts], bool]) -> Mapping[str, Facts]:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
     session.step = "survey"
-    survey = collect.survey_hosts(session, engine_builds.known_for(wheels))
+    survey = collect.survey_hosts(session, is_engine_known)
     entries.add_survey(report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
     if first_step is None or "python" in installer.steps(first_step):
@@ -174,7 +174,12 @@ def _own_reboots(inventory: Inventory, names: list[str], facts: Mapping[str, Fac
 
 
 def _install_drivers(
-    session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], sources: PackageSources
+    session: Session,
+    report: Report,
+    plan: Plan,
+    facts: Mapping[str, Facts],
+    sources: PackageSources,
+    is_engine_known: Callable[[Facts], bool],
 ) -> Mapping[str, Facts]:
     """Install the plan's drivers and survey the hosts again; no facts where a driver failed, because everything else depends on it."""
     session.write("plan-with-drivers.json", plan.as_dict())
@@ -185,7 +190,7 @@ def _install_drivers(
         return {}
     names = installer.new_drivers(plan)
     report.notes.append(f"{joined(names)}: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers")
-    again = _survey(session, report, None, sources.wheels)
+    again = _survey(session, report, None, is_engine_known)
     # What the first survey found and still holds is said once.
     report.notes, report.failures = list(dict.fromkeys(report.notes)), list(dict.fromkeys(report.failures))
     return again

@@ -46,6 +46,7 @@ def gather(
     fetch: bool,
     keys: bool = True,
     index_url: str | None = None,
+    bundled: Path | None = None,
     say: Say = _silent,
 ) -> dict[str, Any]:
     """Put the files that the hosts need into ``folder``; returns the Ansible variables that name them.
@@ -54,17 +55,18 @@ def gather(
         fetch: False for a dry run, which needs the variables alone.
         keys: whether hosts use package repositories, and need their keys.
         index_url: the package index, instead of the one that this machine's pip is configured for.
+        bundled: a bundle's supplies, with its builds and uv.
 
     Raises:
         ProvisionError: a file is unavailable or is not the planned one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return {
-        "provision_engine_builds": _engine(plan, folder / "engine", fetch),
+        "provision_engine_builds": _engine(plan, folder / "engine", bundled, fetch),
         "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
-        "provision_from_source": _from_sources(plan, folder, user_files, fetch, say),
+        "provision_from_source": _from_sources(plan, folder, user_files, bundled, fetch, say),
         "provision_repository_keys": repository_keys(plan, folder, say) if fetch and keys else {},
-        "provision_uv": _uv(plan, folder / "uv", index_url, say) if fetch else {},
+        "provision_uv": _uv(plan, folder / "uv", index_url, bundled, say) if fetch else {},
         "provision_nccl_local": str(_nccl_local(plan, folder, user_files.nccl_local) or "") if fetch else "",
     }
 
@@ -73,7 +75,7 @@ def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = _silent
     """Put into ``folder`` the files that `gather` needs in a closed network; returns what each is → its path there.
 
     The user's files have their names in `UserFiles`; ``openmpi_sources`` and ``nccl_sources`` are downloaded tarballs. Cached builds are
-    put next to them, for `builds.adopt`; with all of one component's no tarball of it is needed.
+    put next to them; with all of one component's no tarball of it is needed.
     """
     carried: dict[str, Path] = {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +97,7 @@ def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = _silent
 
 
 def _carry_builds(kind: builds.Kind, keys: set[str], folder: Path) -> set[str]:
-    """Put cached builds where `builds.adopt` finds them; returns their keys."""
+    """Put cached builds where `builds.files` finds them; returns their keys."""
     place = folder / kind.name
     place.mkdir(exist_ok=True)
     kept = {key for key in keys if builds.cached(kind, key)}
@@ -107,11 +109,11 @@ def _carry_builds(kind: builds.Kind, keys: set[str], folder: Path) -> set[str]:
 # --- from sources -------------------------------------------------------------------------------------------------------------------
 
 
-def _from_sources(plan: Plan, folder: Path, user_files: UserFiles, fetch: bool, say: Say) -> dict[str, Any]:
+def _from_sources(plan: Plan, folder: Path, user_files: UserFiles, bundled: Path | None, fetch: bool, say: Say) -> dict[str, Any]:
     made = {}
     for recipe in from_source.RECIPES:
-        found = from_source.variables(recipe, plan, folder / recipe.name)
-        if fetch and found["build_of"] and _place_kept(recipe.kind, found, folder / recipe.name) != set(found["builds"]):
+        found = from_source.variables(recipe, plan, folder / recipe.name, bundled)
+        if fetch and found["build_of"] and _place_kept(recipe.kind, found, folder / recipe.name, bundled) != set(found["builds"]):
             host = plan.hosts[next(iter(found["build_of"]))]
             found["tarball"] = str(_place(from_source.tarball(recipe, host, user_files.tarball(recipe), say), folder / recipe.name))
         made[recipe.name] = found
@@ -121,19 +123,19 @@ def _from_sources(plan: Plan, folder: Path, user_files: UserFiles, fetch: bool, 
 # --- the engine ---------------------------------------------------------------------------------------------------------------------
 
 
-def _engine(plan: Plan, folder: Path, fetch: bool) -> dict[str, Any]:
+def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool) -> dict[str, Any]:
     keys = {name: engine_builds.key_of(host) for name, host in plan.hosts.items()}
-    shares = builds.shares(builds.ENGINE, keys, list(keys))
+    shares = builds.shares(builds.ENGINE, keys, list(keys), bundled)
     if fetch:
-        _place_kept(builds.ENGINE, shares, folder)
+        _place_kept(builds.ENGINE, shares, folder, bundled)
     return {"folder": str(folder), **shares}
 
 
 # --- uv -----------------------------------------------------------------------------------------------------------------------------
 
 
-def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
-    """The wheel of uv for an architecture, in the cache: checked, and fetched where it is not there yet.
+def uv_wheel(arch: str, index_url: str | None, say: Say, bundled: Path | None = None) -> Path:
+    """The wheel of uv for an architecture, checked: a bundle's, or the cache's, into which it is fetched where it is not there yet.
 
     Raises:
         ProvisionError: it is unavailable, or is not the one that the catalogue names.
@@ -142,8 +144,11 @@ def uv_wheel(arch: str, index_url: str | None, say: Say) -> Path:
     pin = f"uv=={known.version}"
     if arch not in known.sha256:
         raise ProvisionError(f"no {pin} for {arch} is known", hint=f"hosts must be one of {', '.join(known.sha256)}")
-    folder = builds.uv_wheels()
-    for kept in folder.glob(f"uv-{known.version}-*_{arch}*.whl"):
+    folder, name = paths.cache() / "uv-wheels", f"uv-{known.version}-*_{arch}*.whl"
+    for wheel in (bundled / "uv").glob(name) if bundled else ():
+        if downloads.digest(wheel) == known.sha256[arch]:
+            return wheel
+    for kept in folder.glob(name):
         if downloads.digest(kept) == known.sha256[arch]:
             return kept
         kept.unlink()
@@ -159,11 +164,11 @@ def carry_uv(plan: Plan, folder: Path, index_url: str | None, say: Say) -> dict[
     return {f"uv_{arch}": f"uv/{_place(wheel, folder / 'uv').name}" for arch, wheel in wheels_of.items()}
 
 
-def _uv(plan: Plan, folder: Path, index_url: str | None, say: Say) -> dict[str, str]:
+def _uv(plan: Plan, folder: Path, index_url: str | None, bundled: Path | None, say: Say) -> dict[str, str]:
     """Architecture → the program, unpacked into the playbook's folder."""
     programs = {}
     for arch in {host.arch for host in plan.hosts.values()}:
-        wheel = uv_wheel(arch, index_url, say)
+        wheel = uv_wheel(arch, index_url, say, bundled)
         target = folder / arch / "uv"
         target.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(wheel) as archive:
@@ -255,12 +260,12 @@ def repository_key(repository: Repository, say: Say) -> Path:
     return path
 
 
-def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path) -> set[str]:
+def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path, bundled: Path | None) -> set[str]:
     """Put cached builds into ``folder``; returns their keys."""
     folder.mkdir(exist_ok=True)
     kept = {key for key, build in shares["builds"].items() if build["sha256"]}
     for key in kept:
-        _place(builds.files(kind, key)[0], folder)
+        _place(builds.files(kind, key, bundled)[0], folder)
     return kept
 
 

@@ -1,6 +1,7 @@
 """Cache of what was built on hosts, on the controller: once per distribution and architecture.
 
-A build is named by everything that it depends on. Its checksum is in a file next to it; a build that does not match is ignored.
+A build is named by everything that it depends on. Its checksum is in a file next to it; a build that does not match is ignored. Those of a
+bundle (``bundled``: its supplies) go before those of the cache, and are not kept: who made the bundle decides about its hosts alone.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ NCCL = Kind("nccl", ".tar.gz")
 ENGINE = Kind("engine", ".whl")
 
 
-def cached(kind: Kind, key: str) -> str | None:
+def cached(kind: Kind, key: str, bundled: Path | None = None) -> str | None:
     """The checksum of a cached build; None where there is none, or a damaged one."""
-    file = _cache(kind) / f"{key}{kind.ending}"
+    file = files(kind, key, bundled)[0]
     try:
         expected = _noted(file)
         if downloads.digest(file) == expected:
@@ -43,13 +44,16 @@ def cached(kind: Kind, key: str) -> str | None:
     return None
 
 
-def files(kind: Kind, key: str) -> list[Path]:
+def files(kind: Kind, key: str, bundled: Path | None = None) -> list[Path]:
     """The files of a cached build: itself and its checksum."""
-    file = _cache(kind) / f"{key}{kind.ending}"
+    name = f"{key}{kind.ending}"
+    file = _cache(kind) / name
+    if bundled is not None and (bundled / kind.name / name).exists():
+        file = bundled / kind.name / name
     return [file, file.with_name(file.name + NOTE)]
 
 
-def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict[str, Any]:
+def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str], bundled: Path | None = None) -> dict[str, Any]:
     """``{"build_of": {HOST: key}, "builds": {KEY: {"hosts": [...], "sha256": ...}}}``: which build each host of ``keys`` gets.
 
     ``hosts`` share the build, in the order of ``builders``: the first one builds. The checksum is empty where no build is cached.
@@ -58,29 +62,19 @@ def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str]) -> dict
     for name in builders:
         key = keys[name]
         if key not in made:
-            made[key] = {"hosts": [], "sha256": cached(kind, key) or ""}
+            made[key] = {"hosts": [], "sha256": cached(kind, key, bundled) or ""}
         made[key]["hosts"].append(name)
     return {"build_of": dict(keys), "builds": made}
 
 
 def adopt(folder: Path) -> None:
-    """Cache the complete builds that a run or a bundle left in ``folder``, and a bundle's uv."""
-    for wheel in (folder / "uv").glob("*.whl"):
-        kept = uv_wheels() / wheel.name  # whoever uses it compares its checksum with the catalogue's
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        if not kept.exists():
-            downloads.store(kept, wheel.read_bytes())
+    """Cache the complete builds that a run left in ``folder``."""
     for kind in (OPENMPI, NCCL, ENGINE):
         for file in sorted((folder / kind.name).glob(f"*{kind.ending}")):
             note, kept = file.with_name(file.name + NOTE), _cache(kind) / file.name
             if kept.exists() or not note.exists() or downloads.digest(file) != _noted(file):
                 continue
             keep(kind, file.name.removesuffix(kind.ending), file.read_bytes())
-
-
-def uv_wheels() -> Path:
-    """Where uv's wheels are cached."""
-    return paths.cache() / "uv-wheels"
 
 
 def keep(kind: Kind, key: str, content: bytes) -> None:

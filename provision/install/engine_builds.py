@@ -56,8 +56,9 @@ def adopt_wheels(plan: Plan, facts: Mapping[str, Facts], engine: EngineSource, f
             builds.keep(builds.ENGINE, key_of(host), wheel.read_bytes())
 
 
-def known_for(folder: Path | None) -> Callable[[Facts], bool]:
-    """Whether a host has this engine, or gets it without a compiler: its build is kept here, or a wheel in ``folder`` fits."""
+def known_for(folder: Path | None, bundled: Path | None = None) -> Callable[[Facts], bool]:
+    """Whether a host has this engine, or gets it without a compiler: its build is kept here or in the supplies of a bundle, or a wheel in
+    ``folder`` fits."""
     engine = engine_source.pack()
 
     def is_known(facts: Facts) -> bool:
@@ -67,7 +68,7 @@ def known_for(folder: Path | None) -> Callable[[Facts], bool]:
         if folder is not None and _fitting(folder, engine, arch, facts.os.libc):
             return True
         name = _key(engine.version, engine.sha256, f"{facts.os.id} {facts.os.version}", arch, root=facts.user.can_become)
-        return builds.cached(builds.ENGINE, name) is not None
+        return builds.cached(builds.ENGINE, name, bundled) is not None
 
     return is_known
 

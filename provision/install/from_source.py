@@ -99,7 +99,7 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
     return downloads.fetch(wanted.url, wanted.sha256, what=what, hint=hint, say=say)
 
 
-def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
+def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = None) -> dict[str, Any]:
     """The role's variables: how the component is built, which build each host gets, who can build it and with which options.
 
     The tarball's path is still empty.
@@ -107,7 +107,7 @@ def variables(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
     components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
     keys = {name: recipe.key(plan.hosts[name]) for name in components}
     # The first of them builds: a build of Open MPI for GPUs wants CUDA there.
-    found = builds.shares(recipe.kind, keys, sorted(keys, key=lambda name: plan.hosts[name].nccl is None))
+    found = builds.shares(recipe.kind, keys, sorted(keys, key=lambda name: plan.hosts[name].nccl is None), bundled)
     for build in found["builds"].values():
         able = components[build["hosts"][0]].builders  # hosts that share a build share who can make it
         build["builders"] = [each.host for each in able if each.host in build["hosts"]] if able else build["hosts"]

@@ -160,7 +160,14 @@ def render(
     made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
     engine_builds.adopt_wheels(plan, facts, sources.engine, sources.wheels)
     made |= artifacts.gather(
-        plan, folder / "supplies", sources.user_files, fetch=fetch, keys=sources.bundle is None, index_url=sources.index_url, say=say
+        plan,
+        folder / "supplies",
+        sources.user_files,
+        fetch=fetch,
+        keys=sources.bundle is None,
+        index_url=sources.index_url,
+        bundled=sources.bundle.folder / "supplies" if sources.bundle else None,
+        say=say,
     )
     if fetch and sources.bundle is None:
         made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)

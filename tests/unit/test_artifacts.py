@@ -61,8 +61,8 @@ def tarball(tmp_path: Path) -> Path:
     return path
 
 
-def gather(plan: Plan, folder: Path, tarball: Path | None = None, *, fetch: bool = True) -> dict[str, Any]:
-    return artifacts.gather(plan, folder, UserFiles(openmpi_tarball=tarball), fetch=fetch)
+def gather(plan: Plan, folder: Path, tarball: Path | None = None, *, fetch: bool = True, bundled: Path | None = None) -> dict[str, Any]:
+    return artifacts.gather(plan, folder, UserFiles(openmpi_tarball=tarball), fetch=fetch, bundled=bundled)
 
 
 def openmpi(found: dict[str, Any]) -> dict[str, Any]:
@@ -144,10 +144,13 @@ def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path
     assert carried == {"openmpi_tarball": "openmpi/openmpi-4.1.6.tar.gz"}
 
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
-    builds.adopt(tmp_path / "carried")
-    found = openmpi(gather(plan, tmp_path / "two", tmp_path / "carried" / carried["openmpi_tarball"]))
+    tarball = tmp_path / "carried" / carried["openmpi_tarball"]
+    found = openmpi(gather(plan, tmp_path / "two", tarball, bundled=tmp_path / "carried"))
     assert {name: bool(kept_of(found, name)) for name in ("a", "b")} == {"a": True, "b": False}
     assert Path(found["tarball"]).read_bytes() == TARBALL
+    assert (Path(found["folder"]) / f"{key}.tar.gz").read_bytes() == b"built"
+    builds.adopt(tmp_path / "two")
+    assert kept_of(openmpi(gather(plan, tmp_path / "three", tarball)), "a") == "", "other hosts do not get what a bundle brings"
 
 
 def test_builds_of_the_engine_and_uv_are_taken_from_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +164,11 @@ def test_builds_of_the_engine_and_uv_are_taken_from_a_bundle(tmp_path: Path, mon
     (tmp_path / "carried/uv" / name).write_bytes(b"uv")
 
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
-    builds.adopt(tmp_path / "carried")
-    assert builds.cached(builds.ENGINE, key) == hashlib.sha256(b"built").hexdigest()
+    assert builds.cached(builds.ENGINE, key) is None
+    assert builds.cached(builds.ENGINE, key, tmp_path / "carried") == hashlib.sha256(b"built").hexdigest()
     monkeypatch.setattr(wheels, "gather", None)  # no index is asked
     monkeypatch.setitem(known.sha256, "x86_64", hashlib.sha256(b"uv").hexdigest())
-    assert artifacts.uv_wheel("x86_64", None, print).read_bytes() == b"uv"
+    assert artifacts.uv_wheel("x86_64", None, print, tmp_path / "carried").read_bytes() == b"uv"
 
 
 def with_gpu(cuda: str, capability: str = "8.0", toolkit: str | None = None) -> dict[str, Any]:
@@ -192,8 +195,9 @@ def nccl_tarball(tmp_path: Path) -> Path:
     return path
 
 
-def nccl(plan: Plan, folder: Path, tarball: Path | None = None) -> dict[str, Any]:
-    part: dict[str, Any] = artifacts.gather(plan, folder, UserFiles(nccl_tarball=tarball), fetch=True)["provision_from_source"]["nccl"]
+def nccl(plan: Plan, folder: Path, tarball: Path | None = None, *, bundled: Path | None = None) -> dict[str, Any]:
+    found = artifacts.gather(plan, folder, UserFiles(nccl_tarball=tarball), fetch=True, bundled=bundled)
+    part: dict[str, Any] = found["provision_from_source"]["nccl"]
     return part
 
 
@@ -250,8 +254,7 @@ def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_ta
     carried = artifacts.carry(plan, tmp_path / "carried", UserFiles(nccl_tarball=nccl_tarball))
     assert carried == {"nccl_tarball": "nccl/mine.tar.gz"}
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
-    builds.adopt(tmp_path / "carried")
-    assert kept_of(nccl(plan, tmp_path / "three"), "a") == hashlib.sha256(b"built").hexdigest()
+    assert kept_of(nccl(plan, tmp_path / "three", bundled=tmp_path / "carried"), "a") == hashlib.sha256(b"built").hexdigest()
 
 
 def test_sources_of_nccl_that_cannot_be_had_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
