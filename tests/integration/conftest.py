@@ -15,7 +15,7 @@ from pathlib import Path
 import docker
 import pytest
 import ready
-from hosts import good, provision
+from hosts import ENGINE_S, good, provision
 
 from provision import sandbox as sandboxes
 from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
@@ -65,7 +65,7 @@ def engine(own_state: Path) -> Iterator[docker.DockerClient]:
         required = os.environ.get("CI") == "true" or os.environ.get("PROVISION_REQUIRE_CONTAINERS") == "1"
         message = f"These tests need a container engine. {sentence} scripts/prepare-machine.sh does it on Debian."
         pytest.fail(message, pytrace=False) if required else pytest.skip(message)
-    client = docker.from_env()
+    client = docker.from_env(timeout=ENGINE_S)
     _remove_orphans(client)
     yield client
     client.close()

@@ -22,6 +22,8 @@ from provision.sandbox import Sandbox, SandboxHost
 
 # Seconds. A whole installation takes minutes on two cores that several tests share; a run that takes longer hangs.
 RUN_S = 900
+#: The container engine is silent for as long as it commits a host.
+ENGINE_S = 600
 
 # Packages with their marks and holds, every path with owner and mode, every file's checksum, and the linker's cache.
 STATE = r"""
@@ -68,7 +70,7 @@ def images_of_image_tests(engine: docker.DockerClient) -> set[str]:
 
 def container(host: SandboxHost) -> Container:
     """The container behind a host."""
-    return docker.from_env().containers.get(host.container)
+    return docker.from_env(timeout=ENGINE_S).containers.get(host.container)
 
 
 def root(host: SandboxHost, command: str) -> str:
@@ -97,7 +99,7 @@ def as_machine(host: SandboxHost, namespace: str, command: str) -> None:
 def remove_default_route(host: SandboxHost) -> None:
     """Close the host's network. It may not do that itself, so a privileged container joins its network for a moment."""
     box = container(host)
-    docker.from_env().containers.run(
+    docker.from_env(timeout=ENGINE_S).containers.run(
         box.image, ["route", "del", "default"], entrypoint="ip", network_mode=f"container:{box.id}", cap_add=["NET_ADMIN"], remove=True
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import docker
 import docker.errors
-from hosts import container, good, provision
+from hosts import RUN_S, container, good, provision
 
 from provision import sandbox as sandboxes
 from provision.base import paths, process_locks
@@ -25,8 +25,8 @@ REPOSITORY = "provision-tests/ready"
 SOURCES = ("provision", "playbooks", "collective_core")
 #: Caches of tools among them, which do not count.
 NOT_SOURCES = {"__pycache__", "build", ".ruff_cache", ".mypy_cache", ".pytest_cache"}
-#: Seconds for a first installation, with the engine's build, on a busy machine.
-LIMIT_S = 900
+#: Seconds for who waits: as long as a first installation may take, and what is made before and after it.
+LIMIT_S = RUN_S + 900
 
 # Removes what a sandbox creates for each host at its start; a host started from the image gets its own.
 FORGET = "rm -rf /etc/provision-sandbox /etc/ssh/ssh_host_* /home/trainer/.ssh /root/.ssh && : > /etc/environment"

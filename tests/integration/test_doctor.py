@@ -93,7 +93,7 @@ lock = open("/var/lib/dpkg/lock-frontend", "w")
 fcntl.lockf(lock, fcntl.LOCK_EX)
 with open("/run/held", "w") as note:
     note.write(str(os.getpid()))
-time.sleep(60)
+time.sleep(900)
 """
     container(cluster.hosts[0]).exec_run(["python3", "-c", hold], detach=True)
     root(cluster.hosts[0], "until [ -s /run/held ]; do sleep 0.1; done")

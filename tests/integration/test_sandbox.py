@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import http.server
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import images_of_image_tests
+from hosts import images_of_image_tests, wait_until
 
 from provision import sandbox as sandboxes
 from provision.base import paths
@@ -577,18 +578,21 @@ def test_debootstrap_dies_with_its_controller(name, world, engine, monkeypatch, 
     before = world()
     controller = Controller(name)
     controller.wait_for("debootstrap")
+    wait_until(lambda: running_in(tmp_path / "cache"))
     time.sleep(4)
-    assert running_in(tmp_path / "cache")
     controller.end(number)
+    wait_until(lambda: not running_in(tmp_path / "cache"))
     sandboxes.down(name)
     assert world() == before
-    assert not running_in(tmp_path / "cache")
     assert not list((tmp_path / "cache" / "sandbox").glob("*.tar"))
 
 
 def running_in(folder: Path) -> list[str]:
     """The command lines of processes that work on that folder."""
-    lines = [path.read_bytes().replace(b"\0", b" ").decode(errors="replace") for path in proc_files("cmdline")]
+    lines = []
+    for path in proc_files("cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return [line for line in lines if str(folder) in line]
 
 

@@ -1,12 +1,22 @@
 """Profiles of property tests: `--hypothesis-profile thorough` tries twenty times as many examples (`make unit-thorough`)."""
 
 import os
+from pathlib import Path
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 
 #: Of the `make` that runs the tests: a `make` that a test starts would take its options, such as to keep output back.
 os.environ.pop("MAKEFLAGS", None)
 
-settings.register_profile("quick", max_examples=50)
-settings.register_profile("thorough", max_examples=1000)
+#: On a busy machine one example may take long.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", UNTIMED, max_examples=50)
+settings.register_profile("thorough", UNTIMED, max_examples=1000)
 settings.load_profile("quick")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's result does not depend on what this machine has cached."""
+    monkeypatch.setenv("PROVISION_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "no-cache-yet"))

@@ -88,6 +88,24 @@ def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable, on_line: A
     return result, lines
 
 
+def until_ended(rank: int, folder: str = ".") -> str:
+    """A shell waits until the end of another rank is recorded."""
+    return f"""until grep -qs '"code"' {folder}/provision-rank-{rank}; do sleep 0.01; done"""
+
+
+def changed_scripts(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]) -> None:
+    """Other constants in what runs on hosts."""
+    script = resources.script
+
+    def changed(name: str) -> str:
+        text = script(name)
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        return text
+
+    monkeypatch.setattr(resources, "script", changed)
+
+
 def marked(run_id: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -97,6 +115,13 @@ def marked(run_id: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def until_gone(run_id: str) -> None:
+    deadline = time.monotonic() + 60
+    while marked(run_id):
+        assert time.monotonic() < deadline, "its processes go on"
+        time.sleep(0.05)
 
 
 def test_output_exit_code_environment_files_and_report() -> None:
@@ -129,10 +154,8 @@ def test_the_jobs_folder_is_not_in_the_first_hosts_tmpdir(tmp_path: Path, monkey
 
 def test_a_host_that_refuses_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here because it is this machine: "ssh" runs what it is given."""
-    script = resources.script
     ours = '("", [sys.executable, "-c", '
-    late = ours + '"import time; time.sleep(0.5)\\n" + '  # the other could be faster
-    monkeypatch.setattr(resources, "script", lambda name: script(name).replace(ours, late))
+    changed_scripts(monkeypatch, {ours: ours + '"import time; time.sleep(0.5)\\n" + '})  # the other could be faster
     result, _ = run(Job(["true"], hosts=["other"], ssh=["sh", "-c", 'exec sh -c "$2"']))
     assert result.verdict is not None
     assert (result.verdict.kind, result.verdict.host) == ("refused", "other")
@@ -157,26 +180,23 @@ def test_missing_program_is_an_error_without_a_report() -> None:
 
 
 def test_the_job_ends_when_the_controller_is_killed() -> None:
-    process = controller("unit-orphan", "sleep 300 & echo started; wait")
+    process = controller(f"{RUN_ID}-orphan", "sleep 300 & echo started; wait")
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "started"
-    assert marked("unit-orphan")
+    assert marked(f"{RUN_ID}-orphan")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while marked("unit-orphan") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not marked("unit-orphan")
+    until_gone(f"{RUN_ID}-orphan")
 
 
 def test_interrupt_ends_the_job() -> None:
-    process = controller("unit-interrupt", "echo started; sleep 300")
+    process = controller(f"{RUN_ID}-interrupt", "echo started; sleep 300")
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "started"
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=20)
+    rest, _ = process.communicate(timeout=60)
     assert rest.strip().splitlines()[-1] == "interrupted True"
-    assert not marked("unit-interrupt")
+    assert not marked(f"{RUN_ID}-interrupt")
 
 
 def test_job_ends_when_its_output_can_no_longer_be_shown(tmp_path: Path) -> None:
@@ -264,20 +284,12 @@ def test_very_long_line_comes_in_parts() -> None:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five seconds are silence, and messages come all the time: the job's own guard, which is heard, needs a second on a busy machine."""
-    script = resources.script
     shorter = {
         "\nSILENT_S = 45.0": "\nSILENT_S = 5.0",
         "BEAT_S = 5.0\nTICK_S": "BEAT_S = 0.0\nTICK_S",  # job.py's
         "BEAT_S = 5.0\nSILENT_S": "BEAT_S = 0.1\nSILENT_S",  # guard.py's
     }
-
-    def hurried_script(name: str) -> str:
-        text = script(name)
-        for long, short in shorter.items():
-            text = text.replace(long, short)
-        return text
-
-    monkeypatch.setattr(resources, "script", hurried_script)
+    changed_scripts(monkeypatch, shorter)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -286,8 +298,9 @@ def test_guard_that_never_starts_ends_the_job() -> None:
     assert result.verdict == Verdict("silent", "other", seconds=5.0, output=("a quota is exceeded",) * 5)
 
 
-def test_lost_host_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path) -> None:
+def test_lost_host_is_blamed_before_the_rank_that_ended_because_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is faster here: it ends before the other guard's connection does."""
+    changed_scripts(monkeypatch, {"AFTERMATH_S = 0.5": "AFTERMATH_S = 30.0"})
     died = beside(["sh", "-c", f"touch {tmp_path}/ended; kill -9 $$"])
     watch = f"while [ ! -e {tmp_path}/ended ]; do sleep 0.01; done; sleep 0.1; kill -9 $$"
     way = f"sh -c {shlex.quote(watch)} & exec {shlex.join(died.ssh)}".replace("$$", "$GUARD")
@@ -312,15 +325,16 @@ def test_other_hosts_use_the_interpreter_by_its_given_name() -> None:
 
 
 def test_next_job_removes_folders_without_a_guard_only() -> None:
-    killed, living = (controller(run_id, "echo {job}; echo {shm}; sleep 300") for run_id in ("unit-killed", "unit-living"))
+    killed, living = (controller(run_id, "echo {job}; echo {shm}; sleep 300") for run_id in (f"{RUN_ID}-killed", f"{RUN_ID}-living"))
     try:
         assert killed.stdout is not None
         assert living.stdout is not None
         left, kept = ([Path(stdout.readline().strip()) for _ in range(2)] for stdout in (killed.stdout, living.stdout))
         killed.kill()
-        for pid in marked("unit-killed"):  # the guard as well, before it can act
+        for pid in marked(f"{RUN_ID}-killed"):  # the guard as well, before it can act
             with contextlib.suppress(ProcessLookupError):  # what the controller had started may have ended with it
                 os.kill(pid, signal.SIGKILL)
+        until_gone(f"{RUN_ID}-killed")
         run(Job(["true"]))  # unless a job of another test that runs next to this one was faster
         assert not any(folder.exists() for folder in left)
         assert all(folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700 for folder in kept)
@@ -341,7 +355,7 @@ def test_first_failure_names_rank_and_signal() -> None:
     """Without a launcher: a shell starts the two ranks, the first of which goes on."""
     start = f"{sys.executable} -I -S {{job}}/rank.py"
     ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; wait $!; exit 9"
-    die = "if [ $PROVISION_RANK = 1 ]; then kill -SEGV $$; else sleep 0.5; exit 3; fi"
+    die = f"if [ $PROVISION_RANK = 1 ]; then kill -SEGV $$; fi; {until_ended(1)}; exit 3"
     result, _ = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))
     assert (result.code, result.verdict) == (9, Verdict("ended", "", rank=1, code=-signal.SIGSEGV))
 
@@ -350,7 +364,7 @@ def test_how_every_rank_ended_is_known_in_their_order() -> None:
     """Also of one that succeeded, which others may have waited for; of a job that succeeded nobody asks."""
     start = f"{sys.executable} -I -S {{job}}/rank.py"
     ranks = f"COLLECTIVE_RANK=0 {start} & COLLECTIVE_RANK=1 {start}; COLLECTIVE_RANK=2 {start}; wait; exit $CODE"
-    end = "case $PROVISION_RANK in 0) sleep 1.5; exit 3;; 1) exit 0;; *) kill -SEGV $$;; esac"
+    end = f"case $PROVISION_RANK in 0) {until_ended(2)}; exit 3;; 1) exit 0;; *) kill -SEGV $$;; esac"
     job = Job(["sh", "-c", ranks], program=["sh", "-c", end], environment={"CODE": "9"})
     assert run(job)[0].ended == (Ended(1, "", 0), Ended(2, "", -signal.SIGSEGV), Ended(0, "", 3))
     assert run(replace(job, environment={"CODE": "0"}))[0].ended == ()
@@ -360,7 +374,7 @@ def test_a_rank_that_was_killed_with_what_records_its_end_is_known_to_be_gone() 
     """As mpirun does it to a rank that hangs on its way out."""
     start = f"{sys.executable} -I -S {{job}}/rank.py"
     ranks = f"COLLECTIVE_RANK=0 {start} & first=$!; COLLECTIVE_RANK=1 {start}; kill -9 $first; exit 9"
-    die = "if [ $PROVISION_RANK = 1 ]; then sleep 0.5; exit 3; fi; exec sleep 300"
+    die = "if [ $PROVISION_RANK = 1 ]; then until [ -s provision-rank-0 ]; do sleep 0.01; done; exit 3; fi; exec sleep 300"
     result = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))[0]
     assert (result.verdict, result.ended) == (Verdict("ended", "", rank=1, code=3), (Ended(1, "", 3), Ended(0, "", -signal.SIGKILL)))
 
@@ -370,11 +384,12 @@ def test_host_that_lost_its_launcher_is_named(tmp_path: Path, continues: bool) -
     """What started rank 1 is killed; the launcher ends rank 0 by SIGTERM while rank 1 goes on, or before it has ended."""
     start = f"exec {sys.executable} -I -S {{job}}/rank.py"
     starter = f"echo $$ > starter; (COLLECTIVE_RANK=1 {start}) & wait"
+    after = "sleep 0.4" if continues else until_ended(1, "{job}")
     launcher = f"""
         (COLLECTIVE_RANK=0 {start}) & first=$!
         sh -c {shlex.quote(starter)} &
         while [ ! -s 0 ] || [ ! -s 1 ]; do sleep 0.01; done
-        kill -9 $(cat starter); kill $(cat 0); wait $first; touch ended; sleep 0.4; exit 205
+        kill -9 $(cat starter); kill $(cat 0); wait $first; touch ended; {after}; exit 205
     """
     lost = "exec sleep 300" if continues else "while [ ! -e ended ]; do sleep 0.01; done; exit 7"
     program = f"echo $$ > $PROVISION_RANK; if [ $PROVISION_RANK = 0 ]; then exec sleep 300; fi; {lost}"
@@ -608,12 +623,17 @@ def test_abandoned_folders_of_other_users_stay(tmp_path: Path, monkeypatch: pyte
 def test_sweep_ends_marked_processes_only() -> None:
     environment = dict(os.environ)
     ours = subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; sleep 300; :"], env={**environment, "PROVISION_RUN_ID": "unit-sweep"}, start_new_session=True
+        ["sh", "-c", "trap '' TERM; echo trapped; sleep 300; :"],
+        env={**environment, "PROVISION_RUN_ID": f"{RUN_ID}-sweep"},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
-    other = subprocess.Popen(["sleep", "300"], env={**environment, "PROVISION_RUN_ID": "unit-sweep-not"})
+    other = subprocess.Popen(["sleep", "300"], env={**environment, "PROVISION_RUN_ID": f"{RUN_ID}-sweep-not"})
     try:
+        assert ours.stdout is not None
+        assert ours.stdout.readline() == b"trapped\n"
         said = subprocess.run(
-            [sys.executable, str(resources.hostside("guard.py")), "unit-sweep"], capture_output=True, text=True, check=True
+            [sys.executable, str(resources.hostside("guard.py")), f"{RUN_ID}-sweep"], capture_output=True, text=True, check=True
         ).stdout
         assert "sleep (pid" in said
         assert ours.wait(timeout=10) != 0

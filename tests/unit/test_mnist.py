@@ -63,7 +63,7 @@ class Mirror(BaseHTTPRequestHandler):
             self.send_error(int(how))
             return
         if how == "silent":
-            time.sleep(3)
+            time.sleep(30)
             return
         if how == "wrong" or (how == "wrong-images" and "images" in name):
             content = content[:-1] + bytes([content[-1] ^ 1])
@@ -168,15 +168,17 @@ def test_a_second_time_nothing_is_asked_of_the_network(site: str, tmp_path: Path
         ("short", "truncated: "),
         ("wrong", "wrong content: SHA-256"),
         ("page", "probably an error page"),
-        ("silent", "silent for 0.3 s"),
+        ("silent", "silent for 2 s"),
         ("trickle", "bytes after"),
     ],
 )
 def test_a_bad_mirror_is_named_with_its_reason_and_the_next_one_serves(
     how: str, reason: str, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downloads, "SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(downloads, "FILE_SECONDS", 0.4)
+    if how == "silent":
+        monkeypatch.setattr(downloads, "SILENCE_SECONDS", 2.0)
+    if how == "trickle":
+        monkeypatch.setattr(downloads, "FILE_SECONDS", 2.0)
     said: list[str] = []
     got = mnist.obtain(tmp_path, mirrors=[f"{site}/{how}", f"{site}/good"], say=said.append)
     assert got.key == "mnist"

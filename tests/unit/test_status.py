@@ -181,8 +181,8 @@ def test_one_that_is_late_is_asked_for_little(hosts: Hosts, monkeypatch: pytest.
 def test_a_host_that_lets_one_wait_is_named(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     hosts.answer("node1")
     os.mkfifo(hosts.folder / "gpu1.example")
-    monkeypatch.setattr(observer, "_CHECK_S", 8.0)
-    monkeypatch.setattr(status_command, "_PATIENCE_S", 5.0)
+    monkeypatch.setattr(observer, "_CHECK_S", 14.0)
+    monkeypatch.setattr(status_command, "_PATIENCE_S", 10.0)
     assert end_of("status", str(hosts)) == 1
     said = capsys.readouterr()
     assert said.err == "waiting for gpu1 …\n"

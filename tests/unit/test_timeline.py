@@ -57,7 +57,7 @@ def test_what_is_done_outside_of_playbooks_is_a_step_too(tmp_path: Path) -> None
 
 def test_a_playbook_leaves_its_timeline_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
-    tasks = [{"name": "Wait", "ansible.builtin.command": "sleep 0.3"}]
+    tasks = [{"name": "Wait", "ansible.builtin.command": "sleep 2"}]
     book = tmp_path / "short.yml"
     book.write_text(json.dumps([{"name": "Test", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": tasks}]))
     with Session(inventory.load("localhost"), Progress()) as session:

@@ -51,7 +51,7 @@ def start(order: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def test_hosts_reach_each_other() -> None:
-    running = {name: start(each["order"]) for name, each in made(3).items()}
+    running = {name: start({**each["order"], "seconds": 60}) for name, each in made(3).items()}
     answers = {name: reachability.parse(process.communicate(timeout=60)[0]) for name, process in running.items()}
     for name, answer in answers.items():
         assert answer.tcp == {other: {} for other in answers.keys() - {name}}
@@ -65,12 +65,12 @@ def test_each_port_of_an_absent_peer_has_its_error() -> None:
 
 
 def test_a_caller_without_the_key_gets_no_answer_and_disturbs_nobody() -> None:
-    orders = {name: each["order"] for name, each in made(2).items()}
+    orders = {name: {**each["order"], "seconds": 60} for name, each in made(2).items()}
     first = start(orders["h0"])
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while True:
         try:
-            stranger = socket.create_connection((orders["h0"]["address"], orders["h0"]["ports"][0]), timeout=5)
+            stranger = socket.create_connection((orders["h0"]["address"], orders["h0"]["ports"][0]), timeout=30)
             break
         except ConnectionRefusedError:
             assert time.monotonic() < until
@@ -93,7 +93,7 @@ def test_another_program_on_the_port_is_not_the_peer() -> None:
 
     with socketserver.TCPServer((peer["address"], peer["ports"][0]), Other) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        answer = reachability.parse(start({**order, "seconds": 0.5}).communicate(timeout=60)[0])
+        answer = reachability.parse(start({**order, "seconds": 3}).communicate(timeout=60)[0])
         other.shutdown()
     assert answer.tcp["h1"][peer["ports"][0]] == "another program answers"
 
