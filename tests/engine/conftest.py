@@ -46,12 +46,12 @@ class Outcome:
     returncode: int
     stdout: str
     stderr: str
-    folder: Path  # of reports that are longer than a line
+    folder: Path  # of reports that are longer than a line, and of what ranks tell each other
 
     def reports(self) -> dict[int, dict[str, Any]]:
         """What each rank reported with common.report, by rank."""
         found = [json.loads(line.split("REPORT ", 1)[1]) for line in self.stdout.splitlines() if "REPORT " in line]
-        found += [json.loads(file.read_text()) for file in self.folder.iterdir()]
+        found += [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
         return {entry["rank"]: entry for entry in found}
 
     def must_succeed(self) -> Outcome:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 #: Seconds after the end of a job in which its processes must have ended.
-GONE = 5.0
+GONE = 15.0
 
 
 def processes_with(mark: str) -> list[str]:

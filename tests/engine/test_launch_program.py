@@ -50,9 +50,17 @@ def command(*words: str, ssh: tuple[str, ...] = ()) -> list[str]:
 
 
 def launch(*words: str, ssh: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words, ssh=ssh), env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    return run(command(*words, ssh=ssh), **environment)
+
+
+def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+def launch_patiently(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Where all ranks end by themselves: none of them is ended because it is slow."""
+    patient = "import sys; from collective_core.launch import __main__, program; program.GRACE = 30.0; sys.exit(__main__.main())"
+    return run([sys.executable, "-c", patient, *words], **environment)
 
 
 @pytest.fixture
@@ -121,21 +129,22 @@ def test_the_first_failing_rank_gives_the_exit_code_and_the_others_are_ended(ssh
 
 def test_the_rank_that_ended_first_is_named_although_its_last_words_take_longer():
     program = """
-import os, subprocess
+import os, subprocess, time
 import collective_core as cc
 cc.init()
 if cc.rank() == 1:
-    subprocess.Popen(["sleep", "600.0625"])  # holds its output open
+    subprocess.Popen(["sleep", "4.0625"], start_new_session=True)  # holds its output open
     os.kill(os.getpid(), 9)
 try:
     cc.barrier()
 except cc.CollectiveError:
+    time.sleep(0.25)  # the launcher may have been busy when rank 1 ended
     os._exit(3)
 """
     done = launch("-np", "2", "python", "-c", program)
     assert done.returncode == 137, done.stderr
     assert done.stderr.splitlines()[-1] == "collective_core.launch: rank 1 on localhost was ended by SIGKILL"
-    assert wait_until_gone("600.0625") == []
+    assert wait_until_gone("sleep 4.0625") == []
 
 
 def test_the_traceback_of_the_rank_that_failed_first_is_read_first_and_what_it_did_to_others_is_a_line_each():
@@ -146,7 +155,7 @@ if cc.rank() == 1:
     raise ValueError("the cause")
 cc.barrier()
 """
-    done = launch("-np", "3", "python", "-c", program)
+    done = launch_patiently("-np", "3", "python", "-c", program)
     lines = done.stderr.splitlines()
     assert done.returncode == 1, done.stderr
     trace = ["[1] Traceback (most recent call last):", '[1]   File "<string>", line 5, in <module>', "[1] ValueError: the cause"]
@@ -162,7 +171,7 @@ import collective_core as cc
 cc.init()
 cc.allreduce(numpy.ones(3 + cc.rank()), name="g")
 """
-    done = launch("-np", "3", "python", "-c", program)
+    done = launch_patiently("-np", "3", "python", "-c", program)
     lines = done.stderr.splitlines()
     assert done.returncode == 1, done.stderr
     first = lines[0][:3]
@@ -171,18 +180,22 @@ cc.allreduce(numpy.ones(3 + cc.rank()), name="g")
     assert sorted(lines[-3:-1]) == [f"[{rank}] the same error as that of rank {first[1]}" for rank in range(3) if f"[{rank}]" != first]
 
 
-def test_a_rank_whose_traceback_tells_of_another_is_not_blamed_although_it_ended_first():
+def test_a_rank_whose_traceback_tells_of_another_is_not_blamed_although_it_ended_first(tmp_path):
     program = """
 import os, sys, time
+failed = sys.argv[1]
 if os.environ["HOROVOD_RANK"] == "1":
     print("Traceback (most recent call last):\\nValueError: the cause", file=sys.stderr, flush=True)
+    open(failed, "w").close()
     time.sleep(0.7)  # it says goodbye to a tracker, say
     sys.exit(3)
-time.sleep(0.3)
+while not os.path.exists(failed):
+    time.sleep(0.01)
+time.sleep(0.1)  # its lines are read
 print("Traceback (most recent call last):\\nCollectiveError: rank 1 is gone", file=sys.stderr, flush=True)
 sys.exit(1)
 """
-    done = launch("-np", "3", "python", "-c", program)
+    done = launch_patiently("-np", "3", "python", "-c", program, str(tmp_path / "failed"))
     assert done.returncode == 3, done.stderr
     lines = done.stderr.splitlines()
     assert lines[:2] == ["[1] Traceback (most recent call last):", "[1] ValueError: the cause"]
@@ -203,7 +216,7 @@ cc.allreduce(numpy.ones(4), name="x")
 
 @pytest.mark.parametrize(("own", "code"), [(0, 1), (3, 3)])
 def test_a_rank_that_leaves_while_others_wait_is_the_cause(own, code):
-    done = launch("-np", "3", "python", "-c", LEAVES, str(own))
+    done = launch_patiently("-np", "3", "python", "-c", LEAVES, str(own))
     assert done.returncode == code, done.stderr
     *others, last = done.stderr.splitlines()
     assert last == f"collective_core.launch: rank 0 on localhost ended with exit code {own} while others waited for it"

@@ -190,7 +190,9 @@ def test_rank_0_is_reached_although_it_does_not_know_its_own_address(rank_0, mon
 
 
 def test_another_secret_is_refused_on_both_sides():
-    environments = [{**e, "COLLECTIVE_START_TIMEOUT": "4"} for e in store_environments(2, free_port(), secrets={1: SHARED[::-1]})]
+    environments = store_environments(2, free_port(), secrets={1: SHARED[::-1]})
+    for environment, seconds in zip(environments, ("8", "20"), strict=True):
+        environment["COLLECTIVE_START_TIMEOUT"] = seconds
     found, codes, _ = run_ranks(environments)
     assert codes == [3, 3]
     assert "ranks [1] did not come" in found[0]["error"]
@@ -204,7 +206,8 @@ def test_who_listens_learns_no_secret_and_who_changes_something_is_noticed():
         middle = Eavesdropper(port, change)
         environments = store_environments(2, port, hosts=2)
         environments[1]["COLLECTIVE_STORE"] = f"127.0.0.1:{middle.port}"
-        found, codes, errors = run_ranks([{**e, "COLLECTIVE_START_TIMEOUT": "6"} for e in environments])
+        seconds = "20" if change is None else "6"
+        found, codes, errors = run_ranks([{**e, "COLLECTIVE_START_TIMEOUT": seconds} for e in environments])
         assert b'"interfaces"' in middle.heard, "nothing was heard"
         if change is None:
             all_well(found, codes, errors, 2)
@@ -230,7 +233,7 @@ def test_a_recorded_start_cannot_be_played_again():
             each.finish(True)
         (said,) = middle.said
         assert b"of rank 1" in said
-        again = ranks.submit(enter, 0, second, 1.0)
+        again = ranks.submit(enter, 0, second, 5.0)
         answered = play(second, said)
         assert len(answered) == handshake.CHALLENGE_BYTES + handshake.PROOF_BYTES, "its own challenge and proof, and not a word more"
         with pytest.raises(CollectiveError, match=r"ranks \[1\] did not come"):
@@ -299,7 +302,8 @@ def test_who_failed_to_meet_does_not_listen():
 )
 def test_who_did_not_connect_is_known_to_those_that_did(how, why):
     """Rank 2 is on another host and needs rank 0 alone, which waits in vain for rank 1 and must not be blamed for going away."""
-    environments = [{**e, "COLLECTIVE_START_TIMEOUT": "3"} for e in store_environments(3, free_port(), hosts=2)]
+    seconds = "3" if how == "stops" else "20"
+    environments = [{**e, "COLLECTIVE_START_TIMEOUT": seconds} for e in store_environments(3, free_port(), hosts=2)]
     found, _, errors = run_ranks(environments, (str(WORKER.with_name("connecting.py")), how))
     assert "did not connect to rank 0" in found[0]["error"]
     assert found[0]["ranks"] == [1]

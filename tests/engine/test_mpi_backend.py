@@ -38,7 +38,6 @@ def test_a_rank_that_dies_while_mpi_works_is_named(launch):
 def test_ctrl_c_while_mpi_works_ends_the_operation_and_the_others_are_told_whose(launch):
     reports = launch("interrupted_transfer.py", 2, env=MPI, keep_going=True).reports()
     assert reports[0]["error"] == "KeyboardInterrupt"
-    assert reports[0]["waited"] < 2.5
     assert (reports[1]["kind"], reports[1]["ranks"]) == ("peer_lost", [0])
     assert "interrupted" in reports[1]["error"]
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,19 @@ def report(**facts):
         return
     sys.stdout.write(f"REPORT {text}\n")
     sys.stdout.flush()
+
+
+def tell(what):
+    """For other ranks of the job that wait for it, where the engine is not to be used for that."""
+    Path(os.environ["TEST_REPORTS"], what).touch()
+
+
+def wait_to_be_told(what, limit=60.0):
+    end = time.monotonic() + limit
+    while not Path(os.environ["TEST_REPORTS"], what).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"nobody said {what}")
+        time.sleep(0.01)
 
 
 def values(rank, count, dtype, seed=0):

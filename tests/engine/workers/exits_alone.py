@@ -11,7 +11,7 @@ from collective_core.runtime import lifecycle
 
 import collective_core as cc
 
-lifecycle.EXIT_PATIENCE = 1.0  # seconds, not five minutes
+lifecycle.EXIT_PATIENCE = 60.0 if sys.argv[2:] == ["killed"] else 1.0  # seconds, not five minutes
 cc.init()
 timeline.start_timeline(sys.argv[1])
 cc.barrier()

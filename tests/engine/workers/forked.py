@@ -9,6 +9,8 @@ import common
 import collective_core as cc
 from collective_core import _native
 
+#: Seconds for which the child holds its dead parent's connections.
+OUTLIVES = 60.0
 cc.init()
 cc.barrier()
 if cc.rank() == 1:
@@ -30,7 +32,7 @@ if cc.rank() == 1:
         except cc.CollectiveError as error:
             again = str(error)
         common.report(child=True, message=message, ended=ended, again=again)
-        time.sleep(6)  # outlives the parent
+        common.wait_to_be_told("the parent is dead", OUTLIVES)
         os._exit(0)
     time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -39,5 +41,6 @@ else:
     try:
         cc.barrier()
     except cc.CollectiveError as error:
-        common.report(waited=time.monotonic() - started, ranks=list(error.ranks))
+        common.report(outlived=time.monotonic() - started < OUTLIVES / 2, ranks=list(error.ranks))
+        common.tell("the parent is dead")
 os._exit(0)

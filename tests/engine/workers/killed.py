@@ -19,16 +19,20 @@ if phase == "arena":
     data = cc.empty(4_000_000)
     data[:] = 0
 if rank == victim:
-    common.report(pid=os.getpid(), victim=True, dies_at=time.time() + (0.3 if phase != "waiting" else 0.5))
+
+    def die():
+        common.report(pid=os.getpid(), victim=True, dies_at=time.time())
+        os.kill(os.getpid(), signal.SIGKILL)
+
     if phase != "waiting":
         # In the middle of a collective, from another thread.
         import threading
 
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        threading.Timer(0.3, die).start()
         while True:
             cc.allreduce(data, op=cc.Sum, name="gradient", out=data)
     time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
+    die()
 try:
     started = time.monotonic()
     if phase == "waiting":

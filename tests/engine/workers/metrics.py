@@ -59,7 +59,7 @@ for _ in range(10):
 for _ in range(3):
     cc.allreduce(large, op=cc.Sum, out=large)
 if rank == 1:
-    time.sleep(0.3)
+    time.sleep(2.0)
 cc.allreduce(small, op=cc.Sum, name="late")
 with contextlib.suppress(cc.CollectiveError):
     cc.allreduce(np.ones(2 + rank), name="two shapes")

@@ -69,6 +69,7 @@ def knock():
                     answers.append(stranger.recv(1))
                 except ConnectionResetError:
                     answers.append(b"")
+    common.tell("strangers have knocked")
 
 
 if mode == "flood" and common.RANK == 0:
@@ -80,7 +81,7 @@ if mode == "strangers" and common.RANK == 0:
     thread = threading.Thread(target=knock)
     thread.start()
 if mode == "strangers" and common.RANK == 1:
-    time.sleep(1.5)  # the strangers come first
+    common.wait_to_be_told("strangers have knocked", 15.0)
 middle = None
 if mode == "dropped" and common.RANK == 1:
     middle = Eavesdropper(int(places[0][0]), drops=(0, 64))
@@ -96,7 +97,7 @@ if mode == "replay":
     port, places = meet(1)
     answers = [len(play(int(places[0][0]), said)) for said in middle.said] if middle else []
 try:
-    _native.connect(common.RANK, peers_at(places), secret, 20.0, 4.0 if mode in ("strangers", "wrong-secret") else 20.0)
+    _native.connect(common.RANK, peers_at(places), secret, 20.0, 4.0 if mode == "wrong-secret" else 20.0)
     if common.RANK == 0 and mode == "strangers":
         thread.join()
         assert answers == [b"", b""], answers

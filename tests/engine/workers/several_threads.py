@@ -1,6 +1,7 @@
 """Two threads with blocking operations, which start in another order on every second rank; then ranks that want different things."""
 # ruff: noqa: PT017 - worker scripts run without pytest
 
+import os
 import threading
 import time
 
@@ -34,6 +35,12 @@ for number, count in enumerate((2, 300_000)):
         assert results[name] == size * count, results
 
 # Every rank waits, but no rank knows that of its other threads.
+hvd.shutdown()
+os.environ["COLLECTIVE_STALL_WARNING"] = "0.1"
+hvd.init()
+other = threading.Thread(target=reduce, args=("of another thread", 0.0, 2))
+other.start()
+other.join()
 try:
     hvd.synchronize(hvd.allreduce_async(torch.ones(2), name=f"of rank {rank}"))
     raise RuntimeError("no error")

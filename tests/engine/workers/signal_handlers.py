@@ -14,14 +14,14 @@ from collective_core.runtime import membership
 
 from collective_core import CollectiveError, _native
 
-LATE = 4.0  # for a handler that is due after half a second
+LATE = 4.0  # for a handler that is due sooner
 case = sys.argv[1]
 data = torch.ones(5)
 
 
-def in_half_a_second(handler):
+def soon(handler, seconds=0.5):
     signal.signal(signal.SIGUSR1, lambda *_: handler())
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
 
 
 def leave():
@@ -44,7 +44,7 @@ def leaves(operation, queued=False):
         stays_until_rank_0_has_left()
     if queued:  # then the engine's own thread runs it, and the program's is behind it
         hvd.allreduce_async(data, name="first")
-    in_half_a_second(leave)
+    soon(leave)
     began = time.monotonic()
     try:
         operation(data, name="second")
@@ -69,7 +69,7 @@ def waits():
         except CollectiveError as error:
             seen.append(error.kind)
 
-    in_half_a_second(wait)
+    soon(wait)
     hvd.barrier()
     results = hvd.synchronize(group)
     gc.collect()
@@ -79,7 +79,7 @@ def waits():
 def is_refused():
     if hvd.rank() == 1:
         stays_until_rank_0_has_left()
-    in_half_a_second(hvd.barrier)
+    soon(hvd.barrier, 2.0)
     try:
         hvd.allreduce(data, name="x")
     except CollectiveError as error:
@@ -93,13 +93,14 @@ def starts():
     def asks():
         _native.release(1)
         seen.append("released")
+        common.tell("the handler has run")
 
     def connects_later(*args, **more):
-        time.sleep(LATE)
+        common.wait_to_be_told("the handler has run", 20.0)
         connect(*args, **more)
 
     def is_asked_meanwhile(*args, **more):
-        in_half_a_second(asks)
+        soon(asks)
         connect(*args, **more)
 
     _native.connect = connects_later if rank == "1" else is_asked_meanwhile

@@ -24,7 +24,7 @@ if sys.argv[1:] == ["stop"]:
     gradient = torch.ones(1 << 25)
     if rank == size - 1:
         until_stopped = f"until grep -q '^State:.T' /proc/{os.getpid()}/status; do sleep 0.1; done"
-        again = ["timeout", "60", "sh", "-c", f"{until_stopped}; sleep 2; kill -CONT {os.getpid()}"]
+        again = ["timeout", "60", "sh", "-c", f"{until_stopped}; sleep 5; kill -CONT {os.getpid()}"]
         subprocess.Popen(again, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     hvd.barrier()
     handle = hvd.allreduce_async_(gradient, name="gradient", op=hvd.Sum)
