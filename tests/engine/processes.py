@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-#: Seconds after the end of a job in which its processes must have ended.
+#: Seconds after the end of a job in which its processes must have ended, also on a busy machine.
 GONE = 15.0
 
 

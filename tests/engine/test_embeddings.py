@@ -112,6 +112,17 @@ def test_a_plan_from_measured_costs_is_the_same_on_all_ranks(launch):
     assert set(reports) == {0, 1}
 
 
+def test_small_messages_that_were_held_up_make_no_network_infinitely_fast(monkeypatch):
+    from collective_core.torch.nn import planner
+
+    times = iter([0.003, 0.002, 0.001])  # of the small messages, of the large one, of rows in memory
+    monkeypatch.setattr(planner, "_median_seconds", lambda _call: next(times))
+    monkeypatch.setattr(planner.membership, "size", lambda: 2)
+    monkeypatch.setattr(planner.barrier, "barrier", lambda: None)
+    monkeypatch.setattr(planner, "broadcast_object", lambda costs, _root: costs)
+    assert planner.measure_costs().bandwidth == pytest.approx(10 * (planner.LARGE / 2) / 0.002)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     slow_but_last(
@@ -371,5 +382,6 @@ def test_what_the_pages_show_runs_as_it_stands(launch, tmp_path, monkeypatch):
     pages = [docs / "embeddings.md", docs / "slow-networks.md"]
     reports = launch("documented.py", 2, 1, tuple(map(str, pages))).must_succeed().reports()
     assert reports[0]["ran"] == reports[1]["ran"]
+    assert reports[0]["unknown"] == [], "what is replaced stands in the pages"
     assert [entry.split()[0] for entry in reports[0]["ran"]].count("embeddings.md") >= 3
     assert [entry.split()[0] for entry in reports[0]["ran"]].count("slow-networks.md") >= 3

@@ -133,7 +133,8 @@ import os, subprocess, time
 import collective_core as cc
 cc.init()
 if cc.rank() == 1:
-    subprocess.Popen(["sleep", "4.0625"], start_new_session=True)  # holds its output open
+    subprocess.Popen(["sleep", "600.0625"])
+    subprocess.Popen(["sleep", "4"], start_new_session=True)  # holds its output open; it is not the job's any more
     os.kill(os.getpid(), 9)
 try:
     cc.barrier()
@@ -144,7 +145,7 @@ except cc.CollectiveError:
     done = launch("-np", "2", "python", "-c", program)
     assert done.returncode == 137, done.stderr
     assert done.stderr.splitlines()[-1] == "collective_core.launch: rank 1 on localhost was ended by SIGKILL"
-    assert wait_until_gone("sleep 4.0625") == []
+    assert wait_until_gone("600.0625") == []
 
 
 def test_the_traceback_of_the_rank_that_failed_first_is_read_first_and_what_it_did_to_others_is_a_line_each():

@@ -182,7 +182,7 @@ def test_every_variable_is_in_the_table():
 
 
 def first_of_two_free_ports():
-    """Below those that the system gives to connections."""
+    """Below those that Linux gives to connections by default."""
     while True:
         port = random.randrange(20_000, 32_000)
         with (

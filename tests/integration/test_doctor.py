@@ -97,8 +97,10 @@ time.sleep(900)
 """
     container(cluster.hosts[0]).exec_run(["python3", "-c", hold], detach=True)
     root(cluster.hosts[0], "until [ -s /run/held ]; do sleep 0.1; done")
-    assert hosts_of(doctor(cluster), "apt-lock") == {"node1"}
-    root(cluster.hosts[0], "kill $(cat /run/held)")
+    try:
+        assert hosts_of(doctor(cluster), "apt-lock") == {"node1"}
+    finally:
+        root(cluster.hosts[0], "kill $(cat /run/held)")
     assert "apt-lock" not in doctor(cluster)
 
 

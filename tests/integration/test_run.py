@@ -216,7 +216,7 @@ cc.allreduce(numpy.ones(4), name="x")
 
 
 #: All three, unless the launcher had to end one that was late.
-OTHERS_SAY = r"^  ranks? [0-3](, [0-3])?( and [0-3])?: CollectiveError: "
+OTHERS_SAY = "^  ranks? [{0}](, [{0}])?( and [{0}])?: CollectiveError: "
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
@@ -232,11 +232,11 @@ def test_a_rank_that_leaves_while_others_wait_is_named_with_its_words(cluster, w
         assert (ended.returncode, verdict(ended)) == (code, f"rank 0 on node1 ended{said}"), ended.stderr
         assert "Traceback" not in ended.stderr
         assert "-----" not in ended.stderr
-        assert re.search(OTHERS_SAY, ended.stderr, re.MULTILINE), ended.stderr
+        assert re.search(OTHERS_SAY.format("123"), ended.stderr, re.MULTILINE), ended.stderr
     # Another one than rank 0 may hang in MPI until mpirun kills it.
     ended = provision(*words, "the data is missing", "1")
     assert (ended.returncode, verdict(ended)) == (1, "rank 1 on node1 ended while others waited for it: the data is missing"), ended.stderr
-    assert re.search(OTHERS_SAY, ended.stderr, re.MULTILINE), ended.stderr
+    assert re.search(OTHERS_SAY.format("023"), ended.stderr, re.MULTILINE), ended.stderr
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
@@ -246,7 +246,8 @@ def test_errors_without_a_traceback_are_the_verdict(cluster, work, launcher):
     missing = provision(*words, "nosuchprog")
     assert missing.returncode == 127
     assert re.match(r"rank [01] on node1 failed first: nosuchprog cannot be started: No such file or directory$", verdict(missing))
-    assert bool(re.search(r"^  rank [01] ended the same way$", missing.stderr, re.MULTILINE)) == (launcher == "own"), missing.stderr
+    if launcher == "own":
+        assert re.search(r"^  rank [01] ended the same way$", missing.stderr, re.MULTILINE), missing.stderr
     wrong = provision(*words, "python", "-c", "print(")
     assert wrong.returncode == 1
     assert re.match(r"rank [01] on node1 failed first: SyntaxError: ", verdict(wrong))

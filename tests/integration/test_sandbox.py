@@ -580,6 +580,7 @@ def test_debootstrap_dies_with_its_controller(name, world, engine, monkeypatch, 
     controller.wait_for("debootstrap")
     wait_until(lambda: running_in(tmp_path / "cache"))
     time.sleep(4)
+    assert running_in(tmp_path / "cache")
     controller.end(number)
     wait_until(lambda: not running_in(tmp_path / "cache"))
     sandboxes.down(name)

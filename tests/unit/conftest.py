@@ -1,7 +1,6 @@
 """Profiles of property tests: `--hypothesis-profile thorough` tries twenty times as many examples (`make unit-thorough`)."""
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +16,6 @@ settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test's result does not depend on what this machine has cached."""
-    monkeypatch.setenv("PROVISION_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "no-cache-yet"))
+def new_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine has cached decides no test. A process's tests share a cache that begins empty: uv is downloaded once."""
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -89,13 +89,14 @@ def run(job: Job, run_id: str = RUN_ID, python: str = sys.executable, on_line: A
 
 
 def until_ended(rank: int, folder: str = ".") -> str:
-    """A shell waits until the end of another rank is recorded."""
-    return f"""until grep -qs '"code"' {folder}/provision-rank-{rank}; do sleep 0.01; done"""
+    """A shell waits until the end of another rank is recorded, for a minute at most."""
+    return f"""n=0; until grep -qs '"code"' {folder}/provision-rank-{rank} || [ $n -gt 6000 ]; do n=$((n + 1)); sleep 0.01; done"""
 
 
 def changed_scripts(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]) -> None:
-    """Other constants in what runs on hosts."""
+    """Other constants in what runs on hosts: each is in one of the scripts."""
     script = resources.script
+    assert all(sum(old in script(name) for name in ("job.py", "guard.py")) == 1 for old in changes)
 
     def changed(name: str) -> str:
         text = script(name)
@@ -374,7 +375,7 @@ def test_a_rank_that_was_killed_with_what_records_its_end_is_known_to_be_gone() 
     """As mpirun does it to a rank that hangs on its way out."""
     start = f"{sys.executable} -I -S {{job}}/rank.py"
     ranks = f"COLLECTIVE_RANK=0 {start} & first=$!; COLLECTIVE_RANK=1 {start}; kill -9 $first; exit 9"
-    die = "if [ $PROVISION_RANK = 1 ]; then until [ -s provision-rank-0 ]; do sleep 0.01; done; exit 3; fi; exec sleep 300"
+    die = "if [ $PROVISION_RANK = 1 ]; then until [ -s provision-rank-0 ]; do sleep 0.01; done; exit 3; fi; exec sleep 60"
     result = run(Job(["sh", "-c", ranks], program=["sh", "-c", die]))[0]
     assert (result.verdict, result.ended) == (Verdict("ended", "", rank=1, code=3), (Ended(1, "", 3), Ended(0, "", -signal.SIGKILL)))
 

@@ -147,6 +147,7 @@ def test_connections_that_say_nothing_are_few_and_short(server: Server, monkeypa
             break
         except ConnectionError:
             assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_one_that_sends_for_ever_is_cut(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,8 +99,9 @@ def test_it_takes_less_than_three_seconds_of_a_processor() -> None:
         return times.ru_utime + times.ru_stime
 
     before = used()
-    survey()
+    waited = survey()["survey"]["seconds"]
     assert 0 < used() - before < 3
+    assert waited < 30, "on a busy machine"
 
 
 def test_it_can_be_sent_as_one_argument() -> None:
@@ -117,7 +118,8 @@ def test_facts_of_this_machine_are_true(here: dict[str, Any]) -> None:
     assert here["arch"] == os.uname().machine
     assert 1 <= here["cpu"]["cores"] <= (os.cpu_count() or 1)
     assert 0 < here["memory"]["available_mb"] <= here["memory"]["total_mb"]
-    assert 0 < here["disk"]["tmp"]["free_mb"] < shutil.disk_usage("/tmp").total / 2**20
+    before, room, after = shutil.disk_usage("/tmp").free, survey()["disk"]["tmp"]["free_mb"] * 2**20, shutil.disk_usage("/tmp").free
+    assert min(before, after) - 2**31 < room < max(before, after) + 2**31, "others write meanwhile"
     assert here["user"]["uid"] == os.getuid()
     assert abs(here["time"]["epoch"] - time.time()) < 300
     (loopback,) = (entry for entry in here["network"]["interfaces"] if entry["loopback"])

@@ -25,7 +25,7 @@ SCRIPT = resources.hostside("reach.py")
 
 
 def facts(number: int, **more: Any) -> Facts:
-    connection = {"client_address": "127.0.0.1", "server_address": f"127.0.0.{number + 1}", "server_port": 22, "interface": "lo"}
+    connection = {"client_address": "127.0.0.1", "server_address": f"127.0.7.{number + 1}", "server_port": 22, "interface": "lo"}
     known = {
         "python": {"executable": sys.executable},
         "user": {"name": "trainer"},
@@ -37,7 +37,8 @@ def facts(number: int, **more: Any) -> Facts:
 
 
 def made(count: int) -> dict[str, Any]:
-    group = [Host(f"h{number}", f"127.0.0.{number + 1}") for number in range(count)]
+    """At addresses of their own: no connection of this machine has one of the ports there."""
+    group = [Host(f"h{number}", f"127.0.7.{number + 1}") for number in range(count)]
     return reachability.orders(group, {host.name: facts(number) for number, host in enumerate(group)})
 
 
@@ -51,7 +52,7 @@ def start(order: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def test_hosts_reach_each_other() -> None:
-    running = {name: start({**each["order"], "seconds": 60}) for name, each in made(3).items()}
+    running = {name: start({**each["order"], "seconds": 30}) for name, each in made(3).items()}
     answers = {name: reachability.parse(process.communicate(timeout=60)[0]) for name, process in running.items()}
     for name, answer in answers.items():
         assert answer.tcp == {other: {} for other in answers.keys() - {name}}
@@ -65,9 +66,9 @@ def test_each_port_of_an_absent_peer_has_its_error() -> None:
 
 
 def test_a_caller_without_the_key_gets_no_answer_and_disturbs_nobody() -> None:
-    orders = {name: {**each["order"], "seconds": 60} for name, each in made(2).items()}
+    orders = {name: {**each["order"], "seconds": 30} for name, each in made(2).items()}
     first = start(orders["h0"])
-    until = time.monotonic() + 30
+    until = time.monotonic() + 25
     while True:
         try:
             stranger = socket.create_connection((orders["h0"]["address"], orders["h0"]["ports"][0]), timeout=30)

@@ -42,6 +42,7 @@ def measure_costs() -> Costs:
     whole = _median_seconds(lambda: alltoall.alltoall(large))
     moved = large.numel() / size * others
     picked = _median_seconds(lambda: table.index_select(0, where))
+    # Small messages that were held up would leave no time for the large one: the network would be infinitely fast.
     costs = Costs(moved / max(whole - latency * others, whole / 10), latency, where.numel() * 64 / max(picked, 1e-9))
     agreed: Costs = broadcast_object(costs, 0)
     return agreed
