@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-#: Seconds after the end of a job in which its processes must have ended, also on a busy machine.
-GONE = 15.0
+#: Seconds after the end of a job in which its processes must have ended.
+GONE = 5.0
+#: Seconds for a process to start, on a busy machine.
+STARTED = 15.0
 
 
 def processes_with(mark: str) -> list[str]:
@@ -31,7 +33,7 @@ def wait_until_gone(mark: str) -> list[str]:
 
 def wait_for(mark: str, count: int) -> bool:
     """Whether so many run, now or soon: a process that has just started may not have its command line yet."""
-    end = time.monotonic() + GONE
+    end = time.monotonic() + STARTED
     while len(processes_with(mark)) < count and time.monotonic() < end:
         time.sleep(0.05)
     return len(processes_with(mark)) >= count

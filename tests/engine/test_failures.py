@@ -77,7 +77,7 @@ def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
         entry = reports[rank]
         assert entry["kind"] == "timeout"
         assert entry["ranks"] == absent
-        assert 3.9 < entry["waited"] < 7.8, "before those that are late"
+        assert 3.9 < entry["waited"] < 6.8
         assert "allreduce 'loss' (float32[10])" in entry["error"]
         for rank_absent in absent:
             assert f"rank {rank_absent} (host " in entry["error"]

@@ -181,10 +181,16 @@ def test_a_host_that_cannot_take_part_is_named_in_one_message(cluster, work, how
     ],
 )
 def test_job_ends_everywhere_with_its_controller(cluster, work, launcher, number):
-    with at_work(cluster, work, launcher) as run:
-        run.process.send_signal(number)
-        wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=30)
-        ended = run.finish(timeout=60)
+    for _ in range(3):  # a busy machine may be late, but hardly three times
+        with at_work(cluster, work, launcher) as run:
+            began = time.monotonic()
+            run.process.send_signal(number)
+            wait_until(lambda: not any("waits.py" in line for line in processes_of_jobs(cluster)), timeout=30)
+            seconds = time.monotonic() - began
+            ended = run.finish(timeout=60)
+        if seconds < 5:
+            break
+    assert seconds < 5, "what is promised"
     assert ended.returncode == (-9 if number == signal.SIGKILL else 130)
     if number != signal.SIGKILL:
         assert ended.stderr.splitlines()[-1] == "provision: interrupted; nothing of this run is left running"
