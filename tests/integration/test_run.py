@@ -221,8 +221,14 @@ cc.allreduce(numpy.ones(4), name="x")
 """
 
 
-#: All three, unless the launcher had to end one that was late.
-OTHERS_SAY = "^  ranks? [{0}](, [{0}])?( and [{0}])?: CollectiveError: "
+def run_until_all_spoke(words, line):
+    """On a busy machine the launcher may have to end a rank that is late to speak, but hardly three times."""
+    for _ in range(3):
+        ended = provision(*words)
+        if re.search(line, ended.stderr, re.MULTILINE):
+            break
+    assert re.search(line, ended.stderr, re.MULTILINE), ended.stderr
+    return ended
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
@@ -234,26 +240,21 @@ def test_a_rank_that_leaves_while_others_wait_is_named_with_its_words(cluster, w
         ("3", 3, " while others waited for it"),
         ("0", 1, " with exit code 0 while others waited for it"),
     ):
-        ended = provision(*words, how)
+        ended = run_until_all_spoke((*words, how), "^  ranks 1, 2 and 3: CollectiveError: ")
         assert (ended.returncode, verdict(ended)) == (code, f"rank 0 on node1 ended{said}"), ended.stderr
         assert "Traceback" not in ended.stderr
         assert "-----" not in ended.stderr
-        assert re.search(OTHERS_SAY.format("123"), ended.stderr, re.MULTILINE), ended.stderr
     # Another one than rank 0 may hang in MPI until mpirun kills it.
-    ended = provision(*words, "the data is missing", "1")
+    ended = run_until_all_spoke((*words, "the data is missing", "1"), "^  ranks 0, 2 and 3: CollectiveError: ")
     assert (ended.returncode, verdict(ended)) == (1, "rank 1 on node1 ended while others waited for it: the data is missing"), ended.stderr
-    assert re.search(OTHERS_SAY.format("023"), ended.stderr, re.MULTILINE), ended.stderr
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "own"])
 def test_errors_without_a_traceback_are_the_verdict(cluster, work, launcher):
-    # Of two, mpirun would end the second before it has said anything.
-    words = ("run", "--launcher", launcher, "--hosts", str(cluster.inventory), "-np", "1" if launcher == "mpi" else "2")
-    missing = provision(*words, "nosuchprog")
+    words = ("run", "--launcher", launcher, "--hosts", str(cluster.inventory), "-np", "2")
+    missing = run_until_all_spoke((*words, "nosuchprog"), "^  rank [01] ended the same way$")
     assert missing.returncode == 127
     assert re.match(r"rank [01] on node1 failed first: nosuchprog cannot be started: No such file or directory$", verdict(missing))
-    if launcher == "own":
-        assert re.search(r"^  rank [01] ended the same way$", missing.stderr, re.MULTILINE), missing.stderr
     wrong = provision(*words, "python", "-c", "print(")
     assert wrong.returncode == 1
     assert re.match(r"rank [01] on node1 failed first: SyntaxError: ", verdict(wrong))

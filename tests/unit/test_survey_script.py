@@ -6,7 +6,6 @@ import ast
 import base64
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -93,15 +92,9 @@ def test_its_sections_have_all_keys_of_the_model(here: dict[str, Any]) -> None:
     assert facts.Facts.model_validate(here).missing == []
 
 
-def test_it_takes_less_than_three_seconds_of_a_processor() -> None:
-    def used() -> float:
-        times = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return times.ru_utime + times.ru_stime
-
-    before = used()
-    waited = survey()["survey"]["seconds"]
-    assert 0 < used() - before < 3
-    assert waited < 30, "on a busy machine"
+def test_it_takes_less_than_three_seconds(here: dict[str, Any]) -> None:
+    times = [here["survey"]["seconds"], *(survey()["survey"]["seconds"] for _ in range(2))]
+    assert min(times) < 3  # the best of three: other tests may run next to this one
 
 
 def test_it_can_be_sent_as_one_argument() -> None:
@@ -311,7 +304,7 @@ def test_a_program_that_hangs_costs_only_its_section(tmp_path: Path) -> None:
     program(tmp_path, "dpkg-query", "sleep 600 & sleep 600\n")
     started = time.time()
     found = survey({"timeout": 6}, env=with_fake(tmp_path))
-    assert time.time() - started < 60
+    assert time.time() - started < 10
     assert "dpkg-query: no answer within" in found["errors"]["packages"].replace(f"{tmp_path}/", "")
     assert found["hostname"]
     assert "packages" in facts.Facts.model_validate(found).missing
