@@ -20,6 +20,8 @@ constexpr const char* refused_in_handler =
 constexpr const char* was_interrupted = "a signal has ended the wait";
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
+uint64_t key_of(const Header& header) { return header.name_hash + static_cast<uint64_t>(header.kind); }
+
 // Whether the data has come with the headers, so that what is left takes no time worth a look at the clock.
 bool has_travelled(const Header& header) {
   return header.kind == Kind::allreduce && header.inline_bytes == header.bytes();
@@ -115,6 +117,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
       lock.lock();
     }
     if (interrupted) settle(*task, Failure(Fault::interrupted, was_interrupted, {topology().rank}));
+    collect(*task);
     return monotonic_ns();
   }
   note_caller();
@@ -172,7 +175,7 @@ void Engine::submit(const std::shared_ptr<Task>& task) {
 }
 
 void Engine::enqueue(const std::shared_ptr<Task>& task) {
-  refuse_name_in_flight(task->operation.header);
+  claim_name(*task);
   note_caller();
   if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
   queue_.push_back(task);
@@ -180,32 +183,38 @@ void Engine::enqueue(const std::shared_ptr<Task>& task) {
   changed_.notify_all();
 }
 
-void Engine::refuse_name_in_flight(const Header& header) const {
+// Until its result is collected, not only until it is done: then all ranks refuse the same calls, however fast each one is.
+void Engine::claim_name(const Task& task) {
+  const Header& header = task.operation.header;
   if (semantics_ != Semantics::horovod || !has_tensor(header.kind) || !header.name[0]) return;
-  const auto has_it = [&](const Task& task) {
-    return task.operation.header.name_hash == header.name_hash && task.operation.header.kind == header.kind;
-  };
-  const bool queued = std::any_of(queue_.begin(), queue_.end(), [&](const auto& task) { return has_it(*task); });
-  if (!queued && !(in_caller_ && has_it(*in_caller_))) return;
+  const bool runs = in_caller_ && key_of(in_caller_->operation.header) == key_of(header);
+  if (!runs && claimed_names_.emplace(key_of(header), &task).second) return;
   throw Failure(Fault::invalid, std::string("an ") + name_of(header.kind) + " with the name '" + header.name +
                                     "' is in flight already: wait for it first, or give this one another name "
                                     "(COLLECTIVE_SEMANTICS=engine runs them one after the other)");
 }
 
+bool Engine::collect(const Task& task) {
+  if (!task.done || claimed_names_.empty()) return task.done;
+  const auto claim = claimed_names_.find(key_of(task.operation.header));
+  if (claim != claimed_names_.end() && claim->second == &task) claimed_names_.erase(claim);
+  return true;
+}
+
 bool Engine::is_done(const Task& task) {
   const Lock lock(mutex_);
-  return task.done;
+  return collect(task);
 }
 
 bool Engine::wait(Task& task, double seconds) {
   Lock lock(mutex_);
-  if (task.done || seconds <= 0) return task.done;
+  if (task.done || seconds <= 0) return collect(task);
   if (is_in_handler()) throw Failure(Fault::invalid, refused_in_handler);
   note_caller();
   const bool was_blocking = std::exchange(task.blocking, true);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done.load(); });
   task.blocking = was_blocking;
-  return task.done;
+  return collect(task);
 }
 
 bool Engine::wait_until_idle(double seconds) {

@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "core/counters.h"
@@ -91,7 +92,8 @@ class Engine {
   // Runs `task` or, when another one goes first, that.
   Outcome perform(const std::shared_ptr<Task>& task, int64_t started_ns);
   void enqueue(const std::shared_ptr<Task>& task);         // with mutex_ held
-  void refuse_name_in_flight(const Header& header) const;  // with mutex_ held
+  void claim_name(const Task& task);                       // with mutex_ held; only under Horovod's semantics
+  bool collect(const Task& task);                          // with mutex_ held: whether it is done, which frees its name
   // With mutex_ held: the outcome's task is done and no longer queued.
   void conclude(const Outcome& outcome);
   // What this rank proposes in an exchange.
@@ -155,6 +157,7 @@ class Engine {
   const Task* in_caller_ = nullptr;  // which a caller runs in its own thread
   std::thread::id first_caller_;
   Semantics semantics_ = Semantics::engine;
+  std::unordered_map<uint64_t, const Task*> claimed_names_;  // of what was submitted and not collected
   bool busy_ = false;
   std::thread::id runner_;  // while it is busy
   bool closing_ = false;

@@ -49,6 +49,9 @@ if rank == 0 and size > 1:
 hvd.barrier()
 if rank > 0 or size == 1:
     handles = [start() for start in starts.values()]
+hvd.barrier()  # all are done now; a name is free when its operation has been synchronized, not only when that is done
+for start in starts.values():
+    assert "is in flight already" in refused(start, error=ValueError)
 for handle in handles:
     hvd.synchronize(handle)
 for _ in range(3):  # one after the other
