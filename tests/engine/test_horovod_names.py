@@ -112,9 +112,44 @@ assert names.elastic.TensorFlowState is hvd.elastic.TensorFlowState
 assert HorovodInternalError is hvd.HorovodInternalError
 assert names.mpi_ops.size_op is hvd.size_op
 check_extension("horovod.tensorflow")
+from horovod.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs
+import tensorflow as tf
+variables = [tf.Variable(1.0), tf.Variable(2.0)]
+assert _executing_eagerly() and names._executing_eagerly()
+assert [one is other for one, other in zip(refs_to_vars(vars_to_refs(variables)), variables)] == [True, True]
 print(extension_available("tensorflow"))
 """
     assert run(names, [sys.executable, "-c", program]).splitlines()[-1] == "True"
+
+
+def test_what_scripts_copy_from_horovods_internals(names, tmp_path):
+    program = f"""
+import sys
+from horovod.common.util import _cache, is_version_greater_equal_than
+from horovod.runner import _HorovodArgs
+from horovod.runner.common.util.env import get_env_rank_and_size
+from horovod.runner.common.util.hosts import parse_hosts
+from horovod.runner.launch import _run, parse_args
+from horovod.runner.util.threads import in_thread
+calls = []
+assert [_cache(lambda x: calls.append(x) or x)(3) for _ in range(2)] == [3, 3]
+assert is_version_greater_equal_than("2.10.0", "2.9.1") and not is_version_greater_equal_than("2.9.0", "2.9.1")
+assert get_env_rank_and_size() == (0, 1)
+assert [(host.hostname, host.slots) for host in parse_hosts("a:2,10.0.0.1:8")] == [("a", 2), ("10.0.0.1", 8)]
+in_thread(calls.append, ("in a thread",)).join()
+assert "in a thread" in calls
+sys.argv[1:] = ["-np", "3", "train.py", "--debug"]
+given = parse_args()
+assert (given.np, given.program) == (3, ["train.py", "--debug"])
+args = _HorovodArgs()
+args.num_proc, args.run_func = 2, lambda: __import__("collective_core.torch").torch.init() or 7
+assert _run(args) == [7, 7]
+args = _HorovodArgs()
+args.num_proc, args.command = 2, [sys.executable, "-c", "open({str(tmp_path)!r} + '/' + __import__('os').environ['HOROVOD_RANK'], 'w')"]
+_run(args)
+"""
+    run(names, [sys.executable, "-c", program])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_the_engines_own_semantics_can_be_kept(names):

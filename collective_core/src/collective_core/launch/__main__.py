@@ -31,7 +31,7 @@ from collective_core.runtime.torch_variables import RESTART_COUNT
 MOST_PER_CORE = 8
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {NAME}", description="Runs a program on several ranks, over ssh, without MPI.")
     parser.add_argument("-np", "--num-proc", dest="np", type=int, help="ranks; one per slot of the hosts by default")
     hosts = "hosts, the first so many; MIN:MAX: an elastic job on at least and at most so many, with --nproc-per-node"
@@ -201,7 +201,7 @@ def _stop(*_: Any) -> None:
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    arguments = make_parser().parse_args()
     # Who reads tags takes the output apart by rank.
     tracebacks = Tracebacks(_show_tagged if arguments.tag_output else lambda frame: show(frame, True), raw=arguments.tag_output)
     for number in (signal.SIGTERM, signal.SIGHUP):

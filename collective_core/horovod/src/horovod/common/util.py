@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any, Iterator, Sequence, TypeVar
 
 from collective_core.common import build_info
 
+_cache = functools.lru_cache(maxsize=None)
 _Item = TypeVar("_Item")
 
 #: The frameworks that Horovod has extensions for and there are names of here.
@@ -95,3 +97,12 @@ def is_iterable(x: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether version ``ver`` is ``target`` or newer. Raises ValueError for what is not a version."""
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ValueError(f"invalid versions {ver!r} and {target!r}: expected strings")
+    from packaging.version import Version
+
+    return Version(ver) >= Version(target)
