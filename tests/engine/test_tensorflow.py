@@ -20,11 +20,13 @@ def test_every_collective_eagerly_and_in_functions(launch, threads):
         assert facts["torch"] is False
         assert f"rank {rank} is not in process set" in facts["outside"]
         for case in ("shape", "shape in a function"):
-            _, text, engines = facts[case]
+            _, text, engines, _ = facts[case]
             assert engines == "mismatch"
             assert "float32[1]" in text
             assert "float32[2]" in text
         assert facts["shape"][0] == "CollectiveError"
+        assert "FailedPreconditionError" in facts["shape"][3]
+        assert "InvalidArgumentError" in facts["root"][3]
         assert facts["shape in a function"][0] == "UnknownError"
         assert "'pair.1'" in facts["group"][1]
         assert facts["number"][2] == "mismatch"
@@ -47,6 +49,26 @@ def test_three_ranks_on_two_hosts(launch):
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_optimizers_of_keras_2_are_refused():
+    """Around one of them nothing would be reduced: it has no method ``apply``, and a state of it could not be read."""
+    done = run(
+        """
+import collective_core.tensorflow as hvd, types
+
+class SGD:  # what the optimizers of the package tf_keras have
+    iterations, get_config, apply_gradients, variables = 0, dict, print, list
+
+hvd.init()
+for make in (hvd.DistributedOptimizer, lambda one: hvd.elastic.TensorFlowKerasState(types.SimpleNamespace(variables=[]), one)):
+    try:
+        make(SGD())
+    except ValueError as error:
+        print("Keras 2 (TF_USE_LEGACY_KERAS=1)" in str(error), end=" ")
+"""
+    )
+    assert done.stdout == "True True ", done.stderr
 
 
 def test_torch_imports_neither_tensorflow_nor_keras_nor_jax():

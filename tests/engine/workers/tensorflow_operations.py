@@ -136,6 +136,10 @@ def sparse():
         same(got.values[0], np.asarray(tf.fill([2], tf.cast(wanted, dtype))))
     got = hvd.allreduce(tf.IndexedSlices(tf.constant([[40000.0]], tf.float16), tf.constant([0]), [1, 1]))
     same(got.values, np.array([[40000]], "float16"))
+    # Averages of integers are not rounded.
+    for dtype, average in (("uint8", "float32"), ("int32", "float64"), ("int64", "float64")):
+        got = hvd.allreduce(tf.IndexedSlices(tf.constant([[RANK]], dtype), tf.constant([3]), [5, 1]))
+        same(got.values, np.array([[(SIZE - 1) / 2]], average))
     table = tf.Variable(tf.ones([5, 2]))
     for as_dense in (False, True):
         with tf.GradientTape() as tape:
@@ -237,6 +241,28 @@ def sets():
         assert hvd.remove_process_set(each)
 
 
+def graphs():
+    """Graphs of TensorFlow 1, where nothing orders collectives: as many as threads, and on each rank others first."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        x = tf.ones([2])
+        gradient = tf.gradients(hvd.broadcast(x, 0), x, tf.fill([2], RANK + 1.0))[0]
+        parts = [tf.fill([RANK + 1, 2], float(number)) for number in range(6)]
+        gathered = [hvd.allgather(part) for part in parts]
+        gradients = tf.gradients(gathered, parts, [tf.ones([SIZE * (SIZE + 1) // 2, 2])] * len(parts))
+        wanted = [*gathered, *gradients]
+        config = v1.ConfigProto(inter_op_parallelism_threads=2, use_per_session_threads=True)
+        with v1.Session(config=config) as session:
+            # without the control dependency rank 1 would leave its part of the sum out, and rank 0 wait for it
+            same(session.run(gradient), np.full([2], (SIZE + 1) / 2 if RANK == 0 else 0, "float32"))
+            for _ in range(3):
+                got = session.run(wanted if RANK == 0 else wanted[::-1])
+                got = got if RANK == 0 else got[::-1]
+                for number, part in enumerate(parts):
+                    same(got[number], np.full([SIZE * (SIZE + 1) // 2, 2], number, "float32"))
+                    same(got[len(parts) + number], np.ones(part.shape, "float32"))
+
+
 def others():
     assert [int(op()) for op in (hvd.rank_op, hvd.size_op, hvd.local_rank_op, hvd.local_size_op)] == [RANK, SIZE, RANK, SIZE]
     assert [int(each) for each in tf.function(lambda: (hvd.rank_op(), hvd.size_op()))()] == [RANK, SIZE]
@@ -263,7 +289,8 @@ def failures():
             function()
         except Exception as error:  # noqa: BLE001 - TensorFlow's, too
             own = hvd.error_of_engine(error)
-            return [type(error).__name__, str(error) if own is None else str(own), getattr(own, "kind", None)]
+            of_tensorflow = [each.__name__ for each in type(error).__mro__ if each.__module__.startswith("tensorflow")]
+            return [type(error).__name__, str(error) if own is None else str(own), getattr(own, "kind", None), of_tensorflow]
         return None
 
     facts["shape"] = caught(lambda: hvd.allreduce(tf.zeros([RANK + 1])))
@@ -274,6 +301,9 @@ def failures():
     facts["type on one rank"] = caught(lambda: hvd.allreduce(tf.constant([1j] if RANK else [1.0]), name="one"))
     facts["type in a function"] = caught(tf.function(lambda: hvd.allreduce(tf.constant(["text"]))))
     facts["sparse"] = caught(lambda: hvd.allreduce(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), [3 + RANK, 2]), name="table"))
+    for op in (hvd.Min, hvd.Max, hvd.Product):
+        sliced = caught(lambda op=op: hvd.allreduce(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), [3, 2]), op=op))
+        assert sliced[0] == "NotImplementedError", sliced
     facts["root"] = caught(lambda: hvd.broadcast(tf.ones([1]), 77))
     facts["operation"] = caught(lambda: hvd.allreduce(tf.ones([1]), op="Median"))
     facts["xla"] = caught(tf.function(lambda: hvd.allreduce(tf.ones([1])), jit_compile=True))
@@ -289,7 +319,7 @@ def gradient_of_maximum():
     return tape.gradient(y, x)
 
 
-EVERY = (reductions, groups, gathers, sparse, gradients, independent, inside_control_flow, sets, others, failures)
+EVERY = (reductions, groups, gathers, sparse, gradients, independent, inside_control_flow, sets, graphs, others, failures)
 for part in EVERY:
     if part.__name__ in sys.argv[2:] or not sys.argv[2:]:
         part()

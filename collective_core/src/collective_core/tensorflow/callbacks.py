@@ -7,10 +7,15 @@ orders what is stateful.
 
 from __future__ import annotations
 
+import itertools
+import threading
+from concurrent import futures
+from concurrent.futures import Future
 from typing import Any, Callable, Sequence, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util
 
 from collective_core.common import callbacks, elastic
@@ -19,6 +24,8 @@ from collective_core.errors import CollectiveError, InvalidUseError
 #: Failures in callbacks, of which TensorFlow keeps only the text, the newest last.
 _failures: list[CollectiveError] = []
 MOST_FAILURES = 16
+#: How long a thread of TensorFlow waits for a collective of a TensorFlow 1 graph before other operations get their turn.
+POLL_SECONDS = 0.0005
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -38,20 +45,39 @@ def call(
     """Calls ``function`` with the tensors' values, as arrays that it must not change; returns its results, as many arrays, as tensors.
 
     ``dtypes`` and ``shapes`` are those of the results; None for a shape that is not known. Raises :class:`CollectiveError` where XLA
-    compiles, which can call nothing on the host. What ``function`` raises is raised in eager mode; in a graph TensorFlow makes it a
-    ``tf.errors.UnknownError`` (an ``InvalidArgumentError`` of wrong use) with the same text.
+    compiles, which can call nothing on the host. What ``function`` raises is raised in eager mode, a :class:`CollectiveError` as one that
+    is a ``tf.errors.FailedPreconditionError`` (the ranks disagree), ``InvalidArgumentError`` or ``UnknownError``, too; in a graph
+    TensorFlow makes it an ``UnknownError`` (an ``InvalidArgumentError`` of wrong use) with the same text.
     """
     if tf.executing_eagerly():
-        results = function(*(np.asarray(tensor) for tensor in tensors))
+        try:
+            results = function(*(np.asarray(tensor) for tensor in tensors))
+        except CollectiveError as error:
+            raise _also_of_tensorflow(error) from None
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, dtypes)]
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         text = "XLA cannot call collectives: leave jit_compile=True away (Keras: model.compile(..., jit_compile=False))"
         raise CollectiveError(text, "invalid")
     callbacks.watch_signals()
-    results = tf.numpy_function(_in_callback(function, dtypes), list(tensors), list(dtypes), stateful=is_stateful)
+    wrapped = _in_callback(function, dtypes)
+    if is_stateful and not isinstance(tf.compat.v1.get_default_graph(), FuncGraph):
+        results = _call_in_background(wrapped, list(tensors), list(dtypes))
+    else:
+        results = tf.numpy_function(wrapped, list(tensors), list(dtypes), stateful=is_stateful)
     for result, shape in zip(results, shapes):
         result.set_shape(shape)
     return list(results)
+
+
+def _also_of_tensorflow(error: CollectiveError) -> CollectiveError:
+    """The same error as one that programs written for Horovod catch, too."""
+    kinds = {"mismatch": tf.errors.FailedPreconditionError, "invalid": tf.errors.InvalidArgumentError}
+    of_tensorflow = kinds.get(error.kind, tf.errors.UnknownError)
+    both = type(type(error).__name__, (type(error), of_tensorflow), {"__module__": type(error).__module__})
+    made: CollectiveError = both.__new__(both)
+    of_tensorflow.__init__(made, None, None, str(error))
+    vars(made).update(vars(error))
+    return made.with_traceback(error.__traceback__)
 
 
 def _in_callback(function: HostFunction, dtypes: Sequence[Any]) -> Callable[..., list[Any]]:
@@ -68,6 +94,59 @@ def _in_callback(function: HostFunction, dtypes: Sequence[Any]) -> Callable[...,
         return [np.asarray(result, dtype) for result, dtype in zip(results, wanted)]
 
     return collective
+
+
+def _turns(graph: Any) -> Any:
+    """The iterator of a graph that gives nothing but time."""
+    known = graph.get_collection_ref("collective_core.turns")
+    if not known:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        with graph.as_default(), tf.control_dependencies(None):
+            known.append(tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(1).repeat().with_options(options)))
+    return known[0]
+
+
+def _call_in_background(function: HostFunction, tensors: list[Any], dtypes: list[Any]) -> Any:
+    """As ``tf.numpy_function``, in a thread of its own, for graphs of TensorFlow 1, where nothing orders collectives.
+
+    A callback that waited would keep a thread of TensorFlow, and with more collectives than threads each rank could wait for what another
+    has not started. Here a loop asks whether the result is there, and gives its thread back each time.
+    """
+    pending: dict[int, Future[Any]] = {}  # more than one where several sessions run the graph at a time
+    numbers = itertools.count(1)
+
+    def start(*arrays: Any) -> Any:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*arrays))
+            except BaseException as error:  # noqa: BLE001 - raised in finish
+                future.set_exception(error)
+
+        number = next(numbers)
+        pending[number] = future
+        threading.Thread(target=run, name="collective", daemon=True).start()
+        return np.asarray(number, np.int64)
+
+    def is_done(number: Any) -> Any:
+        return np.asarray(bool(futures.wait([pending[int(number)]], POLL_SECONDS).done))
+
+    number = tf.numpy_function(start, tensors, tf.int64)
+    turns = _turns(tf.compat.v1.get_default_graph())
+
+    def ask_again(_: Any) -> Any:
+        # The iterator's own thread schedules what follows, behind all that is ready; without it the loop would keep its thread.
+        with tf.control_dependencies([turns.get_next()]):
+            done = tf.numpy_function(is_done, [number], tf.bool)
+        done.set_shape([])
+        return done
+
+    (done,) = tf.while_loop(tf.logical_not, ask_again, [tf.constant(False)], parallel_iterations=1)
+    with tf.control_dependencies([done]):
+        return tf.numpy_function(lambda number: pending.pop(int(number)).result(), [number], dtypes)
 
 
 def error_of_engine(error: BaseException) -> CollectiveError | None:

@@ -86,7 +86,7 @@ class TensorFlowKerasState(TensorFlowState):
     """A model of Keras, its optimizer and plain values: ``TensorFlowKerasState(model, optimizer, batch=0)``.
 
     ``optimizer``: default the one that the model was compiled with. ``backend``: Horovod's; not used. Raises ValueError for a model that
-    was not built, whose variables do not exist yet.
+    was not built, whose variables do not exist yet, and for an optimizer of Keras 2.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:  # noqa: ARG002
@@ -94,6 +94,10 @@ class TensorFlowKerasState(TensorFlowState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is not None and not hasattr(self.optimizer, "built"):
+            instead = "TensorFlowState([*model.variables, *optimizer.variables()])"
+            expected = f"expected one of Keras 3; with Keras 2 (TF_USE_LEGACY_KERAS=1) use {instead}"
+            raise ValueError(f"invalid optimizer {self.optimizer!r}: {expected}")
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         super().__init__([], **values)

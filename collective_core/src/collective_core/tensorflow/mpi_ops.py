@@ -69,7 +69,7 @@ def allreduce(
     """Combines the tensors of all ranks element by element. ``op`` is Average unless given. Differentiable for Sum and Average.
 
     The average of integer tensors is rounded towards zero. Of ``tf.IndexedSlices`` the sum or average is ``tf.IndexedSlices`` with every
-    index once.
+    index once; averages of integers in them are floating-point numbers, as Horovod's.
     """
     return grouped_allreduce(
         *([tensor], average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set),
@@ -133,7 +133,11 @@ def _allreduce(tensors: Sequence[Any], name: str | None, request: _Request) -> l
 def _allreduce_slices(slices: Any, name: str | None, request: _Request) -> Any:
     if request.factors != (1.0, 1.0):
         raise NotImplementedError("prescale_factor and postscale_factor are not possible with tf.IndexedSlices")
+    if request.op not in (Sum, Average):
+        raise NotImplementedError(f"op={request.op} is not possible with tf.IndexedSlices; use Sum or Average")
     values, indices = as_tensor(slices.values), as_tensor(slices.indices)
+    if request.op == Average and values.dtype.is_integer:
+        values = tf.cast(values, tf.float32 if values.dtype.size < 4 else tf.float64)
     dense_shape = None if slices.dense_shape is None else tf.convert_to_tensor(slices.dense_shape)
     inputs = [values, indices, *([] if dense_shape is None else [dense_shape])]
     chosen = name_of("sparse_allreduce", name, request.ignore_name_scope)
@@ -218,7 +222,10 @@ def broadcast(
 
         def gradient(upstream: Any) -> Any:
             (average,) = _allreduce([upstream], None, _Request(Average, 1.0, 1.0, process_set, False))
-            return average if membership.rank() == root_rank else tf.zeros_like(average)
+            if membership.rank() == root_rank:
+                return average
+            with tf.control_dependencies([average]):  # a graph of TensorFlow 1 would leave out what nothing depends on
+                return tf.zeros_like(upstream)
 
         return call(lambda value: [arrays.broadcast(value, root_rank, chosen, process_set)], [given], [given.dtype], [given.shape])[
             0

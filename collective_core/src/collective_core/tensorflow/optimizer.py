@@ -111,7 +111,8 @@ def _around_keras(optimizer: Any, name: str | None, reducer: GradientReducer, ag
 
 
 def _is_of_keras(optimizer: Any) -> bool:
-    return hasattr(optimizer, "get_config") and hasattr(optimizer, "apply_gradients") and hasattr(optimizer, "iterations")
+    # Those of Keras 2 have no `apply`, through which all updates of Keras 3 go: around them nothing would be reduced.
+    return all(hasattr(optimizer, name) for name in ("get_config", "apply", "iterations"))
 
 
 def DistributedOptimizer(
@@ -141,7 +142,8 @@ def DistributedOptimizer(
         raise ValueError("backward_passes_per_step must be > 0")
     is_of_tensorflow_1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
     if not is_of_tensorflow_1 and not _is_of_keras(optimizer):
-        raise ValueError(f"Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: {optimizer}")
+        expected = "expected one of Keras 3 or tf.compat.v1.train; with Keras 2 (TF_USE_LEGACY_KERAS=1) use hvd.DistributedGradientTape"
+        raise ValueError(f"invalid optimizer {optimizer!r}: {expected}")
     if is_of_tensorflow_1 and backward_passes_per_step > 1 and tf.executing_eagerly():
         raise ValueError("backward_passes_per_step > 1 is not supported with an optimizer of TensorFlow 1 in eager execution; use Keras's")
     prefix = name or f"Distributed{type(optimizer).__name__}"
