@@ -16,15 +16,12 @@ from provision.cli.help import App
 from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, inventory_of, passwords, requirements, url, with_options
 from provision.cli.run_options import run_options
 from provision.containers import image_names
-from provision.image import build, local_images, render, run, targets, verification
-from provision.image.recipe import LABEL
+from provision.image import build, render, run, targets, verification
 from provision.image.targets import ImageRequest
 from provision.launch.launchers import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
-from provision.remote.session import Session
 from provision.report import model
-from provision.survey import collect, installed
 
 app = App(
     no_args_is_help=True,
@@ -39,7 +36,7 @@ System = Annotated[str | None, typer.Option("--os", help="Operating system of th
 Cuda = Annotated[str | None, typer.Option("--cuda", help="CUDA version of the image, e.g. 12.4.", metavar="VERSION")]
 Facts = Annotated[Path | None, typer.Option("--facts", help="Read facts from this file instead of surveying hosts.")]
 Base = Annotated[str | None, typer.Option("--base", help="Base image to use instead of the catalogue's.", metavar="IMAGE")]
-Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name, as `provision image ls` shows it.")]
+Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name.")]
 
 
 def image_request(
@@ -224,92 +221,3 @@ def run_(
     for fault in ended.faults:
         console.say(f"fault: {fault}", style="red")
     raise typer.Exit(ended.code)
-
-
-@app.command("manifest", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def manifest() -> None:
-    """Removed. A job of Kubernetes' MPI operator is now written by hand, from examples/mpijob.yaml in provision's sources."""
-    what = "provision image manifest: this command was removed"
-    raise UsageError(what, hint="copy examples/mpijob.yaml of provision's sources and edit image, replicas, slots and program")
-
-
-@app.command("ls")
-def ls(json_: Json = False) -> None:
-    """List the images that were built here: their contents, and whether they are verified."""
-    with local_images.engine() as client:
-        found = local_images.list_all(client)
-    if json_:
-        listed = [
-            {"image": image.name, "id": image.id, "ready": image.ready, "bytes": image.size, "labels": dict(image.labels)}
-            for image in found
-        ]
-        terminal.print_json({"schema": 1, "images": listed})
-        return
-    rows = [
-        {
-            "image": image.name,
-            "state": "ready" if image.ready else "not verified",
-            "of": image.labels[LABEL],
-            "Open MPI": image.of("openmpi"),
-            "NCCL": image.of("nccl") or "-",
-            "PyTorch": image.of("torch") or "-",
-            "engine": image.of("engine"),
-            "MB": f"{image.size / 1e6:.0f}",
-        }
-        for image in found
-    ]
-    if rows:
-        terminal.out().print(terminal.table(rows))
-    else:
-        terminal.out().say("no image was built here yet: provision image build")
-
-
-@app.command("rm")
-def rm(images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Names, as `provision image ls` shows them.")]) -> None:
-    """Remove images from this machine; only those that provision made."""
-    with local_images.engine() as client:
-        for name in images:
-            local_images.remove(client, name)
-            terminal.out().say(f"removed {name}")
-
-
-@app.command("push")
-def push(
-    image: Image,
-    unverified: Annotated[bool, typer.Option("--unverified", help="Push an image that is not verified.")] = False,
-    unproven: Annotated[bool, typer.Option("--unproven", hidden=True)] = False,
-) -> None:
-    """Send an image to the registry that its name says, e.g. registry.example/mine:1. Prints the digest by which others pin it."""
-    if unproven:
-        terminal.say("--unproven is deprecated: use --unverified")
-    with local_images.engine() as client:
-        digest = local_images.push(client, image, unverified=unverified or unproven)
-    terminal.out().say(f"{local_images.split_name(image)[0]}@{digest}")
-
-
-@app.command("diff")
-@with_options(passwords=passwords)
-def diff(
-    hosts: Hosts,
-    image: Image,
-    limit: Limit = None,
-    *,
-    passwords: Mapping[str, str],
-) -> None:
-    """Show where installed hosts and an image differ."""
-    inventory = inventory_of(hosts, limit)
-    with local_images.engine() as client:
-        info = local_images.get(client, image)
-    with progress.make() as shown, Session(inventory, shown, passwords, command="provision image diff") as session:
-        found = collect.survey_hosts(session)
-        held = installed.plan(inventory, {name: each for name, each in found.hosts.items() if each.installed.manifest}).hosts
-        lines = local_images.differences({name: held.get(name) for name in found.hosts}, info)
-        absent = len(found.hosts) < len(inventory.hosts)
-        session.record.exit_code = 1 if lines or absent else 0
-    model.show_problems([problem for problem in found.problems if problem.host not in found.hosts], terminal.err())
-    for line in lines:
-        terminal.out().say(line)
-    if not lines and not absent:
-        terminal.out().say(f"{len(held)} hosts hold what {image} holds")
-    if lines or absent:
-        raise typer.Exit(1)

@@ -14,7 +14,6 @@ import yaml
 
 from provision import catalog
 from provision.base.engine_source import EngineSource
-from provision.cli import main
 from provision.image import container_hosts, render, targets
 from provision.launch import launchers
 from provision.plan.model import Plan
@@ -124,12 +123,3 @@ def test_ssh_of_the_launcher_trusts_the_jobs_key_alone() -> None:
     assert lines["IdentityFile"] == f"{JOB['spec']['sshAuthMountPath']}/id_rsa"
     assert lines["UserKnownHostsFile"] == f"{container_hosts.home()}/mpi_known_hosts"
     assert lines["Port"] == str(catalog.images().ssh_port)
-
-
-def test_the_command_that_wrote_such_a_job_says_where_the_example_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ((), ("hosts.ini", "--image", "a:1", "--limit", "gpu1", "-o", "job.yaml", "--", "python", "train.py", "--lr", "1")):
-        assert main.guarded(lambda: main.app(args=["image", "manifest", *words], prog_name="provision"), debug=False) == 2  # noqa: B023
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert "was removed" in err
-        assert "examples/mpijob.yaml" in err
