@@ -21,6 +21,8 @@ from provision.inventory.model import ENCRYPTED, Host, ParsedInventory, shown
 
 #: Exceptions of one file's parsers: name of the parser, such as ``yaml``, → its exception.
 _Errors = dict[str, Exception]
+_NAMED = re.compile(r"[!&]?~?[^!&~].*")  # a word of ``--limit`` that names something
+_IMPLIED = ("all", "ungrouped")  # groups that every inventory has
 
 
 def parse(source: str, *, limit: str | None = None) -> ParsedInventory:
@@ -213,15 +215,22 @@ def _apply_limit(manager: Any, limit: str | None, result: ParsedInventory) -> No
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import split_host_pattern
 
+    matching = manager._match_list  # for Ansible `a*` stands for all hosts: it is also a pattern of groups, and one is called `all`
+    manager._match_list = lambda items, pattern: [each for each in matching(items, pattern) if each == pattern or each not in _IMPLIED]
     try:
-        patterns = [str(each) for each in split_host_pattern(limit) if not each.startswith("@")] if limit is not None else []
-        result.unmatched = tuple(each for each in patterns if each.strip("!&") and not manager.get_hosts(each.lstrip("!&")))
-        manager.subset(limit)
+        manager.subset(limit)  # which reads files, for `@FILE`
+        words, typed = split_host_pattern(manager._subset or []), split_host_pattern(limit or "")
+        # An empty list stands for all hosts in Ansible, which also leaves out what it cannot read.
+        read, written = (re.sub(r"[\s:,]", "", each) for each in ("".join(split_host_pattern(typed)), limit or ""))
+        if limit is not None and not (words and read == written and all(map(_NAMED.fullmatch, words))):
+            raise AnsibleError("invalid pattern: expected names, groups or patterns of hosts")
+        patterns = [str(each) for each in typed if not each.startswith("@")]
+        result.unmatched = tuple(each for each in patterns if not manager.get_hosts(each.lstrip("!&"), ignore_limits=True))
         selected = {str(host.name) for host in manager.get_hosts("all")}
         result.selected = tuple(host.name for host in result.hosts if host.name in selected)
     except AnsibleError as error:
-        what = _one_line(str(error))
-        result.problems.append(Problem("error", what, "name hosts and groups of the inventory", where=f"--limit {limit}"))
+        hint = "name hosts and groups of the inventory; for all hosts leave --limit out"
+        result.problems.append(Problem("error", _one_line(str(error)), hint, where=f"--limit {limit!r}"))
 
 
 def _load_vault_passwords(loader: Any) -> None:

@@ -238,6 +238,8 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["plan", "localhost", "--facts", "missing.json"], "missing.json"),
         (["plan", "localhost", "--wheels", "missing-folder"], "missing-folder"),
         (["survey", "localhost", "--become-password-file", "missing-file"], "missing-file"),
+        (["remove", "a,b", "--yes", "--limit", ""], "--limit '': invalid pattern: expected"),
+        (["run", "-H", "a,b", "--limit=", "true"], "--limit '': invalid pattern: expected"),
         (["upp"], "did you mean up?"),
         (["upp", "hosts.ini"], "did you mean up?"),
         (["sandbox", "up", "-n", "0"], "0"),

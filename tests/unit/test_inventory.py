@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provision.inventory import Host, Inventory, InventoryError, load
+from provision.inventory import Host, Inventory, InventoryError, load, loading
 from provision.inventory.model import ENCRYPTED
 
 
@@ -263,6 +263,12 @@ def test_a_list_with_users_or_ports_becomes_an_inventory_file(argument: str) -> 
         ("alpha", ["alpha"]),
         ("gpu:!alpha", ["beta", "node1", "node2", "node3"]),
         ("node*", ["node1", "node2", "node3"]),
+        ("a*", ["alpha"]),  # not the group `all`, which every inventory has
+        ("~^al", ["alpha"]),
+        ("!a*", ["beta", "gamma", "node1", "node2", "node3"]),
+        ("*", ["alpha", "beta", "gamma", "node1", "node2", "node3"]),
+        ("all:!node*", ["alpha", "beta", "gamma"]),
+        ("alpha,", ["alpha"]),
         ("alpha,gamma", ["alpha", "gamma"]),
         (["alpha", "gamma"], ["alpha", "gamma"]),
         ("@retry", ["beta", "node2"]),
@@ -275,6 +281,13 @@ def test_limit(limit: Any, left: list[str]) -> None:
 
 
 def test_limit_works_on_a_list_too() -> None:
+    for empty in ("", ",", "!", "["):
+        with pytest.raises(InventoryError, match="invalid pattern: expected"):
+            load("a,b,c", limit=empty)
+        with pytest.raises(InventoryError, match="invalid pattern: expected"):
+            loading.by_name("facts.json", ["a", "b"], empty)
+        with pytest.raises(InventoryError, match="invalid pattern: expected"):
+            loading.limited(load("a,b,c"), empty)
     assert [host.name for host in load("a,b,c", limit="b,c").hosts] == ["b", "c"]
 
 

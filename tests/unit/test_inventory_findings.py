@@ -312,9 +312,17 @@ def test_a_low_port_in_a_list_is_a_warning() -> None:
         ("alpha,zz", "--limit alpha,zz: no host or group is called `zz`\n  → hosts are alpha, beta"),
         ("!alpha:!beta", "--limit !alpha:!beta: it leaves no host"),
         ("gpu:&cpu", "no host or group is called `&cpu`"),
+        ("u*", "no host or group is called `u*`"),  # not the group `ungrouped`, which every inventory has
+        ("[!abg]*", "no host or group is called `[!abg]*`"),
+        *((limit, f"--limit {limit!r}: invalid pattern: expected") for limit in ("", "  ", ",", ":", "[", "]", "~", "!~", "[,]")),
+        *((limit, f"--limit {limit!r}: invalid pattern: expected") for limit in ("!", "&", "alpha,!", "alpha:&", "!!alpha", "alpha[")),
+        ("@none", "--limit '@none': invalid pattern: expected"),
+        ("@sign", "--limit '@sign': invalid pattern: expected"),
     ],
 )
 def test_limit_that_matches_nothing(limit: str, said: str) -> None:
+    Path("none").write_text("\n")
+    Path("sign").write_text("alpha\n!\n")
     assert said in complaint("h.ini", "[gpu]\nalpha\nbeta\n", limit=limit)
 
 
