@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
+import os
 import re
+import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from provision.base.errors import ProvisionError, UsageError
 from provision.remote import ssh
@@ -40,18 +41,33 @@ class Archive(NamedTuple):
         sources: name there → the file or folder here, as the user has named it.
         folder: in a home on the hosts.
         command: as it is there.
-        content: a tar archive.
+        members: what is copied: a file, folder or link here, and its name there.
+        left_out: what is not copied, and why.
     """
 
     sources: Mapping[str, Path]
     folder: str
     command: list[str]
-    content: bytes
+    members: Sequence[tuple[Path, str]]
+    left_out: Sequence[str]
 
     @property
     def unpack(self) -> str:
-        """A script of /bin/sh that reads the archive."""
-        return f"cd && mkdir -p {self.folder} && tar -x -f - --no-same-owner -C {self.folder}"
+        """A script of /bin/sh that reads the archive; other users of the host cannot read what is in the folder."""
+        private = f"mkdir -p {self.folder} && chmod 700 {_FOLDER} {self.folder}"
+        return f"cd && {private} && tar -x -f - --no-same-owner -C {self.folder}"
+
+    def write(self, pipe: IO[bytes]) -> None:
+        """Write it as a tar archive, a piece at a time. Raises OSError for a file that cannot be read."""
+        with tarfile.open(fileobj=pipe, mode="w|") as archive:
+            for path, name in self.members:
+                member = archive.gettarinfo(path, name)
+                member.uid = member.gid = 0
+                member.uname = member.gname = ""
+                if member.issym():
+                    member.linkname = os.path.relpath(os.path.realpath(path), path.parent)
+                with path.open("rb") if member.isreg() else contextlib.nullcontext() as content:
+                    archive.addfile(member, content)
 
     def here(self, place: str) -> str:
         """``/home/me/FOLDER/train.py, line 9`` as ``src/train.py, line 9``, if that file was copied from there; other text as it is."""
@@ -73,8 +89,8 @@ def syntax_error(command: Sequence[str]) -> tuple[Path, str] | None:
     words = list(command)
     if not Path(words[0]).exists() and "/" not in words[0] and Path(f"{words[0]}.py").is_file():
         raise UsageError(f"{words[0]}: there is no such file here", hint=f"did you mean {words[0]}.py?")
-    at = 1 if _is_python(words[0]) and words[1:] else 0
-    script = Path(words[at])
+    at = _program(words)[0]
+    script = Path() if at is None else Path(words[at])
     if script.suffix != ".py" or not script.is_file():
         return None
     try:
@@ -95,38 +111,41 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
         modules: also what Python would import from next to the program (with ``-m``: from here), as it does on this machine.
 
     Raises:
-        UsageError: two files have one name, or the modules are larger than code is.
+        UsageError: a file cannot be read, two files have one name, or the modules are larger than code is.
     """
     words, named = list(command), list(files)
-    at = next((number for number, word in enumerate(words) if Path(word).is_file() and not (number == 0 and _is_python(word))), None)
-    program = Path(words[at]) if at is not None else None
+    at, is_python = _program(words)
+    program = Path(words[at]) if at is not None and Path(words[at]).is_file() else None
     if program is not None and at is not None:
-        words[at] = program.name if at else f"./{program.name}"
-        named.append(program)
-    elif _is_python(words[0]) and words[1:] and words[1].endswith(".py") and not words[1].startswith(("-", "/")):
+        words[at] = program.name if is_python and at else f"./{program.name}"
+        named += [program] if program.resolve() not in [file.resolve() for file in files] else []
+    elif at is not None and is_python and words[at].endswith(".py") and not words[at].startswith("/"):
         hint = "name the program as it is here; or --workdir with a folder of the hosts'"
-        raise UsageError(f"{words[1]}: there is no such file here", hint=hint)
+        raise UsageError(f"{words[at]}: there is no such file here", hint=hint)
+    folder_here, left_out = Path() if program is None else program.parent, list[str]()
+    has_modules = modules and is_python and (program is None or program.suffix == ".py")
     try:
-        taken = {_name(file) for file in named}
-        neighbours = [file for file in _neighbours(words, program) if file.name not in taken] if modules else []
-        content = _tar(named, neighbours)
+        neighbours = _neighbours(folder_here.absolute(), {_name(file) for file in named}, left_out) if has_modules else {}
+        members = [member for file in named for member in _members(file.resolve(), _name(file), file.resolve(), left_out)]
     except OSError as error:
         advice = "leave the modules next to the program out with --no-modules, and name what it needs with --copy" if modules else None
         raise UsageError(f"it cannot be copied: {error.strerror}", where=str(error.filename), hint=advice) from error
-    folder_here = Path() if program is None else program.parent
     sources = [*named, *(folder_here / file.name for file in neighbours)]
     names = [_name(file) for file in sources]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"two of the files to copy have the same name: {', '.join(twice)}", hint="put them into a folder, and copy that")
     folder = re.sub(r"[^\w.-]", "_", Path.cwd().name) or "job"
-    return Archive(dict(zip(names, sources, strict=True)), f"{_FOLDER}/{folder}", words, content)
+    members += [member for each in neighbours.values() for member in each]
+    return Archive(dict(zip(names, sources, strict=True)), f"{_FOLDER}/{folder}", words, members, left_out)
 
 
 def copy(session: Session, archive: Archive, scripts: Mapping[str, str]) -> None:
     """Copy it to the hosts, where a script unpacks it. Raises ProvisionError for a host on which that fails."""
     session.progress.stage(f"Copy {', '.join(archive.sources) or 'nothing'} to ~/{archive.folder}", list(scripts))
-    for host, answer in ssh.run(session, scripts, stdin=archive.content, timeout=_COPY_S).items():
+    for line in archive.left_out:
+        session.progress.line(line)
+    for host, answer in ssh.run(session, scripts, stdin=archive.write, timeout=_COPY_S).items():
         if answer.code != 0:
             raise ProvisionError(answer.error, where=f"{host}, copying the program")
 
@@ -137,35 +156,53 @@ def _name(file: Path) -> str:
 
 
 def _is_python(word: str) -> bool:
-    return Path(word).name.startswith("python")
+    return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
 
 
-def _neighbours(words: Sequence[str], program: Path | None) -> list[Path]:
-    """The modules and packages in the folder from which Python imports first."""
-    if words and _is_python(words[0]) and "-m" in takewhile(lambda word: word.startswith("-"), words[1:]):
-        folder = Path.cwd()
-    elif program is not None and program.suffix == ".py":
-        folder = program.absolute().parent
-    else:
-        return []
-    found = sorted(path for path in folder.iterdir() if path.name not in _LEFT_OUT and not path.name.startswith(".") and _is_module(path))
-    sizes = dict.fromkeys(found, 0)
-    total = 0
-    for path in found:
-        for size in _sizes(path.resolve()):
-            sizes[path] += size
-            total += size
-            if total > MOST_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
-                break
-        if total > MOST_NEIGHBOURS:
-            break
-    if total > MOST_NEIGHBOURS:
-        largest = max(sizes, key=lambda each: sizes[each])
-        raise UsageError(
-            f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it {largest.name}",
-            where=str(folder),
-            hint="leave them out with --no-modules and name what it needs with --copy; or --workdir with a folder of the hosts'",
-        )
+def _program(words: Sequence[str]) -> tuple[int | None, bool]:
+    """(which word is the program's file, if any; whether Python runs it, or without a file a module from here).
+
+    Before it may stand a program that the hosts have, with its options: ``env``, ``bash``, ``timeout 60``.
+    """
+    for at, word in enumerate(words):
+        if _is_python(word):
+            return _script(words, at + 1)
+        of_system = shutil.which(Path(word).name, path=os.defpath)
+        is_program = at == 0 or word.endswith((".py", ".sh")) or os.access(word, os.X_OK)
+        if is_program and Path(word).is_file() and not (of_system and os.path.samefile(of_system, word)):
+            return at, word.endswith(".py")
+    return None, False
+
+
+def _script(words: Sequence[str], at: int) -> tuple[int | None, bool]:
+    """The same behind the word ``python``, by the rules of its command line."""
+    while at < len(words) and words[at].startswith("-"):
+        letters = "" if words[at].startswith("--") else words[at][1:]
+        first = next((letter for letter in letters if letter in "cmWX"), "")
+        if first in ("c", "m") or words[at] == "-":
+            return None, first == "m"
+        at += 2 if first and letters.endswith(first) else 1  # the value of -W and -X may be the next word
+    return (at, True) if at < len(words) else (None, False)
+
+
+def _neighbours(folder: Path, taken: set[str], left_out: list[str]) -> dict[Path, list[tuple[Path, str]]]:
+    """The modules and packages in the folder from which Python imports first, each with its files."""
+    found: dict[Path, list[tuple[Path, str]]] = {}
+    sizes: dict[str, int] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in taken or not _is_module(path):
+            continue
+        is_within = path.resolve().is_relative_to(folder.resolve())  # else it is named, and left out
+        for member in _members(path.resolve() if is_within else path, path.name, folder.resolve(), left_out, hidden=False):
+            found.setdefault(path, []).append(member)
+            sizes[path.name] = sizes.get(path.name, 0) + member[0].lstat().st_size
+            if sum(sizes.values()) > MOST_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
+                raise UsageError(
+                    f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it "
+                    f"{max(sizes, key=lambda name: sizes[name])}",
+                    where=str(folder),
+                    hint="leave them out with --no-modules and name what it needs with --copy; or --workdir with a folder of the hosts'",
+                )
     return found
 
 
@@ -177,30 +214,19 @@ def _is_module(path: Path) -> bool:
         return False  # it belongs to somebody else
 
 
-def _sizes(path: Path) -> Iterator[int]:
-    if path.name in _LEFT_OUT or path.name.startswith("."):
+def _members(path: Path, name: str, root: Path, left_out: list[str], *, hidden: bool = True) -> Iterator[tuple[Path, str]]:
+    """A file, or a folder with what is in it; of what nobody has named nothing hidden: it may be a secret."""
+    if path.name in _LEFT_OUT or (not hidden and path.name.startswith(".")):
         return
-    if path.is_symlink() or not path.is_dir():
-        yield path.lstat().st_size
-        return
-    for each in path.iterdir():
-        yield from _sizes(each)
-
-
-def _tar(named: Sequence[Path], neighbours: Sequence[Path]) -> bytes:
-    def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        return None if Path(member.name).name in _LEFT_OUT else member
-
-    def wanted_neighbour(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        """Nothing hidden of what nobody has named: it may be a secret."""
-        return None if Path(member.name).name.startswith(".") else wanted(member)
-
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for file in named:
-            archive.add(file.resolve(), _name(file), filter=wanted)
-        for file in neighbours:
-            archive.add(file.resolve(), _name(file), filter=wanted_neighbour)
-    return content.getvalue()
+    target = Path(os.path.realpath(path))
+    if path.is_symlink() and not target.is_relative_to(root):
+        left_out.append(f"not copied: {path} is a link that leads out of its folder, to {target}; name what is needed with --copy")
+    elif path.is_symlink() or path.is_dir():
+        yield path, name
+        for each in () if path.is_symlink() else sorted(path.iterdir()):
+            yield from _members(each, f"{name}/{each.name}", root, left_out, hidden=hidden)
+    elif path.is_file():
+        path.open("rb").close()  # what cannot be read is an error before anything is copied
+        yield path, name
+    else:
+        left_out.append(f"not copied: {path} is not a regular file")

@@ -37,7 +37,7 @@ _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
 _LONGEST_LOOK = 16 << 20  # bytes that a script of `look` may print
 
 Feed = Callable[[IO[bytes]], None]
-#: The standard input of commands: the same bytes on every host, other ones on each, or what a function writes to each of them.
+#: The standard input of commands: the same bytes on every host, other ones on each, or what a function writes whenever it is called.
 Input = bytes | Mapping[str, bytes] | Feed
 
 
@@ -205,8 +205,7 @@ def _run(
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         deadline = time.monotonic() + (timeout[name] if isinstance(timeout, Mapping) else timeout)
         answer = attempt(name, content, deadline)
-        # One lost connection is no reason to give up. What a function feeds may not be there a second time.
-        if answer.code == UNREACHABLE and not answer.out and isinstance(content, bytes):
+        if answer.code == UNREACHABLE and not answer.out:  # one lost connection is no reason to give up
             answer = attempt(name, content, deadline)
         answered(name)
         return answer

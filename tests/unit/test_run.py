@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shlex
+import subprocess
 import sys
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -572,8 +575,14 @@ def folder_with_modules(folder: Path) -> Path:
     return folder / "project"
 
 
+def written(packed: program_files.Archive) -> tarfile.TarFile:
+    pipe = io.BytesIO()
+    packed.write(pipe)
+    return tarfile.open(fileobj=io.BytesIO(pipe.getvalue()))
+
+
 def members(packed: program_files.Archive) -> list[str]:
-    with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
+    with written(packed) as archive:
         return sorted(member.name for member in archive if member.isfile())
 
 
@@ -606,9 +615,101 @@ def test_links_keep_their_names_and_named_files_win(tmp_path: Path) -> None:
     packed = program_files.pack([str(elsewhere / "python3"), str(project / "start.py")], [elsewhere / "helper.py"])
     assert packed.command[1] == "start.py", "the interpreter is not the program"
     assert members(packed) == ["helper.py", "models/__init__.py", "models/deep/layers.py", "start.py", "train.py", "utils.py"]
-    with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
+    assert packed.left_out == []
+    with written(packed) as archive:
         found = {name: archive.extractfile(name).read().decode() for name in ("helper.py", "start.py")}  # type: ignore[union-attr]
     assert found == {"helper.py": "mine = True\n", "start.py": "import utils\n"}
+
+
+def test_no_link_brings_a_file_from_elsewhere(tmp_path: Path) -> None:
+    project, outside = folder_with_modules(tmp_path), tmp_path / "private"
+    outside.mkdir()
+    (outside / "key").write_text("SECRET")
+    (outside / "key.py").write_text("SECRET")
+    leading_out = {
+        "settings.py": outside / "key",  # a module by its name
+        "keys": outside,  # a package by what is in it
+        "models/key.py": outside / "key.py",
+        "models/keys": Path("../../private"),
+        "models/deep/up": Path("../../.."),
+        "data/key": outside / "key",
+    }
+    for name, target in leading_out.items():
+        (project / name).symlink_to(target)
+    (project / "models/.netrc").write_text("SECRET")
+    (project / "models/other.py").symlink_to(project / "helper.py")
+    os.mkfifo(project / "models/pipe")
+    packed = program_files.pack(["python", str(project / "train.py")], [project / "data"])
+    with written(packed) as archive:
+        found = {member.name: member for member in archive}
+        archive.extractall(tmp_path / "host", filter="data")  # which refuses links that lead out
+    assert not {*leading_out, "models/pipe"} & set(found)
+    assert not any(part.startswith(".") for name in found for part in name.split("/")), "a hidden file may be a secret"
+    assert {"data/images.bin", "helper.py", "models/__init__.py", "models/other.py", "train.py"} <= set(found)
+    assert (tmp_path / "host/models/other.py").resolve() == tmp_path / "host/helper.py"
+    assert "SECRET" not in "".join(path.read_text() for path in (tmp_path / "host").rglob("*") if path.is_file())
+    for name in leading_out:
+        assert sum(line.startswith(f"not copied: {project / name} is a link that leads out") for line in packed.left_out) == 1, name
+    assert f"not copied: {project / 'models/pipe'} is not a regular file" in packed.left_out
+    assert len(packed.left_out) == len(leading_out) + 1
+    assert "key.py" in members(program_files.pack(["python", str(project / "train.py")], [outside / "key.py"])), "it is named"
+
+
+@pytest.mark.parametrize(
+    ("typed", "there", "copied"),
+    [
+        ("/usr/bin/env python src/train.py --lr 1", "/usr/bin/env python train.py --lr 1", "train.py"),
+        ("env -u A B=1 python3.11 src/train.py", "env -u A B=1 python3.11 train.py", "train.py"),
+        ("python -u -W ignore -Xdev src/train.py set.bin", "python -u -W ignore -Xdev train.py set.bin", "train.py"),
+        ("python -OO src/train.py src/other.sh", "python -OO train.py src/other.sh", "train.py"),
+        ("python -m pkg --data {here}/set.bin", "python -m pkg --data {here}/set.bin", "packages"),
+        ("python -W ignore -um pkg set.bin", "python -W ignore -um pkg set.bin", "packages"),
+        ("/usr/bin/env python -mpkg set.bin", "/usr/bin/env python -mpkg set.bin", "packages"),
+        ("python -c pass {here}/set.bin src/train.py", "python -c pass {here}/set.bin src/train.py", ""),
+        ("python - set.bin", "python - set.bin", ""),
+        ("python", "python", ""),
+        ("theirs --data {here}/set.bin", "theirs --data {here}/set.bin", ""),
+        ("/opt/theirs/bin/tool set.bin", "/opt/theirs/bin/tool set.bin", ""),
+        ("/bin/sh src/other.sh set.bin", "/bin/sh ./other.sh set.bin", "other.sh"),
+        ("timeout 60 src/tool set.bin", "timeout 60 ./tool set.bin", "tool"),
+        ("torchrun --standalone src/train.py set.bin", "torchrun --standalone train.py set.bin", "train.py"),
+        ("src/tool set.bin src/train.py", "./tool set.bin src/train.py", "tool"),
+        ("./src/train.py set.bin", "./train.py set.bin", "train.py"),
+        ("src/python_tool set.bin", "./python_tool set.bin", "python_tool"),
+    ],
+)
+def test_copied_is_the_program_and_arguments_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, there: str, copied: str
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "pkg").mkdir()
+    packages = {"src/train.py", "src/other.sh", "src/tool", "src/python_tool", "pkg/__init__.py"}  # what Python could import from here
+    for name in (*packages, "set.bin"):
+        (tmp_path / name).touch()
+    (tmp_path / "src/tool").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    packed = program_files.pack(typed.format(here=tmp_path).split(), [])
+    assert packed.command == there.format(here=tmp_path).split()
+    assert set(members(packed)) == (packages if copied == "packages" else {copied} - {""})
+
+
+def test_the_folder_on_a_host_is_private_and_the_archive_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set.bin").write_bytes(bytes(64 << 20))
+    (tmp_path / "home/provision-run").mkdir(parents=True)  # of an earlier release, which left it open
+    monkeypatch.chdir(tmp_path)
+    packed = program_files.pack(["hostname"], [Path("set.bin")])
+    tracemalloc.start()
+    try:
+        with (tmp_path / "tar").open("wb") as pipe:
+            packed.write(pipe)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    with (tmp_path / "tar").open("rb") as pipe:
+        subprocess.run(["/bin/sh", "-c", f"umask 022; {packed.unpack}"], stdin=pipe, env={"HOME": str(tmp_path / "home")}, check=True)
+    folders = [tmp_path / "home/provision-run", tmp_path / "home" / packed.folder]
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
+    assert (folders[1] / "set.bin").stat().st_size == 64 << 20
 
 
 @pytest.mark.parametrize(
@@ -635,6 +736,8 @@ def test_missing_program_is_named_before_anything_is_copied(
         (["python", "-m", "bad"], None),
         (["python", "bad.py", "--lr", "1"], "line 2: invalid syntax: def f(:"),
         (["bad.py"], "line 2: invalid syntax"),
+        (["/usr/bin/env", "python3", "-u", "bad.py"], "line 2: invalid syntax"),
+        (["python", "-m", "pdb", "bad.py"], None),
         (["hostname"], None),
     ],
 )

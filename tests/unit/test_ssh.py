@@ -39,7 +39,6 @@ def test_every_host_gets_its_script_and_the_input(session: Session) -> None:
 
 def test_a_connection_that_is_lost_is_made_once_more(session: Session, tmp_path: Path) -> None:
     for lost, code in ((1, 0), (2, ssh.UNREACHABLE)):
-        (tmp_path / "tries").write_text("")
         program = tmp_path / "ssh"
         program.write_text(f"""#!/bin/sh
 echo >> {tmp_path}/tries
@@ -50,9 +49,11 @@ exec sh -c "$command"
         program.chmod(0o755)
         host = Host("far", "10.0.0.9", variables={"ansible_ssh_executable": str(program)})
         session.inventory = replace(session.inventory, hosts=(host,))
-        answer = ssh.run(session, {"far": "cat"}, stdin=b"whole")["far"]
-        assert (answer.code, answer.out) == (code, "" if code else "whole")
-        assert "Connection reset" in answer.err or code == 0
+        for content in (b"whole", lambda pipe: pipe.write(b"whole")):
+            (tmp_path / "tries").write_text("")
+            answer = ssh.run(session, {"far": "cat"}, stdin=content)["far"]  # type: ignore[arg-type]
+            assert (answer.code, answer.out) == (code, "" if code else "whole")
+            assert "Connection reset" in answer.err or code == 0
 
 
 def test_late_reader_gets_its_whole_input(session: Session) -> None:
