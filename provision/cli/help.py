@@ -42,7 +42,7 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            raise UsageError(f"no such command '{name}'", hint=_suggestion(name, self.commands, ctx))
+            raise UsageError(f"no such command '{name}'", hint=suggestion(name, self.commands, ctx))
         return super().resolve_command(ctx, args)
 
 
@@ -60,11 +60,12 @@ def plain_errors() -> Iterator[None]:
 def _as_usage_error(error: Any) -> UsageError:
     known = getattr(error, "possibilities", None) or ()  # of an option that does not exist
     what = str(error.message if known else error.format_message())  # the latter names them, too
-    hint = _suggestion(getattr(error, "option_name", ""), known, error.ctx)
+    name = getattr(error, "option_name", "")
+    hint = "it stands before the command: provision --debug …" if name == "--debug" else suggestion(name, known, error.ctx)
     return UsageError(what[:1].lower() + what[1:].rstrip("."), hint=hint)
 
 
-def _suggestion(word: str, known: Iterable[str], context: Any) -> str | None:
+def suggestion(word: str, known: Iterable[str], context: Any) -> str | None:
     """What may have been meant, else where to look."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=_ALIKE)
     return f"did you mean {' or '.join(close)}?" if close else f"see {context.command_path} --help" if context is not None else None

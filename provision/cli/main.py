@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -21,7 +21,7 @@ from provision.base.text import joined
 from provision.cli import catalog as catalog_commands
 from provision.cli import doctor, image, sandbox
 from provision.cli.bench import bench
-from provision.cli.help import App, Group, plain_errors
+from provision.cli.help import App, Group, plain_errors, suggestion
 from provision.cli.options import (
     AptMirror,
     Cpu,
@@ -51,6 +51,7 @@ from provision.commands import lifecycle, planning
 from provision.facts import Facts
 from provision.install import engine_builds, environments, installer, removal
 from provision.inventory import Inventory
+from provision.inventory.loading import LOCAL
 from provision.launch import build_check, program, target_hosts
 from provision.launch.launchers import RunOptions
 from provision.plan import summary
@@ -68,18 +69,20 @@ _WITHOUT_OWN_FILES = frozenset({"catalog", "schema", "doctor", "run"})
 
 
 class _MainJobGroup(Group):
-    """``provision HOSTS`` is ``provision up HOSTS``: a first word that is not a command is HOSTS."""
+    """``provision HOSTS`` is ``provision up HOSTS`` where no command can be meant: it installs as root."""
 
     def invoke(self, ctx: Any) -> Any:
         with plain_errors():
             return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            close = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.7) if args[0].isalpha() else []
-            if close and not Path(args[0]).exists():
-                raise UsageError(f"no command {args[0]}", hint=f"did you mean {close[0]}? (a host of this name: provision up {args[0]})")
-            args = ["up", *args]
+        at = next((number for number, word in enumerate(args) if not word.startswith("-")), len(args))
+        word = args[at] if at < len(args) else ""
+        if word and word not in self.commands:
+            if not (word == LOCAL or set(word) & set(",/.[@:") or Path(word).exists()):
+                hint = f"{suggestion(word, self.commands, ctx)} (a host of this name: provision up {word})"
+                raise UsageError(f"no such command '{word}'", hint=hint)
+            args = [*args[:at], "up", *args[at:]]
         with plain_errors():
             return super().parse_args(ctx, args)
 
@@ -467,7 +470,5 @@ def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
 def main() -> None:
     """Entry point of the console script and of ``python -m provision``."""
     terminal.prepare_streams()
-    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
-    debug = "--debug" in own
-    rest = [word for word in own if word != "--debug"] + sys.argv[1 + len(own) :]
-    sys.exit(guarded(lambda: app(args=rest, prog_name="provision"), debug=debug))
+    debug = "--debug" in takewhile(lambda word: word.startswith("-"), sys.argv[1:])
+    sys.exit(guarded(lambda: app(prog_name="provision"), debug=debug))

@@ -19,6 +19,7 @@ from rendered import variables_in
 from typer.testing import CliRunner
 
 import provision as provision_package
+from provision.base.errors import UsageError
 from provision.cli import main
 from provision.facts import preflight
 
@@ -241,6 +242,11 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["remove", "a,b", "--yes", "--limit", ""], "--limit '': invalid pattern: expected"),
         (["run", "-H", "a,b", "--limit=", "true"], "--limit '': invalid pattern: expected"),
         (["upp"], "did you mean up?"),
+        *(([word], f"provision: no such command '{word}'\n") for word in ("help", "list", "deploy", "clean", "upgrade", "node1", "hosts")),
+        (["help", "--yes"], "see provision --help (a host of this name: provision up help)"),
+        (["--debug", "docter"], "did you mean doctor? (a host of this name: provision up docter)"),
+        (["--", "clean"], "no such command 'clean'"),
+        (["up", "hosts.ini", "--debug"], "it stands before the command: provision --debug"),
         (["upp", "hosts.ini"], "did you mean up?"),
         (["sandbox", "up", "-n", "0"], "0"),
         (["sandbox", "up", "--sudo", "maybe"], "one of nopasswd, password, none"),
@@ -251,6 +257,22 @@ def test_wrong_usage_exits_2(words: list[str], said: str) -> None:
     printed = provision(*words, code=2).stderr
     assert said in printed
     assert "╭" not in printed
+
+
+@pytest.mark.parametrize("word", ["localhost", "a,b", "node1,", "./x", "hosts.ini", "n[1:2]", "me@a", "a:2222", "listed"])
+@pytest.mark.parametrize("before", [[], ["--debug"]])
+def test_a_word_that_can_only_be_hosts_needs_no_up(word: str, before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def stop(hosts: str, _limit: str | None) -> None:
+        seen.append(hosts)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(main, "inventory_of", stop)
+    monkeypatch.chdir(tmp_path)
+    Path("listed").write_text("a\n")
+    provision(*before, word, "--check", code=2)
+    assert seen == [word]
 
 
 def test_no_password_is_asked_for_without_a_terminal() -> None:
@@ -305,7 +327,7 @@ def test_localhost_is_surveyed_without_ssh(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_debug_shows_the_traceback() -> None:
-    done = subprocess.run([sys.executable, "-m", "provision", "up", "missing.ini", "--debug"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "provision", "--debug", "up", "missing.ini"], capture_output=True, text=True, check=False)
     assert "Traceback" in done.stderr
 
 
