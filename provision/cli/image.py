@@ -14,7 +14,7 @@ from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.help import App
 from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, inventory_of, passwords, requirements, url, with_options
-from provision.cli.run_options import run_options
+from provision.cli.run_options import ProgramLast, run_options
 from provision.containers import image_names
 from provision.image import build, render, run, targets, verification
 from provision.image.targets import ImageRequest
@@ -173,7 +173,7 @@ def verify_(
         raise typer.Exit(1)
 
 
-@app.command("run")
+@app.command("run", cls=ProgramLast, context_settings={"allow_interspersed_args": False})
 @with_options(options=run_options, passwords=passwords)
 def run_(
     hosts: Hosts,

@@ -141,10 +141,26 @@ class HostsFirst(Command):
         return words
 
 
+class ProgramLast(Command):
+    """Options stand before the program's name, also behind arguments of ours; what follows it belongs to the program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        arguments = [each.name for each in self.params if each.param_type_name == "argument"]  # the last is the program
+        options, names, rest = list[str](), list[str](), list(args)
+        for _ in arguments:
+            found = self.make_parser(ctx).parse_args(list(rest))[0]
+            given = [found.get(name) for name in arguments]
+            at = len(rest) - sum(len(each) if isinstance(each, (list, tuple)) else isinstance(each, str) for each in given)
+            options += [word for word in rest[:at] if word != "--"]
+            names, rest = [*names, *rest[at : at + 1]], rest[at + 1 :]
+        words: list[str] = super().parse_args(ctx, [*options, "--", *names, *rest])
+        return words
+
+
 def is_hosts(word: str) -> bool:
-    """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is no program."""
+    """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is no program, but for a script."""
     path = Path(word)
-    is_data = word.endswith(loading.DATA_ENDINGS) or (path.is_file() and path.suffix != ".py")
+    is_data = word.endswith(loading.DATA_ENDINGS) or (path.is_file() and not word.endswith(loading.FILE_ENDINGS))
     return word == loading.LOCAL or "," in word or (is_data and not os.access(path, os.X_OK))
 
 

@@ -192,7 +192,8 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
     if [seat.host.connection for seat in seats] == ["local"]:
         if options.files:
             session.progress.line("--copy has no effect: the program runs on this machine, in this folder")
-        return str(Path.cwd()), list(options.command), str
+        prefix = "./" if program_files.program_at(options.command)[0] == 0 and "/" not in options.command[0] else ""
+        return str(Path.cwd()), [prefix + options.command[0], *options.command[1:]], str
     logins = {seat.login for seat in seats}
     if len(logins) > 1:
         what = f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all"

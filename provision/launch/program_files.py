@@ -84,12 +84,14 @@ def syntax_error(command: Sequence[str]) -> tuple[Path, str] | None:
     """The program's file and where it is wrong, if it is a script that this Python cannot compile; it is not run.
 
     Raises:
-        UsageError: the command is the name of a script without its ending.
+        UsageError: the command is the name of a script without its ending, or a file that cannot be executed.
     """
     words = list(command)
     if not Path(words[0]).exists() and "/" not in words[0] and Path(f"{words[0]}.py").is_file():
         raise UsageError(f"{words[0]}: there is no such file here", hint=f"did you mean {words[0]}.py?")
-    at = _program(words)[0]
+    at, is_python = program_at(words)
+    if at == 0 and not is_python and not os.access(words[0], os.X_OK):
+        raise UsageError(f"{words[0]}: not executable", hint=f"chmod +x {words[0]}; or name what runs it: sh {words[0]}")
     script = Path() if at is None else Path(words[at])
     if script.suffix != ".py" or not script.is_file():
         return None
@@ -114,7 +116,7 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
         UsageError: a file cannot be read, two files have one name, or the modules are larger than code is.
     """
     words, named = list(command), list(files)
-    at, is_python = _program(words)
+    at, is_python = program_at(words)
     program = Path(words[at]) if at is not None and Path(words[at]).is_file() else None
     if program is not None and at is not None:
         words[at] = program.name if is_python and at else f"./{program.name}"
@@ -159,7 +161,7 @@ def _is_python(word: str) -> bool:
     return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
 
 
-def _program(words: Sequence[str]) -> tuple[int | None, bool]:
+def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
     """(which word is the program's file, if any; whether Python runs it, or without a file a module from here).
 
     Before it may stand a program that the hosts have, with its options: ``env``, ``bash``, ``timeout 60``.

@@ -127,6 +127,18 @@ def test_an_option_of_horovodrun_or_torchrun(typed: str, monkeypatch: pytest.Mon
     assert options.command == ("python", "train.py", "--lr", "1")
 
 
+def test_what_follows_the_program_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of `provision`, as it is started."""
+    for typed in ("--debug", "-np 9 --version", "--limit x -- --debug", "-h"):
+        seen: list[RunOptions] = []
+        monkeypatch.setattr(program, "run", lambda _, options, *__, seen=seen, **___: seen.append(options) or 0)
+        monkeypatch.setattr("sys.argv", ["provision", "run", "-H", "a:2", "-np", "2", "python", "train.py", *typed.split()])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        assert ended.value.code == 0
+        assert (seen[0].np, seen[0].command) == (2, ("python", "train.py", *typed.split()))
+
+
 def test_every_option_of_horovodrun_is_taken() -> None:
     group = typer.main.get_command(main.app)
     command = group.get_command(Context(group), "run")  # type: ignore[attr-defined]

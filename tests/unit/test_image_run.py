@@ -89,3 +89,39 @@ def test_contradicting_options_are_refused(words: str, message: str, capsys: pyt
     code = main.guarded(lambda: main.app(args=["image", "run", "localhost", "x:1", *words.split()], prog_name="provision"), debug=False)
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "command"),
+    [
+        ("a x:1 -np 2 -- python t.py --keep -np 9", {"np": 2, "keep": False}, "python t.py --keep -np 9"),
+        ("a x:1 -np 2 t.py --debug --limit b --smoke", {"np": 2}, "python t.py --debug --limit b --smoke"),
+        ("--keep a -np 2 x:1 -v /a:/b t.py -v x", {"np": 2, "keep": True, "volumes": ("/a:/b",)}, "python t.py -v x"),
+        ("a x:1 --no-python -- -weird --epochs 2", {"np": None}, "-weird --epochs 2"),
+        ("a x:1 sh -c -- true", {}, "sh -c -- true"),
+    ],
+)
+def test_what_follows_the_program_is_the_programs(
+    words: str, options: dict[str, Any], command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Any] = []
+
+    def started(inventory: Any, image: str, job: Any, *_: Any) -> Any:
+        seen.append((inventory.argument, image, {"keep": job.keep, "volumes": job.volumes, **vars(job.program)}))
+        return run.Result(0)
+
+    monkeypatch.setattr(run, "run", started)
+    monkeypatch.setattr("sys.argv", ["provision", "image", "run", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 0, capsys.readouterr().err
+    hosts, image, found = seen[0]
+    assert (hosts, image, found["command"]) == ("a", "x:1", tuple(command.split()))
+    assert {name: found[name] for name in options} == options
+
+
+def test_options_after_the_image_are_ours_where_no_program_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(run, "run", lambda *given: seen.append(given[2]) or run.Result(0))
+    assert main.guarded(lambda: main.app(args=["image", "run", "a", "x:1", "--smoke", "--keep"], prog_name="provision"), debug=False) == 0
+    assert (seen[0].program, seen[0].keep) == (None, True)

@@ -772,6 +772,27 @@ def test_a_script_without_its_ending_is_guessed(tmp_path: Path, monkeypatch: pyt
         program_files.syntax_error(["train"])
 
 
+def test_a_program_of_this_folder_needs_no_path_but_the_right_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    with pytest.raises(UsageError, match=r"train\.sh: not executable\n.*chmod \+x train\.sh; or name what runs it: sh train\.sh"):
+        program_files.syntax_error(["train.sh", "1"])
+    assert program_files.syntax_error(["sh", "train.sh"]) is None
+    (tmp_path / "train.sh").chmod(0o755)
+    assert program_files.syntax_error(["train.sh", "1"]) is None
+    here = inventories.load("localhost")
+    seats = [program._Seat(here.hosts[0], "127.0.0.1", 2, "me")]
+    with Session(here, Shown(), {}) as session:
+        for typed, started in (
+            ("train.sh 1", "./train.sh"),
+            ("./train.sh", "./train.sh"),
+            ("hostname -f", "hostname"),
+            ("python x", "python"),
+        ):
+            assert program._copy(session, seats, run_options(typed.split(), np=2))[1] == [started, *typed.split()[1:]]
+
+
 def test_hosts_may_stand_before_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.ini").write_text("a\n")
@@ -798,7 +819,8 @@ def test_hosts_may_stand_before_the_program(tmp_path: Path, monkeypatch: pytest.
     assert understood("a,b", "hostname") == ["a,b", None, ["hostname"]]
     assert understood("missing.ini", "train.py") == ["missing.ini", None, ["train.py"]], "which is then said to be missing"
     assert understood("hosts.ini") == ["hosts.ini", None, None], "which is told that there is no program"
-    for program_alone in (["./start.sh", "train.py"], ["train.py", "hosts.ini"], ["hostname", "-f"]):
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")  # chmod was forgotten
+    for program_alone in (["./start.sh", "train.py"], ["train.py", "hosts.ini"], ["hostname", "-f"], ["train.sh", "--debug"]):
         assert understood(*program_alone) == [None, None, program_alone]
     assert understood("--", "a,b", "c") == [None, None, ["a,b", "c"]]
     assert understood("-H", "c", "hosts.ini", "train.py") == ["c", None, ["hosts.ini", "train.py"]]

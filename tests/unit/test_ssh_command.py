@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from status_of import end_of
 
+from provision.cli import main
+
 _SSH = """#!/bin/sh
 printf '%s\\n' "$@" > {folder}/argv
 for command; do :; done
@@ -127,3 +129,12 @@ def test_wrong_hosts_are_named(hosts: Path, capsys: pytest.CaptureFixture[str]) 
     ):
         assert end_of("ssh", *words) == 2
         assert what in capsys.readouterr().err
+
+
+def test_what_follows_the_host_is_the_commands(hosts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda _program, argv, _environment: started.append(argv))
+    monkeypatch.setattr(sys, "argv", ["provision", "ssh", str(hosts), "node1", "printf", "%s-", "--debug", "--help"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert subprocess.run(started[0], input="", capture_output=True, text=True, check=False).stdout == "--debug---help-"
