@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from provision.base.terminal import neutral
 Kind = Literal["json", "yaml"]
 KeyPath = tuple[str | int, ...]  # keys of mappings and indexes of lists, from the top of a document
 
+#: Ranks, slots, hosts, rounds and seconds: more is a mistake, and some would be read as infinite or overflow where they are used.
+MAX_COUNT, MAX_SECONDS = 1_000_000, 31_536_000
+_MAX_PER_CORE = 8
 _MOST = 50  # mistakes of one file that are reported
 _LONGEST = 60  # characters of a value, or of a key, that are shown
 _LARGEST = 20_000_000  # characters of a document in which lines are looked up
@@ -128,6 +132,16 @@ def problems(
             sentence = ("the key " if each["loc"][-1:] == ("[key]",) else "") + _sentence(_name(path), each, kind)
         found.setdefault(sentence, _line(lines, path))
     return sorted(((line, sentence) for sentence, line in found.items()), key=lambda one: one[0] or 0)
+
+
+def count(text: str) -> int | None:
+    """A text as a whole number from 1 to `MAX_COUNT`, if it is one."""
+    return int(text) if re.fullmatch("0{0,9}[1-9][0-9]{0,6}", text) and int(text) <= MAX_COUNT else None
+
+
+def max_here() -> int:
+    """Ranks, or hosts in containers, that this machine takes where nothing gives it slots: more would bring it to a stop."""
+    return _MAX_PER_CORE * len(os.sched_getaffinity(0))
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.validation import MAX_COUNT
 from provision.bench import charts, measurement, page, results
 from provision.bench.results import Comparison, Measurements, Pair, Ranks
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
@@ -25,9 +26,9 @@ def bench(
     hosts: Hosts,
     limit: Limit = None,
     sizes: Annotated[str, typer.Option(help="Bytes per rank, K, M and G binary.", metavar="LIST")] = measurement.BenchOptions.sizes,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each launch.")] = measurement.BenchOptions.rounds,
+    rounds: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Rounds of each launch.")] = measurement.BenchOptions.rounds,
     repetitions: Annotated[
-        int, typer.Option(min=1, help="Launches of each measurement; the median of all rounds counts. One tells no change.")
+        int, typer.Option(min=1, max=MAX_COUNT, help="Launches of each measurement; the median of all rounds counts. One tells no change.")
     ] = measurement.BenchOptions.repetitions,
     no_pairs: Annotated[bool, typer.Option("--no-pairs", help="Leave out the pairs of hosts: there are n(n-1)/2.")] = False,
     no_training: Annotated[bool, typer.Option("--no-training", help="Leave out the training steps.")] = False,

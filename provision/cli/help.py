@@ -62,7 +62,7 @@ def _as_usage_error(error: Any) -> UsageError:
     what = str(error.message if known else error.format_message())  # the latter names them, too
     name = getattr(error, "option_name", "")
     hint = "it stands before the command: provision --debug …" if name == "--debug" else suggestion(name, known, error.ctx)
-    return UsageError(what[:1].lower() + what[1:].rstrip("."), hint=hint)
+    return UsageError(what[:1].lower() + what[1:].rstrip(".").replace("Input should be", "expected"), hint=hint)
 
 
 def suggestion(word: str, known: Iterable[str], context: Any) -> str | None:

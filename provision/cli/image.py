@@ -12,6 +12,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError
+from provision.base.validation import max_here
 from provision.cli.help import App
 from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, inventory_of, passwords, requirements, url, with_options
 from provision.cli.run_options import ProgramLast, run_options
@@ -149,7 +150,7 @@ def _plan(request: ImageRequest, options: Options, passwords: Mapping[str, str])
 @app.command("verify")
 def verify_(
     image: Image,
-    hosts: Annotated[int, typer.Option("--hosts", help="Number of containers to train in.")] = 2,
+    hosts: Annotated[int, typer.Option("--hosts", min=2, max=max_here(), help="Number of containers to train in.")] = 2,
     data: Data = None,
     json_: Json = False,
 ) -> None:

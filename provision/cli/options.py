@@ -17,6 +17,7 @@ import typer
 from provision import catalog, inventory
 from provision.base import downloads, tarball, terminal
 from provision.base.errors import UsageError
+from provision.base.validation import MAX_COUNT
 from provision.catalog import overlay
 from provision.inventory import Inventory
 from provision.plan.options import Options
@@ -55,9 +56,9 @@ Driver = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
-Np = Annotated[int | None, typer.Option("--np", "-np", min=1, help="Number of ranks; all slots of the inventory by default.")]
+Np = Annotated[int | None, typer.Option("--np", "-np", min=1, max=MAX_COUNT, help="Number of ranks; by default all slots.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than slots.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Number of epochs; by default that of the data set.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, max=MAX_COUNT, help="Number of epochs; by default that of the data set.")]
 AptMirror = Annotated[
     str | None,
     typer.Option(

@@ -10,6 +10,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import ProvisionError
+from provision.base.validation import MAX_COUNT
 from provision.cli.options import Json
 from provision.report import host_log, page
 from provision.report import runs as folders
@@ -37,7 +38,7 @@ def report(
 
 
 def runs(
-    most: Annotated[int, typer.Option("-n", "--most", min=1, help="How many, the newest first.")] = 20,
+    most: Annotated[int, typer.Option("-n", "--most", min=1, max=MAX_COUNT, help="How many, the newest first.")] = 20,
     json_: Json = False,
 ) -> None:
     """List the runs of this machine, the newest first: when, which command, on which hosts, and how it ended."""

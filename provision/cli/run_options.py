@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import ipaddress
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError
+from provision.base.validation import MAX_COUNT, MAX_SECONDS, count
 from provision.cli.help import Command
 from provision.cli.options import one_of, url
 from provision.inventory import loading
@@ -67,7 +69,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         quiet=values.quiet_ranks,
         launcher=_launcher(values, config.launcher, elastic),
         python=values.python,
-        networks=tuple(name for names in values.network_interfaces or () for name in names.split(",") if name),
+        networks=_networks(values),
         start_timeout=values.start_timeout,
         verbose=values.verbose,
         elastic=elastic,
@@ -91,6 +93,16 @@ HostOptions.__signature__ = signature(HOST_OPTIONS)  # type: ignore[attr-defined
 run_options.__signature__ = signature(  # type: ignore[attr-defined]
     JOB_OPTIONS, inspect.Parameter("command", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_COMMAND)
 )
+
+
+def _networks(values: SimpleNamespace) -> tuple[str, ...]:
+    names = tuple(name for names in values.network_interfaces or () for name in names.split(",") if name)
+    for name in names:
+        try:
+            re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", name) or ipaddress.ip_network(name, strict=False)
+        except ValueError:
+            raise UsageError(f"invalid --network-interfaces {name}: expected an interface or a network, such as 10.0.0.0/8") from None
+    return names
 
 
 def _project(values: SimpleNamespace) -> Path | None:
@@ -176,9 +188,9 @@ def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:
         if per_node and values.np and values.np % per_node and values.min_np is None and values.max_np is None:
             raise UsageError(f"-np {values.np} and --nproc-per-node {per_node} contradict each other", hint="leave one of them out")
         return None, per_node
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", values.nnodes)
+    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", values.nnodes)
     fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 0 < fewest <= most:
+    if not 0 < fewest <= most <= MAX_COUNT:
         raise UsageError(f"--nnodes {values.nnodes}: write N, or MIN:MAX for an elastic job", hint="1 <= MIN <= MAX")
     if values.min_np is not None or values.max_np is not None:
         raise UsageError(f"--nnodes {values.nnodes} and --min-np or --max-np say the same thing", hint="leave one of them out")
@@ -201,9 +213,10 @@ def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:
 def _per_node(text: str | None) -> int | None:
     if text is None or text in ("auto", "gpu"):
         return None  # one per slot: that is one per GPU, where the inventory does not say otherwise
-    if not text.isdecimal() or int(text) < 1:
+    number = count(text)
+    if number is None:
         raise UsageError(f"--nproc-per-node {text}: write a number, or leave it out for one rank per slot of the hosts")
-    return int(text)
+    return number
 
 
 def _launcher(values: SimpleNamespace, configured: str | None, elastic: Elastic | None) -> str | None:
@@ -216,7 +229,8 @@ def _launcher(values: SimpleNamespace, configured: str | None, elastic: Elastic 
         what = f"--python {values.python}: not an absolute path"
         raise UsageError(what, hint="write it as it is on every host: /path/to/bin/python")
     if values.python is not None and chosen == "mpi":
-        raise UsageError("--python: mpirun would have to be found next to it", hint="use the engine's launcher: --launcher own")
+        what = "--python and --launcher mpi exclude each other: only the mpirun that `provision up` installed is used"
+        raise UsageError(what, hint="use the engine's launcher: --launcher own; or leave --python out")
     if elastic is not None and chosen == "mpi":
         elastic_options = {"--min-np": values.min_np, "--max-np": values.max_np, "--host-discovery-script": values.host_discovery_script}
         names = " and ".join(name for name, value in elastic_options.items() if value is not None)
@@ -278,8 +292,9 @@ def _elastic(values: SimpleNamespace) -> Elastic | None:
         if not is_script:
             what = "it is copied to the first host and run there, so it must be a script that begins with #!"
             raise UsageError(what, where=f"--host-discovery-script {script}", hint="write one that calls your program: #!/bin/sh")
-    if cooldown is not None and not 0 < cooldown[0] <= cooldown[1]:
-        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: wrong order", hint="0 < min <= max")
+    if cooldown is not None and not 0 < cooldown[0] <= cooldown[1] <= MAX_SECONDS:
+        hint = f"0 < min <= max <= {MAX_SECONDS}"
+        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: wrong order", hint=hint)
     if values.oversubscribe:
         hint = "leave it out, and give the hosts the slots that you need (`slots` in the inventory, -H a:8)"
         raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", hint=hint)

@@ -10,6 +10,7 @@ from provision import sandbox
 from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.text import joined
+from provision.base.validation import MAX_COUNT, max_here
 from provision.cli.help import App
 from provision.sandbox import names
 
@@ -20,13 +21,13 @@ Name = Annotated[str, typer.Option("--name", help="Name of the sandbox; several 
 
 @app.command()
 def up(
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of hosts.")] = 2,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, max=max_here(), help="Number of hosts.")] = 2,
     base: Annotated[
         list[str] | None, typer.Option("--base", help="Image of the hosts, e.g. debian:12; can be repeated to mix several.")
     ] = None,
     name: Name = "default",
     sudo: Annotated[str, typer.Option("--sudo", help="How the user becomes root: nopasswd, password or none.")] = "nopasswd",
-    slots: Annotated[int, typer.Option("--slots", min=1, help="Ranks per host.")] = 2,
+    slots: Annotated[int, typer.Option("--slots", min=1, max=MAX_COUNT, help="Ranks per host.")] = 2,
 ) -> None:
     """Start hosts and write an inventory of them."""
     if sudo not in get_args(sandbox.SudoMode):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from provision.base.problems import Problem, Severity
+from provision.base.validation import MAX_COUNT
 from provision.inventory.model import ENCRYPTED, Host, ParsedInventory
 
 SSH_PORT = 22
@@ -31,7 +32,7 @@ _ADDRESS = (r"[\w:\[][\w.:%\[\]-]*", "a host name or an address")  # never an op
 _LOGIN = (r"[^\s-]\S*", "a login name")
 _PORT = (1, 65535)
 
-_NUMBERS: dict[str, tuple[int, int | None]] = {"slots": (1, None), "ansible_port": _PORT, "ansible_ssh_port": _PORT}
+_NUMBERS: dict[str, tuple[int, int]] = {"slots": (1, MAX_COUNT), "ansible_port": _PORT, "ansible_ssh_port": _PORT}
 _TEXTS = {
     "ansible_host": _ADDRESS,
     "ansible_ssh_host": _ADDRESS,
@@ -169,8 +170,8 @@ def value_error(name: str, value: Any) -> str | None:
     if name in _NUMBERS and not (value is None and name != "slots"):
         least, most = _NUMBERS[name]
         number = whole_number(value)
-        if number is None or number < least or (most and number > most):
-            return f"must be a whole number from {least}{f' to {most}' if most else ''}, not {_shown(value)}"
+        if number is None or not least <= number <= most:
+            return f"must be a whole number from {least} to {most}, not {_shown(value)}"
     if name in _TEXTS:
         pattern, what = _TEXTS[name]
         is_text = isinstance(value, str) or (isinstance(value, bool) if name == "provision_sudo" else type(value) is int)

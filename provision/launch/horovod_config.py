@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +78,6 @@ def as_text(option: Option, value: Any, where: str) -> str:
         if not isinstance(value, bool):
             raise UsageError(f"{value!r} is neither true nor false", where=where)
         return str(int(value is option.on))
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value * option.scale < math.inf:
-        raise UsageError(f"{value!r} is not a number from 0 on", where=where)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value * option.scale < 1 << 63:
+        raise UsageError(f"{value!r} is not a number from 0 to {((1 << 63) - 1) // option.scale}", where=where)
     return str(value if option.scale == 1 else int(value * option.scale))

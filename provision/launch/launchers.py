@@ -133,7 +133,7 @@ class Elastic:
             "--elastic-timeout": self.timeout,
             "--reset-limit": self.reset_limit,
         }
-        words = [word for name, number in numbers.items() if number is not None for word in (name, f"{number:g}")]
+        words = [word for name, number in numbers.items() if number is not None for word in (name, f"{number:.15g}")]
         if self.cooldown is not None:
             words += ["--blacklist-cooldown-range", *map(str, self.cooldown)]
         return words if self.script is None else [*words, "--host-discovery-script", f"{{job}}/{_SCRIPT}"]
@@ -232,7 +232,7 @@ def own_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunO
     if options.elastic is not None:
         argv += options.elastic.arguments()
     if options.start_timeout is not None:
-        argv += ["--start-timeout", f"{options.start_timeout:g}"]
+        argv += ["--start-timeout", f"{options.start_timeout:.15g}"]
     if options.restarts is not None:
         argv += ["--max-restarts", str(options.restarts)]
     variables = where.variables(options)

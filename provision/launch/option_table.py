@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from provision.base.validation import MAX_COUNT, MAX_SECONDS
 from provision.launch import forwarded_variables
 from provision.launch.launchers import LAUNCHERS
 
@@ -222,7 +223,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         hidden=option.panel is None,
         rich_help_panel=option.panel,
         show_default=kind is not bool,
-        **option.checks,
+        **({"min": 0, "max": MAX_COUNT if kind is int else MAX_SECONDS} if kind in (int, float) else {}) | dict(option.checks),
     )
     taken = kind | None if default is None else kind
     return inspect.Parameter(option.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[taken, info])

@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn
 
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError, UsageError
+from provision.base.validation import max_here
 from provision.inventory import Host, Inventory
 from provision.launch import blame, jobs, launchers, placement, program_files
 from provision.launch.blame import Blame
@@ -61,6 +62,7 @@ def run(
         if gpu_check:
             _check_gpu_code(session, where, seats)
         workdir, command, here = _copy(session, seats, options)
+        _check_restart(session, seats[0].host.name, workdir, options)
         job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
         if options.verbose:
             _show_job(progress, seats, placed, job)
@@ -141,6 +143,7 @@ def _place(
         if options.python is None:
             session.progress.line(f"nothing is installed here by `provision up`: the ranks run with {found}")
         slots = options.per_node or (options.np if options.np and len(hosts) == 1 else 1)
+        slots = min(slots, max_here()) if hosts[0].connection == "local" else slots
         seats = [_Seat(host, host.address, host.slots or slots, host.user or "") for host in hosts]
     else:
         seats = [
@@ -170,6 +173,14 @@ def _check_syntax(session: Session, where: Environment, host: str, options: RunO
     answer = ssh.run(session, {host: python}, stdin=script.read_bytes())[host]
     if answer.code == 1:
         raise UsageError(f"a syntax error: {why}", where=str(script), hint="correct it; nothing was copied or started")
+
+
+def _check_restart(session: Session, host: str, workdir: str, options: RunOptions) -> None:
+    """Raise UsageError where the folder of ``--restart-from`` is missing: a program that reads no checkpoint would begin at its start."""
+    folder = options.environment.get("COLLECTIVE_RESTART_FROM")
+    look = f"cd; cd {shlex.quote(workdir.removeprefix('{home}/'))}; [ -d {shlex.quote(folder or '')} ]"
+    if folder and ssh.run(session, {host: look})[host].code == 1:
+        raise UsageError(f"--restart-from {folder}: no such folder", where=host, hint="name one with checkpoints, or leave it out")
 
 
 def _check_gpu_code(session: Session, where: Environment, seats: Sequence[_Seat]) -> None:

@@ -166,25 +166,23 @@ def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
 
     Before it may stand a program that the hosts have, with its options: ``env``, ``bash``, ``timeout 60``.
     """
+    behind_python = is_value = False
     for at, word in enumerate(words):
-        if _is_python(word):
-            return _script(words, at + 1)
-        of_system = shutil.which(Path(word).name, path=os.defpath)
-        is_program = at == 0 or word.endswith((".py", ".sh")) or os.access(word, os.X_OK)
-        if is_program and Path(word).is_file() and not (of_system and os.path.samefile(of_system, word)):
-            return at, word.endswith(".py")
+        if is_value:
+            is_value = False
+        elif behind_python and re.match("-.", word):
+            if found := re.match("-[^-WX]*?([cm])", word):
+                return None, found[1] == "m"
+            is_value = re.fullmatch("-[^-WX]*[WX]", word) is not None
+        elif behind_python:
+            return (None, False) if word == "-" else (at, True)
+        elif _is_python(word):
+            behind_python = True
+        elif Path(word).is_file() and (at == 0 or word.endswith((".py", ".sh")) or os.access(word, os.X_OK)):
+            of_system = shutil.which(Path(word).name, path=os.defpath)
+            if not (of_system and os.path.samefile(of_system, word)):
+                return at, word.endswith(".py")
     return None, False
-
-
-def _script(words: Sequence[str], at: int) -> tuple[int | None, bool]:
-    """The same behind the word ``python``, by the rules of its command line."""
-    while at < len(words) and words[at].startswith("-"):
-        letters = "" if words[at].startswith("--") else words[at][1:]
-        first = next((letter for letter in letters if letter in "cmWX"), "")
-        if first in ("c", "m") or words[at] == "-":
-            return None, first == "m"
-        at += 2 if first and letters.endswith(first) else 1  # the value of -W and -X may be the next word
-    return (at, True) if at < len(words) else (None, False)
 
 
 def _neighbours(folder: Path, taken: set[str], left_out: list[str]) -> dict[Path, list[tuple[Path, str]]]:

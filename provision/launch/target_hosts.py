@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.base.errors import UsageError
+from provision.base.validation import MAX_COUNT, count, max_here
 from provision.inventory import Inventory, last_run, loading
 from provision.launch.launchers import Elastic
 
@@ -132,7 +133,7 @@ def _unnamed(np: int | None, say: Callable[[str], None]) -> Inventory:
     if np is None:
         raise UsageError("no hosts to run on: no earlier run has made hosts ready", hint="name them: --hosts hosts.ini, or -H a:2,b:2")
     say(f"no hosts are named and no earlier run has made hosts ready: {np} rank(s) on this machine (-H a:2,b:2 names others)")
-    return _of_entries([(THIS_MACHINE, np)])
+    return _of_entries([(THIS_MACHINE, min(np, max_here()))])
 
 
 def _of_entries(entries: Sequence[Entry]) -> Inventory:
@@ -261,6 +262,7 @@ def _expand(word: str, where: str) -> list[str]:
 
 
 def _entry(where: str, name: str, slots: str) -> Entry:
-    if not name or not slots.isdecimal() or int(slots) < 1:
-        raise UsageError(f"{name}:{slots} is not HOST:SLOTS", where=where, hint="write it like a:2,b:2")
-    return name, int(slots)
+    number = count(slots)
+    if not name or number is None:
+        raise UsageError(f"{name}:{slots} is not HOST:SLOTS", where=where, hint=f"write it like a:2,b:2, with 1 to {MAX_COUNT} slots")
+    return name, number

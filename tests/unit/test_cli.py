@@ -248,7 +248,19 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["--", "clean"], "no such command 'clean'"),
         (["up", "hosts.ini", "--debug"], "it stands before the command: provision --debug"),
         (["upp", "hosts.ini"], "did you mean up?"),
-        (["sandbox", "up", "-n", "0"], "0"),
+        (["sandbox", "up", "-n", "0"], "invalid value for '-n' / '--count': expected greater than or equal to 1"),
+        (["sandbox", "up", "-n", "1000000"], "invalid value for '-n' / '--count': expected less than or equal to"),
+        (["image", "verify", "x:1", "--hosts", "1000000"], "invalid value for '--hosts': expected less than or equal to"),
+        *(
+            ([*command, "99999999999999999999"], f"invalid value for '{command[-1]}'")
+            for command in (
+                *(["up", "localhost", "--np"], ["up", "localhost", "--epochs"], ["smoke", "localhost", "--np"]),
+                *(["sandbox", "up", "--slots"], ["bench", "localhost", "--rounds"], ["bench", "localhost", "--repetitions"]),
+                *(["status", "localhost", "--watch", "--interval"], ["doctor", "--gpu", "--dcgm"]),
+            )
+        ),
+        (["status", "localhost", "--watch", "--interval", "nan"], "invalid value for '--interval'"),
+        (["runs", "-n", "99999999999999999999"], "invalid value for '-n' / '--most'"),
         (["sandbox", "up", "--sudo", "maybe"], "one of nopasswd, password, none"),
         (["image", "verify", "A B"], "not the name of an image"),
     ],
@@ -294,7 +306,7 @@ def test_all_problems_of_an_inventory_at_once(tmp_path: Path) -> None:
     for part in (
         "hosts.ini: hosts `a` and `b` are the same machine",
         "hosts.ini: unknown variable `provision_prefx` (host `a`)",
-        "hosts.ini: slots must be a whole number from 1, not `many` (host `b`)",
+        "hosts.ini: slots must be a whole number from 1 to 1000000, not `many` (host `b`)",
     ):
         assert part in said
 

@@ -69,11 +69,11 @@ def test_options_win_over_the_file(file: Path) -> None:
     [
         ("params: 3", "params: keys and values"),
         ("params: {cycle_time_ms: fast}", "'fast' is not a number"),
-        ("params: {fusion_threshold_mb: -1}", "-1 is not a number from 0 on"),
+        ("params: {fusion_threshold_mb: -1}", "-1 is not a number from 0 to"),
         ("params: {fusion_threshold_mb: true}", "True is not a number"),
         ("stall_check: {enabled: 3}", "3 is neither true nor false"),
         ('autotune: {enabled: "false"}', "'false' is neither true nor false"),
-        ("params: {fusion_threshold_mb: 1.0e+308}", r"1e\+308 is not a number from 0 on"),
+        ("params: {fusion_threshold_mb: 1.0e+308}", r"1e\+308 is not a number from 0 to"),
         ("params: {cycle_time_ms: 2024-13-99}", "not valid YAML"),
         (f"params: {{cycle_time_ms: {'9' * 5000}}}", "not valid YAML"),
         ("[" * 4000, "not valid YAML"),

@@ -73,6 +73,8 @@ FIELDS = {
     "--start-timeout 9": {"start_timeout": 9.0},
     "--network-interface eth0 --network-interface eth1": {"networks": ("eth0", "eth1")},
     "--network-interfaces eth0,eth1": {"networks": ("eth0", "eth1")},
+    "--network-interfaces 10.1.2.3/8,ib0.8001,fd00::/8": {"networks": ("10.1.2.3/8", "ib0.8001", "fd00::/8")},
+    "-np 1000000 --start-timeout 31536000": {"np": 1_000_000, "start_timeout": 31_536_000.0},
     "--output-filename out": {"output": Path("out")},
     "--gloo": {"launcher": "own"},
     "--mpi": {"launcher": "mpi"},
@@ -230,6 +232,28 @@ def test_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "--nproc-per-node cpu": "write a number, or leave it out",
         "--nproc-per-node 0": "write a number, or leave it out",
         "--nproc-per-node ²": "write a number, or leave it out",
+        **{
+            f"{option} {value}": f"invalid value for '{option}'"
+            for option in ("-np", "--max-np", "--min-np", "--slots-per-host", "--max-restarts", "--reset-limit", "--servers", "--node-rank")
+            for value in ("99999999999999999999", "-1", "1e3", "nan")
+        },
+        **{
+            f"{option} {value}": f"invalid value for '{option}'"
+            for option in ("--start-timeout", "--elastic-timeout", "--fusion-threshold-mb")
+            for value in ("1e400", "inf", "nan", "-1")
+        },
+        "--start-timeout 1e9": "expected less than or equal to 31536000",
+        "--cycle-time-ms 1e400": "--cycle-time-ms: inf is not a number from 0 to",
+        "--cache-capacity 99999999999999999999": "is not a number from 0 to 9223372036854775807",
+        "--stall-check-warning-time-seconds nan": "nan is not a number from 0 to",
+        "--nnodes 99999999999999999999": "write N, or MIN:MAX",
+        "--nnodes 1:9999999 --nproc-per-node 1": "write N, or MIN:MAX",
+        "--nproc-per-node 99999999999999999999": "write a number, or leave it out",
+        "--min-np 1 --blacklist-cooldown-range 1 99999999999999999999": "0 < min <= max <= 31536000",
+        "--network-interfaces 300.0.0.0/8": "invalid --network-interfaces 300.0.0.0/8: expected an interface or a network",
+        "--network-interfaces eth0,10.0.0.0/33": "invalid --network-interfaces 10.0.0.0/33: expected",
+        "--network-interfaces an_interface_of_20b": "invalid --network-interfaces an_interface_of_20b: expected",
+        "--launcher mpi --python /venv/bin/python": "only the mpirun that `provision up` installed is used",
         "--node-rank 1": "a job is started once, on one machine",
     }.items():
         seen: list[Any] = []

@@ -50,14 +50,15 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     ("h.yml", "all: {vars: {provision_sdo: no}, hosts: {a: , b: }}\n", "h.yml: unknown variable `provision_sdo` (hosts `a`, `b`)\n"),
     # wrong values
-    ("h.ini", "a slots=two\n", "h.ini: slots must be a whole number from 1, not `two` (host `a`)"),
-    ("h.ini", "a slots=0\n", "h.ini: slots must be a whole number from 1, not `0`"),
-    ("h.ini", "a slots=-1\n", "h.ini: slots must be a whole number from 1, not `-1`"),
-    ("h.ini", "a slots=2.5\n", "h.ini: slots must be a whole number from 1, not `2.5`"),
-    ("h.ini", "[g]\na\nb\n[g:vars]\nslots=many\n", "h.ini: slots must be a whole number from 1, not `many` (hosts `a`, `b`)"),
-    ("h.yml", "all:\n  hosts:\n    a:\n      slots: true\n", "h.yml: slots must be a whole number from 1, not `true`"),
-    ("h.yml", "all:\n  hosts:\n    a:\n      slots:\n", "h.yml: slots must be a whole number from 1, not empty"),
-    ("h.yml", "all:\n  hosts:\n    a:\n      slots: [1]\n", "h.yml: slots must be a whole number from 1, not `[1]`"),
+    ("h.ini", "a slots=two\n", "h.ini: slots must be a whole number from 1 to 1000000, not `two` (host `a`)"),
+    ("h.ini", "a slots=99999999999999999999\n", "h.ini: slots must be a whole number from 1 to 1000000, not `99999999999999999999`"),
+    ("h.ini", "a slots=0\n", "h.ini: slots must be a whole number from 1 to 1000000, not `0`"),
+    ("h.ini", "a slots=-1\n", "h.ini: slots must be a whole number from 1 to 1000000, not `-1`"),
+    ("h.ini", "a slots=2.5\n", "h.ini: slots must be a whole number from 1 to 1000000, not `2.5`"),
+    ("h.ini", "[g]\na\nb\n[g:vars]\nslots=many\n", "h.ini: slots must be a whole number from 1 to 1000000, not `many` (hosts `a`, `b`)"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      slots: true\n", "h.yml: slots must be a whole number from 1 to 1000000, not `true`"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      slots:\n", "h.yml: slots must be a whole number from 1 to 1000000, not empty"),
+    ("h.yml", "all:\n  hosts:\n    a:\n      slots: [1]\n", "h.yml: slots must be a whole number from 1 to 1000000, not `[1]`"),
     ("h.ini", "a ansible_port=ssh\n", "h.ini: ansible_port must be a whole number from 1 to 65535, not `ssh` (host `a`)"),
     ("h.ini", "a ansible_port=70000\n", "h.ini: ansible_port must be a whole number from 1 to 65535, not `70000`"),
     ("h.ini", "a ansible_ssh_port=0\n", "h.ini: ansible_ssh_port must be a whole number from 1 to 65535, not `0`"),
@@ -220,7 +221,8 @@ def test_all_problems_at_once_errors_first() -> None:
 def test_a_range_of_a_thousand_hosts_is_one_problem() -> None:
     said = complaint("h.ini", "node[1:1000] slots=x provision_colour=1\n")
     assert said.count("h.ini: ") == 2
-    assert "slots must be a whole number from 1, not `x` (hosts `node1`, `node2`, `node3`, `node4`, `node5`, `node6` and 994 more)" in said
+    few = "`node1`, `node2`, `node3`, `node4`, `node5`, `node6` and 994 more"
+    assert f"slots must be a whole number from 1 to 1000000, not `x` (hosts {few})" in said
 
 
 # what is no mistake

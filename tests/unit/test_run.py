@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.validation import max_here
 from provision.cli.run_options import HostsFirst, run_options
 from provision.inventory import Inventory
 from provision.launch import forwarded_variables, jobs, launchers, program, program_files, target_hosts
@@ -45,7 +47,7 @@ def test_hosts_of_the_command_line_and_of_a_hostfile(tmp_path: Path) -> None:
     assert target_hosts.read_hostfile(tmp_path / "hosts") == [("a", 2), ("b", 1)]
 
 
-@pytest.mark.parametrize("text", ["a:0", "a:x", ":2", "a:2,,b:1", "a:-1"])
+@pytest.mark.parametrize("text", ["a:0", "a:x", ":2", "a:2,,b:1", "a:-1", "a:1000001", "a:99999999999999999999", f"a:{9:05000}"])
 def test_invalid_entries_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:SLOTS"):
         target_hosts.parse_list(text)
@@ -551,6 +553,7 @@ def test_output_by_rank_and_quiet_ranks(tmp_path: Path) -> None:
 
 def test_elastic_job_uses_the_engines_launcher() -> None:
     assert Elastic(4, 2, None).arguments() == ["-np", "4", "--min-np", "2"]
+    assert Elastic(None, 1, 1_000_000, timeout=31_536_000.0).arguments()[2:] == ["--max-np", "1000000", "--elastic-timeout", "31536000"]
     chosen = run_options(["python", "train.py"], np=4, min_np=2, max_np=8)
     assert (chosen.launcher, chosen.elastic) == ("own", Elastic(4, 2, 8))
     assert run_options(["python", "train.py"], np=4).elastic is None
@@ -710,6 +713,41 @@ def test_the_folder_on_a_host_is_private_and_the_archive_is_written_in_pieces(tm
     folders = [tmp_path / "home/provision-run", tmp_path / "home" / packed.folder]
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
     assert (folders[1] / "set.bin").stat().st_size == 64 << 20
+
+
+def test_this_machine_has_so_many_slots_where_nothing_gives_it_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    most = max_here()
+    monkeypatch.setattr(installed, "find", lambda *_: sys.executable)
+
+    def placed(words: list[str], hosts: str | None = None, **options: Any) -> list[tuple[str, int]]:
+        wanted = run_options(words, **options)
+        found = target_hosts.choose(hosts, [], wanted.np or wanted.per_node, lambda _: None)
+        with Session(found, Shown(), {}) as session:
+            return program._place(session, wanted, None)[2]
+
+    for hosts in (None, "localhost"):
+        assert [count for _, count in placed(["true"], hosts, np=most)] == [most]
+        assert [count for _, count in placed(["true"], hosts, np=most + 1, oversubscribe=True)] == [most + 1]
+        with pytest.raises(UsageError, match=f"1000000 ranks, but the 1 host.s. have {most} slots"):
+            placed(["true"], hosts, np=1_000_000)
+        with pytest.raises(UsageError, match=f"1000000 ranks do not fit into the {most} slots of"):
+            placed(["true"], hosts, nproc_per_node="1000000")
+    (tmp_path / "hosts.ini").write_text(f"localhost ansible_connection=local slots={most + 4}\n")
+    assert [count for _, count in placed(["true"], str(tmp_path / "hosts.ini"), np=most + 4)] == [most + 4], "the inventory says it"
+
+
+def test_a_folder_of_checkpoints_that_is_missing_is_an_error_before_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "provision-run/me/it's here").mkdir(parents=True)
+    with Session(inventories.load("localhost"), Shown(), {}) as session:
+        for folder in ("/no such", "gone", "$(true)"):
+            for workdir in ("{home}/provision-run/me", str(tmp_path)):
+                with pytest.raises(UsageError, match=re.escape(f"localhost: --restart-from {folder}: no such folder")):
+                    program._check_restart(session, "localhost", workdir, run_options(["true"], np=1, restart_from=folder))
+        for options in ({"restart_from": "it's here"}, {"restart_from": str(tmp_path)}, {}):
+            program._check_restart(session, "localhost", "{home}/provision-run/me", run_options(["true"], np=1, **options))
 
 
 @pytest.mark.parametrize(
