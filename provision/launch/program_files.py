@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -120,12 +121,12 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
     program = Path(words[at]) if at is not None and Path(words[at]).is_file() else None
     if program is not None and at is not None:
         words[at] = program.name if is_python and at else f"./{program.name}"
-        named += [program] if program.resolve() not in [file.resolve() for file in files] else []
+        named += [program] if program.absolute() not in [file.absolute() for file in files] else []
     elif at is not None and is_python and words[at].endswith(".py") and not words[at].startswith("/"):
         hint = "name the program as it is here; or --workdir with a folder of the hosts'"
         raise UsageError(f"{words[at]}: there is no such file here", hint=hint)
     folder_here, left_out = Path() if program is None else program.parent, list[str]()
-    has_modules = modules and is_python and (program is None or program.suffix == ".py")
+    has_modules = modules and is_python and (at is None or (program is not None and program.suffix == ".py"))
     try:
         neighbours = _neighbours(folder_here.absolute(), {_name(file) for file in named}, left_out) if has_modules else {}
         members = [member for file in named for member in _members(file.resolve(), _name(file), file.resolve(), left_out)]
@@ -188,21 +189,19 @@ def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
 def _neighbours(folder: Path, taken: set[str], left_out: list[str]) -> dict[Path, list[tuple[Path, str]]]:
     """The modules and packages in the folder from which Python imports first, each with its files."""
     found: dict[Path, list[tuple[Path, str]]] = {}
-    sizes: dict[str, int] = {}
+    sizes, root = Counter[str](), folder.resolve()
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in taken or not _is_module(path):
+        target = path.resolve()
+        is_within = target.is_relative_to(root)  # else it is named, and left out
+        if path.name in taken or not _is_module(path) or (is_within and "/." in f"/{target.relative_to(root)}"):
             continue
-        is_within = path.resolve().is_relative_to(folder.resolve())  # else it is named, and left out
-        for member in _members(path.resolve() if is_within else path, path.name, folder.resolve(), left_out, hidden=False):
+        for member in _members(target if is_within else path, path.name, root, left_out, hidden=False):
             found.setdefault(path, []).append(member)
-            sizes[path.name] = sizes.get(path.name, 0) + member[0].lstat().st_size
+            sizes[path.name] += member[0].lstat().st_size
             if sum(sizes.values()) > MOST_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
-                raise UsageError(
-                    f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it "
-                    f"{max(sizes, key=lambda name: sizes[name])}",
-                    where=str(folder),
-                    hint="leave them out with --no-modules and name what it needs with --copy; or --workdir with a folder of the hosts'",
-                )
+                what = f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it "
+                hint = "leave them out with --no-modules and name what it needs with --copy; or --workdir with a folder of the hosts'"
+                raise UsageError(what + max(sizes, key=lambda name: sizes[name]), where=str(folder), hint=hint)
     return found
 
 

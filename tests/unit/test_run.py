@@ -639,7 +639,10 @@ def test_no_link_brings_a_file_from_elsewhere(tmp_path: Path) -> None:
     }
     for name, target in leading_out.items():
         (project / name).symlink_to(target)
-    (project / "models/.netrc").write_text("SECRET")
+    (project / ".private").mkdir()
+    for name in ("models/.netrc", ".private/key"):
+        (project / name).write_text("SECRET")
+    (project / "hidden.py").symlink_to(project / ".private/key")
     (project / "models/other.py").symlink_to(project / "helper.py")
     os.mkfifo(project / "models/pipe")
     packed = program_files.pack(["python", str(project / "train.py")], [project / "data"])
@@ -655,7 +658,10 @@ def test_no_link_brings_a_file_from_elsewhere(tmp_path: Path) -> None:
         assert sum(line.startswith(f"not copied: {project / name} is a link that leads out") for line in packed.left_out) == 1, name
     assert f"not copied: {project / 'models/pipe'} is not a regular file" in packed.left_out
     assert len(packed.left_out) == len(leading_out) + 1
-    assert "key.py" in members(program_files.pack(["python", str(project / "train.py")], [outside / "key.py"])), "it is named"
+    for named in ([outside / "key.py"], [project / "train.py", outside / "key.py"]):
+        assert {"key.py", "train.py"} <= set(members(program_files.pack(["python", str(project / "train.py")], named))), "they are named"
+    (project / "start.py").symlink_to(outside / "key.py")
+    assert {"key.py", "start.py"} <= set(members(program_files.pack(["python", str(project / "start.py")], [outside / "key.py"])))
 
 
 @pytest.mark.parametrize(
@@ -670,6 +676,8 @@ def test_no_link_brings_a_file_from_elsewhere(tmp_path: Path) -> None:
         ("/usr/bin/env python -mpkg set.bin", "/usr/bin/env python -mpkg set.bin", "packages"),
         ("python -c pass {here}/set.bin src/train.py", "python -c pass {here}/set.bin src/train.py", ""),
         ("python - set.bin", "python - set.bin", ""),
+        ("python /opt/theirs/x.py set.bin", "python /opt/theirs/x.py set.bin", ""),
+        ("python -X dev theirs set.bin", "python -X dev theirs set.bin", ""),
         ("python", "python", ""),
         ("theirs --data {here}/set.bin", "theirs --data {here}/set.bin", ""),
         ("/opt/theirs/bin/tool set.bin", "/opt/theirs/bin/tool set.bin", ""),
