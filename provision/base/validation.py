@@ -141,7 +141,7 @@ def count(text: str) -> int | None:
 
 def max_here() -> int:
     """Ranks, or hosts in containers, that this machine takes where nothing gives it slots: more would bring it to a stop."""
-    return _MAX_PER_CORE * len(os.sched_getaffinity(0))
+    return _MAX_PER_CORE * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
