@@ -1,21 +1,32 @@
 #!/usr/bin/env bash
-# The main job: on the hosts that HOSTS names, else on two throw-away ones. This machine is changed only with HOSTS=localhost.
+# The main job: on the hosts that HOSTS names, else on two throw-away ones, in containers or in namespaces of this machine. Where neither is
+# possible: on this machine, without root, in .work/demo. This machine is changed outside this folder only with HOSTS=localhost.
 set -euo pipefail
 provision=$1
 
 if [ -n "${HOSTS:-}" ]; then
     exec "$provision" up "$HOSTS"
 fi
-if ! why=$("$provision" sandbox check 2>&1); then
-    cat >&2 <<END
-$why
-The demo needs a container engine for its two throw-away hosts. Either
-  → start one (on Debian or Ubuntu, scripts/prepare-machine.sh installs it, as root), then run it again: make demo
-  → or install on this machine itself: make demo HOSTS=localhost   (provision remove localhost removes everything again)
-END
-    exit 1
+if hosts=$("$provision" sandbox check 2>&1); then
+    echo "demo: two throw-away hosts in $hosts"
+    inventory=$("$provision" sandbox up -n 2)
+    echo "their inventory: $inventory"
+    "$provision" up "$inventory"
+    echo "the hosts keep running; remove them with: $provision sandbox down"
+    exit
 fi
-inventory=$("$provision" sandbox up -n 2)
-echo "two hosts for the demo; their inventory: $inventory"
-"$provision" up "$inventory"
-echo "the hosts keep running; remove them with: $provision sandbox down"
+echo "$hosts"
+here=$PWD/.work/demo
+echo "demo: on this machine without root, in $here (for two throw-away hosts: scripts/prepare-machine.sh, as root)"
+mkdir -p "$here"
+cat >"$here/hosts.ini" <<END
+# Sandbox: this machine, without root, all in the folder of this file, made by \`make demo\`. To remove it, remove the folder.
+localhost ansible_connection=local slots=2
+
+[all:vars]
+provision_sudo=no
+provision_prefix=$here/prefix
+END
+export PROVISION_HOME=$here/state PROVISION_CACHE=$here/cache
+"$provision" up "$here/hosts.ini"
+echo "everything is in $here; remove it with: rm -r $here"

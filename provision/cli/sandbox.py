@@ -8,13 +8,13 @@ import typer
 
 from provision import sandbox
 from provision.base import terminal
-from provision.base.errors import ProvisionError, UsageError
+from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import MAX_COUNT, max_here
 from provision.cli.help import App
 from provision.sandbox import names
 
-app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd.")
+app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd, or Linux namespaces.")
 
 Name = Annotated[str, typer.Option("--name", help="Name of the sandbox; several can exist side by side.")]
 
@@ -28,22 +28,26 @@ def up(
     name: Name = "default",
     sudo: Annotated[str, typer.Option("--sudo", help="How the user becomes root: nopasswd, password or none.")] = "nopasswd",
     slots: Annotated[int, typer.Option("--slots", min=1, max=MAX_COUNT, help="Ranks per host.")] = 2,
+    engine: Annotated[
+        str, typer.Option("--engine", help="What runs the hosts: docker, or namespaces (root); default: the first possible.")
+    ] = "",
 ) -> None:
     """Start hosts and write an inventory of them."""
     if sudo not in get_args(sandbox.SudoMode):
         raise UsageError(f"--sudo {sudo}: there is no such way", hint=f"one of {', '.join(get_args(sandbox.SudoMode))}")
+    if engine and engine not in get_args(sandbox.EngineName):
+        raise UsageError(f"invalid --engine: {engine}", hint=f"one of {', '.join(get_args(sandbox.EngineName))}")
+    kind = cast("sandbox.EngineName | None", engine or None)
     mode = cast(sandbox.SudoMode, sudo)
-    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=slots)
+    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=slots, engine=kind)
     terminal.out().say(str(made.inventory))
 
 
 @app.command()
 def check() -> None:
-    """Check that a container engine answers; if not, say why and how to get one."""
-    answers, why = sandbox.engine_available()
-    if not answers:
-        raise ProvisionError(why)
-    terminal.out().say("a container engine answers")
+    """Say what `up` would run hosts with: a container engine, or namespaces; if neither is possible, why not."""
+    hosts = {"docker": "containers: a container engine answers", "namespaces": "namespaces of this machine: no container engine answers"}
+    terminal.out().say(hosts[sandbox.engine_for_hosts()])
 
 
 @app.command()
@@ -74,6 +78,7 @@ def list_() -> None:
                 {
                     "sandbox": one.name,
                     "hosts": str(len(one.hosts)),
+                    "engine": one.engine,
                     "state": "running" if one.running else joined(sorted({host.state for host in one.hosts})),
                     "inventory": str(one.inventory) if one.inventory.exists() else f"not in {one.inventory.parent}",
                 }

@@ -9,6 +9,8 @@ from typing import Literal
 from provision.sandbox import names
 
 SudoMode = Literal["nopasswd", "password", "none"]
+#: What runs the hosts: a container engine, or Linux namespaces of this machine.
+EngineName = Literal["docker", "namespaces"]
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,9 @@ class SandboxHost:
     Attributes:
         name: its host name, ``node1`` and on.
         address: its IPv4 address on the sandbox's own network; empty while it is stopped.
-        container: the container's name.
+        container: the name of its container or of its network namespace.
         base: the base image as the user named it, such as ``debian:12``.
+        sudo: its ``SudoMode``.
         state: the engine's word for it: ``running``, ``exited``, ``paused`` …
     """
 
@@ -27,6 +30,7 @@ class SandboxHost:
     address: str
     container: str
     base: str
+    sudo: str = ""
     state: str = "running"
 
 
@@ -42,6 +46,7 @@ class Sandbox:
         key: the private key (mode 0600).
         known_hosts: the hosts' public keys, read through the engine and so trusted from the first connection.
         become_password: file with ``user``'s password for sudo (mode 0600); None unless sudo asks for one.
+        engine: what runs the hosts.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Sandbox:
     key: Path
     known_hosts: Path
     become_password: Path | None = None
+    engine: EngineName = "docker"
 
     @property
     def running(self) -> bool:

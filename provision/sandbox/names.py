@@ -68,6 +68,10 @@ def container(sandbox: str, host: str) -> str:
     return f"provision-{sandbox}-{host}"
 
 
+def number(host: str) -> int:
+    return int(host.removeprefix("node"))
+
+
 def image_tag(sandbox: str, base: str) -> str:
     """The tag, without repository, of the image that a sandbox imports for a base. Two sandboxes never share a tag."""
     readable = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")[-40:].strip("-")

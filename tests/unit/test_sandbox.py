@@ -7,6 +7,7 @@ import contextlib
 import io
 import ssl
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import docker.errors
@@ -18,7 +19,7 @@ from provision.base import aptsources
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli import main
 from provision.containers import container_engine, controller_settings, image_names, ssh_keys
-from provision.sandbox import Sandbox, SandboxHost, SudoMode, debootstrap, host_files, lifecycle, names
+from provision.sandbox import Sandbox, SandboxHost, SudoMode, debootstrap, host_files, lifecycle, names, namespaces
 from provision.sandbox.host_files import Login
 
 # Bases and names
@@ -119,12 +120,168 @@ def test_errors_name_the_sandbox_that_they_are_about(tmp_path, monkeypatch, inte
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     if interrupted:
         names.folder("mine").mkdir(parents=True)
-    monkeypatch.setattr(lifecycle, "_engine", lambda _step: contextlib.nullcontext())
-    monkeypatch.setattr(lifecycle, "_containers", lambda _client, _name: ["a container"])
-    monkeypatch.setattr(lifecycle, "_sandbox", lambda name, _containers: named(name, names.folder(name)))
+    monkeypatch.setattr(lifecycle, "_engine_of", lambda _name: "docker")
+    monkeypatch.setattr(lifecycle, "_engine", lambda _step, _kind: contextlib.nullcontext(Recorded(["node1"])))
     with pytest.raises(ProvisionError) as refused:
         lifecycle.status("mine")
     assert (refused.value.hint or "").endswith("remove it: `provision sandbox down --name mine`.")
+
+
+# The engine: a container engine, or namespaces
+
+
+class Recorded:
+    """An engine whose hosts exist, and which notes what it is asked to do."""
+
+    name = "namespaces"
+
+    def __init__(self, hosts: list[str]) -> None:
+        self.found = [SandboxHost(host, "198.18.0.2", f"provision-mine-{host}", "debian:12", "nopasswd") for host in hosts]
+        self.asked: list[str] = []
+
+    def hosts(self, _sandbox: str) -> list[SandboxHost]:
+        return self.found
+
+    def has(self, _sandbox: str) -> bool:
+        return bool(self.found)
+
+    def create_network(self, _sandbox: str, hosts: list[str]) -> None:
+        self.asked.append(f"network of {len(hosts)}")
+        raise ProvisionError("no network")
+
+    def remove(self, sandbox: str, note: Callable[[str], None]) -> None:
+        self.asked.append(f"remove {sandbox}")
+        note("host node1")
+
+
+def engines(monkeypatch, *, container: bool, namespace: bool, root: bool = True) -> None:
+    monkeypatch.setattr(container_engine, "engine_available", lambda: (container, "No container engine is installed."))
+    monkeypatch.setattr(namespaces, "missing", lambda: None if namespace else "hosts of namespaces need root")
+    monkeypatch.setattr(lifecycle.os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(namespaces, "_namespaces", lambda: [("made-of-namespaces", "node1")])
+
+
+@pytest.mark.parametrize(
+    ("container", "namespace", "chosen"), [(True, True, "docker"), (True, False, "docker"), (False, True, "namespaces")]
+)
+def test_a_container_engine_comes_first(monkeypatch, capsys, container, namespace, chosen):
+    engines(monkeypatch, container=container, namespace=namespace)
+    assert sandboxes.engine_for_hosts() == chosen
+    assert main.guarded(lambda: main.app(args=["sandbox", "check"], prog_name="provision"), debug=False) == 0
+    assert capsys.readouterr().out.startswith({"docker": "containers", "namespaces": "namespaces"}[chosen])
+
+
+def test_where_nothing_can_run_hosts_both_reasons_are_given(monkeypatch, capsys):
+    engines(monkeypatch, container=False, namespace=False, root=False)
+    assert main.guarded(lambda: main.app(args=["sandbox", "check"], prog_name="provision"), debug=False) == 1
+    said = capsys.readouterr().err
+    assert "No container engine is installed." in said
+    assert "namespaces need root" in said
+
+
+def test_a_sandbox_stays_with_its_engine(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    engines(monkeypatch, container=True, namespace=True)
+    assert lifecycle._engine_of("made-of-namespaces") == "namespaces"
+    assert lifecycle._engine_of("new") == "docker"
+    engines(monkeypatch, container=False, namespace=True)
+    assert lifecycle._engine_of("new") == "namespaces"
+    names.folder("made-of-containers").mkdir(parents=True)
+    assert lifecycle._engine_of("made-of-containers") == "docker"  # whose containers may exist, although it does not answer now
+    (names.folder("left-by-a-reboot") / "namespaces").mkdir(parents=True)
+    assert lifecycle._engine_of("left-by-a-reboot") == "namespaces"
+
+
+def test_what_was_begun_is_removed_through_the_same_engine(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    engine = Recorded([])
+    monkeypatch.setattr(lifecycle, "_engine", lambda _step, _kind: contextlib.nullcontext(engine))
+    with pytest.raises(ProvisionError, match="no network"):
+        sandboxes.up(count=3, base="debian:12", name="mine", say=lambda _line: None, engine="namespaces")
+    assert engine.asked == ["network of 3", "remove mine"]
+    assert not names.folder("mine").exists()
+
+
+def test_an_unknown_engine_is_refused(capsys):
+    assert main.guarded(lambda: main.app(args=["sandbox", "up", "--engine", "podman"], prog_name="provision"), debug=False) == 2
+    assert "docker, namespaces" in capsys.readouterr().err
+
+
+def test_names_of_namespaces_and_interfaces():
+    """The sandbox in a namespace's name is the one that made it, whatever it is called; an interface has at most 15 characters."""
+    for sandbox, host in (("a", "node1"), ("a-node1", "node2"), ("x" * 40, "node250")):
+        found = namespaces._NAMESPACE.fullmatch(namespaces._namespace(sandbox, host))
+        assert found is not None
+        assert found.groups() == (sandbox, host)
+        assert len(f"{namespaces._bridge(sandbox)}.{names.number(host)}") <= 15
+    assert namespaces._bridge("a") != namespaces._bridge("b")
+
+
+def test_a_network_of_which_the_machine_knows_a_part_is_not_taken(monkeypatch):
+    said = ["default via 192.0.2.1 dev eth0"]
+    monkeypatch.setattr(namespaces, "_run", lambda *_command: "\n".join(said))
+    first = namespaces._free_network("mine")
+    assert first == namespaces._free_network("mine")
+    said.append(f"{first[0]}/25 dev vpn0 scope link")
+    second = namespaces._free_network("mine")
+    said.append(f"broadcast {second[77]} dev tun1 table local")
+    assert len({first, second, namespaces._free_network("mine")}) == 3
+    said.append("198.18.0.0/15 dev vpn1")
+    with pytest.raises(ProvisionError, match="is free"):
+        namespaces._free_network("mine")
+
+
+def test_the_rules_of_a_bridge_are_removed_whole_and_alone(monkeypatch):
+    rules = {
+        "filter": [
+            "-P FORWARD DROP",
+            "-A FORWARD -i prov1234567 -j ACCEPT",
+            "-A FORWARD -i prov7654321 -j ACCEPT",
+            "-A FORWARD -o eth0 -j DROP",
+        ],
+        "nat": ['-A POSTROUTING -s 198.18.0.0/24 ! -o prov1234567 -m comment --comment "a b" -j MASQUERADE'],
+    }
+    removed: list[str] = []
+
+    def run(*command: str) -> str:
+        *_, table = command[: command.index("-t") + 2]
+        if "-S" in command:
+            return "\n".join(rules[table])
+        removed.append(" ".join(command[command.index("-D") + 1 :]))
+        return ""
+
+    monkeypatch.setattr(namespaces, "_run", run)
+    monkeypatch.setattr(namespaces, "_which", lambda tool: tool == "iptables")
+    namespaces._shut("prov1234567")
+    assert removed == [
+        "POSTROUTING -s 198.18.0.0/24 ! -o prov1234567 -m comment --comment a b -j MASQUERADE",
+        "FORWARD -i prov1234567 -j ACCEPT",
+    ]
+
+
+def test_more_hosts_than_a_network_holds(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="at most 250"):
+        namespaces.NamespaceEngine().create_network("mine", [f"node{number}" for number in range(1, 252)])
+
+
+@pytest.mark.parametrize(("absent", "said"), [("unshare", "util-linux"), ("iptables nft", "neither iptables nor nft"), ("ip", "iproute2")])
+def test_what_namespaces_lack_is_named(monkeypatch, absent, said):
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespaces, "_which", lambda tool: None if tool in absent.split() else tool)
+    assert said in (namespaces.missing() or "")
+
+
+def test_a_machine_that_forbids_namespaces_is_recognised(monkeypatch):
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespaces, "_which", lambda tool: tool)
+
+    def refused(*_command: str) -> str:
+        raise ProvisionError("unshare: Operation not permitted")
+
+    monkeypatch.setattr(namespaces, "_run", refused)
+    assert "Operation not permitted" in (namespaces.missing() or "")
 
 
 # The controller's settings

@@ -1,0 +1,196 @@
+"""Hosts as containers. They are found by labels in the engine, never from notes that a crash may have prevented."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import docker.errors
+from docker import DockerClient
+from docker.models.containers import Container
+from docker.models.networks import Network
+from docker.types import Mount
+
+from provision.base import signals
+from provision.base.errors import ProvisionError
+from provision.containers import controller_settings
+from provision.containers.controller_settings import Settings
+from provision.sandbox import debootstrap, names
+from provision.sandbox.engine import Base, Say
+from provision.sandbox.host_files import FOLDER, PACKAGES, archive
+from provision.sandbox.model import EngineName, SandboxHost
+
+#: What was requested from the engine just before a crash can still appear; another pass finds it.
+SETTLE_SECONDS = 1.0
+MAX_PASSES = 30
+
+
+class DockerEngine:
+    """See ``Engine``. The engine's own exceptions are left to the caller (``container_engine.explained``)."""
+
+    name: EngineName = "docker"
+
+    def __init__(self, client: DockerClient) -> None:
+        self._client = client
+
+    def sandboxes(self) -> set[str]:
+        return {str(container.labels[names.LABEL]) for container in self._labelled(names.LABEL)}
+
+    def has(self, sandbox: str) -> bool:
+        return bool(self._networks(sandbox) or self._containers(sandbox))
+
+    def hosts(self, sandbox: str) -> list[SandboxHost]:
+        return [_host(container) for container in self._containers(sandbox)]
+
+    def create_network(self, sandbox: str, hosts: Sequence[str]) -> None:
+        del hosts
+        with signals.deferred():
+            self._client.networks.create(names.network(sandbox), driver="bridge", labels={names.LABEL: sandbox})
+
+    def base(self, sandbox: str, base: str, settings: Settings, say: Say) -> Base:
+        """The base itself, or where it cannot be pulled, what debootstrap makes."""
+        try:
+            self._client.images.get(base)
+        except docker.errors.ImageNotFound:
+            pass
+        else:
+            return Base(base, base)
+        suite = debootstrap.suite_of(base)
+        if suite is None or not debootstrap.tar(suite, PACKAGES).exists():
+            say(f"pulling {base}")
+            try:
+                self._client.images.pull(base)
+            except docker.errors.DockerException as failure:
+                reason = str(getattr(failure, "explanation", None) or failure).strip().rstrip(".")
+                missing = debootstrap.missing() if suite else "only debian:12 and debian:13 can be"
+                if suite is None or missing:
+                    raise ProvisionError(
+                        f"The base can be neither pulled ({reason}) nor made here ({missing}).",
+                        where=f"base {base}",
+                        hint="Check that the registry can be reached, or load the image by hand (`docker load`). For debian:12 and "
+                        "debian:13, as root: `apt-get install debootstrap`, then the same command again.",
+                    ) from failure
+                say(f"{base} cannot be pulled ({reason})")
+            else:
+                return Base(base, base)
+        archive = debootstrap.make(suite, settings, say, PACKAGES)
+        repository, tag = f"{names.REPOSITORY}/base", names.image_tag(sandbox, base)
+        changes = [f"LABEL {names.LABEL}={sandbox}", f"LABEL {names.BASE}={base}"]
+        with signals.deferred():
+            self._client.api.import_image(str(archive), repository, tag, changes=changes)
+        return Base(base, f"{repository}:{tag}")
+
+    def start(
+        self, sandbox: str, host: str, base: Base, sudo: str, settings: Settings, files: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> SandboxHost:
+        network = names.network(sandbox)
+        with signals.deferred():
+            container = self._client.containers.create(
+                base.image,
+                name=names.container(sandbox, host),
+                hostname=host,
+                entrypoint=["sh", f"/{FOLDER}/start.sh"],
+                command=[],
+                init=True,  # reaps what a killed SSH session leaves
+                user="root",
+                labels={names.LABEL: sandbox, names.ROLE: "host", names.HOST: host, names.BASE: base.name, names.SUDO: sudo},
+                network=network,
+                networking_config={network: self._client.api.create_endpoint_config(aliases=[host])},
+                mounts=[Mount(str(path), str(path), type="bind", read_only=True) for path in settings.mounts],
+                use_config_proxy=False,  # proxies reach the hosts as files, which SSH sessions see
+            )
+        container.put_archive("/", archive(files(_release(container))))
+        container.start()
+        return _host(container)
+
+    def public_keys(self, host: SandboxHost) -> str | None:
+        try:
+            code, output = self._container(host).exec_run(["sh", "-c", f"test -e /{FOLDER}/settled && cat /etc/ssh/ssh_host_*_key.pub"])
+        except docker.errors.APIError:
+            self.require_running(host)  # it stopped between the two requests
+            raise
+        return (
+            cast(bytes, output).decode() if code == 0 and output else None
+        )  # the engine may lose the output of a command that ends at once
+
+    def require_running(self, host: SandboxHost) -> None:
+        if self._container(host).status != "running":
+            hint = "A base must be Debian or a relative of it; the packages of a minimal one come from apt's mirror: check that it answers."
+            raise ProvisionError(f"The host stopped right after its start: {self.last_lines(host)}", where=host.name, hint=hint)
+
+    def last_lines(self, host: SandboxHost) -> str:
+        lines = self._container(host).logs(tail=5).decode(errors="replace").strip().splitlines()
+        return " / ".join(lines) or "it printed nothing"
+
+    def remove(self, sandbox: str, note: Callable[[str], None]) -> None:
+        """Remove containers, networks and images, until a pass finds none."""
+        for _ in range(MAX_PASSES):
+            removed: list[str] = []
+            for container in self._containers(sandbox):
+                with _unless_gone():
+                    container.remove(force=True, v=True)
+                    removed.append(f"container {container.name}")
+            for network in self._networks(sandbox):
+                with _unless_gone():
+                    network.remove()
+                    removed.append(f"network {network.name}")
+            for image in self._client.images.list(all=True, filters={"label": f"{names.LABEL}={sandbox}"}):
+                if all(tag.startswith(f"{names.REPOSITORY}/") for tag in image.tags):  # else a user's image, built on one of these
+                    with _unless_gone():
+                        self._client.images.remove(str(image.id), force=True)
+                        removed.append(f"image {image.tags[0] if image.tags else image.short_id}")
+            for what in removed:
+                note(what)
+            if not removed:
+                return
+            time.sleep(SETTLE_SECONDS)
+        what = f"The engine keeps {removed[-1]}, although it was removed."
+        raise ProvisionError(what, where=f"sandbox {sandbox}", hint=f"Run `{names.command('down', sandbox)}` again.")
+
+    def _networks(self, sandbox: str) -> list[Network]:
+        return self._client.networks.list(filters={"label": f"{names.LABEL}={sandbox}"})
+
+    def _containers(self, sandbox: str) -> list[Container]:
+        return sorted(self._labelled(f"{names.LABEL}={sandbox}"), key=lambda container: names.number(container.labels[names.HOST]))
+
+    def _labelled(self, label: str) -> list[Container]:
+        return self._client.containers.list(all=True, filters={"label": [label, f"{names.ROLE}=host"]}, ignore_removed=True)
+
+    def _container(self, host: SandboxHost) -> Container:
+        return self._client.containers.get(host.container)
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Go on where the engine says that something no longer exists (404), or that it is in use or being removed (409)."""
+    try:
+        yield
+    except docker.errors.APIError as failure:
+        if failure.status_code not in (404, 409):
+            raise
+
+
+def _release(container: Container) -> dict[str, str]:
+    """The container's os-release; empty when it has none."""
+    for path in ("/etc/os-release", "/usr/lib/os-release"):  # the first is often a link, which the engine does not follow
+        try:
+            chunks, _ = container.get_archive(path)
+        except docker.errors.NotFound:
+            continue
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+            for member in tar:
+                if file := tar.extractfile(member) if member.isfile() else None:
+                    return controller_settings.parse_os_release(file.read().decode(errors="replace"))
+    return {}
+
+
+def _host(container: Container) -> SandboxHost:
+    container.reload()
+    networks = container.attrs["NetworkSettings"]["Networks"].values()
+    address = next((one["IPAddress"] for one in networks if one["IPAddress"]), "")
+    labels = container.labels
+    return SandboxHost(labels[names.HOST], address, str(container.name), labels[names.BASE], labels.get(names.SUDO, ""), container.status)
