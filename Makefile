@@ -1,5 +1,5 @@
 # make demo · make test · make test-all · make bench · make lint · make docs · make sbom · make dist. Each sets up what it
-# needs. Nothing outside this folder changes, except the containers of `make demo` or the hosts that `make demo HOSTS=…` names.
+# needs. Nothing outside this folder changes, except the throw-away hosts of `make demo` or those that `make demo HOSTS=…` names.
 PYTHON ?= python3
 VENV := .venv
 ENGINE_VENV := .venv-engine

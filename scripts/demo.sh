@@ -16,7 +16,7 @@ if hosts=$("$provision" sandbox check 2>&1); then
     exit
 fi
 echo "$hosts"
-here=$PWD/.work/demo
+here=${DEMO:-$PWD/.work/demo}
 echo "demo: on this machine without root, in $here (for two throw-away hosts: scripts/prepare-machine.sh, as root)"
 mkdir -p "$here"
 cat >"$here/hosts.ini" <<END
@@ -27,6 +27,6 @@ localhost ansible_connection=local slots=2
 provision_sudo=no
 provision_prefix=$here/prefix
 END
-export PROVISION_HOME=$here/state PROVISION_CACHE=$here/cache
+export PROVISION_HOME=$here/state PROVISION_CACHE=$here/cache ANSIBLE_HOME=$here/ansible ANSIBLE_REMOTE_TMP=$here/ansible/tmp
 "$provision" up "$here/hosts.ini"
 echo "everything is in $here; remove it with: rm -r $here"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -20,7 +20,7 @@ from provision.base.errors import ProvisionError
 from provision.containers import controller_settings
 from provision.containers.controller_settings import Settings
 from provision.sandbox import debootstrap, names
-from provision.sandbox.engine import Base, Say
+from provision.sandbox.engine import Files, Say
 from provision.sandbox.host_files import FOLDER, PACKAGES, archive
 from provision.sandbox.model import EngineName, SandboxHost
 
@@ -46,19 +46,18 @@ class DockerEngine:
     def hosts(self, sandbox: str) -> list[SandboxHost]:
         return [_host(container) for container in self._containers(sandbox)]
 
-    def create_network(self, sandbox: str, hosts: Sequence[str]) -> None:
-        del hosts
+    def create_network(self, sandbox: str, hosts: Sequence[str]) -> None:  # noqa: ARG002
         with signals.deferred():
             self._client.networks.create(names.network(sandbox), driver="bridge", labels={names.LABEL: sandbox})
 
-    def base(self, sandbox: str, base: str, settings: Settings, say: Say) -> Base:
+    def image(self, sandbox: str, base: str, settings: Settings, say: Say) -> str:
         """The base itself, or where it cannot be pulled, what debootstrap makes."""
         try:
             self._client.images.get(base)
         except docker.errors.ImageNotFound:
             pass
         else:
-            return Base(base, base)
+            return base
         suite = debootstrap.suite_of(base)
         if suite is None or not debootstrap.tar(suite, PACKAGES).exists():
             say(f"pulling {base}")
@@ -76,28 +75,31 @@ class DockerEngine:
                     ) from failure
                 say(f"{base} cannot be pulled ({reason})")
             else:
-                return Base(base, base)
+                return base
         archive = debootstrap.make(suite, settings, say, PACKAGES)
         repository, tag = f"{names.REPOSITORY}/base", names.image_tag(sandbox, base)
         changes = [f"LABEL {names.LABEL}={sandbox}", f"LABEL {names.BASE}={base}"]
         with signals.deferred():
             self._client.api.import_image(str(archive), repository, tag, changes=changes)
-        return Base(base, f"{repository}:{tag}")
+        return f"{repository}:{tag}"
 
-    def start(
-        self, sandbox: str, host: str, base: Base, sudo: str, settings: Settings, files: Callable[[Mapping[str, str]], Mapping[str, str]]
-    ) -> SandboxHost:
+    def start(self, sandbox: str, host: str, image: str, labels: Mapping[str, str], settings: Settings, files: Files) -> SandboxHost:
         network = names.network(sandbox)
         with signals.deferred():
             container = self._client.containers.create(
-                base.image,
+                image,
                 name=names.container(sandbox, host),
                 hostname=host,
                 entrypoint=["sh", f"/{FOLDER}/start.sh"],
                 command=[],
                 init=True,  # reaps what a killed SSH session leaves
                 user="root",
-                labels={names.LABEL: sandbox, names.ROLE: "host", names.HOST: host, names.BASE: base.name, names.SUDO: sudo},
+                labels={
+                    names.LABEL: sandbox,
+                    names.ROLE: "host",
+                    names.HOST: host,
+                    **{f"{names.LABEL}.{label}": value for label, value in labels.items()},
+                },
                 network=network,
                 networking_config={network: self._client.api.create_endpoint_config(aliases=[host])},
                 mounts=[Mount(str(path), str(path), type="bind", read_only=True) for path in settings.mounts],
@@ -126,7 +128,7 @@ class DockerEngine:
         lines = self._container(host).logs(tail=5).decode(errors="replace").strip().splitlines()
         return " / ".join(lines) or "it printed nothing"
 
-    def remove(self, sandbox: str, note: Callable[[str], None]) -> None:
+    def remove(self, sandbox: str, note: Say) -> None:
         """Remove containers, networks and images, until a pass finds none."""
         for _ in range(MAX_PASSES):
             removed: list[str] = []

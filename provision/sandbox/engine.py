@@ -1,23 +1,16 @@
-"""What a sandbox needs of whatever runs its hosts: a container engine, or namespaces of this machine."""
+"""What a sandbox needs of what runs its hosts: a container engine, or namespaces of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from provision.containers.controller_settings import Settings
 from provision.sandbox.model import EngineName, SandboxHost
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Base:
-    """What hosts of one base start from: the base as the user named it, and the engine's own name or path of it."""
-
-    name: str
-    image: str
+#: os-release of a host -> its files in ``host_files.FOLDER``, by name.
+Files = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 
 class Engine(Protocol):
@@ -25,34 +18,20 @@ class Engine(Protocol):
 
     name: EngineName
 
-    def sandboxes(self) -> set[str]:
-        """The names of all sandboxes that have hosts."""
+    # Names of all sandboxes that have hosts; whether anything of one exists; its hosts, running or not, in the order of their numbers.
+    def sandboxes(self) -> set[str]: ...
+    def has(self, sandbox: str) -> bool: ...
+    def hosts(self, sandbox: str) -> list[SandboxHost]: ...
 
-    def has(self, sandbox: str) -> bool:
-        """Whether anything of that sandbox exists outside its folder."""
+    # Make the network of these hosts; the image or tree of a base; a host of it, with the labels `base` and `sudo`.
+    def create_network(self, sandbox: str, hosts: Sequence[str]) -> None: ...
+    def image(self, sandbox: str, base: str, settings: Settings, say: Say) -> str: ...
+    def start(self, sandbox: str, host: str, image: str, labels: Mapping[str, str], settings: Settings, files: Files) -> SandboxHost: ...
 
-    def hosts(self, sandbox: str) -> list[SandboxHost]:
-        """Its hosts, running or not, in the order of their numbers."""
+    # Its public ssh keys, not read over its network, None until its first start is complete; ProvisionError if it has stopped; its output.
+    def public_keys(self, host: SandboxHost) -> str | None: ...
+    def require_running(self, host: SandboxHost) -> None: ...
+    def last_lines(self, host: SandboxHost) -> str: ...
 
-    def create_network(self, sandbox: str, hosts: Sequence[str]) -> None:
-        """Make the network of the hosts of these names, which reach each other and what this machine reaches."""
-
-    def base(self, sandbox: str, base: str, settings: Settings, say: Say) -> Base:
-        """Fetch or make what hosts of that base start from. Raises ProvisionError where it can be neither."""
-
-    def start(
-        self, sandbox: str, host: str, base: Base, sudo: str, settings: Settings, files: Callable[[Mapping[str, str]], Mapping[str, str]]
-    ) -> SandboxHost:
-        """Start a host. ``files`` makes the files of ``host_files.FOLDER`` from its os-release."""
-
-    def public_keys(self, host: SandboxHost) -> str | None:
-        """The host's public ssh keys, read without its network; None until its first start is complete."""
-
-    def require_running(self, host: SandboxHost) -> None:
-        """Raise ProvisionError, with the last lines that the host printed, if it has stopped."""
-
-    def last_lines(self, host: SandboxHost) -> str:
-        """What the host printed last."""
-
-    def remove(self, sandbox: str, note: Callable[[str], None]) -> None:
-        """Remove everything of the sandbox outside its folder; ``note`` is told what."""
+    # Remove everything but the sandbox's folder; `note` is called with what was removed.
+    def remove(self, sandbox: str, note: Say) -> None: ...

@@ -153,12 +153,14 @@ def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: in
     hosts = [f"node{number}" for number in range(1, len(base_of) + 1)]
     runs.create_network(name, hosts)
 
-    bases = {base: runs.base(name, base, settings, say) for base in dict.fromkeys(base_of)}
+    images = {base: runs.image(name, base, settings, say) for base in dict.fromkeys(base_of)}
     say(f"starting {len(hosts)} host(s)")
     started = []
     for host, base in zip(hosts, base_of, strict=True):
+        labels = {"base": base, "sudo": sudo}
         with container_engine.explained(f"starting {host}"):
-            started.append(runs.start(name, host, bases[base], sudo, settings, lambda release: host_files(settings, release, login, hosts)))
+            made = runs.start(name, host, images[base], labels, settings, lambda release: host_files(settings, release, login, hosts))
+        started.append(made)
 
     say(f"waiting for sshd on {len(hosts)} host(s)")
     deadline = time.monotonic() + START_SECONDS

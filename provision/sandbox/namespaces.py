@@ -17,16 +17,17 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from provision.base import process_locks, signals
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.text import joined
 from provision.containers import controller_settings
 from provision.containers.controller_settings import Settings
 from provision.sandbox import debootstrap, names
-from provision.sandbox.engine import Base, Say
+from provision.sandbox.engine import Files, Say
 from provision.sandbox.host_files import FOLDER, PACKAGES
 from provision.sandbox.model import EngineName, SandboxHost
 
@@ -39,11 +40,14 @@ ADDRESSES = ipaddress.IPv4Network("198.18.0.0/15")
 MAX_HOSTS = 250
 END_SECONDS = 20
 LOCK = Path("/run/provision-sandbox.lock")  # of addresses, whatever PROVISION_HOME is
-_TOOLS = {"ip": "iproute2", "mount": "mount", "nsenter": "util-linux", "pivot_root": "util-linux", "setpriv": "util-linux"}
-_TOOLS |= {"setsid": "util-linux", "tar": "tar", "unshare": "util-linux"}
+_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # a user who became root by `su` lacks them
+_TOOLS = ("ip", "mount", "pivot_root", "setpriv", "setsid", "tar", "unshare")
 _UNSHARED = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child")
 _TRIAL = "mount -t proc proc /proc && ip link add name trial type bridge && ip link add name a type veth peer name b"
 _NAMESPACE = re.compile(r"provision-(.+)-(node\d+)")
+_BRIDGE = "link add name {bridge} type bridge\naddress add {gateway}/24 dev {bridge}\nlink set {bridge} up\n"
+_OUTSIDE = "link add name {port} type veth peer name eth0 netns {namespace}\nlink set {port} master {bridge} up\n"
+_INSIDE = "link set lo up\naddress add {address}/24 dev eth0\nlink set eth0 up\nroute add default via {gateway}\n"
 _NFT = """\
 add table ip {0}
 add chain ip {0} out {{ type nat hook postrouting priority 100; }}
@@ -55,9 +59,8 @@ def missing() -> str | None:
     """What keeps namespaces from being hosts here, as half a sentence; None when nothing does."""
     if os.geteuid() != 0:
         return "hosts of namespaces need root"
-    for tool, package in _TOOLS.items():
-        if not _which(tool):
-            return f"{tool} is not installed (package {package})"
+    if absent := [tool for tool in _TOOLS if not _which(tool)]:
+        return f"{joined(absent)} is not installed"
     if not (_which("iptables") or _which("nft")):
         return "hosts would have no way out: neither iptables nor nft is installed"
     if (without := debootstrap.missing()) and not _which("apt-get"):
@@ -96,23 +99,16 @@ class NamespaceEngine:
             for host in hosts:
                 _run("ip", "netns", "add", _namespace(sandbox, host))
             network = _free_network(sandbox)
-            _run("ip", "link", "add", "name", bridge, "type", "bridge")
-            _run("ip", "address", "add", f"{network[1]}/{network.prefixlen}", "dev", bridge)
-            _run("ip", "link", "set", bridge, "up")
+            _run("ip", "-batch", "-", given=_BRIDGE.format(bridge=bridge, gateway=network[1]))
         for host in hosts:
-            inside, outside = ("ip", "-n", _namespace(sandbox, host)), f"{bridge}.{names.number(host)}"
-            with signals.deferred():
-                _run("ip", "link", "add", "name", outside, "type", "veth", "peer", "name", "eth0", "netns", _namespace(sandbox, host))
-                _run("ip", "link", "set", outside, "master", bridge, "up")
-            _run(*inside, "link", "set", "lo", "up")
-            _run(*inside, "address", "add", f"{_address(network, host)}/{network.prefixlen}", "dev", "eth0")
-            _run(*inside, "link", "set", "eth0", "up")
-            _run(*inside, "route", "add", "default", "via", str(network[1]))
+            port, namespace = f"{bridge}.{names.number(host)}", _namespace(sandbox, host)
+            _run("ip", "-batch", "-", given=_OUTSIDE.format(port=port, namespace=namespace, bridge=bridge))
+            _run("ip", "-n", namespace, "-batch", "-", given=_INSIDE.format(address=_address(network, host), gateway=network[1]))
         _let_out(bridge, network)
 
-    def base(self, sandbox: str, base: str, settings: Settings, say: Say) -> Base:
+    def image(self, sandbox: str, base: str, settings: Settings, say: Say) -> str:
         if base == THIS_MACHINE:
-            return Base(base, "/")
+            return "/"
         suite = debootstrap.suite_of(base)
         if why := "only debian:12 and debian:13 can be" if suite is None else debootstrap.missing():
             hint = "Start a container engine for other bases, or install what is missing."
@@ -121,20 +117,21 @@ class NamespaceEngine:
         tree = _folder(sandbox) / names.image_tag(sandbox, base)
         tree.mkdir()
         _run("tar", "--extract", "--file", str(archive), "--directory", str(tree), "--numeric-owner", "--same-permissions")
-        return Base(base, str(tree))
+        return str(tree)
 
-    def start(
-        self, sandbox: str, host: str, base: Base, sudo: str, settings: Settings, files: Callable[[Mapping[str, str]], Mapping[str, str]]
-    ) -> SandboxHost:
+    def start(self, sandbox: str, host: str, image: str, labels: Mapping[str, str], settings: Settings, files: Files) -> SandboxHost:
         here, network = _folder(sandbox) / host, _network(sandbox)
         for folder in ("", "upper", "upper/etc", "upper/usr", "upper/var", "work", "root"):
             (here / folder).mkdir()
             (here / folder).chmod(0o755)
-        (here / "lower").symlink_to(base.image)
-        (here / "labels.json").write_text(json.dumps({"base": base.name, "sudo": sudo}), encoding="utf-8")
-        for hidden in HIDDEN if base.image == "/" else ():
-            _hide(here / "upper" / hidden, Path("/") / hidden)
-        release = controller_settings.parse_os_release((Path(base.image) / "etc/os-release").read_text(encoding="utf-8"))
+        (here / "lower").symlink_to(image)
+        (here / "labels.json").write_text(json.dumps(dict(labels)), encoding="utf-8")
+        for hidden in HIDDEN if image == "/" else ():
+            if Path("/", hidden).is_dir():
+                (here / "upper" / hidden).mkdir()
+                shutil.copystat(Path("/", hidden), here / "upper" / hidden)
+                os.setxattr(here / "upper" / hidden, "trusted.overlay.opaque", b"y")
+        release = controller_settings.parse_os_release((Path(image) / "etc/os-release").read_text(encoding="utf-8"))
         for file, text in files(release).items():
             path = here / "upper" / FOLDER / file
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -146,10 +143,10 @@ class NamespaceEngine:
         (here / "upper/etc/hostname").write_text(f"{host}\n", encoding="utf-8")
         (here / "upper/etc/resolv.conf").write_text(_name_servers(), encoding="utf-8")
         script = resources.files("provision.sandbox").joinpath("host", "namespaces.sh").read_text(encoding="utf-8")
-        command = ["setsid", "--fork", "ip", "netns", "exec", _namespace(sandbox, host), *_UNSHARED, "sh", "-c", script, "sh", host]
+        enter = ("ip", "netns", "exec", _namespace(sandbox, host), "setsid", "--fork")  # it returns when the process is in the namespace
         with (here / "log").open("wb") as log, signals.deferred():
             subprocess.run(
-                [*command, *map(str, settings.mounts)],
+                [*enter, *_UNSHARED, "sh", "-c", script, "sh", host, *map(str, settings.mounts)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -161,9 +158,8 @@ class NamespaceEngine:
 
     def public_keys(self, host: SandboxHost) -> str | None:
         upper = _folder_of(host) / "upper"
-        if not (upper / FOLDER / "settled").exists():
-            return None
-        return "".join(key.read_text(encoding="utf-8") for key in sorted((upper / "etc/ssh").glob("ssh_host_*_key.pub")))
+        keys = sorted((upper / "etc/ssh").glob("ssh_host_*_key.pub"))
+        return "".join(key.read_text(encoding="utf-8") for key in keys) if (upper / FOLDER / "settled").exists() else None
 
     def require_running(self, host: SandboxHost) -> None:
         if not _processes(host.container):
@@ -174,22 +170,17 @@ class NamespaceEngine:
         lines = (_folder_of(host) / "log").read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
         return " / ".join(filter(None, map(str.strip, lines))) or "it printed nothing"
 
-    def remove(self, sandbox: str, note: Callable[[str], None]) -> None:
+    def remove(self, sandbox: str, note: Say) -> None:
         hosts = [host for one, host in _namespaces() if one == sandbox]
         for host in hosts:
             _end(_namespace(sandbox, host))
         bridge = _bridge(sandbox)
         _shut(bridge)
-        for link in _links():
-            if link == bridge or link.startswith(f"{bridge}."):
-                with contextlib.suppress(ProvisionError) if link != bridge else contextlib.nullcontext():  # it goes with its namespace
-                    _run("ip", "link", "delete", link)
+        for link in Path("/sys/class/net").glob(f"{bridge}*"):
+            _run("ip", "link", "delete", link.name)
         for host in hosts:  # last, because they are how the rest is found
             _run("ip", "netns", "delete", _namespace(sandbox, host))
             note(f"host {host} (namespaces)")
-
-
-# ---------------------------------------------------------------------------------------------------------------- naming
 
 
 def _folder(sandbox: str) -> Path:
@@ -197,8 +188,7 @@ def _folder(sandbox: str) -> Path:
 
 
 def _folder_of(host: SandboxHost) -> Path:
-    sandbox = host.container.removeprefix("provision-").removesuffix(f"-{host.name}")
-    return _folder(sandbox) / host.name
+    return _folder(host.container.removeprefix("provision-").removesuffix(f"-{host.name}")) / host.name
 
 
 def _namespace(sandbox: str, host: str) -> str:
@@ -227,15 +217,10 @@ def _host(sandbox: str, host: str, network: ipaddress.IPv4Network | None) -> San
     return SandboxHost(host, address, namespace, labels["base"], labels["sudo"], state)
 
 
-# --------------------------------------------------------------------------------------------------------------- network
-
-
 def _free_network(sandbox: str) -> ipaddress.IPv4Network:
     """A network of which this machine knows no part. The same name begins at the same place."""
-    used = [
-        ipaddress.IPv4Network(each, strict=False)
-        for each in re.findall(r"\b\d+\.\d+\.\d+\.\d+(?:/\d+)?\b", _run("ip", "-4", "route", "show", "table", "all"))
-    ]
+    routes = re.findall(r"\b\d+\.\d+\.\d+\.\d+(?:/\d+)?\b", _run("ip", "-4", "route", "show", "table", "all"))
+    used = [ipaddress.IPv4Network(each, strict=False) for each in routes]
     networks = list(ADDRESSES.subnets(new_prefix=24))
     first = int(hashlib.sha256(sandbox.encode()).hexdigest(), 16) % len(networks)
     for network in (*networks[first:], *networks[:first]):
@@ -264,9 +249,7 @@ def _name_servers() -> str:
 
 def _let_out(bridge: str, network: ipaddress.IPv4Network) -> None:
     """Forward the network's packets, with this machine's address where they leave it. Forwarding stays on, as after Docker."""
-    forwards = Path("/proc/sys/net/ipv4/ip_forward")
-    if forwards.read_text(encoding="utf-8").strip() != "1":
-        forwards.write_text("1\n", encoding="utf-8")
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n", encoding="utf-8")
     with signals.deferred():
         if _which("iptables"):
             _run("iptables", "-w", "-I", "FORWARD", "-i", bridge, "-j", "ACCEPT")
@@ -287,15 +270,13 @@ def _shut(bridge: str) -> None:
         _run("nft", "delete", "table", "ip", bridge)
 
 
-def _links() -> list[str]:
-    return [link["ifname"] for link in json.loads(_run("ip", "-json", "link", "show"))]
-
-
-# ------------------------------------------------------------------------------------------------------------- processes
-
-
 def _processes(namespace: str) -> list[int]:
-    return [int(pid) for pid in _run("ip", "netns", "pids", namespace).split()]
+    try:
+        return [int(pid) for pid in _run("ip", "netns", "pids", namespace).split()]
+    except ProvisionError:
+        if not Path("/run/netns", namespace).exists():  # removed meanwhile
+            return []
+        raise
 
 
 def _end(namespace: str) -> None:
@@ -310,25 +291,13 @@ def _end(namespace: str) -> None:
         time.sleep(0.1)
 
 
-def _hide(mine: Path, theirs: Path) -> None:
-    """Make an empty folder that hides this machine's from an overlay."""
-    if theirs.is_dir() and not theirs.is_symlink():
-        mine.mkdir(parents=True)
-        shutil.copystat(theirs, mine)
-        os.setxattr(mine, "trusted.overlay.opaque", b"y")
-
-
 def _which(tool: str) -> str | None:
-    return shutil.which(tool, path=_path())
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # a user who became root by `su` lacks them
+    return shutil.which(tool, path=_PATH)
 
 
 def _run(*command: str, given: str | None = None) -> str:
     """The output of a command. Raises ProvisionError, with what it says, where it fails."""
-    env = os.environ | {"PATH": _path(), "LC_ALL": "C"}
+    env = os.environ | {"PATH": _PATH, "LC_ALL": "C"}
     done = subprocess.run(command, input=given or "", capture_output=True, text=True, errors="replace", check=False, env=env)
     if done.returncode:
         raise ProvisionError(f"`{shlex.join(command[:4])} …` failed: {done.stderr.strip() or f'exit {done.returncode}'}")

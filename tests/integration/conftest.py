@@ -1,7 +1,8 @@
 """Fixtures for tests on real hosts: throw-away sandboxes and a state folder per test process, one cache per machine.
 
-Without a container engine these tests are skipped, with the way to install one. With ``CI=true`` or ``PROVISION_REQUIRE_CONTAINERS=1``
-they fail instead, so that a run that tested nothing cannot pass.
+Without a container engine the hosts are namespaces, for which the tests must run as root, and tests of containers are skipped, with the
+way to install an engine. With ``CI=true`` or ``PROVISION_REQUIRE_CONTAINERS=1`` they fail instead, so that a run that tested nothing cannot
+pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import ready
 from hosts import ENGINE_S, good, provision
 
 from provision import sandbox as sandboxes
-from provision.sandbox import Sandbox, SandboxHost, SudoMode, names
+from provision.sandbox import EngineName, Sandbox, SandboxHost, SudoMode, names, namespaces
 
 #: The sandboxes of one test process: ``it<pid>-<what>``.
 PREFIX = f"it{os.getpid()}"
@@ -57,14 +58,17 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
+def missing(message: str) -> None:
+    required = os.environ.get("CI") == "true" or os.environ.get("PROVISION_REQUIRE_CONTAINERS") == "1"
+    pytest.fail(message, pytrace=False) if required else pytest.skip(message)
+
+
 @pytest.fixture(scope="session")
 def engine(own_state: Path) -> Iterator[docker.DockerClient]:
     """A client of the container engine; sandboxes of test processes that were killed are removed first."""
     answers, sentence = sandboxes.engine_available()
     if not answers:
-        required = os.environ.get("CI") == "true" or os.environ.get("PROVISION_REQUIRE_CONTAINERS") == "1"
-        message = f"These tests need a container engine. {sentence} scripts/prepare-machine.sh does it on Debian."
-        pytest.fail(message, pytrace=False) if required else pytest.skip(message)
+        missing(f"These tests need a container engine. {sentence} scripts/prepare-machine.sh does it on Debian.")
     client = docker.from_env(timeout=ENGINE_S)
     _remove_orphans(client)
     yield client
@@ -72,19 +76,34 @@ def engine(own_state: Path) -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="session")
-def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
-    """Creates sandboxes: ``sandbox_factory(count, base, sudo, name, slots)``; they are removed after the session.
+def engine_if_any(request: pytest.FixtureRequest) -> docker.DockerClient | None:
+    """A client of the container engine; None where the hosts are namespaces, because none answers."""
+    if sandboxes.engine_available()[0] or namespaces.missing():
+        client: docker.DockerClient = request.getfixturevalue("engine")
+        return client
+    return None
+
+
+@pytest.fixture(scope="session")
+def sandbox_factory(engine_if_any: docker.DockerClient | None) -> Iterator[SandboxFactory]:
+    """Creates sandboxes: ``sandbox_factory(count, base, sudo, name, slots, engine)``; they are removed after the session.
 
     ``name`` identifies a sandbox within the session: a second call with the same values returns the same sandbox.
     """
     made: list[str] = []
 
     def make(
-        count: int = 2, base: str | Sequence[str] | None = None, sudo: SudoMode = "nopasswd", name: str | None = None, slots: int = 2
+        count: int = 2,
+        base: str | Sequence[str] | None = None,
+        sudo: SudoMode = "nopasswd",
+        name: str | None = None,
+        slots: int = 2,
+        engine: EngineName | None = None,
     ) -> Sandbox:
         full = f"{PREFIX}-{name or len(made)}"
         made.append(full)
-        return sandboxes.up(count=count, base=base, name=full, sudo=sudo, slots=slots, say=lambda line: print(f"[{full}] {line}"))
+        say = lambda line: print(f"[{full}] {line}")  # noqa: E731
+        return sandboxes.up(count=count, base=base, name=full, sudo=sudo, slots=slots, say=say, engine=engine)
 
     yield make
     for full in dict.fromkeys(made):
@@ -92,11 +111,12 @@ def sandbox_factory(engine: docker.DockerClient) -> Iterator[SandboxFactory]:
 
 
 @pytest.fixture(scope="session")
-def ready_sandbox(engine: docker.DockerClient, sandbox_factory: SandboxFactory) -> Callable[..., Sandbox]:
-    """Creates sandboxes with everything installed, from an image that is built once: ``ready_sandbox(name, count, slots)``."""
+def ready_sandbox(engine_if_any: docker.DockerClient | None, sandbox_factory: SandboxFactory) -> Callable[..., Sandbox]:
+    """Creates sandboxes with everything installed, of containers from an image built once: ``ready_sandbox(name, count, slots)``."""
 
     def make(name: str, count: int = 2, slots: int = 2) -> Sandbox:
-        made: Sandbox = sandbox_factory(count, ready.image(engine, sandbox_factory), name=name, slots=slots)
+        base = ready.image(engine_if_any, sandbox_factory) if engine_if_any else "debian:12"
+        made: Sandbox = sandbox_factory(count, base, name=name, slots=slots)
         good(provision("up", str(made.inventory), "--no-smoke"))  # the hosts are copies of one: this gives each its own name and keys
         return made
 
@@ -136,8 +156,9 @@ def ssh() -> Ssh:
 
 
 def _remove_orphans(client: docker.DockerClient) -> None:
+    abandoned = {one.name for one in sandboxes.every() if one.engine == "namespaces"}
     labels = [one.attrs.get("Labels") or {} for one in client.networks.list(filters={"label": names.LABEL})]
-    for name in {label[names.LABEL] for label in labels}:
+    for name in abandoned | {label[names.LABEL] for label in labels}:
         match = re.match(r"it(\d+)-", name)
         if match and not Path(f"/proc/{match.group(1)}").exists():
             sandboxes.down(name, say=lambda _line: None)

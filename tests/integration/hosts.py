@@ -74,11 +74,32 @@ def container(host: SandboxHost) -> Container:
 
 
 def root(host: SandboxHost, command: str) -> str:
-    """Run a shell command as root on a host, through the container engine instead of ssh; it must succeed."""
-    code, output = container(host).exec_run(["sh", "-c", command])
+    """Run a shell command as root on a host, not over ssh; it must succeed."""
+    if is_namespace(host):
+        enter = ["nsenter", "--target", str(init(host)), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
+        done = subprocess.run([*enter, "sh", "-c", command], capture_output=True, check=False)
+        code, output = done.returncode, done.stdout + done.stderr
+    else:
+        code, output = container(host).exec_run(["sh", "-c", command])
     text = output.decode(errors="replace")
     assert code == 0, f"{host.name}: {command}\n{text}"
     return text.strip()
+
+
+def is_namespace(host: SandboxHost) -> bool:
+    return Path("/run/netns", host.container).exists()
+
+
+def init(host: SandboxHost) -> int:
+    """The first process of a host, as this machine numbers it."""
+    if not is_namespace(host):
+        return int(container(host).attrs["State"]["Pid"])
+    listed = subprocess.run(["ip", "netns", "pids", host.container], capture_output=True, text=True, check=True).stdout.split()
+    for pid in listed:
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            if re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+                return int(pid)
+    raise AssertionError(f"{host.name} does not run")
 
 
 def state(host: SandboxHost) -> list[str]:
@@ -88,7 +109,7 @@ def state(host: SandboxHost) -> list[str]:
 
 def as_machine(host: SandboxHost, namespace: str, command: str) -> None:
     """Run a command in one namespace of a host with this machine's privileges, which containers do not have."""
-    pid = str(container(host).attrs["State"]["Pid"])
+    pid = str(init(host))
     elevated = [] if os.geteuid() == 0 else ["sudo", "-n"]
     done = subprocess.run(
         [*elevated, "nsenter", "-t", pid, f"--{namespace}", "sh", "-c", command], capture_output=True, text=True, check=False
@@ -112,9 +133,8 @@ def marked_processes(sandbox: Sandbox) -> list[str]:
     """
     ours = set()
     for host in sandbox.hosts:
-        box = container(host)
-        if box.status == "running":
-            ours.add(os.readlink(f"/proc/{box.attrs['State']['Pid']}/ns/pid"))
+        if is_namespace(host) or container(host).status == "running":
+            ours.add(os.readlink(f"/proc/{init(host)}/ns/pid"))
     here = f"PROVISION_HOME={os.environ['PROVISION_HOME']}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

@@ -266,7 +266,9 @@ def test_more_hosts_than_a_network_holds(monkeypatch, tmp_path):
         namespaces.NamespaceEngine().create_network("mine", [f"node{number}" for number in range(1, 252)])
 
 
-@pytest.mark.parametrize(("absent", "said"), [("unshare", "util-linux"), ("iptables nft", "neither iptables nor nft"), ("ip", "iproute2")])
+@pytest.mark.parametrize(
+    ("absent", "said"), [("unshare tar", "tar and unshare"), ("iptables nft", "neither iptables nor nft"), ("ip", "ip is not installed")]
+)
 def test_what_namespaces_lack_is_named(monkeypatch, absent, said):
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
     monkeypatch.setattr(namespaces, "_which", lambda tool: None if tool in absent.split() else tool)

@@ -17,7 +17,7 @@ mount -t sysfs -o ro,nosuid,nodev,noexec sysfs root/sys
 mount -t tmpfs -o nosuid,mode=755 tmpfs root/dev
 mkdir root/dev/pts root/dev/shm
 mount -t devpts -o nosuid,noexec,newinstance,ptmxmode=666,mode=620,gid=5 devpts root/dev/pts
-mount -t tmpfs -o nosuid,nodev,mode=1777 tmpfs root/dev/shm
+mount -t tmpfs -o nosuid,nodev,mode=1777,size=64m tmpfs root/dev/shm
 for device in null zero full random urandom tty; do
     : >"root/dev/$device"
     mount --bind "/dev/$device" "root/dev/$device"
