@@ -16,12 +16,13 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from provision.base import process_locks, signals
+from provision.base import paths, process_locks, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.text import joined
 from provision.containers import controller_settings
@@ -44,6 +45,7 @@ _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # a user who be
 _TOOLS = ("ip", "mount", "pivot_root", "setpriv", "setsid", "tar", "unshare")
 _UNSHARED = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child")
 _TRIAL = "mount -t proc proc /proc && ip link add name trial type bridge && ip link add name a type veth peer name b"
+_OVERLAY_TRIAL = 'cd "$1" && mkdir upper work root && mount -t overlay -o lowerdir=/,upperdir=upper,workdir=work overlay root'
 _NAMESPACE = re.compile(r"provision-(.+)-(node\d+)")
 _BRIDGE = "link add name {bridge} type bridge\naddress add {gateway}/24 dev {bridge}\nlink set {bridge} up\n"
 _OUTSIDE = "link add name {port} type veth peer name eth0 netns {namespace}\nlink set {port} master {bridge} up\n"
@@ -68,6 +70,10 @@ def missing() -> str | None:
     try:
         _run("unshare", "--net", *_UNSHARED[1:], "sh", "-c", _TRIAL)
         _run(*(("iptables", "-w", "-S") if _which("iptables") else ("nft", "list", "tables")))
+        if without:
+            paths.sandbox().mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=paths.sandbox()) as folder:
+                _run("unshare", "--mount", "sh", "-c", _OVERLAY_TRIAL, "sh", folder)
     except ProvisionError as failure:
         return f"this machine does not allow it ({failure.what})"
     return None
@@ -158,7 +164,8 @@ class NamespaceEngine:
 
     def public_keys(self, host: SandboxHost) -> str | None:
         upper = _folder_of(host) / "upper"
-        keys = sorted((upper / "etc/ssh").glob("ssh_host_*_key.pub"))
+        # A key of this machine that the host has removed is a device there, as overlays mark what is gone.
+        keys = [key for key in sorted((upper / "etc/ssh").glob("ssh_host_*_key.pub")) if key.is_file()]
         return "".join(key.read_text(encoding="utf-8") for key in keys) if (upper / FOLDER / "settled").exists() else None
 
     def require_running(self, host: SandboxHost) -> None:

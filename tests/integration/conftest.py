@@ -29,6 +29,7 @@ PREFIX = f"it{os.getpid()}"
 LONGEST_FIRST = (
     "test_up.py",
     "test_sandbox.py",
+    "test_namespaces.py",
     "test_no_root.py",
     "test_bundle.py",
     "test_up_bare.py",
