@@ -9,13 +9,17 @@ if [ -n "${HOSTS:-}" ]; then
 fi
 if hosts=$("$provision" sandbox check 2>&1); then
     echo "demo: two throw-away hosts in $hosts"
-    inventory=$("$provision" sandbox up -n 2)
-    echo "their inventory: $inventory"
-    "$provision" up "$inventory"
-    echo "the hosts keep running; remove them with: $provision sandbox down"
-    exit
+    code=0
+    inventory=$("$provision" sandbox up -n 2) || code=$?
+    if [ $code = 0 ]; then
+        echo "their inventory: $inventory"
+        "$provision" up "$inventory"
+        exec echo "the hosts keep running; remove them with: $provision sandbox down"
+    fi
+    [ $code = 1 ] || exit $code # it was interrupted
+else
+    echo "$hosts"
 fi
-echo "$hosts"
 here=${DEMO:-$PWD/.work/demo}
 echo "demo: on this machine without root, in $here (for two throw-away hosts: scripts/prepare-machine.sh, as root)"
 mkdir -p "$here"

@@ -112,10 +112,8 @@ def status(name: str = "default") -> Sandbox | None:
 def every() -> list[Sandbox]:
     """All sandboxes of this machine that this user may see, by name. Raises ProvisionError where nothing can run hosts."""
     found = []
-    kinds: set[EngineName] = {engine_for_hosts()}
-    if namespaces.missing() is None:
-        kinds.add("namespaces")
-    for kind in kinds:
+    also: tuple[EngineName, ...] = () if namespaces.missing() else ("namespaces",)
+    for kind in {engine_for_hosts(), *also}:
         with _engine("looking for sandboxes", kind) as runs:
             found += [_sandbox(name, runs.hosts(name), runs.name) for name in runs.sandboxes()]
     return sorted(found, key=lambda sandbox: sandbox.name)
@@ -185,9 +183,7 @@ def _existing(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots
         sandbox.inventory.write_text(sandbox.inventory_text(slots), encoding="utf-8")
         say(f"sandbox {name} is up already")
         return sandbox
-    found = (
-        ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts) or "what an interrupted run or another engine left"
-    )
+    found = ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts) or "what an earlier run left"
     hint = f"Take another name (--name), or if nobody needs it any more, remove it first: `{names.command('down', name)}`."
     raise ProvisionError(f"There is another sandbox '{name}': {found}.", hint=hint)
 

@@ -103,11 +103,11 @@ class NamespaceEngine:
             if not lock:
                 raise ProvisionError("Another process has been choosing addresses for too long.", where=str(LOCK))
             for host in hosts:
-                _run("ip", "netns", "add", _namespace(sandbox, host))
+                _run("ip", "netns", "add", names.container(sandbox, host))
             network = _free_network(sandbox)
             _run("ip", "-batch", "-", given=_BRIDGE.format(bridge=bridge, gateway=network[1]))
         for host in hosts:
-            port, namespace = f"{bridge}.{names.number(host)}", _namespace(sandbox, host)
+            namespace, port = names.container(sandbox, host), f"{bridge}.{names.number(host)}"
             _run("ip", "-batch", "-", given=_OUTSIDE.format(port=port, namespace=namespace, bridge=bridge))
             _run("ip", "-n", namespace, "-batch", "-", given=_INSIDE.format(address=_address(network, host), gateway=network[1]))
         _let_out(bridge, network)
@@ -149,7 +149,14 @@ class NamespaceEngine:
         (here / "upper/etc/hostname").write_text(f"{host}\n", encoding="utf-8")
         (here / "upper/etc/resolv.conf").write_text(_name_servers(), encoding="utf-8")
         script = resources.files("provision.sandbox").joinpath("host", "namespaces.sh").read_text(encoding="utf-8")
-        enter = ("ip", "netns", "exec", _namespace(sandbox, host), "setsid", "--fork")  # it returns when the process is in the namespace
+        enter = (
+            "ip",
+            "netns",
+            "exec",
+            names.container(sandbox, host),
+            "setsid",
+            "--fork",
+        )  # it returns when the process is in the namespace
         with (here / "log").open("wb") as log, signals.deferred():
             subprocess.run(
                 [*enter, *_UNSHARED, "sh", "-c", script, "sh", host, *map(str, settings.mounts)],
@@ -180,13 +187,12 @@ class NamespaceEngine:
     def remove(self, sandbox: str, note: Say) -> None:
         hosts = [host for one, host in _namespaces() if one == sandbox]
         for host in hosts:
-            _end(_namespace(sandbox, host))
-        bridge = _bridge(sandbox)
-        _shut(bridge)
+            _end(names.container(sandbox, host))
+        _shut(bridge := _bridge(sandbox))
         for link in Path("/sys/class/net").glob(f"{bridge}*"):
             _run("ip", "link", "delete", link.name)
         for host in hosts:  # last, because they are how the rest is found
-            _run("ip", "netns", "delete", _namespace(sandbox, host))
+            _run("ip", "netns", "delete", names.container(sandbox, host))
             note(f"host {host} (namespaces)")
 
 
@@ -196,10 +202,6 @@ def _folder(sandbox: str) -> Path:
 
 def _folder_of(host: SandboxHost) -> Path:
     return _folder(host.container.removeprefix("provision-").removesuffix(f"-{host.name}")) / host.name
-
-
-def _namespace(sandbox: str, host: str) -> str:
-    return names.container(sandbox, host)
 
 
 def _bridge(sandbox: str) -> str:
@@ -218,7 +220,7 @@ def _host(sandbox: str, host: str, network: ipaddress.IPv4Network | None) -> San
     labels = {"base": "", "sudo": ""}
     with contextlib.suppress(FileNotFoundError):  # made with another PROVISION_HOME, or only begun
         labels |= json.loads((_folder(sandbox) / host / "labels.json").read_text(encoding="utf-8"))
-    namespace = _namespace(sandbox, host)
+    namespace = names.container(sandbox, host)
     is_running = bool(_processes(namespace))
     address, state = (_address(network, host), "running") if is_running else ("", "exited")
     return SandboxHost(host, address, namespace, labels["base"], labels["sudo"], state)

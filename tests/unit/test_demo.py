@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def demo(tmp_path: Path):
-    """Runs `make demo` with a `provision` that notes how it is called and with which state folder; `check`: what can run hosts.
+    """Runs `make demo` with a `provision` that notes how it is called and with which state folder; `check`: what can run hosts,
+    `up`: what the command that makes them does.
 
     (what make ended with, the calls)
     """
@@ -23,14 +24,16 @@ def demo(tmp_path: Path):
     stamp = tmp_path / "toolkit"
     stamp.touch()
 
-    def run(*words: str, check: str = "", **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    def run(
+        *words: str, check: str = "", up: str = "echo /two/hosts.ini", **environment: str
+    ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
         answer = f"echo {check!r}" if check else "echo 'no engine answers' >&2; exit 1"
         program.write_text(
             f"""#!/bin/sh
 echo "$* $PROVISION_HOME" >> {tmp_path}/calls
 case "$*" in
 "sandbox check") {answer} ;;
-"sandbox up"*) echo /two/hosts.ini ;;
+"sandbox up"*) {up} ;;
 esac
 """
         )
@@ -61,6 +64,19 @@ def test_where_no_host_can_be_made_it_installs_without_root_in_a_folder_of_its_o
     assert f"demo: on this machine without root, in {folder}" in done.stdout
     (host,) = inventory.load(str(folder / "hosts.ini")).hosts
     assert (host.name, host.connection, host.prefix, host.variables["provision_sudo"]) == ("localhost", "local", f"{folder}/prefix", "no")
+
+
+def test_where_the_hosts_cannot_be_started_it_does_the_same(demo, tmp_path: Path) -> None:
+    done, calls = demo(check="containers: a container engine answers", up="echo 'no image' >&2; exit 1")
+    assert done.returncode == 0, done.stderr
+    assert calls[2] == f"up {tmp_path}/demo/hosts.ini {tmp_path}/demo/state"
+    assert "no image" in done.stderr
+
+
+def test_ctrl_c_ends_it(demo) -> None:
+    done, calls = demo(check="containers: a container engine answers", up="exit 130")
+    assert done.returncode != 0
+    assert calls == ["sandbox check", "sandbox up -n 2"]
 
 
 def test_hosts_that_are_named_are_what_it_installs_on(demo) -> None:

@@ -211,7 +211,7 @@ def test_an_unknown_engine_is_refused(capsys):
 def test_names_of_namespaces_and_interfaces():
     """The sandbox in a namespace's name is the one that made it, whatever it is called; an interface has at most 15 characters."""
     for sandbox, host in (("a", "node1"), ("a-node1", "node2"), ("x" * 40, "node250")):
-        found = namespaces._NAMESPACE.fullmatch(namespaces._namespace(sandbox, host))
+        found = namespaces._NAMESPACE.fullmatch(names.container(sandbox, host))
         assert found is not None
         assert found.groups() == (sandbox, host)
         assert len(f"{namespaces._bridge(sandbox)}.{names.number(host)}") <= 15
