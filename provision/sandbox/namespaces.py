@@ -130,7 +130,7 @@ class NamespaceEngine:
         for folder in ("", "upper", "upper/etc", "upper/usr", "upper/var", "work", "root"):
             (here / folder).mkdir()
             (here / folder).chmod(0o755)
-        (here / "lower").symlink_to(image)
+        (here / "lower").symlink_to(Path(image).absolute())
         (here / "labels.json").write_text(json.dumps(dict(labels)), encoding="utf-8")
         for hidden in HIDDEN if image == "/" else ():
             if Path("/", hidden).is_dir():
