@@ -24,13 +24,22 @@ def load(name: str, path: Path) -> ModuleType:
     return module
 
 
+def load_script(name: str) -> ModuleType:
+    """A script for hosts with all that it imports of ours, as it is sent to them."""
+    from provision.base import resources
+
+    module = ModuleType(name)
+    exec(compile(resources.script(name), name, "exec"), module.__dict__)  # noqa: S102 - our own text
+    return module
+
+
 def load_ansible_module(name: str) -> ModuleType:
     """A module in playbooks/library, with our module_utils where Ansible puts them on the host."""
     import ansible.module_utils
 
     root = Path(__file__).parents[1]
     playbooks = root / "playbooks"
-    for helper in (*(playbooks / "module_utils").glob("*.py"), root / "provision/base/uv_support.py"):
+    for helper in (*(playbooks / "module_utils").glob("*.py"), root / "provision/base/uv_support.py", root / "provision/hostside/trust.py"):
         made = load(f"ansible.module_utils.{helper.stem}", helper)
         sys.modules[f"ansible.module_utils.{helper.stem}"] = made
         setattr(ansible.module_utils, helper.stem, made)

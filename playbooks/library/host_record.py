@@ -40,7 +40,7 @@ RETURN = r"""
 import json  # noqa: E402
 import os  # noqa: E402
 
-from ansible.module_utils import host_record  # noqa: E402
+from ansible.module_utils import host_record, trust  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 HINT = "Give this host another folder with provision_prefix, or move away what is there."
@@ -63,6 +63,9 @@ def foreign(names):
 
 def refusal(prefix, contents):
     """Why the folder cannot be the prefix, or None."""
+    why = trust.distrust(prefix, os.path.join(prefix, "record.json"), os.path.join(prefix, "manifest.json"))
+    if why:
+        return f"other users could change what is installed in {prefix}: {why}. {HINT}"
     try:
         there = sorted(os.listdir(prefix))
     except FileNotFoundError:
@@ -73,7 +76,9 @@ def refusal(prefix, contents):
     if "record.json" in there:
         if not holds(path, {"schema", "files", "claimed", "packages"}):
             return f"{path} is no record of provision's, or it is damaged. {HINT}"
-        known = host_record.load(path)["contents"]
+        known, wrong = host_record.load(path)["contents"], trust.invalid_name(host_record.load(path))
+        if wrong is not None:
+            return f"{path} names {wrong!r}, which is not ours to remove. {HINT}"
     if not known and holds(os.path.join(prefix, "manifest.json"), {"schema", "cluster", "host"}):
         return None  # from a version of ours that did not note yet what is in the prefix
     theirs = [name for name in there if name in contents and name not in known] if "record.json" in there else foreign(there)
@@ -140,6 +145,11 @@ def main():
     record, noted = host_record.load(given["record"]), host_record.load(given["record"])
     for path in [*([given["prefix"]] if given["prefix"] else []), *given["claimed"]]:
         host_record.claim(record, path)
+    if given["prefix"] and not module.check_mode:
+        os.makedirs(given["prefix"], mode=0o755, exist_ok=True)
+        why = refusal(given["prefix"], given["contents"])  # another user may have been faster
+        if why:
+            module.fail_json(msg=why)
     record["contents"] = sorted(set(record["contents"]) | set(given["contents"]))
     if given["packages"]:
         note_packages(record, given, installed(module))

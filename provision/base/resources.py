@@ -56,27 +56,25 @@ def hostside(name: str) -> Path:
 
 @cache
 def script(name: str) -> str:
-    """The text of a script for hosts: a module such as ``job.py``, or a package such as ``survey`` as one script.
+    """The text of a script for hosts: a module such as ``job.py``, or a package such as ``survey``, with all that it imports of ours.
 
-    The modules of a package are joined in the order of their imports, beginning with those of ``__main__``, and their imports are dropped.
+    The modules are joined in the order of their imports, beginning with those of the script, and their imports are dropped.
     """
     place = hostside(name)
-    if place.is_file():
-        return place.read_text(encoding="utf-8")
-    texts: dict[str, str] = {}
+    texts: dict[Path, str] = {}
 
-    def add(part: str) -> None:
-        if part not in texts:
-            source = (place / f"{part}.py").read_text(encoding="utf-8")
+    def add(path: Path) -> None:
+        if path not in texts:
+            source = path.read_text(encoding="utf-8")
             lines = source.splitlines()
             for node in ast.parse(source).body:
                 if isinstance(node, ast.ImportFrom) and node.level:
                     for needed in [node.module] if node.module else [alias.name for alias in node.names]:
-                        add(needed)
+                        add(path.parents[node.level - 1] / f"{needed}.py")
                     lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)  # type: ignore[operator]
-            texts[part] = "\n".join(lines) + "\n"
+            texts[path] = "\n".join(lines) + "\n"
 
-    add("__main__")
+    add(place if place.is_file() else place / "__main__.py")
     return "".join(texts.values())
 
 

@@ -494,10 +494,12 @@ def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class Installed(Section):
-    """The installation in the prefix. ``manifest`` is unchecked: its readers validate it."""
+    """The installation in the prefix. ``manifest`` is unchecked: its readers validate it. ``distrust``: why another user could have written
+    there."""
 
     prefix: str | None = None
     exists: bool = False
+    distrust: str | None = None
     manifest: Any = None
     elsewhere: list[str] = []
     venv: Venv = Venv()

@@ -24,6 +24,7 @@ NEEDED_TMP_MB = 100  # Ansible's own files
 NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
 SHARED_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs", "afs")
 FEW_INODES = 20_000  # PyTorch alone has some 13,000 files
+OTHER_PREFIX = "choose a folder that only root or the login user can create or write: provision_prefix=DIR in the inventory"
 
 _INSTALL_PYTHON = (
     "install it there (Debian, Ubuntu: apt-get install python3; Red Hat family: dnf install python3), "
@@ -55,6 +56,7 @@ def host_problems(
         *_system(facts),
         *_python(facts),
         *_privileges(facts, prefix, become_password, has_engine),
+        *_other_users(facts, prefix),
         *_disk_space(facts, needed_mb, prefix),
         *_packages(facts),
     )
@@ -198,6 +200,12 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
     if facts.disk.prefix.writable is False:
         hint = f"ask an administrator to create it: install -d -o {user.name or 'USER'} {prefix}; or choose another with provision_prefix"
         yield Problem("error", f"{why}, and only root can create or write {prefix}", hint)
+
+
+def _other_users(facts: Facts, prefix: str) -> Iterator[Problem]:
+    if facts.installed.distrust:
+        what = f"other users could change what is installed in {prefix}: {facts.installed.distrust}"
+        yield Problem("error", what, OTHER_PREFIX, id="prefix-of-another-user")
 
 
 def why_no_root(facts: Facts) -> str:

@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 
+from .trust import distrust, invalid_name
+
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
 END = "===END==="
 
@@ -35,8 +37,13 @@ class Removal:
         self.record_path, self.prefix, self.dry_run = record_path, prefix, dry_run
         self.removed, self.left, self.kept_files = [], [], set()
         self.gone = {record_path}  # files and trees that are removed as a whole; a dry run tells by them which folders become empty
+        why = distrust(*filter(None, (prefix, record_path)))
+        if why:
+            raise RuntimeError("nothing is removed, because another user could have written it: %s" % why)
         with open(record_path) as file:
             self.record = json.load(file)
+        if invalid_name(self.record) is not None:
+            raise RuntimeError("nothing is removed, because the record names %r" % invalid_name(self.record))
 
     def leave(self, what, why):
         self.left.append({"what": what, "why": why})
@@ -331,7 +338,7 @@ def main():
         try:
             removal = Removal(path, options.get("prefix"), options["dry_run"])
             removal.run()
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             answer["error"] = "%s: %s" % (path, error) if removal is None else str(error)
         if removal is not None:
             answer.update(nothing=False, removed=removal.removed, left=removal.left)

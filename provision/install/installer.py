@@ -210,8 +210,8 @@ def copy_modules(folder: Path, *more: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("library", "module_utils", *more):
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for helper in (aptsources, uv_support):
-        shutil.copy(str(helper.__file__), folder / "module_utils")
+    for helper in (aptsources.__file__, uv_support.__file__, resources.hostside("trust.py")):
+        shutil.copy(helper, folder / "module_utils")
 
 
 def new_drivers(plan: Plan) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from loading import load, load_ansible_module
+from loading import load_ansible_module, load_script
 from test_remove_script import ROOT
 
 BARE = ["bash", "libc6"]
@@ -70,7 +70,7 @@ def database(folder: Path, packages: dict[str, dict[str, str]]) -> None:
 def test_packages_go_that_we_have_installed_and_no_other_package_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: set[str], unsure: set[str], going: set[str]
 ) -> None:
-    remover = load("hostside_remove", ROOT / "provision/hostside/remove.py")
+    remover = load_script("remove.py")
     database(
         tmp_path / "dpkg",
         {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loading import load, load_ansible_module
+from loading import load_ansible_module, load_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ def prefix_record() -> Any:
 
 @pytest.fixture(scope="module")
 def remover() -> Any:
-    return load("hostside_remove", ROOT / "provision/hostside/remove.py")
+    return load_script("remove.py")
 
 
 def removal(remover: Any, record: Path, prefix: str | None = None, dry_run: bool = False) -> Any:

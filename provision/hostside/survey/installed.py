@@ -8,6 +8,7 @@ import json
 import os
 import re
 
+from ..trust import distrust
 from .machine import DEFAULT_PREFIX, HOME_PREFIX, SECRET_NAME, SETTING, section
 from .packages import held_by_apt, installed_versions
 from .software import ldconfig_entries
@@ -51,6 +52,7 @@ def installed(machine):
     return {
         "prefix": machine.prefix,
         "exists": machine.exists(machine.prefix),
+        "distrust": distrust(*(machine.path(machine.prefix + name) for name in ("", "/record.json", "/manifest.json"))),
         "manifest": manifest,
         "manifest_error": problem,
         "elsewhere": [prefix for prefix in others if machine.exists(prefix + "/record.json")],

@@ -1,0 +1,65 @@
+"""What on a host root, or the login user, may use: nothing that another user could have written. Python 3.6+, standard library only."""
+
+import grp
+import os
+import pwd
+import re
+import stat
+
+
+def trusted_users():
+    """Ids of the users whose files are ours: root, this user, and the one who ran sudo."""
+    caller = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
+    return {0, os.geteuid()} | ({int(caller)} if caller.isdigit() else set())
+
+
+def name_of_id(lookup, number):
+    """The name of a user (``pwd.getpwuid``) or group (``grp.getgrgid``)."""
+    try:
+        return lookup(number)[0]
+    except KeyError:
+        return str(number)
+
+
+def writers(seen):
+    """Who but trusted users may write, by the mode of an `os.lstat`; empty where no other may."""
+    group = name_of_id(grp.getgrgid, seen.st_gid)
+    names = {name_of_id(pwd.getpwuid, uid) for uid in trusted_users()}
+    if seen.st_mode & stat.S_IWGRP and seen.st_gid != 0 and not (group in names and names.issuperset(grp.getgrnam(group).gr_mem)):
+        return "group " + group  # and not one of that user alone
+    return "every user" if seen.st_mode & stat.S_IWOTH else ""
+
+
+def way_to(path):
+    """The absolute path itself and, before it, every folder and link on the way there."""
+    above = os.path.dirname(path)
+    way = [path] if above == path else way_to(above) + [path]
+    if os.path.islink(path) and os.path.exists(path):  # else links may lead to each other
+        way += way_to(os.path.normpath(os.path.join(os.path.realpath(above), os.readlink(path))))
+    return way
+
+
+def distrust(*paths):
+    """Why another user could have made, or can exchange, what is at one of these absolute paths; None where none can.
+
+    All that exists on the way there belongs to root or us, and no other may write to it but, above the path, where the sticky bit is set.
+    """
+    for path, place in [(path, place) for path in paths for place in way_to(path) if os.path.lexists(place)]:
+        seen = os.lstat(place)
+        is_sticky = seen.st_mode & stat.S_ISVTX and os.path.realpath(place) != os.path.realpath(path)
+        if seen.st_uid not in trusted_users():
+            return "%s belongs to %s" % (place, name_of_id(pwd.getpwuid, seen.st_uid))
+        if not stat.S_ISLNK(seen.st_mode) and not is_sticky and writers(seen):
+            return "%s can be written by %s" % (place, writers(seen))
+    return None
+
+
+def invalid_name(record):
+    """The first entry of a host's record that is neither a plain name nor an absolute path without detours; None where all are."""
+    packages = record.get("packages", {})
+    forms = (
+        (r"(?!\.\.?$)[^/\0]+", record.get("contents", [])),
+        (r"(?!.*/\.\.?(/|$))/[^\0]*", record.get("claimed", []) + [entry["path"] for entry in record.get("files", {}).values()]),
+        (r"\w[\w.+:~-]*", record.get("held", []) + [name for part in ("added", "asked", "unsure") for name in packages.get(part, [])]),
+    )
+    return next((name for form, names in forms for name in names if not re.match("(?:%s)\\Z" % form, name, re.S)), None)
