@@ -173,7 +173,9 @@ def compile_requirements(
 def run_uv(words: Sequence[str], work: Path, settings: Mapping[str, Any], variables: Mapping[str, str], failed: str, hint: str) -> str:
     """Run uv in the folder ``work`` and return what it prints. Raises ProvisionError as `compile_requirements` does."""
     uv_support.write_settings(str(work / "uv.toml"), settings)
-    own = {"UV_CONFIG_FILE": str(work / "uv.toml"), "UV_CACHE_DIR": str(paths.cache() / "uv"), "NO_COLOR": "1"}
+    kept = paths.cache() / "uv"
+    kept.mkdir(parents=True, exist_ok=True, mode=0o700)  # every user could take the lock that uv makes in it
+    own = {"UV_CONFIG_FILE": str(work / "uv.toml"), "UV_CACHE_DIR": str(kept), "NO_COLOR": "1"}
     try:
         done = subprocess.run(
             [uv.find_uv_bin(), *words, "--quiet", "--no-progress"],

@@ -20,7 +20,7 @@ from loading import run_ansible_module
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
-from provision.install import environments, installer
+from provision.install import environments, installer, wheels
 from provision.launch.launchers import Environment, RunOptions, mpi_job, own_job
 from provision.plan.model import HostPlan
 from provision.remote import ssh
@@ -224,6 +224,12 @@ def test_hosts_with_the_same_plan_must_have_the_same_environment(
         assert "the same plan" not in str(caught.value) or "that of a," in str(caught.value)
 
 
+def test_the_cache_of_uv_which_locks_it_for_every_user_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    wheels.run_uv(["cache", "prune"], tmp_path, {}, {}, "failed", "hint")
+    assert (tmp_path / "cache/uv").stat().st_mode & 0o777 == 0o700
+
+
 def test_module_installs_over_another_environment_once(tmp_path: Path, index: Path) -> None:
     uv = str(Path(sys.executable).with_name("uv"))
     given = {"uv": uv, "python": sys.executable, "find_links": str(index)}
@@ -239,6 +245,7 @@ def test_module_installs_over_another_environment_once(tmp_path: Path, index: Pa
     printed = subprocess.run([str(tmp_path / "envs/x/bin/python"), "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "1.9 2.9\n"
     assert json.loads((tmp_path / "envs/x" / environments.COMPLETE).read_text()) == {"file": "uv.lock"}
+    assert (tmp_path / "envs/x/.lock").stat().st_mode & 0o777 == 0o600, "every user could hold uv's lock"
     assert not run_ansible_module("uv_packages", over)["changed"]
     (tmp_path / "envs/x" / environments.COMPLETE).unlink()  # as an interrupted run leaves it
     assert run_ansible_module("uv_packages", over)["changed"]

@@ -204,6 +204,18 @@ def test_uv_packages_installs_once_and_changes_nothing_then(tmp_path: Path) -> N
     assert keep(tmp_path, absent=["pvdemo"]).kind == "ok"
 
 
+def test_no_other_user_can_hold_the_lock_of_an_environment(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "pvdemo", "1.0")
+    keep(tmp_path, "pvdemo==1.0")
+    lock = tmp_path / "venv/.lock"
+    assert lock.stat().st_mode & 0o777 == 0o600
+    lock.chmod(0o666)  # as uv makes it, and another user holds it
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert keep(tmp_path, absent=["pvdemo"]).kind == "changed"
+    assert lock.stat().st_mode & 0o777 == 0o600
+
+
 def test_uv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "pvdemo", "1.0")
     keep(tmp_path, "pvdemo==1.0")
