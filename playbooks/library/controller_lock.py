@@ -2,7 +2,7 @@
 """Ansible module: the host lock, which lets one controller at a time change this host. Python 3.7+, standard library only.
 
 The lock is a file under /run, which a reboot deletes, or in the home of a user without root. A controller names its own dead runs, whose
-lock it may take over.
+lock it may take over once what they have left at work has ended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ options:
   run: {description: The run's id., type: str, required: true}
   owner: {description: Who runs it and where, for the message to others., type: str, default: somebody}
   dead: {description: Ids of runs that have ended., type: list, elements: str, default: []}
+  guard: {description: "The command of C(guard.py), which ends here what a run has left at work.", type: str, default: ""}
   path: {description: The lock file., type: path, default: /run/provision.lock}
 """
 
@@ -34,6 +35,8 @@ RETURN = r"""
 
 import json  # noqa: E402
 import os  # noqa: E402
+import shlex  # noqa: E402
+import sys  # noqa: E402
 import time  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -66,6 +69,8 @@ def acquire(module, path, run):
         if module.check_mode:
             return
         if found is not None:
+            if module.params["guard"]:
+                module.run_command([sys.executable, *shlex.split(module.params["guard"])[1:], found["run"]], check_rc=True)
             os.unlink(path)
         # A link fails when another controller was faster, and the lock is never seen half written.
         draft = f"{path}.{run}"
@@ -94,6 +99,7 @@ def main():
             "run": {"type": "str", "required": True},
             "owner": {"type": "str", "default": "somebody"},
             "dead": {"type": "list", "elements": "str", "default": []},
+            "guard": {"type": "str", "default": ""},
             "path": {"type": "path", "default": "/run/provision.lock"},
         },
         supports_check_mode=True,

@@ -24,7 +24,6 @@ NEEDED_TMP_MB = 100  # Ansible's own files
 NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
 SHARED_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs", "afs")
 FEW_INODES = 20_000  # PyTorch alone has some 13,000 files
-OTHER_PREFIX = "choose a folder that only root or the login user can create or write: provision_prefix=DIR in the inventory"
 
 _INSTALL_PYTHON = (
     "install it there (Debian, Ubuntu: apt-get install python3; Red Hat family: dnf install python3), "
@@ -205,7 +204,8 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
 def _other_users(facts: Facts, prefix: str) -> Iterator[Problem]:
     if facts.installed.distrust:
         what = f"other users could change what is installed in {prefix}: {facts.installed.distrust}"
-        yield Problem("error", what, OTHER_PREFIX, id="prefix-of-another-user")
+        hint = "choose a folder that only root or the login user can create or write: provision_prefix=DIR in the inventory"
+        yield Problem("error", what, hint, id="prefix-of-another-user")
 
 
 def why_no_root(facts: Facts) -> str:

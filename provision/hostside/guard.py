@@ -99,21 +99,30 @@ def signal_all(pids, number):
             continue  # gone meanwhile
 
 
+def is_module(pid):
+    """Whether it is a module of Ansible's, which comes through standard input: a Python without arguments."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            words = file.read().split(b"\0")[:-1]
+    except OSError:
+        return False
+    return len(words) == 1 and os.path.basename(words[0]).startswith(b"python")
+
+
 def sweep(run_id, spared, grace):
     """End every process of the run; {pid: name} of what was ended."""
-    ended = marked(run_id, spared)
-    # Parents before children: a parent that cleans up must not take its child's end for a failure.
-    signal_all(sorted(ended, key=started), signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    left = ended
-    while left and time.monotonic() < deadline:
-        time.sleep(0.05)
+    ended = {}
+    # A module removes its folder in /tmp after SIGINT alone. What was killed may still write into the folders, or hold their locks.
+    steps = (signal.SIGINT, is_module, JOB_GRACE_S), (signal.SIGTERM, bool, grace), (signal.SIGKILL, bool, JOB_GRACE_S)
+    for number, wanted, seconds in steps:
         left = marked(run_id, spared)
-        ended.update(left)
-    signal_all(left, signal.SIGKILL)
-    deadline = time.monotonic() + JOB_GRACE_S
-    while marked(run_id, spared) and time.monotonic() < deadline:
-        time.sleep(0.05)  # what was killed may still write into the folders, or hold their locks
+        # Parents before children: a parent that cleans up must not take its child's end for a failure.
+        signal_all(sorted(filter(wanted, left), key=started), number)
+        deadline = time.monotonic() + seconds
+        while any(map(wanted, left)) and time.monotonic() < deadline:
+            ended.update(left)
+            time.sleep(0.05)
+            left = marked(run_id, spared)
     return ended
 
 

@@ -44,7 +44,7 @@ def distrust(*paths):
 
     All that exists on the way there belongs to root or us, and no other may write to it but, above the path, where the sticky bit is set.
     """
-    for path, place in [(path, place) for path in paths for place in way_to(path) if os.path.lexists(place)]:
+    for path, place in [(each, place) for each in paths for place in way_to(each) if os.path.lexists(place)]:
         seen = os.lstat(place)
         is_sticky = seen.st_mode & stat.S_ISVTX and os.path.realpath(place) != os.path.realpath(path)
         if seen.st_uid not in trusted_users():

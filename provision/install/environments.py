@@ -523,21 +523,19 @@ def _create(
         }
     note = {"file": wanted.project.path.name, "packages": wanted.count}
     locked, session.locks_hosts = session.locks_hosts, True
+    session.privileged = {each for each in missing if plan.hosts[each].root}
+    session.interpreters = {each: plan.hosts[each].interpreter for each in missing}
     outcome = session.play(
         playbook,
         f"Create the environment of {wanted.project.path.name}, {wanted.count} package(s)",
         hosts=missing,
         extra_vars={
-            "provision_owner": session.owner,
-            "provision_dead_runs": session.dead_runs(),
+            **session.of_locks,
             "provision_environment": {"name": wanted.name, "hosts": hosts, "packages": wanted.pins, "index_url": index_url, "note": note},
         },
     )
-    if outcome.failed or outcome.rc != 0:
-        session.privileged = {each for each in missing if plan.hosts[each].root}
+    for failed in outcome.failed:
         session.release(missing)
-        failed = next(iter(outcome.failed), missing[0])
-        failure = outcome.hosts[failed].failure if failed in outcome.hosts else None
-        what = failure.text if failure else f"Ansible ended with exit code {outcome.rc}"
-        raise ProvisionError(what, where=failed, hint="fix it, then run the same command again")
+        failure = outcome.hosts[failed].failure
+        raise ProvisionError(failure.text if failure else "failed", where=failed, hint="fix it, then run the same command again")
     session.locks_hosts = locked

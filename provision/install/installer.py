@@ -226,7 +226,7 @@ def install_drivers(session: Session, plan: Plan, facts: Mapping[str, Facts], so
     only = replace(plan, hosts={name: plan.hosts[name] for name in names})
     _playbook, variables_ = render(only, session.inventory, facts, sources, folder, fetch=False)
     keys = artifacts.repository_keys(only, folder / "supplies", session.progress.doing)
-    extra = {**variables_, "provision_repository_keys": keys, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
+    extra = {**variables_, "provision_repository_keys": keys, **session.of_locks}
     outcome = session.play(folder / DRIVER, "Driver", hosts=names, extra_vars=extra)
     if outcome.failed:
         session.release(names)
@@ -316,7 +316,7 @@ def install(
     folder = session.folder / "playbook"
     say = session.progress.doing
     playbook, variables_ = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=say)
-    extra = {**variables_, "provision_owner": session.owner, "provision_dead_runs": session.dead_runs()}
+    extra = {**variables_, **session.of_locks}
     unlocked: dict[str, list[str]] = {}
     made: dict[str, str] = {}
     failures: dict[tuple[str, str], str] = {}

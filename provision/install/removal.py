@@ -55,8 +55,7 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
         hosts=[host.name for host in hosts],
         extra_vars={
             "provision_prefixes": {host.name: collect.prefix_of(host, survey.hosts[host.name]) for host in hosts},
-            "provision_owner": session.owner,
-            "provision_dead_runs": session.dead_runs(),
+            **session.of_locks,
             "provision_remove_system": _command({"record": "@prefix@/record.json", "prefix": "@prefix@", "dry_run": dry_run}),
             "provision_remove_home": _command({"record": HOME_RECORD, "prefix": None, "dry_run": dry_run}),
         },

@@ -28,6 +28,7 @@ Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "fail
 # A host that falls silent is given up after 3 × 5 s; a lost connection must not delay the others for the kernel's two hours.
 SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 _POLL_S = 0.5  # how soon an interrupt is noticed
+KILLED = 254  # in place of the exit code of an ansible-playbook that a signal has ended
 _LARGEST_EVENT = 16 << 20  # bytes of a recorded event
 
 
@@ -102,6 +103,11 @@ class Outcome:
     hosts: dict[str, HostResult]
     log: Path
     interrupted: bool = False
+
+    @property
+    def ended_early(self) -> bool:
+        """Ansible did not get to its end: it was killed, or failed for another reason than a host (2, 4 and 8 are of hosts)."""
+        return self.rc & ~14 != 0 or (self.rc != 0 and not self.failed)
 
     @property
     def failed(self) -> list[str]:
@@ -233,7 +239,7 @@ def run(
             cancel_callback=interrupted.is_set,
         )
         runner.run()
-    rc = 254 if runner.rc is None else int(runner.rc)
+    rc = KILLED if runner.rc is None else int(runner.rc)
     return Outcome(rc, collector.hosts, workdir / "artifacts" / "ansible" / "stdout", interrupted.is_set())
 
 

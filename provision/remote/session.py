@@ -29,6 +29,7 @@ from provision.remote.forecast import Forecast
 from provision.remote.progress import Progress
 
 RECORD = "run.json"
+_LATEST_RUNS = 1000  # whose locks are known as ours
 _LONGEST_ERROR = 10_000  # letters that are recorded
 
 
@@ -71,6 +72,7 @@ class Session:
         timeline: when steps ran on each host.
         forecast: what earlier runs took, once it is known what this one will do.
         privileged: the hosts where steps may run as root, as the survey has found out.
+        interpreters: host → the Python that the survey ran on: what Ansible would choose need not run.
         locks_hosts: whether playbooks of this run lock the hosts.
         command: the command that this is a run of, for the record.
         locks_left: whether a host may still have this run's lock.
@@ -99,6 +101,7 @@ class Session:
         self.progress.keep(self.folder)
         self.locks_left = False
         self.privileged: set[str] = set()
+        self.interpreters: dict[str, str] = {}
         self._record = self.folder / "controller.json"
         self._lock = ExitStack()
         file = self._lock.enter_context(acquired(self._record, wait=10))
@@ -147,11 +150,24 @@ class Session:
         """Who runs this, for the message to others who find a host locked."""
         return f"{getpass.getuser()} on {socket.gethostname()} (pid {os.getpid()})"
 
+    @property
+    def _of_hosts(self) -> dict[str, Any]:
+        """The variables of every playbook that say how to work on the hosts."""
+        interpreters = {host.name: host.variables.get("ansible_python_interpreter", "auto_silent") for host in self.inventory.hosts}
+        return {"provision_privileged": sorted(self.privileged), "provision_interpreters": {**interpreters, **self.interpreters}}
+
+    @property
+    def of_locks(self) -> dict[str, Any]:
+        """The variables of a playbook that acquires the hosts' locks: who we are, and whose locks are taken over once they are swept."""
+        guard = resources.inline_command("guard.py")
+        return {"provision_owner": self.owner, "provision_dead_runs": self.dead_runs(), "provision_guard": guard}
+
     def dead_runs(self) -> list[str]:
-        """Runs of this machine that were killed: their host locks may be taken over."""
+        """The latest runs of this machine that have ended or were killed: their host locks may be taken over."""
         found = []
-        for record in (folder / "controller.json" for folder in run_folders.newest_first()):
+        for record in (folder / "controller.json" for folder in run_folders.newest_first()[:_LATEST_RUNS]):
             if not record.is_file():
+                found += [] if record.exists() else [record.parent.name]
                 continue
             # A running one has the lock. A record that cannot be read yet is of a run that is just starting.
             with acquired(record) as file, suppress(ValueError, KeyError, TypeError):
@@ -212,7 +228,7 @@ class Session:
                 self.ansible_inventory,
                 workdir=workdir,
                 run_id=self.run_id,
-                extra_vars={"provision_privileged": sorted(self.privileged), **(extra_vars or {})},
+                extra_vars={**self._of_hosts, **(extra_vars or {})},
                 limit=names,
                 check=check,
                 passwords=self.passwords,
@@ -226,10 +242,13 @@ class Session:
         self.progress.close()
         if outcome.interrupted:
             self.abort()
-        if outcome.rc and not outcome.hosts:
-            said = outcome.log.read_text(encoding="utf-8", errors="replace") if outcome.log.exists() else ""
-            what = f"Ansible ended before its first task: {ansible.headline(said) or f'exit code {outcome.rc}'}"
-            raise ProvisionError(what, where=title, hint=f"read {outcome.log}")
+        if outcome.ended_early:
+            what, hint = "ansible-playbook was ended by SIGKILL, as the kernel does where memory is short, or alike", self._how_to_go_on()
+            if outcome.rc != ansible.KILLED:
+                said = outcome.log.read_text(encoding="utf-8", errors="replace") if outcome.log.exists() else ""
+                reason = ansible.headline(said) or f"exit code {outcome.rc}"
+                what, hint = f"Ansible ended before its {'last' if outcome.hosts else 'first'} task: {reason}", f"read {outcome.log}"
+            raise ProvisionError(what + (self._sweep() if outcome.hosts else ""), where=title, hint=hint)
         return outcome
 
     def release(self, hosts: Sequence[str]) -> None:
@@ -240,7 +259,7 @@ class Session:
             self.ansible_inventory,
             workdir=self.folder / "release",
             run_id=self.run_id,
-            extra_vars={"provision_released_run": self.run_id, "provision_privileged": sorted(self.privileged)},
+            extra_vars={"provision_released_run": self.run_id, **self._of_hosts},
             limit=hosts,
             passwords=self.passwords,
         )
@@ -248,6 +267,10 @@ class Session:
     def abort(self) -> None:
         """End every process of the run, here and on the hosts, and raise Interrupted."""
         self.progress.line("interrupted: ending all processes of this run, here and on the hosts …", "bold")
+        raise Interrupted(f"interrupted; nothing of this run is left running{self._sweep()}", hint=self._how_to_go_on())
+
+    def _sweep(self) -> str:
+        """End every process of the run, here and on the hosts, and release their locks; names the hosts of which that is not known."""
         _sweep_here(self.run_id)
         names = [host.name for host in self.inventory.hosts]
         swept = ansible.run(
@@ -256,9 +279,9 @@ class Session:
             workdir=self.folder / "sweep",
             run_id=f"sweep-of-{self.run_id}",
             extra_vars={
-                "provision_sweep_command": resources.inline_command("guard.py", self.run_id),
+                "provision_sweep_command": resources.inline_command("guard.py", self.run_id, interpreter="@python@"),
                 "provision_swept_run": self.run_id,
-                "provision_privileged": sorted(self.privileged),
+                **self._of_hosts,
             },
             limit=names,
             passwords=self.passwords,
@@ -267,8 +290,7 @@ class Session:
         self.locks_left = True
         clean = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
         unknown = sorted(set(names) - clean)
-        where = f"; {', '.join(unknown)} could not be checked (unreachable, or interrupted again)" if unknown else ""
-        raise Interrupted(f"interrupted; nothing of this run is left running{where}", hint=self._how_to_go_on())
+        return f"; {', '.join(unknown)} could not be checked (unreachable, or interrupted again)" if unknown else ""
 
     def _how_to_go_on(self) -> str | None:
         """Only what changes hosts finds its finished steps again."""

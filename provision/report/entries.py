@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from provision.base.errors import ProvisionError
@@ -19,8 +18,6 @@ from provision.remote.ansible import Event, HostResult, Outcome
 from provision.report.model import HostReport, Prospect, Report, State
 from provision.survey import collect
 from provision.survey.collect import Survey
-
-_TAIL_LINES = 12  # of Ansible's log, where it failed and no host did
 
 
 def add_survey(report: Report, survey: Survey) -> None:
@@ -49,8 +46,6 @@ def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Ins
             report.failures.append(Problem("error", what, f"read {outcome.log}", host=name, where="install"))
         elif result.failure is not None:
             report.failures.append(task_failure(inventory.host(name), result.failure))
-    if outcome.rc != 0 and not report.failures:
-        report.failures.append(Problem("error", _tail(outcome.log), f"read {outcome.log}", host="controller", where="install"))
     report.notes += done.fallbacks
     for name, packages in done.unlocked.items():
         report.notes.append(
@@ -63,8 +58,6 @@ def add_driver_failures(report: Report, inventory: Inventory, outcome: Outcome) 
     """What failed while drivers were installed; hosts that are fine get no line yet."""
     failed = [(name, result.failure) for name, result in outcome.hosts.items() if result.failure is not None]
     report.failures += [task_failure(inventory.host(name), failure) for name, failure in failed]
-    if outcome.rc != 0 and not failed:
-        report.failures.append(Problem("error", _tail(outcome.log), f"read {outcome.log}", host="controller", where="driver"))
 
 
 def add_dry_run(
@@ -157,10 +150,3 @@ def error_failure(error: ProvisionError, inventory: Inventory, step: str) -> Pro
     if error.where in [host.name for host in inventory.hosts]:
         return Problem("error", error.what, error.hint, host=error.where, where=step)
     return Problem("error", f"{error.where}: {error.what}" if error.where else error.what, error.hint, host="controller", where=step)
-
-
-def _tail(log: Path) -> str:
-    try:
-        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
-    except OSError as error:
-        return str(error)

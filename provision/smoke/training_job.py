@@ -139,8 +139,6 @@ def copy_files(session: Session, plan: Plan, files: Mapping[Path, str], what: st
     for name in outcome.failed:
         failure = outcome.hosts[name].failure
         raise ProvisionError(failure.text if failure else "failed", where=f"{name}, copying {what}")
-    if outcome.rc != 0:
-        raise ProvisionError(f"{what} could not be copied to the hosts", hint=f"read {outcome.log}")
 
 
 def _pack(archive: Path, files: Mapping[Path, str]) -> Path:

@@ -25,6 +25,7 @@ from provision.remote.session import Session
 
 #: The variables that may have the sudo password in an inventory, in Ansible's order.
 PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+_PATH = r"/[\w.+/@-]+"  # that no shell needs quoted
 _UPDATE_MB = 200  # disk space for a run that finds everything installed
 
 
@@ -100,6 +101,9 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     survey.problems += facts.inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
+    session.interpreters = {
+        name: path for name, found in survey.hosts.items() if re.fullmatch(_PATH, path := found.python.executable or "")
+    }
     session.write("facts.json", survey.as_dict())
     return survey
 

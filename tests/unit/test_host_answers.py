@@ -29,7 +29,7 @@ def session_in_which(*answers: str) -> Session:
 
     ignore = SimpleNamespace(event=lambda _: None)
     inventory = Inventory("a", None, "a,", [Host("a", "a")])
-    made = SimpleNamespace(passwords={}, inventory=inventory, play=play, progress=ignore, write=lambda *_: None, owner="", dead_runs=list)
+    made = SimpleNamespace(passwords={}, inventory=inventory, play=play, progress=ignore, write=lambda *_: None, of_locks={})
     return cast(Session, made)
 
 

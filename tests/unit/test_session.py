@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from loading import run_ansible_module
 
 from provision import inventory
+from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
 from provision.commands import lifecycle
 from provision.remote.ansible import Event
@@ -93,3 +103,111 @@ def test_interrupted_removal_is_recorded_as_dead(tmp_path: Path, monkeypatch: py
         lifecycle.remove(hosts, Progress(), {}, lambda _: True)
     (folder,) = (tmp_path / "runs").glob("2*")
     assert Session(hosts, Progress()).dead_runs() == [folder.name]
+
+
+def _commands(run_id: str) -> dict[int, bytes]:
+    """The processes of a run with their command lines; those that end meanwhile have none."""
+    found = {}
+    for pid in map(int, _marked(run_id)):
+        try:
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+    return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _long_play(folder: Path) -> Path:
+    """A playbook whose module runs until it is ended, with its folder in ``folder/tmp``."""
+    tasks = [{"name": "Take long", "ansible.builtin.command": "sleep 600"}]
+    (folder / "tmp").mkdir()
+    book = folder / "long.yml"
+    play = {"name": "Test", "hosts": "all", "gather_facts": False, "environment": {"TMPDIR": str(folder / "tmp")}, "tasks": tasks}
+    book.write_text(json.dumps([play]))
+    return book
+
+
+def test_a_killed_ansible_is_said_in_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    book = _long_play(tmp_path)
+    killed: list[int] = []
+
+    def kill(run_id: str) -> None:
+        until(lambda: any((tmp_path / "tmp").iterdir()) and b"sleep" in b"".join(_commands(run_id).values()))
+        killed.extend(pid for pid in _commands(run_id) if _parent(pid) == os.getpid())
+        os.kill(killed[0], signal.SIGKILL)
+
+    with Session(inventory.load("localhost"), Progress(), locks_hosts=True) as session:
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(kill, session.run_id)
+            with pytest.raises(
+                ProvisionError, match=r"^Test: ansible-playbook was ended by SIGKILL.*\n.*run the same command again"
+            ) as said:
+                session.play(book, "Test")
+            done.result()
+        assert len(str(said.value).splitlines()) == 2
+        assert _marked(session.run_id) == []
+        assert list((tmp_path / "tmp").iterdir()) == [], "the module's folder"
+    assert session.run_id in Session(inventory.load("localhost"), Progress()).dead_runs(), "where it was not swept it is taken over"
+
+
+def test_the_lock_of_an_ended_run_is_taken_once_its_tasks_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    with Session(inventory.load("localhost"), Progress(), locks_hosts=True) as ended:
+        pass
+    session = Session(inventory.load("localhost"), Progress())
+    lock = tmp_path / "lock"
+    lock.write_text(json.dumps({"run": ended.run_id, "owner": "us", "since": "an hour"}))
+    # What it has left at work still writes while it is being ended.
+    script = "trap 'rm " + str(tmp_path / "working") + "; exit' TERM; while :; do sleep 0.1; done"
+    (tmp_path / "working").touch()
+    left = subprocess.Popen(["sh", "-c", script], env={**os.environ, "PROVISION_RUN_ID": ended.run_id})
+    told = {name.removeprefix("provision_"): value for name, value in session.of_locks.items()}
+    arguments = {"state": "held", "run": session.run_id, "path": str(lock), "dead": told["dead_runs"], "guard": told["guard"]}
+    others = run_ansible_module("controller_lock", {**arguments, "dead": []})
+    assert "has been working on this host" in others["msg"], "the run of another machine is left alone"
+    assert left.poll() is None
+    assert not run_ansible_module("controller_lock", arguments).get("failed")
+    assert json.loads(lock.read_text())["run"] == session.run_id
+    assert not (tmp_path / "working").exists()
+    left.wait(60)
+    assert session.run_id not in Session(inventory.load("localhost"), Progress()).dead_runs(), "it goes on"
+
+
+@pytest.mark.parametrize("book", ["release.yml", "sweep.yml"])
+def test_a_broken_python_on_the_path_does_not_stop_the_cleanup(book: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pyenv's shims are, which exist for each version that any environment has."""
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "shims").mkdir()
+    for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
+        (tmp_path / "shims" / name).write_text("#!/bin/sh\necho 'pyenv: python3: command not found' >&2; exit 127\n")
+        (tmp_path / "shims" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:{os.environ['PATH']}")
+    session = Session(inventory.load("localhost"), Progress())
+    session.interpreters = {"localhost": sys.executable}
+    command = resources.inline_command("guard.py", "no-run", interpreter="@python@")
+    given = {"provision_released_run": "no-run", "provision_swept_run": "no-run", "provision_sweep_command": command}
+    outcome = session.play(resources.folder("playbooks") / book, "Test", extra_vars=given)
+    assert outcome.failed == []
+    assert outcome.hosts["localhost"].ok
+
+
+def test_every_play_that_runs_modules_names_the_python_of_the_survey() -> None:
+    folder = resources.folder("playbooks")
+    for book in [*folder.glob("*.yml"), *folder.glob("*.yml.j2")]:
+        for play in re.split(r"(?m)^- name: ", book.read_text())[1:]:
+            is_play = re.search(r"(?m)^  hosts: ", play)
+            of_host = set(re.findall(r"(?m)^      (?!name|register|when|vars|loop|changed_when|become)([\w.]+):", play))
+            if is_play and (of_host - {"ansible.builtin.raw", "fed_command", "ansible.builtin.meta"} or "  roles:" in play):
+                assert "ansible_python_interpreter:" in play or "*driver_vars" in play, f"{book.name}: {play.splitlines()[0]}"
