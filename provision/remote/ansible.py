@@ -65,7 +65,9 @@ class Event:
             result = failed[0]
         printed = [str(result[key]).strip() for key in ("stderr", "stdout", "module_stderr", "module_stdout", "reason") if result.get(key)]
         message = str(result.get("msg", "")).strip()
-        if message in ("", "non-zero return code", "MODULE FAILURE") or message.startswith("MODULE FAILURE"):
+        if "module_stdout" in result and not printed:  # no answer at all
+            return f"the connection to the host ended during this task, or the task was killed there (exit code {result.get('rc')})"
+        if message in ("", "non-zero return code") or "module_stdout" in result:
             return "\n".join([*printed[:1], message]).strip()
         return message
 

@@ -140,6 +140,17 @@ def test_a_download_of_python_that_fails_says_what_to_do(tmp_path: Path) -> None
     assert not list(prefix.glob("python/cpython*"))
 
 
+@pytest.mark.parametrize(
+    "message", ["MODULE FAILURE\nSee stdout/stderr", "Module result deserialization failed: No start of json char found"]
+)
+def test_a_task_without_an_answer_says_what_is_known(message: str) -> None:
+    """As Ansible of different releases reports an ssh that was killed, and a Python that does not run."""
+    cut = {"msg": message, "module_stdout": "", "module_stderr": "", "rc": -9}
+    assert Event("failed", "a", "", "T", cut).text.startswith("the connection to the host ended during this task")
+    broken = {**cut, "module_stderr": "pyenv: python3.13: command not found", "rc": 127}
+    assert Event("failed", "a", "", "T", broken).text.splitlines()[0] == "pyenv: python3.13: command not found"
+
+
 # --- uv_packages ----------------------------------------------------------------------------------------------------------------
 
 
