@@ -69,8 +69,7 @@ def acquire(module, path, run):
         if module.check_mode:
             return
         if found is not None:
-            if module.params["guard"]:
-                module.run_command([sys.executable, *shlex.split(module.params["guard"])[1:], found["run"]], check_rc=True)
+            module.run_command([sys.executable, *shlex.split(module.params["guard"])[1:], found["run"]], check_rc=True)
             os.unlink(path)
         # A link fails when another controller was faster, and the lock is never seen half written.
         draft = f"{path}.{run}"

@@ -79,8 +79,6 @@ def refusal(prefix, contents):
         known, wrong = host_record.load(path)["contents"], trust.invalid_name(host_record.load(path))
         if wrong is not None:
             return f"{path} names {wrong!r}, which is not ours to remove. {HINT}"
-    if not known and holds(os.path.join(prefix, "manifest.json"), {"schema", "cluster", "host"}):
-        return None  # from a version of ours that did not note yet what is in the prefix
     theirs = [name for name in there if name in contents and name not in known] if "record.json" in there else foreign(there)
     return f"{prefix} holds {', '.join(theirs[:5])}, which provision did not make. {HINT}" if theirs else None
 

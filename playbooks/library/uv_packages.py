@@ -257,12 +257,10 @@ class Uv:
         return out
 
     def pip(self, what, command, *words):
-        # uv makes its lock for every user to write, and then waits for whoever holds it.
-        lock = os.path.join(self.venv, ".lock")
-        if not os.path.exists(lock) or os.stat(lock).st_mode & 0o077:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(lock)  # another user may hold it already
-            os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        lock = os.path.join(self.venv, ".lock")  # uv makes it for every user to write, and waits for the one that holds it
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(lock)
+        os.close(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         return self.run(what, "pip", command, "--python", os.path.join(self.venv, "bin", "python"), *words)
 
 

@@ -494,8 +494,7 @@ def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class Installed(Section):
-    """The installation in the prefix. ``manifest`` is unchecked: its readers validate it. ``distrust``: why another user could have written
-    there."""
+    """The installation in the prefix; ``distrust``: why others could write there. ``manifest`` is unchecked: its readers validate it."""
 
     prefix: str | None = None
     exists: bool = False

@@ -202,8 +202,8 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
 
 
 def _other_users(facts: Facts, prefix: str) -> Iterator[Problem]:
-    if facts.installed.distrust:
-        what = f"other users could change what is installed in {prefix}: {facts.installed.distrust}"
+    if why := facts.installed.distrust:
+        what = f"other users could change what is installed in {prefix}: {why}"
         hint = "choose a folder that only root or the login user can create or write: provision_prefix=DIR in the inventory"
         yield Problem("error", what, hint, id="prefix-of-another-user")
 

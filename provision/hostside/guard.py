@@ -67,10 +67,10 @@ def name_of(pid):
         return ""
 
 
-def environment_of(pid):
-    """The entries of a process's environment; none when it is gone or another user's."""
+def environment_of(pid, name="environ"):
+    """The entries of a process's environment, or of its ``cmdline``; none when it is gone or another user's."""
     try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
+        with open("/proc/%d/%s" % (pid, name), "rb") as file:
             return file.read().split(b"\0")
     except OSError:
         return []
@@ -101,11 +101,7 @@ def signal_all(pids, number):
 
 def is_module(pid):
     """Whether it is a module of Ansible's, which comes through standard input: a Python without arguments."""
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            words = file.read().split(b"\0")[:-1]
-    except OSError:
-        return False
+    words = environment_of(pid, "cmdline")[:-1]
     return len(words) == 1 and os.path.basename(words[0]).startswith(b"python")
 
 

@@ -29,7 +29,6 @@ from provision.remote.forecast import Forecast
 from provision.remote.progress import Progress
 
 RECORD = "run.json"
-_LATEST_RUNS = 1000  # whose locks are known as ours
 _LONGEST_ERROR = 10_000  # letters that are recorded
 
 
@@ -153,19 +152,20 @@ class Session:
     @property
     def _of_hosts(self) -> dict[str, Any]:
         """The variables of every playbook that say how to work on the hosts."""
-        interpreters = {host.name: host.variables.get("ansible_python_interpreter", "auto_silent") for host in self.inventory.hosts}
-        return {"provision_privileged": sorted(self.privileged), "provision_interpreters": {**interpreters, **self.interpreters}}
+        named = {host.name: str(host.variables.get("ansible_python_interpreter")) for host in self.inventory.hosts}
+        known = {name: path if path.startswith("/") else "python3" for name, path in {**named, **self.interpreters}.items()}
+        return {"provision_privileged": sorted(self.privileged), "provision_interpreters": known}
 
     @property
     def of_locks(self) -> dict[str, Any]:
         """The variables of a playbook that acquires the hosts' locks: who we are, and whose locks are taken over once they are swept."""
-        guard = resources.inline_command("guard.py")
-        return {"provision_owner": self.owner, "provision_dead_runs": self.dead_runs(), "provision_guard": guard}
+        dead = {"provision_dead_runs": self.dead_runs(), "provision_guard": resources.inline_command("guard.py")}
+        return {"provision_owner": self.owner, **dead}
 
     def dead_runs(self) -> list[str]:
         """The latest runs of this machine that have ended or were killed: their host locks may be taken over."""
         found = []
-        for record in (folder / "controller.json" for folder in run_folders.newest_first()[:_LATEST_RUNS]):
+        for record in (folder / "controller.json" for folder in run_folders.newest_first()[:1000]):
             if not record.is_file():
                 found += [] if record.exists() else [record.parent.name]
                 continue

@@ -25,7 +25,6 @@ from provision.remote.session import Session
 
 #: The variables that may have the sudo password in an inventory, in Ansible's order.
 PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
-_PATH = r"/[\w.+/@-]+"  # that no shell needs quoted
 _UPDATE_MB = 200  # disk space for a run that finds everything installed
 
 
@@ -101,9 +100,8 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     survey.problems += facts.inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
-    session.interpreters = {
-        name: path for name, found in survey.hosts.items() if re.fullmatch(_PATH, path := found.python.executable or "")
-    }
+    pythons = {name: found.python.executable or "" for name, found in survey.hosts.items()}
+    session.interpreters = {name: path for name, path in pythons.items() if re.fullmatch(r"/[\w.+/@-]+", path)}  # a shell reads it as it is
     session.write("facts.json", survey.as_dict())
     return survey
 

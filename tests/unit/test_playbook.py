@@ -395,7 +395,7 @@ def test_controller_lock_names_the_holder_is_given_back_and_taken_from_the_dead(
         lock("acquire by another", "two"),
         lock("release by another", "two", state="released"),
         lock("acquire after that", "two"),
-        lock("acquire from the dead", "two", dead=["zero", "one"]),
+        lock("acquire from the dead", "two", dead=["zero", "one"], guard="python3 -c pass"),
         lock("release", "two", state="released"),
         lock("acquire when free", "three"),
         {"name": "damage", "ansible.builtin.copy": {"content": "{half", "dest": str(tmp_path / "lock")}},

@@ -191,9 +191,6 @@ def test_a_prefix_of_ours_is_taken_again_but_for_what_others_made_there(prefix_r
     assert prefix_record.refusal(str(tmp_path), ["venv", "src"]) is None
     (tmp_path / "src").mkdir()
     assert "holds src, which provision did not make" in prefix_record.refusal(str(tmp_path), ["venv", "src"])
-    (tmp_path / "manifest.json").write_text('{"schema": 2, "cluster": "c", "host": {}}')
-    write(tmp_path, {})  # as versions before `contents` left it
-    assert prefix_record.refusal(str(tmp_path), ["venv", "src"]) is None
 
 
 def test_every_folder_that_a_role_makes_in_the_prefix_is_noted_first() -> None:
