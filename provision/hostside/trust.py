@@ -40,10 +40,7 @@ def way_to(path):
 
 
 def distrust(*paths):
-    """Why another user could have made, or can exchange, what is at one of these absolute paths; None where none can.
-
-    All that exists on the way there belongs to root or us, and no other may write to it but, above the path, where the sticky bit is set.
-    """
+    """Why another user could have made, or can exchange, what is at one of these absolute paths or above it; None where none can."""
     for path, place in [(each, place) for each in paths for place in way_to(each) if os.path.lexists(place)]:
         seen = os.lstat(place)
         is_sticky = seen.st_mode & stat.S_ISVTX and os.path.realpath(place) != os.path.realpath(path)
