@@ -168,7 +168,7 @@ def driver_branch(value: str | None) -> str | None:
     """The value of ``--driver``. Raises UsageError unless it is `auto` or a known branch."""
     if value is not None and value != "auto" and value not in catalog.driver().branches.of:
         hint = f"write auto, or one of {', '.join(catalog.driver().branches.of)}"
-        raise UsageError(f"--driver {value}: not a branch of NVIDIA's driver that is known", hint=hint)
+        raise UsageError(f"--driver {value}: not a branch of NVIDIA's driver whose packages are known", hint=hint)
     return value
 
 

@@ -56,6 +56,7 @@ from provision.resolve.remedies import (
     Proposal,
     Trial,
     change_class,
+    change_hosts,
     change_requirements,
     exclude,
     newer_drivers,
@@ -109,7 +110,7 @@ def resolve(
             host_classes, requirements = change.apply(host_classes, requirements)
     class_of = {name: host_class for host_class, names in host_classes.items() for name in names}
     facts = {name: _with_changed_driver(host, class_of[name]) for name, host in facts.items() if name in class_of}
-    components, conflicts, notes = _components(host_classes, requirements)
+    components, conflicts, notes = _components(host_classes, requirements, driver.offer(facts, class_of, requirements))
     networks: dict[str, Network] = {}
     for name, host in facts.items():
         with _added_to(conflicts, f"the network of {name}"):
@@ -165,10 +166,10 @@ class _Components:
 
 
 def _components(
-    host_classes: HostClasses, requirements: Requirements
+    host_classes: HostClasses, requirements: Requirements, driver_offer: str | None = None
 ) -> tuple[dict[HostClass, _Components], dict[Hashable, Conflict], list[str]]:
     """(the components of every host class, conflicts, notes); with conflicts there are no components."""
-    conflicts = _host_conflicts(host_classes)
+    conflicts = _host_conflicts(host_classes, driver_offer)
     host_classes = {host_class: names for host_class, names in host_classes.items() if host_class not in conflicts}
     if not host_classes:
         return {}, conflicts, []
@@ -351,7 +352,7 @@ def _driver_problems(
     return Trial(host_classes, requirements, conflicts, resolved).problems()
 
 
-def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
+def _host_conflicts(host_classes: HostClasses, driver_offer: str | None) -> dict[Hashable, Conflict]:
     """Host classes with an unsupported system, or with a driver that nothing runs on."""
     known = catalog.os()
     found: dict[Hashable, Conflict] = {}
@@ -379,14 +380,10 @@ def _host_conflicts(host_classes: HostClasses) -> dict[Hashable, Conflict]:
         elif host_class.gpu_fault is not None:
             what = host_class.gpu_fault.what
             newest = with_newest_driver(host_class)  # nobody knows which driver it will be
-            by_hand = host_class.gpu_fault.remedy.format(host=joined(names))
-            asked = f"--driver auto: provision installs NVIDIA's driver on {joined(names)}, and reboots"
-            installable = host_class.gpu_fault.cause in ("no-driver", "nouveau") and driver.has_packages(host_class)
-            proposals = [
-                change_class(asked if installable else by_hand, host_class, newest),
-                exclude(names),
-                CPU_ONLY_REMEDY,
-            ]
+            by_hand = change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest)
+            if driver_offer and driver.installable(host_class):
+                by_hand = change_hosts(driver_offer, lambda each: with_newest_driver(each) if driver.installable(each) else each)
+            proposals = (by_hand, exclude(names), CPU_ONLY_REMEDY)
         else:
             continue
         found[host_class] = Conflict(names[0], what + (f"; the same on {joined(names[1:])}" if len(names) > 1 else ""), proposals)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from provision import catalog
 from provision.base.text import joined
@@ -49,7 +50,7 @@ def with_driver(facts: Facts, driver: Driver) -> Facts:
     """The facts of a host once it runs this driver."""
     if not driver.is_new:
         return facts
-    return running(facts, _oldest_version(driver.version, driver.cuda), driver.cuda, driver.modules == "open")
+    return running(facts, oldest_version(driver.version, driver.cuda), driver.cuda, driver.modules == "open")
 
 
 def running(facts: Facts, version: str, cuda: str | None, open_modules: bool | None) -> Facts:
@@ -84,10 +85,29 @@ def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts]) -> list[str]:
     return said
 
 
-def has_packages(host_class: HostClass) -> bool:
-    """Whether a driver could be installed on hosts of a class."""
-    packages = catalog.driver().of(host_class.os_id)
-    return host_class.root and packages is not None and _release(host_class, packages) is not None
+def oldest_version(branch: str, cuda: str | None) -> str:
+    """The oldest version of a branch that runs that CUDA."""
+    oldest = catalog.cuda().toolkits.drivers.get(cuda or "", "")
+    return oldest if oldest.startswith(f"{branch}.") else branch
+
+
+def installable(host_class: HostClass) -> bool:
+    """Whether hosts of a class lack a driver that could be installed there."""
+    packages, fault = catalog.driver().of(host_class.os_id), host_class.gpu_fault
+    lacks = fault is not None and fault.cause in ("no-driver", "nouveau")
+    return lacks and host_class.root and packages is not None and _release(host_class, packages) is not None
+
+
+def offer(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], requirements: Requirements) -> str | None:
+    """`--driver auto` as a remedy, with all that it does; None where it installs nothing or has a conflict on any host."""
+    missing = {name for name, host_class in class_of.items() if installable(host_class)}
+    found, conflicts = drivers(facts, class_of, replace(requirements, driver=AUTO)) if missing else ({}, {})
+    new = sorted(name for name, each in found.items() if each.is_new)
+    if conflicts or not new:
+        return None
+    replaced = [name for name in new if name not in missing]
+    others = f", replaces the older one of {joined(replaced)}" if replaced else ""
+    return f"--driver auto: provision installs NVIDIA's driver on {joined(sorted(missing))}{others}, and reboots all of these"
 
 
 # --- one host ------------------------------------------------------------------------------------------------------------------------
@@ -101,11 +121,12 @@ def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requir
     installed = facts.driver.version if facts.driver and gpus.fault(facts) is None else None
     if installed and facts.driver and (requested == AUTO or key(installed)[0] == int(branch)) and key(installed)[0] >= int(branch):
         why = (
-            f"driver {installed} works, and {_described(branch)} is no newer"
+            f"driver {installed} works, and {branch}, which `auto` would take, is no newer"
             if requested == AUTO
             else f"driver {installed} is of that branch"
         )
-        return Driver(installed, f"driver {installed}", "host", (why,), tuple(rejected), cuda=host_class.cuda)
+        newer = tuple(each for each in rejected if int(each.candidate) > key(installed)[0])
+        return Driver(installed, f"driver {installed}", "host", (why,), newer, cuda=host_class.cuda)
     if installed and key(installed)[0] > int(branch) and not requirements.allow_downgrade:
         raise Conflict(
             name,
@@ -139,14 +160,14 @@ def _release(host_class: HostClass, packages: DriverPackages) -> str | None:
 
 
 def _branches(name: str, facts: Facts, offered: Sequence[str], requested: str) -> tuple[list[str], list[Rejected]]:
-    """(the branches that fit the request, the GPUs and the system, newest first; rejected ones). Raises Conflict without any."""
+    """(the branches that fit the request, the GPUs and the system, the longest supported first; rejected ones). Raises Conflict."""
     known, capabilities = catalog.driver(), gpus.capabilities(facts)
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in facts.nvidia.pci_ids])})" if facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
-        newest = max(offered, key=lambda each: (known.branches.of.get(each) == "long-term", int(each)))
+        longest = max(offered, key=_support)
         raise Conflict(
-            name, what, (change_requirements(f"name a branch that supports them: --driver {newest}", driver=newest), exclude([name]))
+            name, what, (change_requirements(f"name a branch that supports them: --driver {longest}", driver=longest), exclude([name]))
         )
     usable, rejected = [], []
     for branch in sorted(known.branches.of, key=int, reverse=True):
@@ -169,7 +190,16 @@ def _branches(name: str, facts: Facts, offered: Sequence[str], requested: str) -
         return [requested], []
     if not usable:
         raise Conflict(name, f"no branch of the driver fits: {rejected[0].reason}", (exclude([name]),))
-    return usable, [each for each in rejected if int(each.candidate) > int(usable[0])]
+    usable.sort(key=_support, reverse=True)
+    ends = catalog.cuda().driver_branches.ends
+    rejected += [Rejected(branch, f"supported until {ends.get(branch, 'an unknown date')}, {usable[0]} longer") for branch in usable[1:]]
+    newer = [each for each in rejected if int(each.candidate) > int(usable[0])]
+    return usable, sorted(newer, key=lambda each: int(each.candidate), reverse=True)
+
+
+def _support(branch: str) -> tuple[str, int]:
+    """The order of branches for `auto`: by the end of support; one without a known end comes last."""
+    return catalog.cuda().driver_branches.ends.get(branch, ""), int(branch)
 
 
 def _misfit(branch: str, capabilities: list[str], offered: Sequence[str]) -> str | None:
@@ -280,17 +310,9 @@ def _repository(name: str, host_class: HostClass) -> Repository:
     return found
 
 
-def _oldest_version(branch: str, cuda: str | None) -> str:
-    """The oldest version of a branch that runs that CUDA."""
-    oldest = catalog.cuda().toolkits.drivers.get(cuda or "", "")
-    return oldest if oldest.startswith(f"{branch}.") else branch
-
-
 def _why(facts: Facts, branch: str, modules: str, packages: DriverPackages, requested: str) -> tuple[str, ...]:
     known, capabilities = catalog.driver(), gpus.capabilities(facts)
-    why = [
-        f"{_described(branch)}, requested by name" if requested != AUTO else f"{_described(branch)}, the newest for production that fits"
-    ]
+    why = [f"{_described(branch)}, requested by name" if requested != AUTO else f"{_described(branch)}, the longest supported that fits"]
     if not capabilities:
         why.append("open kernel modules, because GPUs that are not known are taken for newer ones")
     elif modules == "open":

@@ -18,6 +18,7 @@ from provision.facts import Facts, gpus
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
+from provision.resolve.driver import oldest_version
 from provision.resolve.host_classes import HostClass, host_class_of, with_driver_for
 from provision.resolve.remedies import Proposal, change_named, exclude, with_python
 
@@ -128,16 +129,15 @@ def _with_driver(host_class: HostClass, cuda: str, driver: str) -> HostClass:
 
 def _cuda_of(change: Change) -> tuple[str, str]:
     """(the newest CUDA that a driver runs natively, the driver): of a branch (580) its oldest driver in NVIDIA's table."""
-    drivers = catalog.cuda().toolkits.drivers
-    newest = sorted(drivers, key=key, reverse=True)
-    branches = {drivers[cuda].split(".")[0]: None for cuda in reversed(newest)}
+    toolkits = catalog.cuda().toolkits
+    branches = sorted({*(each.split(".")[0] for each in toolkits.drivers.values()), *catalog.driver().branches.of}, key=int)
     if not re.fullmatch(r"\d{3}(\.\d{1,3}){0,2}", change.value) or change.value.split(".")[0] not in branches:
         hint = f"known are the branches {', '.join(branches)}, and drivers of these"
         raise UsageError(f"driver {change.value} is not in NVIDIA's table", where=f"--what-if {change.text}", hint=hint)
-    for cuda in newest:
-        if change.value == drivers[cuda].split(".")[0]:
-            return cuda, drivers[cuda]
-        if "." in change.value and key(drivers[cuda]) <= key(change.value):
+    if "." not in change.value and (cuda := toolkits.of_branch(change.value)):
+        return cuda, oldest_version(change.value, cuda)
+    for cuda in sorted(toolkits.drivers, key=key, reverse=True):
+        if key(toolkits.drivers[cuda]) <= key(change.value):
             return cuda, change.value
     raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
 

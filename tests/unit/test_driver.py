@@ -50,7 +50,7 @@ def conflict(facts: Facts, driver: str = "auto") -> Any:
 @pytest.mark.parametrize(
     ("system", "ids", "branch", "packages"),
     [
-        (UBUNTU, [H100], "595", {"nvidia-headless-no-dkms-595-server-open", "linux-modules-nvidia-595-server-open-generic"}),
+        (UBUNTU, [H100], "580", {"nvidia-headless-no-dkms-580-server-open", "linux-modules-nvidia-580-server-open-generic"}),
         (UBUNTU, [V100], "580", {"nvidia-headless-no-dkms-580-server", "linux-modules-nvidia-580-server-generic"}),
         (DEBIAN, [H100], "620", {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "linux-headers-amd64"}),
         (DEBIAN, [P100, H100], "580", {"nvidia-driver-cuda", "nvidia-kernel-dkms"}),
@@ -58,7 +58,7 @@ def conflict(facts: Facts, driver: str = "auto") -> Any:
         (ROCKY, [V100], "580", {"kmod-nvidia-latest-dkms"}),
     ],
 )
-def test_auto_takes_the_newest_branch_for_production_that_gpus_and_system_support(system, ids, branch, packages):
+def test_auto_takes_the_longest_supported_branch_for_production_that_gpus_and_system_support(system, ids, branch, packages):
     driver = planned(machine(system, *ids))
     assert driver.version == branch
     assert packages <= set(driver.packages)
@@ -74,7 +74,7 @@ def test_what_chooses_the_branch_comes_first():
 
 def test_nvswitches_get_the_fabric_manager_and_racks_imex():
     driver = planned(machine(UBUNTU, nvidia={"pci_switches": 4}))
-    assert "nvidia-fabricmanager-595" in driver.held
+    assert "nvidia-fabricmanager-580" in driver.held
     assert driver.services == ("nvidia-fabricmanager",)
     plan = plan_for({"a": machine(DEBIAN, GB200)}, requirements("580"))
     assert plan.hosts["a"].driver.packages[-1] == "nvidia-imex-580"
@@ -106,7 +106,9 @@ def with_driver(version: str) -> Facts:
 
 
 def test_a_driver_is_replaced_by_a_newer_one_and_by_an_older_one_only_if_allowed():
-    assert planned(with_driver("535.183.01")).version == "595"
+    assert planned(with_driver("535.183.01")).version == "580"
+    kept = planned(with_driver("595.71.05"))
+    assert (kept.source, [each.candidate for each in kept.rejected]) == ("host", ["620", "610"])
     assert planned(with_driver("610.43.02")).source == "host"
     assert planned(with_driver("580.65.06"), "580").source == "host"
     problem = conflict(with_driver("610.43.02"), "580")
@@ -141,6 +143,29 @@ def test_signed_modules_and_an_enrolled_key_satisfy_secure_boot():
 def test_a_host_without_a_driver_is_told_of_the_option():
     (problem,) = plan_for({"a": machine(DEBIAN)}, requirements(None)).conflicts
     assert remedies(problem)[0].startswith("--driver auto")
+
+
+def test_auto_as_a_remedy_names_every_host_whose_driver_it_changes():
+    old, new = (changed(with_driver(version), boot_id=version) for version in ("535.183.01", "595.71.05"))
+    (problem,) = plan_for({"dark": machine(UBUNTU), "new": new}, requirements(None)).conflicts
+    assert remedies(problem)[0] == "--driver auto: provision installs NVIDIA's driver on dark, and reboots all of these"
+    (problem,) = plan_for({"dark": machine(UBUNTU), "new": new, "old": old}, requirements(None)).conflicts
+    assert "on dark, replaces the older one of old, and reboots all of these" in remedies(problem)[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        changed(with_driver("535.183.01"), container="lxc"),
+        changed(with_driver("535.183.01"), nvidia={"pci_devices": ["0"], "pci_ids": [H100], "runfile": True}),
+        machine(UBUNTU, "ffff"),
+        changed(machine(UBUNTU), user={"can_become": False}),
+    ],
+)
+def test_auto_is_no_remedy_where_it_has_a_conflict_on_any_host(other):
+    conflicts = plan_for({"dark": machine(UBUNTU), "other": other}, requirements(None)).conflicts
+    assert conflicts
+    assert not [way for each in conflicts for way in remedies(each) if "--driver" in way]
 
 
 def test_an_unknown_branch_is_an_error_that_lists_the_known_ones():

@@ -98,7 +98,8 @@ def test_docker0_and_loopback_are_never_chosen() -> None:
 
 
 def test_gpus_without_a_driver_are_a_conflict_unless_cpu_is_requested() -> None:
-    dark = changed(host(), {"nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"]}})
+    dark = changed(host(), {"os": {"id": "ubuntu", "version": "22.04", "kernel": "5.15.0-60-generic"}})
+    dark = changed(dark, {"nvidia": {"pci_devices": ["0000:01:00.0", "0000:02:00.0"], "pci_ids": ["2330"]}})
     (conflict,) = plan_for({"a": dark, "b": host("10.0.0.2")}).conflicts
     assert (conflict.host, conflict.what) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
     assert [way.partition(" ")[0] for way in remedies(conflict)] == ["--driver", "leave"]

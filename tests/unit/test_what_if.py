@@ -10,7 +10,7 @@ import pytest
 from invented_hosts import remedies
 from typer.testing import CliRunner
 
-from provision import facts
+from provision import catalog, facts
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import key
 from provision.cli import main
@@ -114,6 +114,13 @@ def test_the_hint_names_no_driver_that_has_dropped_the_gpus() -> None:
 
 def test_no_change() -> None:
     assert after("blackwell-580", "driver=580").gains == ()
+
+
+@pytest.mark.parametrize("branch", sorted(catalog.driver().branches.of))
+def test_every_branch_that_can_be_installed_is_a_change(branch: str) -> None:
+    wanted = what_if.parse([f"driver={branch}"], known("blackwell-580"))
+    assert [each.value for each in wanted] == [branch]
+    assert after("blackwell-580", "driver=620").plan.conflicts == ()
 
 
 @pytest.mark.parametrize(
