@@ -151,9 +151,10 @@ def recorded(venv):
     return [row for row in rows if owners[row[1]] == 1]  # a file of two packages may be either's
 
 
-def damage(venv):
-    """What is damaged in the environment, or None: a package without RECORD, a missing file, or one of another size."""
+def damage(venv, requirements):
+    """What is damaged, or None: a package without RECORD; of those that we installed a missing file, or one of another size."""
     folder = site_packages(venv)
+    ours = {canonical(pin.partition("==")[0]) for pin in requirements}.union(read_note(venv, FILES), read_note(venv, BUILT))
     if folder is None:
         return "it is incomplete"
     for entry in sorted(os.listdir(folder)):
@@ -162,6 +163,8 @@ def damage(venv):
         if entry.endswith(".dist-info") and not os.path.exists(os.path.join(folder, entry, "RECORD")):
             return f"{entry} has no record of its files"
     for package, path, _checksum, size in recorded(venv):
+        if canonical(package.partition("-")[0]) not in ours:
+            continue  # of the user, who may edit it
         if not os.path.exists(path):
             return f"{package} lacks {os.path.relpath(path, folder)}"
         from_file = os.path.exists(os.path.join(folder, package, "direct_url.json"))  # `is_built_from` compares its checksums
@@ -209,7 +212,7 @@ def reason_to_create(module, venv, python):
     folder = site_packages(venv)
     if folder is not None and os.path.basename(os.path.dirname(folder)) != wanted.strip():
         return "it was made for another Python"
-    return damage(venv) if module.params["verify"] else None
+    return damage(venv, module.params["requirements"]) if module.params["verify"] else None
 
 
 def unmet(requirements, installed):

