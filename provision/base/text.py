@@ -10,10 +10,10 @@ _NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 
 
 def joined(names: Sequence[str]) -> str:
-    """``a``, ``a, b and c``, or ``a, b and 48 more``."""
+    """``a``, ``a, b and c``, or ``a, b and 48 more``; ``none`` of none."""
     if len(names) > 3:
         return f"{names[0]}, {names[1]} and {len(names) - 2} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names) or "none"
 
 
 def folded(names: Sequence[str]) -> str:

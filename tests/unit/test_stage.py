@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from provision.base.terminal import Console
-from provision.base.text import about, clock, folded
+from provision.base.text import about, clock, folded, joined
 from provision.remote.ansible import Event, Kind
 from provision.remote.stage import Stage
 from provision.remote.stage_view import TrainingProgress, stage_view, training_view
@@ -169,3 +169,7 @@ def test_names_that_differ_in_a_number_are_folded(names: list[str], expected: st
 def test_durations() -> None:
     assert [clock(7.9), clock(750), clock(3723)] == ["0:07", "12:30", "1:02:03"]
     assert [about(1), about(42), about(100), about(5000)] == ["5 s", "40 s", "2 min", "1 h 23 min"]
+
+
+def test_names_are_joined_also_where_there_are_none() -> None:
+    assert [joined(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c", "d"])] == ["none", "a", "a and b", "a, b and 2 more"]
