@@ -271,7 +271,7 @@ def _record(inventory: Inventory, plan: Plan, holding: Mapping[str, lock.Files],
     try:
         with signals.deferred():
             lock_file.record(inventory, plan, holding)
-    except (OSError, ValueError) as error:  # a host may report anything about its files
+    except (OSError, ValueError, ProvisionError) as error:  # a host may report anything about its files
         report.notes.append(f"{lock.NAME} could not be written: {error}")
 
 

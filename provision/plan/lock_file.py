@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +27,15 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from provision.base import paths, validation
-from provision.base.errors import UsageError
+from provision.base import paths, process_locks, validation
+from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import Model, refuse
 from provision.inventory import Inventory
 from provision.plan.lock import NAME, Files, Lock, LockedComponent, LockedFile, Sha256
 from provision.plan.model import ComponentName, Plan
 
 SCHEMA = 1
+_WAIT_S = 60.0  # for another run that writes the file, which takes less than a second
 _HINT = "restore it from version control, or resolve everything again: --upgrade"
 _HEAD = """\
 # Written by provision after every run, for the hosts that it made ready. Keep it under version control: new hosts get the same versions.
@@ -117,20 +120,36 @@ def parse(section: Any) -> Lock:
 def record(inventory: Inventory, plan: Plan, files: Mapping[str, Files]) -> Path | None:
     """Write what the hosts in ``files`` (host → its installed files) hold according to ``plan``; other hosts keep their entries.
 
-    Returns the file if it changed.
+    Returns the file if it changed. Raises ProvisionError where another run has been writing it for a minute.
     """
     installed = replace(plan, hosts={name: host for name, host in plan.hosts.items() if name in files})
-    return write(inventory, Lock.from_plan(installed, files, read_previous(inventory), inventory))
+    with _guarded(inventory) as path:
+        return _replace(path, _section_of(inventory), Lock.from_plan(installed, files, read_previous(inventory), inventory))
 
 
 def write(inventory: Inventory, lock: Lock) -> Path | None:
-    """Replace the inventory's section, atomically; the sections of other inventories stay. Returns the file if it changed."""
+    """Replace the inventory's section, atomically; the sections of other inventories stay. Returns and raises as `record` does."""
+    with _guarded(inventory) as path:
+        return _replace(path, _section_of(inventory), lock)
+
+
+@contextmanager
+def _guarded(inventory: Inventory) -> Iterator[Path]:
+    """The path of an inventory's lock, which no other run writes during the block."""
     path = path_of(inventory)
+    guard = paths.home() / "locks" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.lock"
+    with process_locks.acquired(guard, _WAIT_S) as acquired:
+        if acquired is None:
+            raise ProvisionError("another run is writing it", where=str(path), hint="run the same command again when that run has ended")
+        yield path
+
+
+def _replace(path: Path, name: str, lock: Lock) -> Path | None:
     try:
         before = _sections(path)[1] if path.exists() else {}
     except UsageError:
-        before = {}  # only --upgrade gets here, which replaces an invalid file
-    sections = dict(sorted({**before, _section_of(inventory): lock.as_dict()}.items()))
+        before = _valid_sections(path)  # only --upgrade gets here, which replaces an invalid file
+    sections = dict(sorted({**before, name: lock.as_dict()}.items()))
     if sections == before:
         return None
     text = _HEAD + yaml.dump(
@@ -169,6 +188,16 @@ def _sections(path: Path) -> tuple[str, dict[str, Any]]:
         newer = "a newer provision wrote it" if isinstance(schema, int) and schema > SCHEMA else "there is no such schema"
         raise UsageError(f"schema {schema!r}: {newer}; this version reads {SCHEMA}", where=f"{path}:{_line_of_schema(text)}", hint=_HINT)
     return text, data["inventories"]
+
+
+def _valid_sections(path: Path) -> dict[str, Any]:
+    """The sections that are valid YAML by themselves, of a file that as a whole is not (merge conflicts, an edit). Raises OSError."""
+    found: dict[str, Any] = {}
+    for part in re.split(r"^(?=  \S)", path.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE)[1:]:
+        with suppress(UsageError):
+            data = validation.read(part, str(path), "yaml", _HINT)
+            found |= {name: section for name, section in data.items() if isinstance(section, dict)} if isinstance(data, dict) else {}
+    return found
 
 
 def _line_of_schema(text: str) -> int:

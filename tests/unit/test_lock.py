@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from changed_catalogue import change
 from invented_hosts import changed, remedies
 from rendered import variables_in
@@ -506,3 +509,37 @@ def test_upgrade_writes_a_broken_one_anew(inventory: Inventory, written: Path) -
     written.write_text("{ broken")
     lock_file.write(inventory, lock.Lock.from_plan(plan_of(), FILES, None, inventory))
     assert lock_file.read(inventory) is not None
+
+
+def test_upgrade_keeps_the_other_sections_of_a_broken_file(inventory: Inventory, written: Path) -> None:
+    others = {name: replace(inventory, source=written.parent / name) for name in ("a.ini", "z.ini")}
+    for other in others.values():
+        lock_file.write(other, lock.Lock.from_plan(plan_of(), FILES, None, other))
+    text = written.read_text()
+    own = text.index("  hosts.ini:")
+    written.write_text(f"{text[:own]}  hosts.ini:\n<<<<<<< HEAD\n    components: {{\n{text[text.index('  z.ini:') :]}")
+    with pytest.raises(UsageError):
+        lock_file.read(others["a.ini"])
+    lock_file.write(inventory, lock.Lock.from_plan(plan_of(), FILES, None, inventory))
+    assert all(lock_file.read(each) is not None for each in (inventory, *others.values()))
+
+
+def test_runs_at_once_lose_no_section(inventory: Inventory, written: Path) -> None:
+    made = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
+    together = threading.Barrier(8)
+
+    def run(number: int) -> None:
+        together.wait()
+        lock_file.write(replace(inventory, source=written.parent / f"{number}.ini"), made)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(8)))
+    assert len(yaml.safe_load(written.read_text())["inventories"]) == 9
+
+
+def test_a_lock_that_another_run_keeps_writing_is_an_error(inventory: Inventory, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_file, "_WAIT_S", 0.0)
+    made = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
+    with lock_file._guarded(inventory), pytest.raises(ProvisionError, match="another run is writing it") as refused:
+        lock_file.write(inventory, made)
+    assert refused.value.where == str(written)
