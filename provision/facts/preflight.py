@@ -244,6 +244,9 @@ def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
             yield Problem("warning", what, f"remove small files (df -i {path})", id="disk-full")
         if disk is facts.disk.prefix and disk.noexec:
             yield Problem("error", f"programs may not run from {name}: it is mounted noexec", f"choose another place{option}")
+        elif disk is facts.disk.tmp and disk.noexec:
+            what = f"programs may not run from {name}: it is mounted noexec, which fails what is built or compiled there"
+            yield Problem("warning", what, f"mount it with exec, {another}")
 
 
 def _packages(facts: Facts) -> Iterator[Problem]:

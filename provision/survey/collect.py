@@ -164,6 +164,7 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
     if not known:
         what = "; ".join(map(str, problems)) or "it has facts of none of the inventory's hosts"
         raise UsageError(what, where=str(path), hint=f"survey them again: provision survey {inventory.argument} --json")
+    problems += facts.cluster_problems(known)
     return inventory, known, [*problems, *(Problem("warning", warning, host=joined(names)) for warning, names in untested.items())]
 
 

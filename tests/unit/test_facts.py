@@ -500,6 +500,20 @@ def test_one_prefix_on_a_file_server_for_several_hosts() -> None:
     assert facts.cluster_problems({"a": on("ext4"), "b": on("ext4")}) == []
 
 
+def test_a_facts_file_shows_what_is_wrong_between_hosts_and_tmp_without_programs(tmp_path: Path) -> None:
+    shared = {"path": "/home/bob/provision", "filesystem": "lustre", "total_mb": 4096}
+    one = without_root(disk={"prefix": shared, "tmp": {"path": "/tmp", "noexec": True}}, hostname="node1", machine_id="m", boot_id="b")
+    two = without_root(disk={"prefix": shared}, hostname="node2", machine_id="n", boot_id="c")
+    hosts = {name: each.model_dump(mode="json") for name, each in {"one": one, "again": one, "two": two}.items()}
+    (tmp_path / "facts.json").write_text(json.dumps({"schema": 1, "hosts": hosts, "problems": []}))
+    _inventory, known, problems = collect.read_file(tmp_path / "facts.json", None)
+    found = {(each.severity, each.host, each.what.partition(":")[0]) for each in problems}
+    assert list(known) == ["one", "again", "two"]
+    assert ("error", "again", "it is the same machine as `one` (node1)") in found
+    assert ("error", "two", "/home/bob/provision is on a file server (lustre), the same as on `one`") in found
+    assert ("warning", "one", "programs may not run from /tmp (temporary files)") in found
+
+
 def test_one_full_file_system_is_one_problem() -> None:
     same = {"free_mb": 10, "total_mb": 9000, "filesystem": "ext4"}
     found = host(**{f"disk__{place}__{key}": value for place in ("prefix", "tmp", "home") for key, value in same.items()})
