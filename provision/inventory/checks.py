@@ -109,6 +109,8 @@ def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
     for name, of_hosts in _by_text((name, host.name) for host in hosts for name in host.variables if name not in OWN_VARIABLES):
         plain = name.lower().replace("-", "_")
         close = difflib.get_close_matches(plain, OWN_VARIABLES, n=1, cutoff=0.8)  # `solts` and `slots` reach 0.8
+        if name not in VARIABLES_READ:
+            close = close or difflib.get_close_matches(plain, ("ansible_host", "ansible_port", "ansible_user"), n=1, cutoff=0.9)
         if close or plain.startswith("provision_"):
             hint = f"did you mean `{close[0]}`?" if close else "known are " + ", ".join(f"`{each}`" for each in OWN_VARIABLES)
             # `plots` and `lots` are close to `slots`, too, and may well be variables of the user's.

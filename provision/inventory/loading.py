@@ -14,7 +14,7 @@ from pathlib import Path
 
 from provision.base.errors import UsageError
 from provision.base.problems import Problem
-from provision.inventory import checks, last_run, parser
+from provision.inventory import checks, last_run, other_formats, parser
 from provision.inventory.model import Host, Inventory, InventoryError, shown
 
 LOCAL = "localhost"
@@ -131,7 +131,7 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
     origin = shown(source)
     if source.is_file() and not os.access(source, os.R_OK):
         raise InventoryError([Problem("error", "the file cannot be read", f"check who may read it: ls -l {origin}", where=origin)])
-    _raise_errors(list(_unreadable_files(source)))
+    _raise_errors([*_unreadable_files(source), *other_formats.problems(source, origin)])
     parsed = parser.parse(str(source), limit=limit)
     problems = tuple(dict.fromkeys(checks.check(parsed, limit, origin)))
     _raise_errors(problems)

@@ -105,7 +105,7 @@ WRONG: list[tuple[str, str, str]] = [
     # what Ansible cannot read, in its words
     (
         "h.ini",
-        "a\nb 2\n",
+        "a\nb 2 3\n",
         "h.ini:2: Ansible cannot read it: Expected key=value host variable assignment, got: 2\n"
         "  → correct it, and try: ansible-inventory --list -i h.ini",
     ),
@@ -137,6 +137,57 @@ WRONG: list[tuple[str, str, str]] = [
     ("h.ini", "[g]\n", "h.ini: the inventory has no hosts"),
     ("h.ini", "node[3:1]\n", "h.ini: the inventory has no hosts"),
 ]
+
+
+SLOTS = "it looks like a list of hosts and their slots, and not like an inventory"
+OTHER_FORMATS = [
+    ("h", "n1:8\nn2:8\n", f"h:1: {SLOTS}\n  → write `n1 slots=8`; for ssh on another port `n1 ansible_port=PORT`"),
+    ("h", "[gpu]\r\nnode[1:3]:64  # Horovod\r\n", f"h:2: {SLOTS}\n  → write `node[1:3] slots=64`"),
+    ("h", "a:192\n", f"h:1: {SLOTS}"),
+    ("h", "10.1.0.1 4\n", f"h:1: {SLOTS}\n  → write `10.1.0.1 slots=4`"),
+    (
+        "h",
+        "a\nb\na  # again\na\n",
+        "h: host `a` is named 3 times in its group, which is how Open MPI's hostfiles count slots\n  → name it once",
+    ),
+    ("h", "127.0.0.1 localhost\n10.1.0.1 a secret7\n", "h:1: it looks like /etc/hosts"),
+    ("h", "fd00::7 a a.example\n", "→ write each host as `a ansible_host=fd00::7`"),
+    ("h", "Include more\n\nhost gpu1\n  HostName 10.1.0.1\n", "h:3: it looks like ssh's configuration"),
+    ("h.conf", "GresTypes=gpu\nNodeName=gpu[01-16] CPUs=8\n", "h.conf:2: it looks like slurm.conf"),
+    (
+        "h.json",
+        '{"_meta": {"hostvars": {"a": {}}}, "all": {"children": ["gpu"]}, "gpu": {"hosts": ["a"]}}',
+        "h.json: it is the output of ansible-inventory",
+    ),
+    ("h.ini", "\ufeff[gpu]\r\na\r\n", "h.ini:1: it begins with a byte order mark"),
+    ("h.ini", "a ansible_hosts=10.1.0.1\n", "unknown variable `ansible_hosts` (host `a`)\n  → did you mean `ansible_host`?"),
+    ("h.ini", "a ansible_usr=b\n", "→ did you mean `ansible_user`?"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), OTHER_FORMATS)
+def test_lists_of_other_programs_are_named_and_not_misread(name: str, text: str, said: str) -> None:
+    told = complaint(name, text)
+    assert said in told
+    assert "secret7" not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n1:2222\nn2:22\n",
+        "fd00::1\nfd00::2\n",
+        "[fd00::1]:2222\n",
+        "[a]\nn1\nn2\n[b]\nn1\n",
+        "n1\nn1 slots=3\n",
+        "n1 ansible_port=80\n[all:vars]\nansible_ssh_pass=a\nansible_user_id=3\nansible_hostname=b\nansible_sftp_extra_args=c\n",
+        "all:\n  hosts:\n    n1:\n  children:\n    g:\n      hosts:\n        n1:\n",
+    ],
+)
+def test_valid_lists_are_not_taken_for_others(text: str) -> None:
+    name = "h.yml" if text.startswith("all:") else "h.ini"
+    Path(name).write_text(text)
+    assert load(name).problems == ()
 
 
 @pytest.mark.parametrize(("name", "text", "said"), WRONG)
