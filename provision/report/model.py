@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Annotated, Any, Literal
@@ -159,8 +159,8 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
         _say_folded(console, f"note: {note}", "cyan")
     for fault in report.smoke_faults:
         console.say(f"training: {fault}", "red")
-    for failure in report.failures:
-        console.say(f"\n{failure.host}: {failure.where}", "bold red")
+    for names, failure in _alike(report.failures):
+        console.say(f"\n{names}: {failure.where}", "bold red")
         for line in failure.what.strip().splitlines()[-ERROR_LINES:]:
             console.say(f"    {line}")
         if failure.hint:
@@ -246,11 +246,20 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
 
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:
-    """Print preflight problems with their hints."""
-    for problem in problems:
-        console.say(
-            f"{problem.host}: {problem.severity}: {problem.what}", "red" if problem.severity == "error" else "yellow", hint=problem.hint
-        )
+    """Print preflight problems with their hints, what is the same on several hosts once."""
+    for names, problem in _alike(problems):
+        console.say(f"{names}: {problem.severity}: {problem.what}", "red" if problem.severity == "error" else "yellow", hint=problem.hint)
+
+
+def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
+    """(hosts, problem), once for what is the same on several hosts."""
+    hosts: dict[tuple[Any, ...], list[str]] = {}
+    first: dict[tuple[Any, ...], Problem] = {}
+    for each in problems:
+        same = each.severity, each.where, each.what, each.hint
+        hosts.setdefault(same, []).append(str(each.host))
+        first.setdefault(same, each)
+    yield from ((folded(hosts[same]), each) for same, each in first.items())
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:

@@ -25,6 +25,12 @@ from provision.remote.session import Session
 
 #: The variables that may have the sudo password in an inventory, in Ansible's order.
 PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+_SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+_BEHIND_A_PROXY = "UNKNOWN port 65535"  # how ssh calls the other end of ProxyJump and ProxyCommand
+_JUMP_FAILURE = re.compile(  # bounded: a host may print anything
+    r"connect to host (\S{1,255}) port \d+: ([^\r\n]+)|Could not resolve hostname ([^\s:]{1,255}): ([^\r\n]+)"
+    r"|@([\w.:-]{1,255}): (Permission denied[^\r\n]*)"
+)
 _UPDATE_MB = 200  # disk space for a run that finds everything installed
 
 
@@ -170,6 +176,8 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
 
 def connection_problem(host: Host, message: str) -> Problem:
     """The problem behind a message of ssh or sudo, with a hint."""
+    if problem := _jump_problem(host, message):
+        return problem
     names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
     names["key"] = host.key_file or "that ssh is set up for"
     last = message.strip().splitlines()[-1] if message.strip() else ""
@@ -177,6 +185,21 @@ def connection_problem(host: Host, message: str) -> Problem:
         if re.search(entry.match, message):
             return Problem("error", f"{entry.what.format(**names)} ({last})", entry.hint.format(**names), host=host.name, message=message)
     return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, message=message)
+
+
+def _jump_problem(host: Host, message: str) -> Problem | None:
+    """The problem where a jump host failed: the same for every host behind it."""
+    if _BEHIND_A_PROXY not in message or "open failed" in message:  # as the jump host says where it let us in and the host does not
+        return None
+    arguments = " ".join(str(host.variables.get(name, "")) for name in _SSH_ARGUMENTS)
+    if found := _JUMP_FAILURE.search(message):
+        jump, why = filter(None, found.groups())
+        what = f"the jump host {jump} cannot be used: {why}"
+    elif named := re.search(r"(?:ProxyJump[= ]|-J ?)['\"]?([^\s'\"]+)", arguments):
+        what = f"no connection by way of the jump host {named[1]}: that, or what is behind it, does not answer"
+    else:
+        return None
+    return Problem("error", what, "log in to the jump host by hand first; start or correct it", host=host.name, message=message)
 
 
 def prefix_of(host: Host, found: Facts) -> str:

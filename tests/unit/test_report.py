@@ -12,8 +12,9 @@ from provision.base import paths
 from provision.base.problems import Problem
 from provision.base.terminal import Console
 from provision.install.removal import HostRemoval
-from provision.inventory import last_run
-from provision.report.model import HostReport, Report, commands_after, show, show_removals
+from provision.inventory import Host, last_run
+from provision.report.model import HostReport, Report, commands_after, show, show_problems, show_removals
+from provision.survey.collect import connection_problem
 
 # As version 0.1.0 has written it before the report was a model, key by key.
 EARLIER = {
@@ -134,3 +135,39 @@ def test_a_removal_that_is_the_same_on_several_hosts_is_told_once() -> None:
         assert lines.count("  stays: x: y") == 2
         assert max(map(len, lines)) <= (80 if is_terminal else len(packages) + 4)
         assert "  it failed" in lines
+
+
+CLOSED = "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535"
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (CLOSED, "no connection by way of the jump host ops@192.0.2.9: that, or what is behind it, does not answer"),
+        (
+            "Connection timed out during banner exchange\r\nConnection to UNKNOWN port 65535 timed out",
+            "no connection by way of the jump host",
+        ),
+        (
+            f"ssh: connect to host 192.0.2.9 port 22: Connection refused\r\n{CLOSED}",
+            "the jump host 192.0.2.9 cannot be used: Connection refused",
+        ),
+        (
+            f"ssh: Could not resolve hostname bastion: Name or service not known\r\n{CLOSED}",
+            "the jump host bastion cannot be used: Name or",
+        ),
+        (f"ops@192.0.2.9: Permission denied (publickey).\r\n{CLOSED}", "the jump host 192.0.2.9 cannot be used: Permission denied"),
+    ],
+)
+def test_a_jump_host_that_is_down_is_reported_once_for_the_hosts_behind_it(message: str, what: str) -> None:
+    jump = {"ansible_ssh_common_args": "-o ProxyJump=ops@192.0.2.9"}
+    found = [connection_problem(Host(name, name, variables=jump), message) for name in ("gpu1", "gpu2", "gpu3")]
+    printed = io.StringIO()
+    show_problems(found, Console(file=printed, width=200, color_system=None))
+    assert printed.getvalue().startswith(f"gpu[1-3]: error: {what}")
+    assert printed.getvalue().count("error: ") == 1
+
+
+def test_a_host_that_its_jump_host_does_not_reach_is_reported_itself() -> None:
+    message = f"channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n{CLOSED}"
+    assert connection_problem(Host("gpu1", "gpu1"), message).what.startswith("nothing listens on its ssh port")
