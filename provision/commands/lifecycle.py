@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from provision import catalog
-from provision.base import paths, signals
+from provision.base import paths, run_folders, signals
 from provision.base.errors import Interrupted, ProvisionError, as_provision_error
 from provision.base.problems import Problem
 from provision.base.text import about, joined
@@ -21,9 +22,9 @@ from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
-from provision.inventory import Inventory
+from provision.inventory import Inventory, last_run
 from provision.plan import lock, lock_file, summary
-from provision.plan.model import Plan
+from provision.plan.model import Plan, without_credentials
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import host_locks
 from provision.remote.ansible import HostResult
@@ -36,6 +37,7 @@ from provision.smoke import training_job
 from provision.survey import collect, installed
 from provision.survey.collect import Survey
 
+_SOURCES = "sources.json"  # in a run's folder
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the survey reads the same: a container on this machine has the same, a clone another
 
 
@@ -58,6 +60,10 @@ def up(
         environments.read(options.env)  # what cannot be read is an error before anything is done
     with _reported_run(inventory, "provision up --check" if options.check else "provision up", progress, passwords) as (session, report):
         session.step = "bundle"
+        given = {
+            **{name: str(path.absolute()) for name in ("wheels", "bundle") if (path := getattr(options, name))},
+            **{name: without_credentials(url) for name in ("index_url", "apt_mirror") if (url := getattr(options, name))},
+        }
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
             locked, options = bundle.lock, bundle.complete(options)
@@ -87,6 +93,8 @@ def up(
         if not plan.hosts:
             return report
         session.step = "install"
+        if not options.check:
+            session.write(_SOURCES, {"inventory": last_run.identity(inventory), **given})
         _install(session, report, plan, facts, sources, options)
         if options.env is not None and not report.failures:
             session.step = "environment"
@@ -95,6 +103,23 @@ def up(
             session.step = "training"
             _train(session, report, plan, bundle.complete_smoke(options.smoke) if bundle else options.smoke)
     return report
+
+
+def with_earlier_sources(inventory: Inventory, options: Options) -> Options:
+    """The options with the package index, apt mirror, wheels and bundle of the newest installation from here; logins are not recorded.
+
+    Raises ProvisionError where its wheels or its bundle are gone.
+    """
+    for folder in run_folders.newest_first():
+        with suppress(ValueError):
+            given = json.loads(run_folders.content(folder / _SOURCES) or b"{}")
+            if given.pop("inventory", None) == last_run.identity(inventory):
+                files = {name: Path(given[name]) for name in ("wheels", "bundle") if name in given}
+                if gone := [path for path in files.values() if not path.exists()]:
+                    hint = f"provision up {inventory.argument}, with where packages come from now"
+                    raise ProvisionError("the installation came from there, and it is gone", where=str(gone[0]), hint=hint)
+                return replace(options, **given | files)
+    return options
 
 
 def _environment(session: Session, report: Report, plan: Plan, file: Path, options: Options) -> str:

@@ -131,7 +131,8 @@ def apply(
             results += [FixResult(host, name, "not tried", str(error)) for host, names in sorted(fixes.tasks.items()) for name in names]
     if fixes.installation:
         try:
-            report = lifecycle.up(inventory, _as_installed(examination), session.progress, passwords)
+            options = lifecycle.with_earlier_sources(inventory, _as_installed(examination))
+            report = lifecycle.up(inventory, options, session.progress, passwords)
             reason = "; ".join(f"{failure.host}: {failure.what}" for failure in report.failures)
         except Interrupted:
             raise

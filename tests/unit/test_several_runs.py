@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from provision.base.problems import Problem
 from provision.cli import main
 from provision.cli.options import inventory_of
 from provision.commands import lifecycle, planning
+from provision.doctor import fixes
+from provision.doctor.host_checks import Examination
 from provision.install import installer
 from provision.inventory import Inventory, last_run
 from provision.plan import lock, lock_file
@@ -527,3 +530,28 @@ def test_without_a_terminal_a_downgrade_needs_yes(hosts: Hosts) -> None:
     assert hosts.installed == []
     assert CliRunner().invoke(main.app, [*words, "--yes"]).exit_code == 0
     assert hosts.nccl()["a"] == "2.21.5"
+
+
+def test_doctor_installs_again_from_the_sources_of_the_installation(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = hosts.file.parent / "wheels"
+    wheels.mkdir()
+    index, mirror = "https://index.example/simple", "http://mirror.example/debian"
+    hosts.up(replace(WITHOUT_TORCH, index_url=index.replace("://", "://user:secret@"), apt_mirror=mirror, wheels=wheels))
+    hosts.up(replace(WITHOUT_TORCH, check=True))
+    used: list[Options] = []
+
+    def up(_inventory: Inventory, options: Options, *_: Any) -> Report:
+        used.append(options)
+        return Report(run_id="r", folder="/f", inventory="hosts.ini")
+
+    monkeypatch.setattr(lifecycle, "up", up)
+
+    def fixed() -> list[fixes.FixResult]:
+        session = SimpleNamespace(progress=Progress())
+        return fixes.apply(fixes.FixPlan(installation=["torch-differs"]), Examination(hosts.facts, [], []), hosts.inventory(), session, {})  # type: ignore[arg-type]
+
+    assert [each.state for each in fixed()] == ["done"]
+    assert [(each.index_url, each.apt_mirror, each.wheels) for each in used] == [(index, mirror, wheels)]
+    wheels.rmdir()
+    assert [(each.state, str(wheels) in each.reason) for each in fixed()] == [("failed", True)]
+    assert len(used) == 1
