@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.base import resources
-from provision.remote.ansible import Event
+from provision.remote.ansible import ANSWER_S, Event
 from provision.remote.session import Session
 
 
-def run(session: Session, script: str, title: str, orders: Mapping[str, Any]) -> dict[str, str]:
+def run(session: Session, script: str, title: str, orders: Mapping[str, Any], task_s: int = ANSWER_S) -> dict[str, str]:
     """Host → what the script printed, or why it did not run.
 
     Args:
         script: a script of `hostside/`.
         orders: host → its ``order`` (the script's standard input), and the ``python`` to run it with.
+        task_s: seconds after which a host that has not answered is given up.
     """
     outputs: dict[str, str] = {}
 
@@ -35,5 +36,6 @@ def run(session: Session, script: str, title: str, orders: Mapping[str, Any]) ->
         },
         on_event=note,
         quiet=True,
+        task_s=task_s,
     )
     return outputs

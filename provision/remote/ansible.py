@@ -19,7 +19,7 @@ from typing import Any, Literal
 import ansible_runner
 from ansible.config.manager import find_ini_config_file
 
-from provision.base import signals
+from provision.base import resources, signals
 from provision.remote import ansible_vars
 
 # `tolerated`: failed, and the playbook continues with that host.
@@ -27,6 +27,12 @@ Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "fail
 
 # A host that falls silent is given up after 3 × 5 s; a lost connection must not delay the others for the kernel's two hours.
 SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+#: Seconds for a task that needs no work on the host: past that, the host is given up, and the others go on. It may train, and be slow.
+ANSWER_S = 120
+#: Seconds for any other task, as a download over a slow line or a build.
+TASK_S = 14_400
+#: Bytes that a host may answer to a task, or to a command over ssh.
+MAX_ANSWER = 16 << 20
 _POLL_S = 0.5  # how soon an interrupt is noticed
 KILLED = 254  # in place of the exit code of an ansible-playbook that a signal has ended
 _LARGEST_EVENT = 16 << 20  # bytes of a recorded event
@@ -191,6 +197,8 @@ def run(
     forks: int = 50,
     passwords: Mapping[str, str] | None = None,
     on_event: Callable[[Event], None] = lambda _event: None,
+    task_s: int = TASK_S,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run ``playbook`` and return when it has ended.
 
@@ -203,6 +211,8 @@ def run(
         limit: names of hosts; None means all.
         passwords: ``{"become": …, "connection": …}``.
         on_event: called for each event, in order; must be quick (a slow one makes Ansible time out).
+        task_s: seconds after which a task is given up on a host.
+        on_poll: called about twice a second, also while nothing happens.
     """
     secrets = dict(passwords or {})
     # -i here and not as ansible-runner's inventory: it would take "a,b," for the text of a file.
@@ -223,6 +233,11 @@ def run(
     flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)
+
+    def poll() -> bool:
+        on_poll()
+        return interrupted.is_set()
+
     with signals.as_event() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(
@@ -233,12 +248,12 @@ def run(
             limit=",".join(limit) if limit is not None else None,
             cmdline=" ".join(flags),
             passwords=prompts,
-            envvars=_environment(playbook.parent, workdir, run_id),
+            envvars={**_environment(playbook.parent, workdir, run_id), "ANSIBLE_TASK_TIMEOUT": str(task_s)},
             settings={"pexpect_timeout": _POLL_S, "suppress_ansible_output": True},
             suppress_env_files=True,
             quiet=True,
             event_handler=collector,
-            cancel_callback=interrupted.is_set,
+            cancel_callback=poll,
         )
         runner.run()
     rc = KILLED if runner.rc is None else int(runner.rc)
@@ -274,6 +289,8 @@ def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
         "ANSIBLE_HOST_KEY_CHECKING": "1",
         "ANSIBLE_LIBRARY": str(playbooks / "library"),
         "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
+        "ANSIBLE_CALLBACK_PLUGINS": str(resources.folder("playbooks") / "callback_plugins"),
+        "PROVISION_MAX_ANSWER": str(MAX_ANSWER),
         # Connections are shared within a run and never with another: that one may have had another key, or other known hosts.
         "ANSIBLE_SSH_CONTROL_PATH": f"%(directory)s/{run_id[-6:]}-%%C",
         **_user_settings(),

@@ -21,6 +21,7 @@ from provision.remote.stage_view import TrainingProgress, series_view, stage_vie
 
 NAME = "progress.log"
 _WORDS = {"ok": "ok", "changed": "changed", "tolerated": "failed, continues without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
+_WAITS_S = 30.0  # without an event, until it is said who is waited for; then after twice as long, again and again
 _STYLE = {"tolerated": "yellow", "failed": "red", "unreachable": "red", "waiting": "yellow"}
 
 
@@ -35,6 +36,7 @@ class Progress:
         self._series: Series | None = None
         self._waits: dict[str, str] = {}
         self._changing: dict[str, tuple[str, float]] = {}  # host → its step and when that began, once a task has changed something
+        self._task, self._last_event, self._speaks = "", 0.0, 0.0  # begun last; times: when, and when it is said who is waited for
         self._epoch = 0
         self._lock = threading.Lock()  # a live view is drawn in a thread of its own, which must never wait for one that prints
 
@@ -61,6 +63,7 @@ class Progress:
         """
         self.close()
         self._stage = Stage.of(title, hosts, time.monotonic(), steps, expected)
+        self._hear()
         self._epoch = 0
         heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
         if self._series is not None:
@@ -127,7 +130,8 @@ class Progress:
         """Show what happened to a task on a host; with ``quiet`` only in a live view, because the caller says what failed."""
         if not event.host:
             return
-        now = time.monotonic()
+        now = self._hear()
+        self._task = event.task if event.kind == "started" else self._task
         if self._stage is not None:
             with self._lock:
                 self._stage.event(event, now)
@@ -150,6 +154,25 @@ class Progress:
             self._changing[event.host] = (event.role or event.task, host.began if host else now)
         if not quiet and self._is_shown(event):
             self.line(text, _STYLE.get(event.kind))
+
+    def _hear(self) -> float:
+        """Something happens now; returns when that is."""
+        self._last_event = now = time.monotonic()
+        self._speaks = now + _WAITS_S
+        return now
+
+    def waiting(self) -> None:
+        """Say which hosts are waited for where nothing has happened for long. To be called again and again."""
+        now = time.monotonic()
+        if self._stage is None or now < self._speaks:
+            return
+        if running := [host.name for host in self._stage.hosts.values() if host.state == "running"]:
+            self._waits_for(f"waiting for {joined(running)}: {self._task} ({clock(now - self._last_event)})")
+        self._speaks = now + max(_WAITS_S, now - self._last_event)
+
+    def _waits_for(self, text: str) -> None:
+        self._note(text)
+        self.line(text)
 
     def _close_step(self, event: Event, now: float) -> None:
         """Show that the step of an event's host is over, if it changed something and the event is of another one."""
@@ -240,6 +263,9 @@ class LiveProgress(Progress):
         self._console.print(styled(f"{topic:{width}}  ", "dim") + styled(text), soft_wrap=True)
 
     def _over(self, host: str, step: str, seconds: float) -> None:
+        """The table shows it."""
+
+    def _waits_for(self, text: str) -> None:
         """The table shows it."""
 
     def _is_shown(self, event: Event) -> bool:

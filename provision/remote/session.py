@@ -202,6 +202,7 @@ class Session:
         check: bool = False,
         on_event: Callable[[Event], None] = lambda _event: None,
         quiet: bool = False,
+        task_s: int = ansible.TASK_S,
     ) -> Outcome:
         """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended, and
         ProvisionError where Ansible itself could not begin.
@@ -210,6 +211,7 @@ class Session:
             steps: its roles in their order, for a view of how far it is.
             on_event: called for each event, which is shown anyway.
             quiet: show no failures of tasks, because the caller does.
+            task_s: seconds after which a host that has not ended a task is given up; the others go on.
         """
         names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
         expected = self.forecast.of(self.step) if self.forecast else {}
@@ -233,6 +235,8 @@ class Session:
                 check=check,
                 passwords=self.passwords,
                 on_event=take,
+                task_s=task_s,
+                on_poll=self.progress.waiting,
             )
         except BaseException:  # the event handler failed, e.g. because the terminal is gone: Ansible must not go on alone
             _sweep_here(self.run_id)
@@ -240,6 +244,8 @@ class Session:
         finally:
             self.timeline.save()
         self.progress.close()
+        if any(result.failure and "timedout" in result.failure.result for result in outcome.hosts.values()):
+            _sweep_here(self.run_id)  # Ansible gives up a task, and leaves its ssh, or command on this machine
         if outcome.interrupted:
             self.abort()
         if outcome.ended_early:
@@ -262,6 +268,7 @@ class Session:
             extra_vars={"provision_released_run": self.run_id, **self._of_hosts},
             limit=hosts,
             passwords=self.passwords,
+            task_s=ansible.ANSWER_S,
         )
 
     def abort(self) -> None:
@@ -285,6 +292,7 @@ class Session:
             },
             limit=names,
             passwords=self.passwords,
+            task_s=ansible.ANSWER_S,
         )
         _sweep_here(f"sweep-of-{self.run_id}")
         self.locks_left = True

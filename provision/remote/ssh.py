@@ -16,12 +16,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Protocol, cast
 
 from provision.base import signals
+from provision.base.text import clock, joined
 from provision.inventory import Host, Inventory
+from provision.remote.ansible import MAX_ANSWER
 from provision.remote.session import Session
 
 TIMEOUT_S = 60.0
@@ -34,7 +37,8 @@ OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 _PARALLEL = 64  # hosts
 _POLL_S = 0.2  # how soon an interrupt is noticed
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
-_LONGEST_LOOK = 16 << 20  # bytes that a script of `look` may print
+_WAITS_S = 30.0  # after which it is said who is waited for; then after twice as long, again and again
+_LAST_WORDS_S = 2.0  # for what a killed command has printed: a process of its own may hold the output open
 
 Feed = Callable[[IO[bytes]], None]
 #: The standard input of commands: the same bytes on every host, other ones on each, or what a function writes whenever it is called.
@@ -93,7 +97,7 @@ def run(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", tim
         Interrupted: after Ctrl-C, when everything has been ended.
     """
     with signals.as_event() as interrupted:
-        answers = _run(session, scripts, stdin, timeout, interrupted)
+        answers = _run(session, scripts, stdin, timeout, interrupted, waiting=session.progress.line)
     if interrupted.is_set():
         session.abort()
     return answers
@@ -102,7 +106,7 @@ def run(session: Session, scripts: Mapping[str, str], *, stdin: Input = b"", tim
 def run_cleanup(session: Session, scripts: Mapping[str, str], *, timeout: float = TIMEOUT_S) -> dict[str, Answer]:
     """The same for scripts that clean up: no signal stops them half-way."""
     with signals.as_event():
-        return _run(session, scripts, b"", timeout, threading.Event())
+        return _run(session, scripts, b"", timeout, threading.Event(), waiting=session.progress.line)
 
 
 def look(
@@ -112,9 +116,9 @@ def look(
     timeouts: Mapping[str, float],
     answered: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Answer]:
-    """The same for scripts that only read, in any thread: where ``stopped`` is set, one prints without end, or the host's timeout is over,
-    it is cut off, and ends by itself on its host. ``answered`` is called with each host as its answer is there, in threads of their own."""
-    return _run(visitor, scripts, b"", timeouts, stopped, _LONGEST_LOOK, answered)
+    """The same for scripts that only read, in any thread: where ``stopped`` is set, or the host's timeout is over, one is cut off, and
+    ends by itself on its host. ``answered`` is called with each host as its answer is there, in threads of their own."""
+    return _run(visitor, scripts, b"", timeouts, stopped, answered)
 
 
 def stream(session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool]) -> int:
@@ -198,9 +202,11 @@ def _run(
     stdin: Input,
     timeout: float | Mapping[str, float],
     interrupted: threading.Event,
-    most: int | None = None,
     answered: Callable[[str], object] = lambda _: None,
+    waiting: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Answer]:
+    """Each answer has at most `MAX_ANSWER` bytes: a host that prints more is cut off, as one that is late. ``waiting``: says for whom."""
+
     def run_on(name: str) -> Answer:
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         deadline = time.monotonic() + (timeout[name] if isinstance(timeout, Mapping) else timeout)
@@ -213,10 +219,12 @@ def _run(
     def attempt(name: str, content: bytes | Feed, deadline: float) -> Answer:
         was_late = False
 
+        def is_endless() -> bool:
+            return sum(map(len, printed.values())) > MAX_ANSWER
+
         def stopping() -> bool:
             nonlocal was_late
-            is_endless = most is not None and sum(map(len, printed.values())) > most
-            was_late = was_late or is_endless or interrupted.is_set() or time.monotonic() > deadline
+            was_late = was_late or is_endless() or interrupted.is_set() or time.monotonic() > deadline
             return was_late
 
         failures: list[Exception] = []
@@ -237,17 +245,25 @@ def _run(
         printed: dict[IO[bytes] | None, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
 
         def take(pipe: IO[bytes], data: bytes) -> None:
-            printed[pipe] += data
+            if not is_endless():
+                printed[pipe] += data
 
         with process:
             _attend(process, feed, take, stopping)
         out, err = (text.decode(errors="replace") for text in printed.values())
         if failures:
             return Answer(process.returncode or 1, out, f"its input could not be read: {failures[0]}")
+        if is_endless():
+            return Answer(None, out, f"it printed more than {MAX_ANSWER >> 20} MB")
         return Answer(None if was_late else process.returncode, out, err)
 
     with ThreadPoolExecutor(min(len(scripts), _PARALLEL) or 1) as pool:
-        return dict(zip(scripts, pool.map(run_on, scripts), strict=True))
+        answers = {pool.submit(run_on, name): name for name in scripts}
+        began, pause = time.monotonic(), _WAITS_S
+        while left := futures.wait(answers, pause).not_done:
+            waiting(f"waiting for {joined([name for each, name in answers.items() if each in left])} ({clock(time.monotonic() - began)})")
+            pause *= 2
+        return {name: each.result() for each, name in answers.items()}
 
 
 def _start(session: Caller, name: str, command: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
@@ -270,9 +286,13 @@ def _attend(process: subprocess.Popen[bytes], feed: Feed, take: Callable[[IO[byt
     with selectors.DefaultSelector() as selector:
         for output in filter(None, (process.stdout, process.stderr)):
             selector.register(output, selectors.EVENT_READ, output)
+        killed_at = None
         while selector.get_map():
-            if stopping():
+            if killed_at is None and stopping():
                 os.killpg(process.pid, signal.SIGKILL)
+                killed_at = time.monotonic()
+            if killed_at is not None and time.monotonic() - killed_at > _LAST_WORDS_S:
+                break
             for key, _ in selector.select(_POLL_S):
                 if data := os.read(key.fd, 65536):
                     take(key.data, data)

@@ -20,7 +20,7 @@ from provision.facts import Facts, Unsurveyed
 from provision.inventory import Host, Inventory, by_name, last_run
 from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
-from provision.remote.ansible import Event
+from provision.remote.ansible import ANSWER_S, Event
 from provision.remote.session import Session
 
 #: The variables that may have the sudo password in an inventory, in Ansible's order.
@@ -97,6 +97,7 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
         },
         on_event=note,
         quiet=True,
+        task_s=ANSWER_S,
     )
 
     survey = Survey()

@@ -45,6 +45,43 @@ def play(
     return outcome, events
 
 
+def _answer_of(tmp_path: Path, command: str, connection: str) -> tuple[Outcome, list[Event]]:
+    """Two hosts, on this machine or behind an ssh that is a shell: ``a`` runs the command, ``b`` answers."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    variables = {"ansible_connection": connection, "ansible_ssh_executable": str(ssh)}
+    raw = "{{ " + json.dumps(command) + " if inventory_hostname == 'a' else 'echo fine' }}"
+    return play(tmp_path, [{"name": "Ask", "ansible.builtin.raw": raw, "vars": variables}], hosts="a,b,", task_s=120)
+
+
+@pytest.mark.parametrize("connection", ["local", "ssh"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "yes 0123456789",
+        "yes 0123456789 >&2",
+        "yes ''",
+        pytest.param("cat /dev/zero", marks=pytest.mark.slow),
+        pytest.param("head -c 17000000 /dev/zero | tr '\\0' x", marks=pytest.mark.slow),
+    ],
+)
+def test_an_answer_without_end_fails_its_host_alone(command: str, connection: str, tmp_path: Path) -> None:
+    outcome, _ = _answer_of(tmp_path, command, connection)
+    assert outcome.failed == ["a"]
+    failure = outcome.hosts["a"].failure
+    assert failure is not None
+    assert "the host answered with more than 16 MB" in failure.text
+    assert outcome.hosts["b"].ok == 1
+
+
+def test_a_large_answer_is_taken(tmp_path: Path) -> None:
+    ask = {"name": "Ask", "ansible.builtin.raw": "head -c 8000000 /dev/zero | tr '\\0' x", "register": "large"}
+    outcome, _ = play(tmp_path, [ask, {"name": "Check", "ansible.builtin.assert": {"that": "large.stdout | length == 8000000"}}])
+    assert outcome.failed == []
+    assert outcome.hosts["localhost"].ok == 2
+
+
 def test_counts_per_host_and_the_real_error(tmp_path: Path) -> None:
     tasks = [
         {"name": "Fine", "ansible.builtin.command": "true"},

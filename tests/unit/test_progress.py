@@ -67,6 +67,20 @@ def test_failures_and_waits_are_shown_at_once_and_a_wait_only_once() -> None:
     ]
 
 
+def test_it_is_said_who_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provision.remote.progress._WAITS_S", 0.0)
+    stream = io.StringIO()
+    with Progress(Console(file=stream, width=200)) as progress:
+        progress.waiting()
+        progress.stage("Install", ["a", "b"])
+        progress.waiting()
+        progress.event(event("started"))
+        progress.waiting()
+        progress.event(event("ok"))
+        progress.waiting()
+    assert stream.getvalue().splitlines() == ["== Install (2 hosts)", "waiting for a: Install Open MPI (0:00)"]
+
+
 @pytest.mark.parametrize("kind", ["failed", "unreachable"])
 def test_a_step_that_changed_something_and_failed_is_not_said_to_have_changed_it(kind: Kind) -> None:
     lines = shown(event("changed"), event(kind, msg="no space left"), event("changed", role="")).splitlines()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
 import venv
 from dataclasses import replace
@@ -65,6 +67,23 @@ def test_late_script_is_killed(session: Session) -> None:
     answers = ssh.run(session, {"a": "echo begun; exec sleep 600", "b": "echo done"}, timeout=5.0)
     assert (answers["a"].code, answers["a"].out) == (None, "begun\n")
     assert answers["b"].code == 0
+
+
+def test_a_script_that_prints_without_end_is_cut_off(session: Session) -> None:
+    answers = ssh.run(session, {"a": "yes 0123456789", "b": "cat /dev/zero >&2", "c": "echo fine"}, timeout=600)
+    assert [(answers[name].code, answers[name].error) for name in "ab"] == [(None, "it printed more than 16 MB")] * 2
+    assert max(len(answer.out) for answer in answers.values()) < 20_000_000
+    assert (answers["c"].code, answers["c"].out) == (0, "fine\n")
+
+
+def test_a_process_that_holds_the_output_of_a_late_script_is_not_waited_for(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ssh, "_WAITS_S", 0.1)
+    answer = ssh.run(session, {"a": "setsid sleep 600 & echo $!; sleep 600", "b": ":"}, timeout=3)["a"]
+    assert answer.code is None
+    os.kill(int(answer.out), signal.SIGKILL)  # it runs
+    assert "waiting for a (0:0" in capsys.readouterr().err
 
 
 def test_missing_python_missing_engine_and_late_answer(session: Session, tmp_path: Path) -> None:

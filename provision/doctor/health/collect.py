@@ -21,7 +21,7 @@ from provision.remote.session import Session
 
 _BEGIN = "===PROVISION-GPU-HEALTH-BEGIN==="  # as hostside/gpu_health.py writes it
 _SCRIPT = "gpu_health.py"
-_LONGEST_S = 3600.0  # DCGM's level 3 takes most of it
+_LONGEST_S = 3600  # DCGM's level 3 takes most of it
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HealthRequest:
 def of_hosts(session: Session, known: Mapping[str, Facts], request: HealthRequest) -> dict[str, Health]:
     """Host → its health, of the hosts that answered the survey (``known``)."""
     orders = {name: {"python": found.python.executable or "python3", "order": request.order()} for name, found in known.items()}
-    outputs = host_scripts.run(session, _SCRIPT, "GPU health", orders) if orders else {}
+    outputs = host_scripts.run(session, _SCRIPT, "GPU health", orders, _LONGEST_S) if orders else {}
     return {name: parse(outputs.get(name, ""), request) for name in orders}
 
 
