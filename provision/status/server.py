@@ -26,8 +26,8 @@ from provision.status import metrics, show
 from provision.status.model import Status
 
 LOOPBACK = "127.0.0.1"
-_MOST_CONNECTIONS = 16
-_SILENT_S, _LONGEST_S = 5.0, 15.0  # of a client that sends or reads nothing, and of a whole connection
+_MOST_CONNECTIONS = 32  # beyond that, the oldest without a complete request gives way to the newest
+_REQUEST_S, _SILENT_S, _LONGEST_S = 2.0, 5.0, 15.0  # for a complete request; of a client that reads nothing; of a whole connection
 _OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -56,7 +56,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, token: str, latest: Callable[[], Status | None], interval: float) -> None:
         self.token, self.latest, self.interval = token, latest, interval
-        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._open: dict[Any, tuple[float, bool]] = {}  # connections, the oldest first: when it began, whether its request is complete
+        self._guard = threading.Lock()
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -68,20 +69,34 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={quote(self.token, safe='')}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._guard:
+            if len(self._open) >= _MOST_CONNECTIONS:
+                oldest = next((each for each, (_, has_asked) in self._open.items() if not has_asked), request)
+                _cut(oldest)
+                self._open.pop(oldest, None)
+            self._open[request] = (time.monotonic(), False)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        timer = threading.Timer(_LONGEST_S, _cut, [request])
-        timer.daemon = True
-        timer.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
-            timer.cancel()
-            self._free.release()
+            with self._guard:
+                self._open.pop(request, None)
+
+    def note_request(self, request: Any) -> None:
+        """The request of a connection is complete: it does not give way any more."""
+        with self._guard:
+            if request in self._open:
+                self._open[request] = (self._open[request][0], True)
+
+    def service_actions(self) -> None:
+        """Cut connections that last too long. Called about twice a second."""
+        now = time.monotonic()
+        with self._guard:
+            for request, (began, has_asked) in self._open.items():
+                if now - began > (_LONGEST_S if has_asked else _REQUEST_S):
+                    _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is nobody's affair."""
@@ -125,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.raw_requestline = self.rfile.readline(65537)
         if len(self.raw_requestline) > 65536 or not self.raw_requestline or not self.parse_request():
             return
+        self.server.note_request(self.connection)
         try:
             reply = self.server.answer(self.command, self.path, self.headers.get("Host", ""), self.headers.get("Authorization", ""))
         except ValueError:  # an address that is none, or with too many fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import http.client
 import json
@@ -133,27 +134,55 @@ def test_odd_requests_end_and_others_are_answered(server: Server) -> None:
     assert ask(server, f"/?token={TOKEN}")[0].status == 200
 
 
-def test_connections_that_say_nothing_are_few_and_short(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as shorter:
-        shorter.setattr(serving._Handler, "timeout", 0.2)
-        silent = [socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) for _ in range(60)]
-        for connection in silent:
-            assert connection.recv(1) == b""  # refused at once, or after the time for silence
-            connection.close()
-    deadline = time.monotonic() + 20
-    while True:  # a place is free a little after its connection has ended
-        try:
-            assert ask(server, f"/?token={TOKEN}")[0].status == 200
-            break
-        except ConnectionError:
+def test_connections_that_say_nothing_are_few_and_give_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_REQUEST_S", 600.0)  # none ends by itself
+    monkeypatch.setattr(serving._Handler, "timeout", 600.0)
+    silent = [socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) for _ in range(60)]
+    for connection in silent:
+        connection.sendall(b"GET / HTTP/1.1\r\nX-a: b\r\n")
+    assert ask(server, f"/metrics?token={TOKEN}")[0].status == 200
+    assert silent[0].recv(1) == b"", "the oldest"
+    silent[-1].sendall(f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    assert silent[-1].recv(12) == b"HTTP/1.0 200", "the newest"
+    for connection in silent:
+        connection.close()
+
+
+def test_those_who_have_the_token_are_served_while_others_hold_and_reconnect(server: Server) -> None:
+    ended = threading.Event()
+
+    def hold() -> None:
+        while not ended.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) as connection:
+                    connection.sendall(b"GET / HTTP/1.1\r\n")
+                    while not ended.wait(0.2):
+                        connection.sendall(b"X-a: b\r\n")
+            except OSError:
+                ended.wait(0.05)
+
+    holding = [threading.Thread(target=hold) for _ in range(60)]
+    for thread in holding:
+        thread.start()
+    try:
+        answered, deadline = [], time.monotonic() + 60
+        while len(answered) < 5:
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            with contextlib.suppress(OSError, http.client.HTTPException):  # one may be unlucky
+                answered.append(ask(server, f"/metrics?token={TOKEN}")[0].status)
+    finally:
+        ended.set()
+        for thread in holding:
+            thread.join()
+    assert set(answered) == {200}
 
 
-def test_one_that_sends_for_ever_is_cut(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_LONGEST_S", 0.3)
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX: y\r\n"])
+def test_a_request_that_never_ends_is_cut(server: Server, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_REQUEST_S", 0.3)
+    monkeypatch.setattr(serving._Handler, "timeout", 600.0)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        connection.sendall(sent)
         assert connection.recv(1) == b""
 
 
