@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 from ansible.plugins.callback import CallbackBase
 
 _MAX = int(os.environ["PROVISION_MAX_ANSWER"])
-_COPIES = 4  # of an answer that a connection may hold for a moment
+_COPIES = 3  # of an answer that a connection may hold for a moment
 _CHECK_S = 0.05  # of processor time: what receives nothing is not checked
 
 

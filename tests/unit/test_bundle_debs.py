@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import re
 import shutil
 import subprocess
 import tarfile
@@ -156,3 +157,41 @@ def test_a_hosts_answer_writes_nothing_outside_its_folder(tmp_path: Path) -> Non
         debs.Apt("x86_64", base64.b64encode(packed.getvalue()).decode(), tmp_path / "work", BOOKWORM)
     assert not (tmp_path / "work/host/etc/apt/x").exists()
     assert not (tmp_path / "evil").exists()
+
+
+ONE_LINE, STANZA = "deb [trusted=yes] {}://u:pw@127.0.0.2/x anything main\n", "Types: deb\nURIs: {}://u:pw@127.0.0.2/x\nSuites: a\n"
+
+
+@pytest.mark.parametrize("form", [ONE_LINE, STANZA])
+@pytest.mark.parametrize("scheme", ["ssh", "rsh", "ftp", "mirror", "mirror+http", "SSH", "tor+https"])
+def test_a_scheme_with_which_a_host_could_run_programs_here_is_refused(scheme: str, form: str, tmp_path: Path) -> None:
+    (tmp_path / "etc/apt/sources.list.d").mkdir(parents=True)
+    (tmp_path / "etc/apt/sources.list.d/theirs").write_text(form.format(scheme))
+    with pytest.raises(ProvisionError, match=rf"invalid address in its package lists: {re.escape(scheme)}://127") as refused:
+        debs.adapt_lists(tmp_path, BOOKWORM)
+    assert "pw" not in str(refused.value)
+
+
+@pytest.mark.parametrize("entry", ["ssh://127.0.0.2/x", "mirror+file:MIRRORS"])
+def test_no_program_runs_whatever_a_list_says(entry: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a list of mirrors says it, or apt reads a list otherwise than we do, and this machine's settings allow it."""
+    (tmp_path / "mirrors").write_text("ssh://127.0.0.2/x\n")
+    (tmp_path / "apt.conf").write_text('Dir::Bin::Methods::ssh "ssh";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ssh.parent), prepend=":")
+    monkeypatch.setattr(aptsources, "parse_list", lambda _: [])
+    theirs = f"deb [trusted=yes] {entry.replace('MIRRORS', str(tmp_path / 'mirrors'))} anything main\n"
+    apt = debs.Apt("x86_64", apt_files(own=own, theirs=theirs), tmp_path / "work", BOOKWORM)
+    with pytest.raises(ProvisionError):
+        apt.download(["pvother"], tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_answer_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debs, "_LARGEST_FILES", 1000)
+    with pytest.raises(ProvisionError, match="cannot be read: it has more than 0 MB"):
+        debs.Apt("x86_64", apt_files(own="#" * 2000), tmp_path / "work", BOOKWORM)

@@ -30,6 +30,9 @@ READ_APT_FILES = (
     "etc/apt/keyrings etc/apt/mirrors usr/share/keyrings 2>/dev/null | gzip -1 | base64 -w 0"
 )
 _APT_S = 1800.0
+_LARGEST_FILES = 512 << 20  # bytes of a host's files, unpacked
+#: How apt may fetch here what a host's lists name. Of the others, which a list of mirrors can name, too, some run programs.
+_SCHEMES, _DISABLED = ("copy", "file", "http", "https", "mirror+file"), ("cdrom", "ftp", "rsh", "ssh")
 _SHOWN_LINES = 4
 _HINT = "name a mirror that this machine reaches: --apt-mirror URL"
 
@@ -65,6 +68,7 @@ class Apt:
         for name in ("lists/partial", "cache/archives/partial", "empty"):
             (work / name).mkdir(parents=True)
         options = {
+            **{f"Dir::Bin::methods::{name}": "false" for name in _DISABLED},
             "Dir::State::status": self._root / "var/lib/dpkg/status",
             "Dir::State::lists": work / "lists",
             "Dir::State::extended_states": work / "extended_states",
@@ -149,7 +153,11 @@ def _unpack(apt_files: str, root: Path) -> None:
     try:
         content = base64.b64decode("".join(apt_files.split()), validate=True)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as packed:
+            unpacked = 0
             for member in packed:
+                unpacked += member.size
+                if unpacked > _LARGEST_FILES:
+                    raise ValueError(f"it has more than {_LARGEST_FILES >> 20} MB")
                 if is_plain(member) and re.fullmatch(r"(etc/apt|var/lib/dpkg|usr/share/keyrings)(/[\w.+@~-]+)+", member.name):
                     target = root / plain_path(member.name)
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,17 +177,21 @@ def _lists(root: Path) -> list[Path]:
 
 def adapt_lists(root: Path, release: Release) -> list[str]:
     """Change the host's package lists so that they can be read here; returns the addresses of the distribution's own repositories, of a
-    derived distribution those of all."""
-    found = []
+    derived distribution those of all. Raises ProvisionError for a scheme that apt must not use here."""
+    found: list[aptsources.Entry] = []
     for path in _lists(root):
         text = path.read_text(encoding="utf-8", errors="replace")
         if release.mirror is not None:
             text = aptsources.moved(text, release.mirror, release.distribution, release.codename)
+        text = re.sub(r"(?m)^\s*deb\s+cdrom:.*$", "", text)  # a disc of the host's
         text = re.sub(r"(?<!\+)\bfile:/", "copy:/", text)  # from folders that are here, too, apt would not copy the packages
         found += [*aptsources.parse_list(text), *aptsources.parse_deb822(text)]
         # Keys and lists of mirrors are below ``root`` here.
         text = re.sub(r"(?i)(signed-by\s*[=:]\s*|mirror\+file:/*)/(?=(etc|usr)/)", rf"\1{root}/", text)
         path.write_text(text, encoding="utf-8")
+    if other := [entry.uri for entry in found if entry.uri.partition(":")[0].lower() not in _SCHEMES]:
+        what = f"invalid address in its package lists: {aptsources.without_logins(other[0])} (expected {', '.join(_SCHEMES)})"
+        raise ProvisionError(what, hint="disable it in /etc/apt/sources.list.d there, or name a mirror: --apt-mirror URL")
     own = [entry.uri for entry in found if aptsources.is_own_part(entry, release.distribution, release.codename)]
     return own or [entry.uri for entry in found]
 
