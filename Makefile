@@ -156,12 +156,13 @@ sbom: $(DOCS_STAMP)
 	@$(DOCS_VENV)/bin/python scripts/sbom.py build/sbom
 
 # What a release consists of besides the engine's wheels and the bills of materials, in dist/: sources and wheel of the toolkit, sources of
-# the engine, and the Ansible collection.
+# the engine, the Ansible collection, and the constraints of what the toolkit needs.
 dist: $(DOCS_STAMP)
 	@rm -rf dist
 	@$(DOCS_VENV)/bin/python -m build --outdir dist .
 	@$(DOCS_VENV)/bin/python -m build --sdist --outdir dist collective_core
 	@$(DOCS_VENV)/bin/python ansible/build.py dist
+	@cp constraints.txt dist/
 
 clean:
 	rm -rf $(VENV) $(ENGINE_VENV) $(DOCS_VENV) .work build dist

@@ -102,7 +102,8 @@ def test_a_tag_makes_every_file_of_a_release() -> None:
     assert all("refs/tags/v" in jobs[name]["if"] for name in ("sbom", "packages", "wheels"))
     recipe = re.search(r"^dist:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert recipe is not None
-    for made in ("-m build --outdir dist .", "-m build --sdist --outdir dist collective_core", "ansible/build.py dist"):
+    built = ("-m build --outdir dist .", "-m build --sdist --outdir dist collective_core", "ansible/build.py dist")
+    for made in (*built, "cp constraints.txt dist/"):
         assert f"{made}\n" in recipe[1]
     assert "collection" in (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
 
@@ -116,3 +117,31 @@ def test_everything_in_the_package_is_shipped_the_digits_too(kind: str) -> None:
     ours = {name.as_posix() for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts)}
     assert f"{mnist.DIGITS.relative_to(ROOT).as_posix()}/train-images-idx3-ubyte.gz" in ours
     assert ours <= shipped
+
+
+def _requirements() -> dict[str, Requirement]:
+    return {canonicalize_name(each.name): each for each in map(Requirement, pyproject(TOOLKIT)["project"]["dependencies"])}
+
+
+@pytest.mark.parametrize(("name", "flawed"), [("jinja2", "3.1.5"), ("requests", "2.32.3"), ("ansible-core", "2.17.6")])
+def test_versions_with_known_flaws_are_not_accepted(name: str, flawed: str) -> None:
+    """They are in the advisories of CVE-2025-27516, CVE-2024-47081 and CVE-2024-11079."""
+    assert not _requirements()[name].specifier.contains(flawed)
+
+
+def test_every_place_says_the_same_of_ansible() -> None:
+    (least,) = [each.version for each in _requirements()["ansible-core"].specifier]
+    runtime = yaml.safe_load((ROOT / "ansible/meta/runtime.yml").read_text(encoding="utf-8"))
+    assert runtime["requires_ansible"] == f">={least}"
+    for page in ("ansible/README.md", "docs/install.md"):
+        assert f"ansible-core {least} or newer" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_constraints_of_a_release_pin_what_the_toolkit_needs() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    pinned = [Requirement(line) for line in lines]  # no option, and no address of an index
+    assert all(each.url is None and [part.operator for part in each.specifier] == ["=="] for each in pinned)
+    for name, needed in _requirements().items():
+        versions = [part.version for each in pinned if canonicalize_name(each.name) == name for part in each.specifier]
+        assert versions, name
+        assert all(needed.specifier.contains(version) for version in versions), (name, versions)
