@@ -439,3 +439,36 @@ def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:
     os.mkfifo(folder / "x")
     with pytest.raises(InventoryError, match="x: it is not a regular file"):
         load(str(folder))
+
+
+@pytest.mark.parametrize("line", ["h" * 70_000, "a " * 35_000, "a[1:3] " + "x=y " * 20_000, "# " + "-" * 70_000])
+@pytest.mark.parametrize("name", ["h.ini", "hosts", "folder/group_vars/all"])
+def test_a_line_that_ansible_would_read_for_minutes_is_one_error(name: str, line: str) -> None:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"a\n{line}\n")
+    with pytest.raises(InventoryError, match=rf"^{name}: a line has more than 64 kB") as caught:
+        load(path.parts[0])
+    assert len(caught.value.problems) == 1
+
+
+def test_a_long_line_of_json_or_yaml_is_read(here: Path) -> None:
+    hosts = ", ".join(f'"node{number}": {{"slots": 2}}' for number in range(3000))
+    for name in ("h.yml", "hosts"):
+        (here / name).write_text(f'{{"all": {{"hosts": {{{hosts}}}}}}}\n')
+        assert len(load(name).hosts) == 3000
+
+
+def test_what_is_too_large_for_an_inventory_is_one_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provision.inventory.loading._MAX_FILES", 20)
+    (here / "top/one/two").mkdir(parents=True)
+    for number in range(30):
+        (here / f"top/one/two/{number}").write_text("a\n")
+        os.mkfifo(here / f"top/one/two/x{number}")
+    with pytest.raises(InventoryError, match=r"^top: it has more than 20 files, and cannot be an inventory") as caught:
+        load("top")
+    assert len(caught.value.problems) == 1
+    with (here / "large.yml").open("wb") as file:
+        file.truncate((32 << 20) + 1)
+    with pytest.raises(InventoryError, match=r"^large\.yml: it has more than 32 MB"):
+        load("large.yml")
