@@ -10,7 +10,6 @@ import hmac
 import re
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,8 +25,8 @@ from provision.status import metrics, show
 from provision.status.model import Status
 
 LOOPBACK = "127.0.0.1"
-_MOST_CONNECTIONS = 32  # beyond that, the oldest without a complete request gives way to the newest
-_REQUEST_S, _SILENT_S, _LONGEST_S = 2.0, 5.0, 15.0  # for a complete request; of a client that reads nothing; of a whole connection
+_MOST_CONNECTIONS = 32  # without a complete request; beyond that, the oldest gives way to the newest
+_REQUEST_S, _SILENT_S = 2.0, 5.0  # for a complete request; of a client that reads nothing
 _OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -56,8 +55,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, token: str, latest: Callable[[], Status | None], interval: float) -> None:
         self.token, self.latest, self.interval = token, latest, interval
-        self._open: dict[Any, tuple[float, bool]] = {}  # connections, the oldest first: when it began, whether its request is complete
-        self._guard = threading.Lock()
+        self._silent: dict[Any, float] = {}  # connections without a complete request, the oldest first: when each began
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -69,34 +67,25 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={quote(self.token, safe='')}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with self._guard:
-            if len(self._open) >= _MOST_CONNECTIONS:
-                oldest = next((each for each, (_, has_asked) in self._open.items() if not has_asked), request)
-                _cut(oldest)
-                self._open.pop(oldest, None)
-            self._open[request] = (time.monotonic(), False)
+        if len(self._silent) >= _MOST_CONNECTIONS:
+            _cut(oldest := next(iter(list(self._silent))))
+            self.note_request(oldest)
+        self._silent[request] = time.monotonic()
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            with self._guard:
-                self._open.pop(request, None)
-
     def note_request(self, request: Any) -> None:
-        """The request of a connection is complete: it does not give way any more."""
-        with self._guard:
-            if request in self._open:
-                self._open[request] = (self._open[request][0], True)
+        """The request of a connection is complete, or the connection is over: it does not give way any more."""
+        self._silent.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.note_request(request)
+        super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut connections that last too long. Called about twice a second."""
-        now = time.monotonic()
-        with self._guard:
-            for request, (began, has_asked) in self._open.items():
-                if now - began > (_LONGEST_S if has_asked else _REQUEST_S):
-                    _cut(request)
+        """Cut connections whose request takes too long. Called about twice a second."""
+        for request, began in list(self._silent.items()):
+            if time.monotonic() - began > _REQUEST_S:
+                _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is nobody's affair."""
