@@ -21,8 +21,7 @@ LOCAL = "localhost"
 _LISTED = "!@"  # of ``--limit``: without the hosts that the file of this name lists
 _ALIKE = 0.7  # of names without their endings
 _LARGEST_LIST = 1 << 20  # bytes of such a file
-_MAX_FILES = 50_000  # of a folder; this and the bytes of a file, or of its line, are far more than 10,000 hosts need
-_MAX_FILE, _MAX_LINE = 32 << 20, 64 << 10  # Ansible reads more for minutes, without a word
+_MAX_FILES, _MAX_FILE, _MAX_LINE = 50_000, 32 << 20, 64 << 10  # of a folder; bytes: Ansible reads more for minutes, without a word
 _FORMS = "name a file, `localhost`, or hosts as host1,host2 (user@host and host:port work too)"
 # Endings by which HOSTS is meant as a file, whether or not it exists; by the first ones also where a program may stand in its place.
 DATA_ENDINGS = (".ini", ".yml", ".yaml", ".json", ".cfg", ".conf", ".txt", ".toml", ".inv", ".inventory", ".hosts")
@@ -142,23 +141,22 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
 
 
 def _unreadable_files(source: Path) -> Iterator[Problem]:
-    """What is too large, and in a folder what is no file: Ansible would read a FIFO and wait for ever. It does not look at hidden files and
-    folders. Raises InventoryError for a folder of too many files, such as ``/``."""
-    count = 0
-    if source.is_file() and (what := _oversized(source)):
-        yield Problem("error", what, "name the inventory, or one host on each line", where=shown(source))
-    for where, folders, names in os.walk(source):
+    """What is in an inventory and Ansible would read for minutes, or wait for, as a FIFO. It does not look at hidden files and folders."""
+    for count, path in enumerate([source] if source.is_file() else _visible(source)):
+        if count == _MAX_FILES:
+            what, hint = f"it has more than {_MAX_FILES:,} files, and cannot be an inventory", "name the file or folder of the inventory"
+            raise InventoryError([Problem("error", what, hint, where=shown(source))])
+        with contextlib.suppress(OSError):
+            if not stat.S_ISREG(path.stat().st_mode):
+                yield Problem("error", "it is not a regular file, and cannot be a part of an inventory", "remove it", where=shown(path))
+            elif what := _oversized(path):
+                yield Problem("error", f"{what}, and cannot be a part of an inventory", "one host on each line", where=shown(path))
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(where) / name for name in names if not name.startswith(".")):
-            count += 1
-            if count > _MAX_FILES:
-                what = f"it has more than {_MAX_FILES:,} files, and cannot be an inventory"
-                raise InventoryError([Problem("error", what, "name the file or folder of the inventory", where=shown(source))])
-            with contextlib.suppress(OSError):
-                if not stat.S_ISREG(path.stat().st_mode):
-                    yield Problem("error", "it is not a regular file, and cannot be a part of an inventory", "remove it", where=shown(path))
-                elif what := _oversized(path):
-                    yield Problem("error", f"{what}, and cannot be a part of an inventory", "remove it", where=shown(path))
+        yield from (Path(where) / name for name in names if not name.startswith("."))
 
 
 def _oversized(path: Path) -> str:
@@ -169,9 +167,8 @@ def _oversized(path: Path) -> str:
     if size > _MAX_FILE:
         return f"it has more than {_MAX_FILE >> 20} MB"
     with path.open("rb") as file:
-        if path.suffix in (".yml", ".yaml", ".json") or file.read(1) == b"{":  # of any length, and read fast
-            return ""
-        return f"a line has more than {_MAX_LINE >> 10} kB" if any(len(line) > _MAX_LINE for line in file) else ""
+        is_fast = path.suffix in (".yml", ".yaml", ".json") or file.read(1) == b"{"
+        return f"a line has more than {_MAX_LINE >> 10} kB" if not is_fast and any(len(line) > _MAX_LINE for line in file) else ""
 
 
 def _missing_file(argument: str) -> Problem | None:
