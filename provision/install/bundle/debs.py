@@ -31,7 +31,7 @@ READ_APT_FILES = (
 )
 _APT_S = 1800.0
 _LARGEST_FILES = 512 << 20  # bytes of a host's files, unpacked
-#: How apt may fetch here what a host's lists name. Of the others, which a list of mirrors can name, too, some run programs.
+# How apt may fetch here what a host's lists name, and what a list of mirrors could name, too.
 _SCHEMES, _DISABLED = ("copy", "file", "http", "https", "mirror+file"), ("cdrom", "ftp", "rsh", "ssh")
 _SHOWN_LINES = 4
 _HINT = "name a mirror that this machine reaches: --apt-mirror URL"
@@ -153,10 +153,8 @@ def _unpack(apt_files: str, root: Path) -> None:
     try:
         content = base64.b64decode("".join(apt_files.split()), validate=True)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as packed:
-            unpacked = 0
             for member in packed:
-                unpacked += member.size
-                if unpacked > _LARGEST_FILES:
+                if member.offset_data + member.size > _LARGEST_FILES:
                     raise ValueError(f"it has more than {_LARGEST_FILES >> 20} MB")
                 if is_plain(member) and re.fullmatch(r"(etc/apt|var/lib/dpkg|usr/share/keyrings)(/[\w.+@~-]+)+", member.name):
                     target = root / plain_path(member.name)
