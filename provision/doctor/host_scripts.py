@@ -16,7 +16,6 @@ def run(session: Session, script: str, title: str, orders: Mapping[str, Any], ta
     Args:
         script: a script of `hostside/`.
         orders: host → its ``order`` (the script's standard input), and the ``python`` to run it with.
-        task_s: seconds after which a host that has not answered is given up.
     """
     outputs: dict[str, str] = {}
 

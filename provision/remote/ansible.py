@@ -27,12 +27,8 @@ Kind = Literal["task", "started", "ok", "changed", "skipped", "tolerated", "fail
 
 # A host that falls silent is given up after 3 × 5 s; a lost connection must not delay the others for the kernel's two hours.
 SSH_ARGUMENTS = "-o ControlMaster=auto -o ControlPersist=30s -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
-#: Seconds for a task that needs no work on the host: past that, the host is given up, and the others go on. It may train, and be slow.
-ANSWER_S = 120
-#: Seconds for any other task, as a download over a slow line or a build.
-TASK_S = 14_400
-#: Bytes that a host may answer to a task, or to a command over ssh.
-MAX_ANSWER = 16 << 20
+#: Seconds after which a host is given up: for a task that needs no work there (it may train, and be slow), and any other, as a build.
+ANSWER_S, TASK_S = 120, 14_400
 _POLL_S = 0.5  # how soon an interrupt is noticed
 KILLED = 254  # in place of the exit code of an ansible-playbook that a signal has ended
 _LARGEST_EVENT = 16 << 20  # bytes of a recorded event
@@ -198,7 +194,7 @@ def run(
     passwords: Mapping[str, str] | None = None,
     on_event: Callable[[Event], None] = lambda _event: None,
     task_s: int = TASK_S,
-    on_poll: Callable[[], None] = lambda: None,
+    on_poll: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Run ``playbook`` and return when it has ended.
 
@@ -233,11 +229,6 @@ def run(
     flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)
-
-    def poll() -> bool:
-        on_poll()
-        return interrupted.is_set()
-
     with signals.as_event() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(
@@ -253,7 +244,7 @@ def run(
             suppress_env_files=True,
             quiet=True,
             event_handler=collector,
-            cancel_callback=poll,
+            cancel_callback=lambda: on_poll() or interrupted.is_set(),
         )
         runner.run()
     rc = KILLED if runner.rc is None else int(runner.rc)
@@ -290,7 +281,6 @@ def _environment(playbooks: Path, workdir: Path, run_id: str) -> dict[str, str]:
         "ANSIBLE_LIBRARY": str(playbooks / "library"),
         "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
         "ANSIBLE_CALLBACK_PLUGINS": str(resources.folder("playbooks") / "callback_plugins"),
-        "PROVISION_MAX_ANSWER": str(MAX_ANSWER),
         # Connections are shared within a run and never with another: that one may have had another key, or other known hosts.
         "ANSIBLE_SSH_CONTROL_PATH": f"%(directory)s/{run_id[-6:]}-%%C",
         **_user_settings(),

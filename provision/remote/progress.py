@@ -36,7 +36,7 @@ class Progress:
         self._series: Series | None = None
         self._waits: dict[str, str] = {}
         self._changing: dict[str, tuple[str, float]] = {}  # host → its step and when that began, once a task has changed something
-        self._task, self._last_event, self._speaks = "", 0.0, 0.0  # begun last; times: when, and when it is said who is waited for
+        self._task, self._heard, self._speaks = "", 0.0, 0.0  # begun last; when something was heard; when it is said who is waited for
         self._epoch = 0
         self._lock = threading.Lock()  # a live view is drawn in a thread of its own, which must never wait for one that prints
 
@@ -63,7 +63,6 @@ class Progress:
         """
         self.close()
         self._stage = Stage.of(title, hosts, time.monotonic(), steps, expected)
-        self._hear()
         self._epoch = 0
         heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
         if self._series is not None:
@@ -130,8 +129,8 @@ class Progress:
         """Show what happened to a task on a host; with ``quiet`` only in a live view, because the caller says what failed."""
         if not event.host:
             return
-        now = self._hear()
-        self._task = event.task if event.kind == "started" else self._task
+        self._heard = now = time.monotonic()
+        self._task, self._speaks = event.task if event.kind == "started" else self._task, now + _WAITS_S
         if self._stage is not None:
             with self._lock:
                 self._stage.event(event, now)
@@ -155,24 +154,13 @@ class Progress:
         if not quiet and self._is_shown(event):
             self.line(text, _STYLE.get(event.kind))
 
-    def _hear(self) -> float:
-        """Something happens now; returns when that is."""
-        self._last_event = now = time.monotonic()
-        self._speaks = now + _WAITS_S
-        return now
-
     def waiting(self) -> None:
         """Say which hosts are waited for where nothing has happened for long. To be called again and again."""
         now = time.monotonic()
-        if self._stage is None or now < self._speaks:
-            return
-        if running := [host.name for host in self._stage.hosts.values() if host.state == "running"]:
-            self._waits_for(f"waiting for {joined(running)}: {self._task} ({clock(now - self._last_event)})")
-        self._speaks = now + max(_WAITS_S, now - self._last_event)
-
-    def _waits_for(self, text: str) -> None:
-        self._note(text)
-        self.line(text)
+        hosts = self._stage.hosts.values() if self._stage is not None and now >= self._speaks else ()
+        if running := [host.name for host in hosts if host.state == "running"]:
+            self.line(f"waiting for {joined(running)}: {self._task} ({clock(now - self._heard)})")
+            self._speaks = now + max(_WAITS_S, now - self._heard)
 
     def _close_step(self, event: Event, now: float) -> None:
         """Show that the step of an event's host is over, if it changed something and the event is of another one."""
@@ -265,7 +253,7 @@ class LiveProgress(Progress):
     def _over(self, host: str, step: str, seconds: float) -> None:
         """The table shows it."""
 
-    def _waits_for(self, text: str) -> None:
+    def waiting(self) -> None:
         """The table shows it."""
 
     def _is_shown(self, event: Event) -> bool:

@@ -211,7 +211,7 @@ class Session:
             steps: its roles in their order, for a view of how far it is.
             on_event: called for each event, which is shown anyway.
             quiet: show no failures of tasks, because the caller does.
-            task_s: seconds after which a host that has not ended a task is given up; the others go on.
+            task_s: as for `ansible.run`.
         """
         names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
         expected = self.forecast.of(self.step) if self.forecast else {}

@@ -16,15 +16,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, Protocol, cast
 
 from provision.base import signals
-from provision.base.text import clock, joined
+from provision.base.text import joined
 from provision.inventory import Host, Inventory
-from provision.remote.ansible import MAX_ANSWER
 from provision.remote.session import Session
 
 TIMEOUT_S = 60.0
@@ -38,7 +36,7 @@ _PARALLEL = 64  # hosts
 _POLL_S = 0.2  # how soon an interrupt is noticed
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
 _WAITS_S = 30.0  # after which it is said who is waited for; then after twice as long, again and again
-_LAST_WORDS_S = 2.0  # for what a killed command has printed: a process of its own may hold the output open
+_MAX_ANSWER = 16 << 20  # bytes that a script may print
 
 Feed = Callable[[IO[bytes]], None]
 #: The standard input of commands: the same bytes on every host, other ones on each, or what a function writes whenever it is called.
@@ -205,8 +203,6 @@ def _run(
     answered: Callable[[str], object] = lambda _: None,
     waiting: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Answer]:
-    """Each answer has at most `MAX_ANSWER` bytes: a host that prints more is cut off, as one that is late. ``waiting``: says for whom."""
-
     def run_on(name: str) -> Answer:
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         deadline = time.monotonic() + (timeout[name] if isinstance(timeout, Mapping) else timeout)
@@ -220,7 +216,7 @@ def _run(
         was_late = False
 
         def is_endless() -> bool:
-            return sum(map(len, printed.values())) > MAX_ANSWER
+            return sum(map(len, printed.values())) > _MAX_ANSWER
 
         def stopping() -> bool:
             nonlocal was_late
@@ -245,8 +241,7 @@ def _run(
         printed: dict[IO[bytes] | None, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
 
         def take(pipe: IO[bytes], data: bytes) -> None:
-            if not is_endless():
-                printed[pipe] += data
+            printed[pipe] += data
 
         with process:
             _attend(process, feed, take, stopping)
@@ -254,16 +249,15 @@ def _run(
         if failures:
             return Answer(process.returncode or 1, out, f"its input could not be read: {failures[0]}")
         if is_endless():
-            return Answer(None, out, f"it printed more than {MAX_ANSWER >> 20} MB")
+            return Answer(None, out, f"it printed more than {_MAX_ANSWER >> 20} MB")
         return Answer(None if was_late else process.returncode, out, err)
 
     with ThreadPoolExecutor(min(len(scripts), _PARALLEL) or 1) as pool:
-        answers = {pool.submit(run_on, name): name for name in scripts}
-        began, pause = time.monotonic(), _WAITS_S
-        while left := futures.wait(answers, pause).not_done:
-            waiting(f"waiting for {joined([name for each, name in answers.items() if each in left])} ({clock(time.monotonic() - began)})")
+        answers, pause = {name: pool.submit(run_on, name) for name in scripts}, _WAITS_S
+        while wait(answers.values(), pause).not_done:
+            waiting(f"waiting for {joined([name for name, each in answers.items() if not each.done()] or ['a host'])}")
             pause *= 2
-        return {name: each.result() for each, name in answers.items()}
+        return {name: each.result() for name, each in answers.items()}
 
 
 def _start(session: Caller, name: str, command: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
@@ -286,13 +280,10 @@ def _attend(process: subprocess.Popen[bytes], feed: Feed, take: Callable[[IO[byt
     with selectors.DefaultSelector() as selector:
         for output in filter(None, (process.stdout, process.stderr)):
             selector.register(output, selectors.EVENT_READ, output)
-        killed_at = None
-        while selector.get_map():
-            if killed_at is None and stopping():
+        stops = False
+        while selector.get_map() and not stops:
+            if stops := stopping():  # a process in another group may hold its output open: what is there is read, and no more
                 os.killpg(process.pid, signal.SIGKILL)
-                killed_at = time.monotonic()
-            if killed_at is not None and time.monotonic() - killed_at > _LAST_WORDS_S:
-                break
             for key, _ in selector.select(_POLL_S):
                 if data := os.read(key.fd, 65536):
                     take(key.data, data)

@@ -63,7 +63,7 @@ def _answer_of(tmp_path: Path, command: str, connection: str) -> tuple[Outcome, 
         "yes 0123456789 >&2",
         "yes ''",
         pytest.param("cat /dev/zero", marks=pytest.mark.slow),
-        pytest.param("head -c 17000000 /dev/zero | tr '\\0' x", marks=pytest.mark.slow),
+        pytest.param("head -c 100000000 /dev/zero | tr '\\0' x", marks=pytest.mark.slow),
     ],
 )
 def test_an_answer_without_end_fails_its_host_alone(command: str, connection: str, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_answer_without_end_fails_its_host_alone(command: str, connection: st
     assert outcome.failed == ["a"]
     failure = outcome.hosts["a"].failure
     assert failure is not None
-    assert "the host answered with more than 16 MB" in failure.text
+    assert "the host's answer takes more than 32 MB" in failure.text
     assert outcome.hosts["b"].ok == 1
 
 

@@ -83,7 +83,7 @@ def test_a_process_that_holds_the_output_of_a_late_script_is_not_waited_for(
     answer = ssh.run(session, {"a": "setsid sleep 600 & echo $!; sleep 600", "b": ":"}, timeout=3)["a"]
     assert answer.code is None
     os.kill(int(answer.out), signal.SIGKILL)  # it runs
-    assert "waiting for a (0:0" in capsys.readouterr().err
+    assert "waiting for a" in capsys.readouterr().err
 
 
 def test_missing_python_missing_engine_and_late_answer(session: Session, tmp_path: Path) -> None:
