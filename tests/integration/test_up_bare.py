@@ -70,6 +70,22 @@ def test_a_host_with_another_key_than_the_known_one_is_refused(bare, tmp_path):
     assert result.stdout.count("its host key is not the one that was known") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("yes 0123456789", "its answer was too large and was cut off"), ("sleep 600", "it let us in, and then did not answer in time")],
+)
+def test_a_host_that_answers_without_end_or_never_is_named_and_the_other_is_surveyed(bare, tmp_path, text, said):
+    root(bare.hosts[0], f"printf '#!/bin/sh\n{text}\n' > /tmp/odd-python; chmod 755 /tmp/odd-python")
+    (tmp_path / "hosts.ini").write_text(bare.inventory.read_text().replace("node1 ", "node1 provision_python=/tmp/odd-python ", 1))
+    result = provision("survey", str(tmp_path / "hosts.ini"))
+    assert result.returncode == 1
+    assert f"node1: error: {said}" in result.stdout
+    assert "\nnode2  debian 12" in result.stdout
+    if "sleep" in text:
+        assert "waiting for node1: Collect facts" in result.stderr
+
+
 def test_a_full_disk_is_seen_before_anything_is_changed(bare, tmp_path):
     host = bare.hosts[0]
     text = bare.inventory.read_text().replace("slots=2", "slots=2 provision_prefix=/dev/shm/small", 1)  # 64 MB, the engine's default

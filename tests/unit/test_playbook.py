@@ -378,6 +378,11 @@ def test_uv_asks_what_pip_is_set_up_to_ask() -> None:
     assert variables == {"SSL_CERT_FILE": "/etc/ca.pem", "UV_HTTP_TIMEOUT": "180"}
     assert constraints == ["/etc/constraints.txt"]
     assert uv_support.online(pip, index_url="https://other.example")[0]["index-url"] == "https://other.example"
+    alone = uv_support.online({"index-url": "https://own.example"})[0]
+    assert (alone["index-url"], alone["extra-index-url"]) == ("https://own.example", []), "no public index besides the user's"
+    assert settings["index-strategy"] == "unsafe-best-match", (
+        "PyTorch's index has old copies of common packages; SECURITY.md says what follows"
+    )
     offline = uv_support.offline("/bundle")
     assert (offline["no-index"], offline["find-links"]) == (True, ["/bundle"])
     assert "index-url" not in offline
