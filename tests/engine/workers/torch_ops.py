@@ -110,6 +110,58 @@ x = torch.full((size, 2), float(rank), requires_grad=True)
 (hvd.alltoall(x) * (rank + 1.0)).sum().backward()
 same(x.grad, torch.arange(1.0, size + 1).unsqueeze(1).expand(-1, 2))
 
+
+
+def second_derivatives(operation, x):
+    """Of the sum of cubes of what a linear operation gives; and what they are by the operation's gradient, which is tested above."""
+    weights, x = torch.arange(1.0, x.numel() + 1, dtype=x.dtype).view(x.shape) + rank, x.requires_grad_()
+    y = operation(x)
+    (first,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad((first * weights).sum(), x)
+    (want,) = torch.autograd.grad((operation(x) * (6 * y * operation(weights)).detach()).sum(), x)
+    return second, want
+
+
+rows = torch.arange(size * 2.0, dtype=torch.float64).view(-1, 1) + rank + 1
+for operation in (
+    lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5),
+    hvd.allreduce,
+    lambda x: hvd.grouped_allreduce([x, 2 * x])[1],
+    lambda x: hvd.grouped_allreduce([x[:1], x[1:]], op=hvd.Sum)[1],
+    lambda x: hvd.allgather(x[: 1 + rank]),
+    lambda x: torch.cat(hvd.grouped_allgather([x[:1], x[: 1 + rank]])),
+    lambda x: hvd.broadcast(x, size - 1),
+    lambda x: hvd.reducescatter(x, op=hvd.Sum),
+    lambda x: torch.cat(hvd.grouped_reducescatter([x, x[1:]])),
+    hvd.alltoall,
+    lambda x: hvd.alltoall(x[: size + 1], splits=[2] + [1] * (size - 1))[0],
+):
+    second, want = second_derivatives(operation, rows.clone())
+    assert torch.allclose(second, want, rtol=1e-12), (second, want)
+
+# Batches of different sizes: all derivatives are those of one batch on one rank.
+batches = [torch.randn(2 + r, 3, 2, dtype=torch.float64) for r in range(size)]
+norms = [kind(3).double() for kind in (torch.nn.BatchNorm1d, hvd.SyncBatchNorm)]
+derivatives = []
+for norm, x in zip(norms, (torch.cat(batches), batches[rank]), strict=True):
+    torch.nn.init.constant_(norm.weight, 1.5)
+    (first,) = torch.autograd.grad((norm(x.requires_grad_()) ** 3).sum(), x, create_graph=True)
+    (of_weight, of_input) = torch.autograd.grad((first**3).sum(), (norm.weight, x))
+    derivatives.append((hvd.allreduce(of_weight, op=hvd.Sum) / (size if norm is norms[0] else 1), of_input))
+(weight_alone, alone), (weight_together, together) = derivatives
+assert torch.allclose(together, alone.split([len(batch) for batch in batches])[rank], rtol=1e-9), (together, alone)
+assert torch.allclose(weight_together, weight_alone, rtol=1e-9), (weight_together, weight_alone)
+
+# A batch without samples on all ranks has no statistics.
+before = norms[1].state_dict()
+before = {name: value.clone() for name, value in before.items()}
+empty = torch.empty(0, 3, 2, dtype=torch.float64, requires_grad=True)
+result = norms[1](empty)
+assert result.shape == empty.shape
+result.sum().backward()
+assert torch.isfinite(norms[1].weight.grad).all()
+assert all(torch.equal(value, before[name]) for name, value in norms[1].state_dict().items() if name.startswith("running"))
+
 assert hvd.broadcast_object({"epoch": 3, "r": rank}, 0) == {"epoch": 3, "r": 0}
 assert hvd.broadcast_object(b"x" * 100_000 if rank == size - 1 else None, size - 1) == b"x" * 100_000
 assert hvd.allgather_object(["a"] * rank) == [["a"] * r for r in range(size)]

@@ -48,7 +48,7 @@ class SyncBatchNorm(_BatchNorm):
             alone: torch.Tensor = super().forward(input)
             return alone
         output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps, self.process_set)
-        if self.training and self.track_running_stats:
+        if self.training and self.track_running_stats and count:  # an empty batch on all ranks has no statistics
             self._track(mean, variance, float(count))
         normalised: torch.Tensor = output
         return normalised
@@ -70,38 +70,45 @@ class _SyncBatchNorm(torch.autograd.Function):
         axes = [axis for axis in range(x.dim()) if axis != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-        count = x.numel() // x.shape[1]
-        local_mean = wide.mean(axes) if count else wide.new_zeros(x.shape[1])
+        samples = x.numel() // x.shape[1]
+        local_mean = wide.mean(axes) if samples else wide.new_zeros(x.shape[1])
         local_square = (wide - local_mean.view(shape)).square().sum(axes)
         # (count, mean, sum of squared deviations) of every rank, merged without the cancellation of E[x²] - E[x]².
-        row = torch.cat([wide.new_tensor([float(count)]), local_mean, local_square]).unsqueeze(0)
+        row = torch.cat([wide.new_tensor([float(samples)]), local_mean, local_square]).unsqueeze(0)
         counts, means, squares = allgather(row, process_set=process_set).split([1, x.shape[1], x.shape[1]], dim=1)
-        total = counts.sum()
+        count = counts.sum()
+        total = count.clamp(min=1.0)
         mean = (counts * means).sum(0) / total
         variance = (squares + counts * (means - mean).square()).sum(0) / total
         inverse = (variance + eps).rsqrt()
         normal = (wide - mean.view(shape)) * inverse.view(shape)
         output = normal if weight is None else normal * weight.view(shape)
         output = output if bias is None else output + bias.view(shape)
-        ctx.save_for_backward(normal, inverse, total, weight)
-        ctx.axes, ctx.shape, ctx.process_set = axes, shape, process_set
+        ctx.save_for_backward(x, mean, inverse, total, weight)
+        ctx.axes, ctx.shape, ctx.eps, ctx.process_set = axes, shape, eps, process_set
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.mark_non_differentiable(mean, variance, total)
-        return output.to(x.dtype), mean, variance, total
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output.to(x.dtype), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        normal, inverse, total, weight = ctx.saved_tensors
-        gradient = gradients[0].to(normal.dtype)
+        x, mean, inverse, total, weight = ctx.saved_tensors
+        wide, shape = x.to(mean.dtype), ctx.shape
+        if torch.is_grad_enabled():  # a second derivative needs how mean and variance depend on the batches
+            mean = allreduce(wide.sum(ctx.axes), op=Sum, process_set=ctx.process_set) / total
+            squares = (wide - mean.view(shape)).square().sum(ctx.axes)
+            inverse = (allreduce(squares, op=Sum, process_set=ctx.process_set) / total + ctx.eps).rsqrt()
+        normal = (wide - mean.view(shape)) * inverse.view(shape)
+        gradient = gradients[0].to(wide.dtype)
         # Gradients of weight and bias stay local: the optimizer averages them as it does all others.
         of_weight = (gradient * normal).sum(ctx.axes)
         of_bias = gradient.sum(ctx.axes)
         if weight is not None:
-            gradient = gradient * weight.view(ctx.shape)
+            gradient = gradient * weight.view(shape)
         sums = torch.stack([gradient.sum(ctx.axes), (gradient * normal).sum(ctx.axes)])
         mean_gradient, mean_product = (allreduce(sums, op=Sum, process_set=ctx.process_set) / total).unbind(0)
-        centred = gradient - mean_gradient.view(ctx.shape) - normal * mean_product.view(ctx.shape)
-        of_input = (centred * inverse.view(ctx.shape)).to(gradients[0].dtype)
+        centred = gradient - mean_gradient.view(shape) - normal * mean_product.view(shape)
+        of_input = (centred * inverse.view(shape)).to(gradients[0].dtype)
         return (
             of_input,
             of_weight.to(weight.dtype) if weight is not None else None,

@@ -42,13 +42,24 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        mine = []
-        number = members(ctx.process_set).rank
-        for gradient, rows in zip(gradients, ctx.rows):
-            average = allreduce(gradient, op=Average, process_set=ctx.process_set)
-            begin = sum(rows[:number])
-            mine.append(average[begin : begin + rows[number]])
-        return None, None, *mine
+        return None, None, *_PartsOfAverage.apply(ctx.rows, ctx.process_set, *gradients)
+
+
+class _PartsOfAverage(torch.autograd.Function):
+    """The gradient of an allgather. Its own gradient is an allgather."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_of_each: list[list[int]], process_set: ProcessSet | None, *gradients: torch.Tensor) -> Any:
+        ctx.process_set = process_set
+        number, mine = members(process_set).rank, []
+        for gradient, rows in zip(gradients, rows_of_each):
+            average = allreduce(gradient, op=Average, process_set=process_set)
+            mine.append(average.split(rows)[number])
+        return tuple(mine)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None, *_Allgather.apply(None, ctx.process_set, *gradients)
 
 
 @not_compiled

@@ -128,7 +128,7 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         _require_gradient(ctx.request)
-        return _start(gradients[0], new_like(gradients[0]), None, ctx.request, blocking=True).result(), None, None
+        return _Allreduce.apply(gradients[0], None, ctx.request), None, None
 
 
 def _require_gradient(request: _Request) -> None:
@@ -267,7 +267,7 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         _require_gradient(ctx.request)
-        return None, None, *_start_group(gradients, [new_like(g) for g in gradients], None, ctx.request).result()
+        return None, None, *_GroupedAllreduce.apply(None, ctx.request, *gradients)
 
 
 @not_compiled

@@ -86,10 +86,21 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        gradient = allreduce(gradients[0], op=Average, process_set=ctx.process_set)
-        if membership.rank() != ctx.root_rank:
-            gradient = torch.zeros_like(gradient)
-        return gradient, None, None, None
+        return _AverageForRoot.apply(gradients[0], ctx.root_rank, ctx.process_set), None, None, None
+
+
+class _AverageForRoot(torch.autograd.Function):
+    """The gradient of a broadcast: the other ranks have zeros. Its own gradient is a broadcast."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, process_set: ProcessSet | None) -> torch.Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        average = allreduce(tensor, op=Average, process_set=process_set)
+        return average if membership.rank() == root_rank else torch.zeros_like(average)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return broadcast(gradients[0], ctx.root_rank, process_set=ctx.process_set), None, None
 
 
 @not_compiled
