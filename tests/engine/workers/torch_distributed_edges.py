@@ -79,6 +79,23 @@ if four.tolist() != [2.0] * 4:
 for work in works:
     work.wait()
 
+# Autograd is told of tensors that were changed in place.
+for what, call in (
+    ("all_reduce", dist.all_reduce),
+    ("all_reduce, async", lambda tensor: dist.all_reduce(tensor, async_op=True).wait()),
+    ("broadcast", lambda tensor: dist.broadcast(tensor, 0)),
+    ("reduce_scatter", lambda tensor: dist.reduce_scatter_tensor(tensor, torch.ones(2 * size))),
+    ("recv", lambda tensor: [work.wait() for work in (dist.isend(torch.ones(2), other), dist.irecv(tensor, other))]),
+):
+    tensor = torch.ones(2)
+    call(tensor)
+    if not tensor._version:
+        wrong.append(f"{what} does not raise a tensor's version")
+negative = torch.tensor([3 + 4j], dtype=torch.complex64).conj().imag
+dist.all_reduce(negative)
+if negative.tolist() != [-4.0 * size]:
+    wrong.append(f"a view that is negated when it is read: {negative}")
+
 # A hook that waits for a future inside the callback of another one.
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 model.register_comm_hook(powersgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2), powersgd.powerSGD_hook)

@@ -90,6 +90,41 @@ except hvd.CollectiveError as error:
     assert "synchronized already" in str(error)
     assert isinstance(error, ValueError), "what Horovod raises"
 
+# Autograd is told of tensors that were changed in place, whichever way, and says so where it has saved one.
+tensor = torch.ones(4)
+for change in (
+    lambda: [hvd.allreduce_(tensor, name="again") for _ in range(3)],
+    lambda: hvd.allreduce_(tensor[::2], op=hvd.Max),
+    lambda: hvd.allreduce_(tensor, op=hvd.Adasum),
+    lambda: hvd.synchronize(hvd.allreduce_async_(tensor)),
+    lambda: hvd.grouped_allreduce_([tensor, torch.ones(1)]),
+    lambda: hvd.synchronize(hvd.grouped_allreduce_async_([tensor.view(2, 2)])),
+    lambda: hvd.broadcast_(tensor, 0),
+    lambda: hvd.synchronize(hvd.broadcast_async_(tensor.detach(), 0)),
+    lambda: hvd.broadcast_parameters({"of": tensor}, 0),
+):
+    x = torch.ones(4, requires_grad=True)
+    y = x * tensor
+    version = tensor._version
+    changed = change()
+    assert tensor._version > version
+    assert not isinstance(changed, list) or len(changed) != 3 or tensor._version >= version + 3
+    try:
+        y.sum().backward()
+        raise AssertionError("a gradient of values that were overwritten")
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error), error
+with torch.inference_mode():
+    tensor = torch.ones(4)
+hvd.allreduce_(tensor)
+# A view that PyTorch negates when it is read.
+negative = torch.complex(torch.ones(3), torch.full((3,), 2.0 + rank)).conj().imag
+assert negative.is_neg()
+same(hvd.allreduce(negative, op=hvd.Sum), torch.full((3,), -sum(2.0 + r for r in range(size))))
+same(hvd.broadcast(negative, size - 1), torch.full((3,), -1.0 - size))
+hvd.allreduce_(negative, op=hvd.Max)
+same(negative.resolve_neg(), torch.full((3,), -2.0))
+
 # Gradients of collectives, as Horovod forms them.
 x = torch.full((3,), float(rank + 1), requires_grad=True)
 hvd.allreduce(x, op=hvd.Sum).sum().backward()

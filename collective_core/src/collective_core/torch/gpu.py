@@ -199,7 +199,7 @@ def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """
     plain = tensor.detach()
     if not holds(tensor):
-        return plain.cpu().contiguous(), None
+        return plain.cpu().resolve_neg().contiguous(), None
     if tensor.device not in _streams:
         _streams[tensor.device] = nccl.platform.new_stream(tensor.device)
     memory = nccl.platform.host_memory(plain)

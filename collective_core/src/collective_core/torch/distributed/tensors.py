@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from collective_core.torch.ops.tensors import raise_versions
+
 
 def listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if torch.is_tensor(tensors) else list(tensors)
@@ -13,7 +15,7 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where the engine can read and write it in place, otherwise a contiguous copy in host memory."""
-    return tensor.detach().cpu().resolve_conj().contiguous()
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,8 +46,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def bring_home(buffer: torch.Tensor, target: torch.Tensor) -> None:
     """Copies a result to where it belongs, if it is not there."""
-    if buffer.data_ptr() != target.data_ptr() or buffer.device != target.device:
-        with torch.no_grad():
-            copy_into(
-                target, torch.view_as_complex(buffer) if target.is_complex() and not buffer.is_complex() else buffer.view(target.shape)
-            )
+    if buffer.data_ptr() == target.data_ptr() and buffer.device == target.device:
+        raise_versions((target,))
+        return
+    copy_into(target, torch.view_as_complex(buffer) if target.is_complex() and not buffer.is_complex() else buffer.view(target.shape))

@@ -27,6 +27,7 @@ from collective_core.torch.ops.tensors import (
     names_of_group,
     new_like,
     objection_to_tensor,
+    raise_versions,
 )
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
@@ -84,7 +85,9 @@ def _start(
     in_place = not problem and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def finish() -> torch.Tensor:
-        if not in_place:
+        if in_place:
+            raise_versions((output,))
+        else:
             with torch.no_grad():
                 output.copy_(target, non_blocking=copied is not None)
         return output
@@ -181,6 +184,7 @@ def allreduce_(
         return _allreduce_in_place(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     if fault:
         operations.check_prepared(fault, tensor)
+    raise_versions((tensor,))
     return tensor
 
 
@@ -202,6 +206,7 @@ def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | 
     who, address = members(request.process_set), tensor.data_ptr()
     operation = request.operation(tensor, name or membership.next_name("allreduce", who.id), address, address, device_number(tensor))
     operations.run(operation, tensor)
+    raise_versions((tensor,))
     if not name:
         operation.name = membership.name_prefix("allreduce").encode()
     counter = None if name else membership.counter("allreduce", who.id)

@@ -14,7 +14,15 @@ from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Work, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, is_in_host_memory, new_like, objection_to_tensor
+from collective_core.torch.ops.tensors import (
+    device_number,
+    dtype_name,
+    host_copy,
+    is_in_host_memory,
+    new_like,
+    objection_to_tensor,
+    raise_versions,
+)
 
 
 def _start(
@@ -54,6 +62,7 @@ def _start(
                     output.copy_(tensor)
             elif not in_place:
                 output.copy_(target, non_blocking=copied is not None)
+        raise_versions((output,))  # of the root, too: what fails, fails on all ranks
         return output
 
     if on_gpu:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -30,6 +30,20 @@ def _exchange_api() -> int:
 EXCHANGE_API = _exchange_api()
 
 
+def _raiser_of_versions() -> Callable[[tuple[torch.Tensor, ...]], Any]:
+    """PyTorch's own; its public function, ``torch.autograd.graph.increment_version``, costs three times as much as what it calls."""
+    raise_versions: Any = getattr(torch._C, "_increment_version", None)
+    try:
+        raise_versions((torch.empty(0),))
+    except TypeError:  # an older PyTorch, which has none, or one that takes a single tensor
+        return lambda tensors: [tensor.detach().as_strided((0,), (1,)).zero_() for tensor in tensors if not tensor.is_inference()]
+    return raise_versions  # type: ignore[no-any-return]
+
+
+#: Tells autograd that the engine has changed tensors: what it has saved of them is no longer what it was.
+raise_versions = _raiser_of_versions()
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     """The engine's name of the tensor's element type, or a stand-in for one that it cannot send."""
     return _NAMES.get(tensor.dtype, _native.STAND_IN)
@@ -44,12 +58,12 @@ def objection_to_tensor(tensor: torch.Tensor, layout: torch.layout = torch.strid
 
 def device_number(tensor: torch.Tensor) -> int:
     """The engine's number of where the tensor lies: all ranks must use the same."""
-    return _native.HOST_MEMORY if is_in_host_memory(tensor) else _native.GPU
+    return _native.HOST_MEMORY if tensor.device.type == "cpu" and not gpu.holds(tensor) else _native.GPU
 
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:
-    """Whether the engine can read the tensor where it lies."""
-    return tensor.device.type == "cpu" and not gpu.holds(tensor)
+    """Whether the engine can read and write the tensor where it lies."""
+    return tensor.device.type == "cpu" and not gpu.holds(tensor) and not tensor.is_neg()
 
 
 def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
