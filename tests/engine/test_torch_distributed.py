@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,6 +193,91 @@ def test_a_message_that_nobody_sends_ends_with_the_groups_timeout(two_ends):
     with pytest.raises(CollectiveError, match=r"\(tag 3\) from or to rank 0 \(host here, pid 4711\) was not taken within 0.1 s") as caught:
         waiting.wait(1.0)
     assert caught.value.kind == "timeout"
+
+
+def test_a_receive_that_times_out_half_way_writes_nothing_more_and_closes_the_connection(two_ends):
+    here, there = two_ends()
+    resume, write = threading.Event(), here._write
+
+    def write_a_part_first(rank, sender):
+        if sender.waiting and not sender.waiting[0].moved:
+            sender.connection.sendall(sender.head + bytes(sender.waiting[0].bytes[:1000]))
+            sender.head, sender.waiting[0].moved = b"", 1000
+            resume.wait(20)
+        write(rank, sender)
+
+    here._write = write_a_part_first
+    got = np.zeros(1 << 20, dtype=np.uint8)
+    waiting, behind = there.receive(got, 0, 0, timeout=0.2), there.receive(np.zeros(5, dtype=np.uint8), 0, 1)
+    sent = here.send(np.ones(1 << 20, dtype=np.uint8), 1, 0)
+    while not got[999]:
+        time.sleep(0.001)
+    with pytest.raises(CollectiveError, match="was not taken within 0.2 s"):
+        waiting.wait(0.5)
+    got.fill(7)
+    resume.set()
+    with pytest.raises(CollectiveError, match="cannot be reached"):
+        sent.wait(20)
+    assert (got == 7).all()
+    for later in (behind, there.receive(np.zeros(5, dtype=np.uint8), 0, 0)):
+        with pytest.raises(CollectiveError, match="sends no more: a message timed out when it had begun, so its connection was closed"):
+            later.wait(20)
+    with pytest.raises(CollectiveError, match="cannot be reached"):
+        here.send(bytes_of(b"12345"), 1, 1).wait(20)
+
+
+def test_a_send_that_times_out_half_way_goes_no_further_and_closes_the_connection(two_ends):
+    here, there = two_ends()
+    here.send(bytes_of(b"12345"), 1, 0)
+    assert there.receive(np.zeros(5, dtype=np.uint8), 0, 0).wait(20)
+    here.timeout = 0.2
+    memory, got = np.ones(16 << 20, dtype=np.uint8), np.zeros(16 << 20, dtype=np.uint8)
+    sent = here.send(memory, 1, 0)
+    while not sent.moved:
+        time.sleep(0.001)
+    behind = here.send(bytes_of(b"12345"), 1, 1)
+    with pytest.raises(CollectiveError, match="was not taken within 0.2 s"):
+        sent.wait(0.5)
+    memory.fill(9)
+    with pytest.raises(CollectiveError, match="cannot be reached: a message timed out when it had begun"):
+        behind.wait(20)
+    with pytest.raises(CollectiveError, match="sends no more: its connection ended in the middle of a message"):
+        there.receive(got, 0, 0, timeout=20).wait(20)
+    assert 9 not in got
+    with pytest.raises(CollectiveError, match="cannot be reached: a message to it timed out when it had begun"):
+        here.send(bytes_of(b"12345"), 1, 1).wait(20)
+
+
+def test_a_send_that_is_given_up_before_it_begins_is_never_sent_and_the_others_are(two_ends):
+    here, there = two_ends()
+    large = np.ones(16 << 20, dtype=np.uint8)
+    first, second, third = here.send(large, 1, 0), here.send(bytes_of(b"12345"), 1, 1), here.send(bytes_of(b"67890"), 1, 2)
+    second.give_up(0.5)
+    with pytest.raises(CollectiveError, match="was not taken within 0.5 s"):
+        second.wait(0)
+    got, last = np.zeros(16 << 20, dtype=np.uint8), np.zeros(5, dtype=np.uint8)
+    for transfer in (there.receive(last, 0, 2), there.receive(got, 0, 0), first, third):
+        assert transfer.wait(20)
+    assert got.all()
+    assert bytes(last.tolist()) == b"67890"
+    assert there._unexpected == []
+
+
+def test_an_accept_that_fails_is_tried_again(two_ends):
+    here, there = two_ends()
+    listener, left = there._listener, [errno.EMFILE, errno.ECONNABORTED]
+
+    def accept():
+        if left:
+            raise OSError(left.pop(), "made by a test")
+        return listener.accept()
+
+    there._listener = SimpleNamespace(fileno=listener.fileno, accept=accept, close=listener.close)
+    got = np.zeros(5, dtype=np.uint8)
+    received, sent = there.receive(got, 0, 0), here.send(bytes_of(b"12345"), 1, 0)
+    assert received.wait(20)
+    assert sent.wait(20)
+    assert left == []
 
 
 def test_who_leaves_is_named_to_those_who_wait_for_a_message(two_ends):

@@ -146,7 +146,6 @@ x = torch.full((size, 2), float(rank), requires_grad=True)
 same(x.grad, torch.arange(1.0, size + 1).unsqueeze(1).expand(-1, 2))
 
 
-
 def second_derivatives(operation, x):
     """Of the sum of cubes of what a linear operation gives; and what they are by the operation's gradient, which is tested above."""
     weights, x = torch.arange(1.0, x.numel() + 1, dtype=x.dtype).view(x.shape) + rank, x.requires_grad_()

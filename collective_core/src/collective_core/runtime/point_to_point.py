@@ -3,7 +3,8 @@
 Every ordered pair of ranks that needs it has a connection of its own, which the sender opens with its first message. Both sides prove that
 they know the group's secret (runtime/handshake.py). One thread per group moves all messages, from its first use on. A message is its tag,
 its length, and its bytes, which are read into the tensor that waits for them. While nobody waits for a message it stays with its sender,
-unless somebody waits for one behind it, with another tag: then it is kept here.
+unless somebody waits for one behind it, with another tag: then it is kept here. A message that times out after it has begun takes its
+connection with it, for good, as with Gloo: what is left of it would be taken for the next one.
 """
 
 from __future__ import annotations
@@ -99,12 +100,24 @@ class Transfer:
         if not self._over.wait(seconds):
             if time.monotonic() < self._end:
                 return False
-            self._group.forget(self)
-            who = "any rank" if self.other == ANYONE else self._group.describe(self.other)
-            raise CollectiveError(f"a message (tag {self.tag}) from or to {who} was not taken within {self._timeout:g} s", "timeout")
+            self.give_up(self._timeout)
         if self._error is not None:
             raise self._error
         return True
+
+
+    def give_up(self, seconds: float) -> None:
+        """Ends it, in vain unless it ends just now. Then nothing of its memory is sent or written any more. ``seconds``: that it had."""
+        self._timeout = seconds
+        self._group.forget(self)
+        while not self._over.wait(LOOK_INTERVAL) and self._group.is_moving():
+            pass
+        self.end_late()
+
+    def end_late(self) -> None:
+        """Called where it cannot move any more."""
+        who = "any rank" if self.other == ANYONE else self._group.describe(self.other)
+        self.end(CollectiveError(f"a message (tag {self.tag}) from or to {who} was not taken within {self._timeout:g} s", "timeout"))
 
 
 class _Sender:
@@ -149,6 +162,8 @@ class PointToPoint:
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
         self._lost: dict[int, CollectiveError] = {}  # of senders whose connection has ended
+        self._refused: set[int] = set()  # senders whose connection was closed for a message that timed out
+        self._closed: dict[int, CollectiveError] = {}  # as those, by the rank to which it was
         #: Ranks that have ended, as it seems, without a connection of theirs: when to believe it, as the connection may be on its way.
         self._gone: dict[int, tuple[float, CollectiveError]] = {}
         self._posted: list[Transfer] = []
@@ -189,6 +204,10 @@ class PointToPoint:
     def forget(self, transfer: Transfer) -> None:
         """Nobody waits for it any more."""
         self._tell("forget", transfer)
+
+    def is_moving(self) -> bool:
+        """Whether the thread that moves messages runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def describe(self, rank: int) -> str:
         peer = self._peers[rank]
@@ -237,6 +256,8 @@ class PointToPoint:
                 key.data()
             if time.monotonic() - looked >= LOOK_INTERVAL:
                 looked = time.monotonic()
+                with contextlib.suppress(KeyError):  # it is there, unless it could accept nobody
+                    self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
                 self._look_at_group()
         self._fail_all(CollectiveError("the group was destroyed", "closed"))
         for connection in [each.connection for each in self._senders.values()] + [each.connection for each in self._receivers.values()]:
@@ -260,6 +281,9 @@ class PointToPoint:
         return sender
 
     def _on_send(self, transfer: Transfer) -> None:
+        if transfer.other in self._closed:
+            transfer.end(self._closed[transfer.other])
+            return
         sender = self._sender_to(transfer.other)
         sender.waiting.append(transfer)
         if sender.connection is not None and len(sender.waiting) == 1:
@@ -275,15 +299,28 @@ class PointToPoint:
             transfer.end(self._lost[transfer.other])
             return
         self._posted.append(transfer)
-        if transfer.other != ANYONE and transfer.other not in self._receivers:
+        if transfer.other != ANYONE and transfer.other not in self._receivers and transfer.other not in self._closed:
             self._sender_to(transfer.other)  # which ends with that rank, also where it never sends anything
         for receiver in list(self._receivers.values()):
             if receiver.is_parked and transfer.other in (receiver.source, ANYONE):
                 self._choose_target(receiver)
 
     def _on_forget(self, transfer: Transfer) -> None:
+        transfer.end_late()
         if transfer in self._posted:
             self._posted.remove(transfer)
+        for receiver in [each for each in self._receivers.values() if each.target is transfer]:
+            self._refused.add(receiver.source)
+            self._lose(receiver, "a message timed out when it had begun, so its connection was closed")
+        for rank, sender in [(rank, each) for rank, each in self._senders.items() if transfer in each.waiting]:
+            is_first = sender.connection is not None and transfer is sender.waiting[0]
+            if is_first and (transfer.moved or len(sender.head) < _message.size):
+                self._on_not_called((rank, "a message timed out when it had begun, so its connection was closed", False))
+                self._closed[rank] = self._lost_peer(rank, "cannot be reached: a message to it timed out when it had begun")
+                continue
+            sender.waiting.remove(transfer)
+            if is_first and sender.waiting:
+                self._begin_message(rank, sender)
 
     def _on_end(self, last: float) -> None:
         self._last = last
@@ -312,7 +349,7 @@ class PointToPoint:
             self._unregister(sender.connection)
             sender.connection.close()
             sender.connection = None
-        error = CollectiveError(f"{self.describe(rank)} cannot be reached: {reason}", "peer_lost", (self._peers[rank].rank,))
+        error = self._lost_peer(rank, f"cannot be reached: {reason}")
         for transfer in sender.waiting:
             transfer.end(error)
         sender.waiting.clear()
@@ -321,7 +358,7 @@ class PointToPoint:
 
     def _on_accepted(self, about: tuple[int, socket.socket]) -> None:
         source, connection = about
-        if source in self._receivers:
+        if source in self._receivers or source in self._refused:
             connection.close()
             return
         self._lost.pop(source, None)
@@ -392,6 +429,8 @@ class PointToPoint:
                 sender.head = sender.head[of_head:]
                 first.moved += sent - of_head
                 if sender.head or first.moved < first.length:
+                    if self._new:  # perhaps that this very message has timed out
+                        break
                     continue
                 sender.waiting.popleft()
                 first.end()
@@ -408,7 +447,11 @@ class PointToPoint:
     # --- receiving
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # too many open files, or who called has gone: at the next look again
+            self._unregister(self._listener)
+            return
         self._pending.append(connection)
         if len(self._pending) > MOST_PENDING + len(self._peers):
             with contextlib.suppress(OSError):
@@ -420,7 +463,7 @@ class PointToPoint:
         connection.settimeout(handshake.PROOF_TIMEOUT)
         try:
             greeting, number = HEAD.unpack(handshake.read(connection, HEAD.size))
-            if greeting == GREETING and number < len(self._peers):
+            if greeting == GREETING and number < len(self._peers) and number not in self._refused:
                 answer = handshake.Answer(self._secret, number, handshake.read(connection, handshake.CHALLENGE_BYTES))
                 connection.sendall(answer.message)
                 if answer.seal(handshake.read(connection, handshake.PROOF_BYTES)) is not None:
@@ -434,6 +477,8 @@ class PointToPoint:
         connection.close()
 
     def _read(self, receiver: _Receiver) -> None:
+        if self._receivers.get(receiver.source) is not receiver:  # it was closed meanwhile
+            return None
         try:
             while not receiver.is_parked:
                 if receiver.length < 0:
@@ -449,10 +494,12 @@ class PointToPoint:
                     target = receiver.target.bytes if receiver.target is not None else memoryview(receiver.kept or b"")
                     count = receiver.connection.recv_into(target[receiver.moved :])
                     if not count:
-                        return self._lose(receiver, "it ended in the middle of a message")
+                        return self._lose(receiver, "its connection ended in the middle of a message")
                     receiver.moved += count
                 if 0 <= receiver.length == receiver.moved and not receiver.is_parked:
                     self._finish_message(receiver)
+                if self._new:  # perhaps that this very message has timed out
+                    return None
         except BlockingIOError:
             return None
         except OSError as error:
@@ -510,12 +557,13 @@ class PointToPoint:
         receiver.connection.close()
         del self._receivers[receiver.source]
         self._learn_of_failures()
-        error = CollectiveError(
-            f"{self.describe(receiver.source)} sends no more: {reason}", "peer_lost", (self._peers[receiver.source].rank,)
-        )
+        error = self._lost_peer(receiver.source, f"sends no more: {reason}")
         if receiver.target is not None:
             receiver.target.end(error)
         self._fail_receives(receiver.source, error)
+
+    def _lost_peer(self, rank: int, what: str) -> CollectiveError:
+        return CollectiveError(f"{self.describe(rank)} {what}", "peer_lost", (self._peers[rank].rank,))
 
     def _fail_receives(self, source: int, error: CollectiveError) -> None:
         self._lost[source] = error
@@ -551,6 +599,10 @@ class PointToPoint:
         for transfer in [*self._posted, *waiting, *(each.target for each in self._receivers.values() if each.target)]:
             transfer.end(error)
         self._posted.clear()
+        for receiver in [each for each in self._receivers.values() if each.target]:  # whose memory belongs to the program again
+            self._unregister(receiver.connection)
+            receiver.connection.close()
+            del self._receivers[receiver.source]
         for sender in self._senders.values():
             sender.waiting.clear()
             if sender.connection is not None:  # on which a message may have begun

@@ -85,11 +85,15 @@ class Work(dist.Work):
         limit = timeout.total_seconds()
         end = time.monotonic() + limit if limit > 0 else float("inf")
         while not self._complete(min(LOOK_INTERVAL, max(0.0, end - time.monotonic()))):
-            if time.monotonic() >= end:
+            if time.monotonic() >= end and not self._give_up(limit):
                 raise CollectiveError(f"{self.name} took longer than the {limit:g} s of this wait", "timeout")
         if self._error is not None:
             raise self._error
         return True
+
+    def _give_up(self, _seconds: float) -> bool:
+        """Whether it will not go on after a wait of so long."""
+        return False
 
     def synchronize(self) -> None:
         self.wait()
@@ -141,6 +145,10 @@ class MessageWork(Work):
         return self._transfer.other
 
     _source_rank = source_rank
+
+    def _give_up(self, seconds: float) -> bool:
+        self._transfer.give_up(seconds)
+        return self._complete(LOOK_INTERVAL)
 
     def _complete_later(self) -> None:
         self._transfer.call_when_over(partial(self._completer.put, self))
