@@ -258,5 +258,5 @@ def test_operations_that_nobody_waits_for_keep_their_memory(launch, case):
 def test_threads_may_bring_operations_in_any_order_and_hear_of_disagreements(launch, n, hosts):
     outcome = launch("several_threads.py", n, hosts).must_succeed()
     assert set(outcome.reports()) == set(range(n))
-    said = "in allreduce 'of rank 1' (float32[2]): the ranks ask for different things: rank 0 (host "
+    said = "in allreduce 'busy of rank 1' (float32[2]): the ranks ask for different things: rank 0 (host "
     assert said in outcome.stderr, outcome.stderr

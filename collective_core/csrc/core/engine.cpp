@@ -1,5 +1,8 @@
 #include "core/engine.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -21,6 +24,20 @@ constexpr const char* was_interrupted = "a signal has ended the wait";
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
 uint64_t key_of(const Header& header) { return header.name_hash + static_cast<uint64_t>(header.kind); }
+
+// Nanoseconds that a thread of this process has run; -1: it has ended. What pthread_getcpuclockid tells, by its number.
+int64_t ran_ns(pid_t thread) {
+  timespec ran = {};
+  const clockid_t clock = static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | 6);
+  return clock_gettime(clock, &ran) == 0 ? int64_t(1000000000) * ran.tv_sec + ran.tv_nsec : -1;
+}
+
+// While a thread waits for an operation.
+struct Waiting {
+  explicit Waiting(int& count) : count_(count) { ++count_; }
+  ~Waiting() { --count_; }
+  int& count_;
+};
 
 // Whether the data has come with the headers, so that what is left takes no time worth a look at the clock.
 bool has_travelled(const Header& header) {
@@ -104,6 +121,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     settle(*task, Failure(Fault::invalid, refused_in_handler));
     return monotonic_ns();
   }
+  const Waiting waiting(note_caller());
   const Header& header = task->operation.header;
   if (busy_ || !queue_.empty() || header.kind == Kind::join || may_use_external_transport(header)) {
     enqueue(task);
@@ -120,7 +138,6 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     collect(*task);
     return monotonic_ns();
   }
-  note_caller();
   if (closing_) {
     settle(*task, Failure(Fault::closed, "the engine is shutting down"));
     return monotonic_ns();
@@ -163,10 +180,21 @@ void Engine::conclude(const Outcome& outcome) {
   changed_.notify_all();
 }
 
-void Engine::note_caller() {
-  const std::thread::id caller = std::this_thread::get_id();
-  if (first_caller_ == std::thread::id()) first_caller_ = caller;
-  several_callers_ = several_callers_ || caller != first_caller_;
+int& Engine::note_caller() {
+  static thread_local const auto caller = static_cast<pid_t>(syscall(SYS_gettid));
+  const auto known = callers_.find(caller);
+  if (known != callers_.end()) return known->second;
+  for (auto one = callers_.begin(); one != callers_.end();) one = ran_ns(one->first) < 0 ? callers_.erase(one) : ++one;
+  return callers_[caller] = 0;
+}
+
+int64_t Engine::others_ran_ns() const {
+  int64_t sum = -1;
+  for (const auto& [thread, waits] : callers_) {
+    const int64_t ran = waits > 0 ? -1 : ran_ns(thread);
+    if (ran >= 0) sum = std::max<int64_t>(sum, 0) + ran;
+  }
+  return sum;
 }
 
 void Engine::submit(const std::shared_ptr<Task>& task) {
@@ -210,7 +238,7 @@ bool Engine::wait(Task& task, double seconds) {
   Lock lock(mutex_);
   if (task.done || seconds <= 0) return collect(task);
   if (is_in_handler()) throw Failure(Fault::invalid, refused_in_handler);
-  note_caller();
+  const Waiting waiting(note_caller());
   const bool was_blocking = std::exchange(task.blocking, true);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done.load(); });
   task.blocking = was_blocking;

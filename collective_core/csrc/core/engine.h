@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -113,26 +114,31 @@ class Engine {
     std::shared_ptr<Task> came_with;
     Proposal mine;
     std::vector<const Task*> tried;  // while it is this rank that decides: what it has proposed so far
+    int64_t ran_ns;                  // by threads that do not wait here, and from when on they must run to be awaited
+    Deadline idle;
   };
   // With mutex_ held: all that this rank can propose.
   std::vector<std::shared_ptr<Task>> submitted(const Search& search) const;
   // What this rank answers to who wants something else than it has proposed.
-  Proposal find_wanted(const Header& wanted, int first, const Search& search, Deadline& deadline);
+  Proposal find_wanted(const Header& wanted, int first, Search* search, Deadline& deadline);
   // When this rank is stuck, and some others are without what it has proposed: something else.
   Proposal find_other(Search* search);
   void transfer(Operation& operation, Deadline& deadline);
   // As scales_before_transfer says; `run_as_joined` is the other side of it.
   void scale_and_transfer(Operation& operation, Deadline& deadline);
   void forget_locations();  // of tensors in the arena, in headers_: something else is transferred
-  void note_caller();       // with mutex_ held
+  int& note_caller();       // with mutex_ held: how often this thread waits here
   // With mutex_ held: this thread runs something on the connections, which are for one at a time, until the other call.
   void begin_to_run();
   void end_run();
   bool may_use_external_transport(const Header& header) const;
   void settle_queue();  // with mutex_ held: what is still queued when this engine ends
   // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
-  // each may still bring what the other ranks want, so that is believed only after a while.
-  bool all_callers_wait(const Deadline& deadline) const;
+  // each may still bring what the other ranks want, so that is believed only of those that have ended or not run for a
+  // while, and after a long time.
+  bool all_callers_wait(Search* search, const Deadline& deadline) const;
+  // With mutex_ held: nanoseconds that the callers' threads which live and do not wait here have run; -1: there is none.
+  int64_t others_ran_ns() const;
   void warn_of_disagreement(const Header& wanted, Deadline& deadline) const;
   void settle(Task& task, const Failure& failure);  // with mutex_ held
   std::vector<int> global_ranks(const std::vector<int>& ranks) const;
@@ -155,13 +161,12 @@ class Engine {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Task>> queue_;
   const Task* in_caller_ = nullptr;  // which a caller runs in its own thread
-  std::thread::id first_caller_;
+  std::map<pid_t, int> callers_;  // threads that have asked for something, and how often each waits here now
   Semantics semantics_ = Semantics::engine;
   std::unordered_map<uint64_t, const Task*> claimed_names_;  // of what was submitted and not collected
   bool busy_ = false;
   std::thread::id runner_;  // while it is busy
   bool closing_ = false;
-  bool several_callers_ = false;
   std::optional<Failure> stopped_;  // the first fatal failure
   std::thread worker_;
 };

@@ -12,6 +12,8 @@ constexpr auto between_looks =
     std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
 // The time before a stall is warned of, so often: then none of several threads is expected to submit anything more.
 constexpr double standstill = 20.0;
+// Seconds in which a thread that is to submit something runs at least once: PyTorch's data loaders look every five.
+constexpr double idle_s = 8.0;
 
 // What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
 struct Payload {
@@ -63,7 +65,7 @@ void Engine::ask(Task& task, Stuck stuck, Deadline& deadline) {
   {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
-    const bool waits = task.blocking && nothing_else && !several_callers_;
+    const bool waits = task.blocking && nothing_else && callers_.size() <= 1;
     header.stuck = stuck == Stuck::no && waits ? Stuck::waits : stuck;
   }
   // Horovod knows how to do without a rank in reductions alone.
@@ -104,13 +106,16 @@ void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
     const int contributors = task->operation.contributors;
     const bool goes_on_after_it = joins(*task) && contributors > 0;
     if (agreement.verdict == Verdict::agreed && !goes_on_after_it) return;
-    if (!begun) begun = Search{task, {task, Stuck::no}, {}};
+    if (!begun) {
+      const Lock lock(mutex_);
+      begun = Search{task, {task, Stuck::no}, {}, others_ran_ns(), Deadline(idle_s)};
+    }
     Search& search = *begun;
     if (agreement.verdict == Verdict::reorder) {
       const bool decides = agreement.first == topology().rank && task->operation.header.stuck != Stuck::no;
       if (!decides) search.tried.clear();
       search.mine =
-          decides ? find_other(&search) : find_wanted(*headers_[agreement.first], agreement.first, search, deadline);
+          decides ? find_other(&search) : find_wanted(*headers_[agreement.first], agreement.first, &search, deadline);
       continue;
     }
     search.tried.clear();
@@ -153,14 +158,14 @@ Engine::Proposal Engine::find_other(Search* search) {
   return {awaited == all.end() ? task : *awaited, Stuck::tried};
 }
 
-Engine::Proposal Engine::find_wanted(const Header& wanted, int first, const Search& search, Deadline& deadline) {
+Engine::Proposal Engine::find_wanted(const Header& wanted, int first, Search* search, Deadline& deadline) {
   const auto is_wanted = [&](const std::shared_ptr<Task>& one) {
     return !joins(*one) && one->operation.header.name_hash == wanted.name_hash;
   };
-  if (is_wanted(search.mine.task)) return search.mine;
+  if (is_wanted(search->mine.task)) return search->mine;
   Lock lock(mutex_);
   for (;;) {
-    const auto all = submitted(search);
+    const auto all = submitted(*search);
     const auto found = std::find_if(all.begin(), all.end(), is_wanted);
     if (found != all.end()) return {*found, Stuck::no};
     const auto joining = std::find_if(all.begin(), all.end(), [](const auto& one) { return joins(*one); });
@@ -168,8 +173,8 @@ Engine::Proposal Engine::find_wanted(const Header& wanted, int first, const Sear
     const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
     // Nobody will submit it before what a caller waits for is done. If none of what is there is to be had from all
     // ranks either, every rank reports the disagreement.
-    if (awaited != all.end() && all_callers_wait(deadline)) return {*awaited, Stuck::waits};
-    if (closing_) return {search.mine.task, Stuck::waits};
+    if (awaited != all.end() && all_callers_wait(search, deadline)) return {*awaited, Stuck::waits};
+    if (closing_) return {search->mine.task, Stuck::waits};
     changed_.wait_for(lock, between_looks);
     lock.unlock();
     group_->failure_detector().check();
@@ -184,8 +189,11 @@ Engine::Proposal Engine::find_wanted(const Header& wanted, int first, const Sear
   }
 }
 
-bool Engine::all_callers_wait(const Deadline& deadline) const {
-  if (!several_callers_) return true;
+bool Engine::all_callers_wait(Search* search, const Deadline& deadline) const {
+  const int64_t ran = others_ran_ns();
+  if (ran < 0 || (ran == search->ran_ns && search->idle.passed())) return true;
+  if (ran != search->ran_ns) search->idle.extend();
+  search->ran_ns = ran;
   return group_->warn_after() > 0 && deadline.waited() >= standstill * group_->warn_after();
 }
 

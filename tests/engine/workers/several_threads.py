@@ -34,19 +34,59 @@ for number, count in enumerate((2, 300_000)):
     for name in names:
         assert results[name] == size * count, results
 
-# Every rank waits, but no rank knows that of its other threads.
+
+def disagree(name):
+    try:
+        hvd.synchronize(hvd.allreduce_async(torch.ones(2), name=f"{name} of rank {rank}"))
+        raise RuntimeError("no error")
+    except hvd.HorovodInternalError as error:
+        assert error.kind == "mismatch", error
+        assert all(f"'{name} of rank {each}'" in str(error) for each in range(size)), error
+
+
+# Every rank waits, and its other threads have ended, wait too, or have not run for a while. Nothing warns of a stall.
+hvd.shutdown()
+os.environ["COLLECTIVE_STALL_WARNING"] = "0"
+hvd.init()
+for number in range(3):
+    other = threading.Thread(target=reduce, args=(f"of another thread {number}", 0.0, 2))
+    other.start()
+    other.join()
+disagree("ended")
+others = [threading.Thread(target=disagree, args=(f"waiting {number}",)) for number in range(2)]
+for other in others:
+    other.start()
+for other in others:
+    other.join()
+idle, has_called = threading.Event(), threading.Event()
+other = threading.Thread(target=lambda: (reduce("of an idle thread", 0.0, 2), has_called.set(), idle.wait()))
+other.start()
+has_called.wait()
+disagree("idle")
+idle.set()
+other.join()
+
+# Another thread computes: it is believed to bring nothing after a long time.
 hvd.shutdown()
 os.environ["COLLECTIVE_STALL_WARNING"] = "0.1"
 hvd.init()
-other = threading.Thread(target=reduce, args=("of another thread", 0.0, 2))
+computes = True
+has_called.clear()
+
+
+def compute():
+    reduce("of a thread that computes", 0.0, 2)
+    has_called.set()
+    while computes:
+        sum(range(1000))
+
+
+other = threading.Thread(target=compute)
 other.start()
+has_called.wait()
+disagree("busy")
+computes = False
 other.join()
-try:
-    hvd.synchronize(hvd.allreduce_async(torch.ones(2), name=f"of rank {rank}"))
-    raise RuntimeError("no error")
-except hvd.HorovodInternalError as error:
-    assert error.kind == "mismatch", error
-    assert all(f"'of rank {each}'" in str(error) for each in range(size)), error
 hvd.barrier()
 common.report(done=True)
 hvd.shutdown()

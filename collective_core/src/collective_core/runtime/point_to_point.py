@@ -105,7 +105,6 @@ class Transfer:
             raise self._error
         return True
 
-
     def give_up(self, seconds: float) -> None:
         """Ends it, in vain unless it ends just now. Then nothing of its memory is sent or written any more. ``seconds``: that it had."""
         self._timeout = seconds
