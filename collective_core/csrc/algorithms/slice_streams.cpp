@@ -47,7 +47,7 @@ void run_streams(Group& group, const SliceStreams& streams, Deadline& deadline) 
     }
     if (done) return;
     if (moved) {
-      deadline.extend();
+      group.note_progress(deadline);
       idle = 0;
       continue;
     }

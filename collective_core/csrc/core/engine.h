@@ -137,7 +137,8 @@ class Engine {
   // each may still bring what the other ranks want, so that is believed only of those that have ended or not run for a
   // while, and after a long time.
   bool all_callers_wait(Search* search, const Deadline& deadline) const;
-  // With mutex_ held: nanoseconds that the callers' threads which live and do not wait here have run; -1: there is none.
+  // With mutex_ held: nanoseconds that the callers' threads which live and do not wait here have run; -1: there is
+  // none.
   int64_t others_ran_ns() const;
   void warn_of_disagreement(const Header& wanted, Deadline& deadline) const;
   void settle(Task& task, const Failure& failure);  // with mutex_ held
@@ -161,7 +162,7 @@ class Engine {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Task>> queue_;
   const Task* in_caller_ = nullptr;  // which a caller runs in its own thread
-  std::map<pid_t, int> callers_;  // threads that have asked for something, and how often each waits here now
+  std::map<pid_t, int> callers_;     // threads that have asked for something, and how often each waits here now
   Semantics semantics_ = Semantics::engine;
   std::unordered_map<uint64_t, const Task*> claimed_names_;  // of what was submitted and not collected
   bool busy_ = false;

@@ -77,8 +77,23 @@ void Group::warn_if_due(const std::vector<int>& missing, Deadline& deadline) con
   warn(" for " + topology_.describe(missing), deadline);
 }
 
+void Group::note_progress(Deadline& deadline) {
+  deadline.extend();
+  std::atomic<uint32_t>& moves = memory_.my_cell().moves;
+  moves.store(moves.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+void Group::extend_by_progress(Deadline& deadline, uint32_t* seen) {
+  uint32_t moves = 0;
+  for (int local = 0; local < topology_.local_size(); ++local)
+    moves += memory_.cell(local).moves.load(std::memory_order_relaxed);
+  if (moves != *seen) deadline.extend();
+  *seen = moves;
+}
+
 void Group::step_barrier(Deadline& deadline) {
   ++steps_;
+  uint32_t moves = 0;  // the first look extends it, as the barrier's end does
   raise_signal(memory_.my_cell().step, steps_);
   for (int local = 0; local < topology_.local_size(); ++local) {
     wait_until(memory_.cell(local).step, steps_, wait_policy_, [&] {
@@ -87,6 +102,7 @@ void Group::step_barrier(Deadline& deadline) {
       for (int other = 0; other < topology_.local_size(); ++other) {
         if (!has_reached(memory_.cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
       }
+      extend_by_progress(deadline, &moves);
       warn_if_due(missing, deadline);
       if (!deadline.passed()) return;
       if (!missing.empty()) timed_out(missing, deadline);
@@ -110,7 +126,7 @@ void Group::send_all(Connection& connection, int rank, const void* bytes, size_t
     const ptrdiff_t sent = connection.send(at, n);
     if (sent < 0) failure_detector_.lost(rank);
     if (sent == 0) wait_for(waiting, {rank}, deadline);
-    if (sent > 0) deadline.extend();
+    if (sent > 0) note_progress(deadline);
     at += sent;
     n -= static_cast<size_t>(sent);
   }
@@ -123,7 +139,7 @@ void Group::receive_all(Connection& connection, int rank, void* bytes, size_t n,
     const ptrdiff_t got = connection.receive(at, n);
     if (got < 0) failure_detector_.lost(rank);
     if (got == 0) wait_for(waiting, {rank}, deadline);
-    if (got > 0) deadline.extend();
+    if (got > 0) note_progress(deadline);
     at += got;
     n -= static_cast<size_t>(got);
   }

@@ -46,6 +46,10 @@ class Group {
   // For the inputs of a reduction of small tensors, which then allocates nothing.
   std::vector<const void*>& sources() { return sources_; }
 
+  // Bytes have moved from or to another host: this rank has not stalled, nor have those of its host that wait for it.
+  void note_progress(Deadline& deadline);
+  // Extends it where bytes have moved from or to this host since the last look, which `seen` is of.
+  void extend_by_progress(Deadline& deadline, uint32_t* seen);
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
   // Waits until one of these connections is ready, where `ranks` are missing. Throws like every wait. `grace`: seconds

@@ -38,9 +38,11 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   const int leader = topology.local_ranks()[0];
   const auto& naps = group_.memory().control().leader_naps;
   uint32_t seen = naps.load(std::memory_order_relaxed);
+  uint32_t moves = 0;
   Deadline silence(rank_grace_s);  // of the leader, who may have reasons to wait beyond our deadline
   wait_until(group_.memory().control().world, sequence_, group_.wait_policy(), [&] {
     group_.failure_detector().check_waiting_for(leader);
+    group_.extend_by_progress(deadline, &moves);
     const std::vector<int> missing = missing_here();
     group_.warn_if_due(missing, deadline);
     if (naps.load(std::memory_order_relaxed) != seen) silence.extend();

@@ -73,8 +73,9 @@ class MemoryNetwork {
     return found;
   }
 
-  std::mutex mutex;                 // of all links
-  std::condition_variable changed;  // something was sent, received or closed
+  std::chrono::milliseconds slowness{0};  // between two parts of what is long
+  std::mutex mutex;                       // of all links
+  std::condition_variable changed;        // something was sent, received or closed
 
  private:
   std::map<Key, std::shared_ptr<Link>> links_;
@@ -106,6 +107,12 @@ class MemoryConnection final : public cc::Connection {
   ptrdiff_t receive(void* bytes, size_t n) override {
     const std::lock_guard<std::mutex> lock(network_.mutex);
     MemoryNetwork::Queue& queue = link_->queues[1 - me_];
+    const auto now = std::chrono::steady_clock::now();
+    if (network_.slowness.count() > 0 && n > most_when_slow) {
+      if (now < slept_until_) return 0;
+      slept_until_ = now + network_.slowness;
+      n = most_when_slow;
+    }
     const size_t got = queue.copy(static_cast<char*>(bytes), n);
     queue.drop(got);
     if (got) network_.changed.notify_all();
@@ -127,9 +134,11 @@ class MemoryConnection final : public cc::Connection {
   }
 
  private:
+  static constexpr size_t most_when_slow = 4096;
   MemoryNetwork& network_;
   const std::shared_ptr<MemoryNetwork::Link> link_;
   const size_t me_;
+  std::chrono::steady_clock::time_point slept_until_{};
 };
 
 // One rank's end of it.

@@ -270,6 +270,7 @@ class NetworkInMemory : public Network {
  public:
   std::unique_ptr<cc::Transport> transport(int /*rank*/) override { return std::make_unique<MemoryTransport>(memory_); }
   void describe(cc::Peer* /*peer*/) const override {}
+  void be_slow(std::chrono::milliseconds slowness) { memory_.slowness = slowness; }
 
  private:
   MemoryNetwork memory_;
@@ -309,6 +310,35 @@ std::string check_lost_host() {
   for (int r = 0; r < 2; ++r) {
     if (tasks[r]->fault != cc::Fault::peer_lost || tasks[r]->ranks != std::vector<int>{2})
       return "a lost host was not noticed: " + tasks[r]->error;
+  }
+  return {};
+}
+
+// Hosts with different numbers of ranks on a slow network: those that have nothing to do wait for longer than the
+// timeout for those that move bytes.
+std::string check_slow_network(Kind kind) {
+  constexpr double short_timeout_s = 2.0;
+  NetworkInMemory network;
+  network.be_slow(std::chrono::milliseconds(20));
+  const std::vector<cc::Peer> peers = peers_of(network, 3, 2);
+  std::vector<std::shared_ptr<cc::Task>> tasks(3);
+  std::vector<std::thread> threads;
+  threads.reserve(3);
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      cc::Engine engine(
+          std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), short_timeout_s, timeout_s));
+      std::vector<float> mine(300000, value(r, 1));
+      tasks[r] = make_task(kind, DType::f32, mine.size(), mine.data(), mine.data(), "slow", 2);
+      engine.run(tasks[r]);
+      if (!tasks[r]->error.empty()) return;
+      tasks[r] = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "end");
+      engine.run(tasks[r]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < 3; ++r) {
+    if (!tasks[r]->error.empty()) return "on a slow network: " + tasks[r]->error;
   }
   return {};
 }
@@ -373,9 +403,11 @@ void run_cases_in_memory() {
   }
   NetworkInMemory too_many;  // connections for a mesh
   run_case(too_many, 3, 3, 33, 70001);
-  const std::string error = check_lost_host();
-  if (!error.empty()) std::printf("%s\n", error.c_str());
-  failures += error.empty() ? 0 : 1;
+  for (const std::string& error :
+       {check_lost_host(), check_slow_network(Kind::allreduce), check_slow_network(Kind::broadcast)}) {
+    if (!error.empty()) std::printf("%s\n", error.c_str());
+    failures += error.empty() ? 0 : 1;
+  }
 }
 
 void run_cases_over_tcp() {

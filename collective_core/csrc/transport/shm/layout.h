@@ -46,9 +46,10 @@ struct FailureRecord {
 };
 
 struct alignas(cache_line) RankCell {
-  Signal published;            // sequence number of the last header in its slot
-  Signal step;                 // steps of the data phases that it has finished
-  std::atomic<uint32_t> left;  // it shut its engine down in good order
+  Signal published;             // sequence number of the last header in its slot
+  Signal step;                  // steps of the data phases that it has finished
+  std::atomic<uint32_t> left;   // it shut its engine down in good order
+  std::atomic<uint32_t> moves;  // rises while bytes go between it and other hosts
   // Of cross-memory attach (cross_memory.h).
   uint32_t can_attach;  // it can read what the others have published
   uint64_t token;       // 0: it does not want to
