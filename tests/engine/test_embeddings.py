@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -160,6 +161,18 @@ def test_damaged_tables_are_passed_over_or_named(launch, tmp_path):
     assert len(reports) == 2
     for entry in reports.values():
         assert f"the checksum of {before} is wrong" in entry["error"]
+
+
+def test_a_file_of_a_table_and_its_name_are_brought_to_the_disk(tmp_path, monkeypatch):
+    brought = []
+    monkeypatch.setattr(os, "fsync", lambda number: brought.append(os.readlink(f"/proc/self/fd/{number}")))
+    shards.write(tmp_path / "x.safetensors", {"a": torch.zeros(2, 1)})
+    assert brought == [str(tmp_path / ".x.safetensors.part"), str(tmp_path)]
+
+
+def test_a_step_that_is_saved_again_keeps_its_tables_until_it_is_whole(launch, tmp_path):
+    reports = launch("sharded_checkpoints.py", 2, 1, (str(tmp_path), "again", "row_wise")).must_succeed().reports()
+    assert len(reports) == 2
 
 
 def test_a_file_of_a_table_is_one_of_safetensors(tmp_path):

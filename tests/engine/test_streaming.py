@@ -90,6 +90,22 @@ def test_a_file_that_is_no_longer_the_one_that_was_read_is_refused(tmp_path, cha
             reader.read(positions, 9)
 
 
+@pytest.mark.parametrize("kind", ["files", "directory"])
+def test_a_file_that_begins_like_the_one_that_was_read_is_not_taken_for_it(tmp_path, kind):
+    head = ",".join(f"column{number}" for number in range(100)) + "\n"
+    path = tmp_path / "log"
+    path.write_text(head + "of the first\n")
+    source = Files(path) if kind == "files" else Directory(tmp_path)
+    positions = source.read(position_of(source), 9).positions
+    (offset, fingerprint, is_read) = next(iter(positions.values()))
+    of_older_version = {name: [offset, fingerprint[:16], is_read] for name in positions}
+    assert source.read(of_older_version, 9).records == []
+    path.unlink()
+    path.write_text(head + "of another 1\n" + ("more\n" if kind == "files" else ""))
+    with pytest.raises(ValueError, match="was replaced"):
+        source.read(positions, 9) if kind == "files" else source.discover(positions)
+
+
 def test_what_is_not_a_regular_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     source = Files(tmp_path / "pipe", follow=False)

@@ -1,9 +1,11 @@
 """Checkpoints of sharded tables, across numbers of ranks and shardings. Arguments: the folder, what to do, the sharding.
 
-`save` trains four steps, saves after two and after four; `go-on` restores and trains two more; both report the whole tables.
+`save` trains four steps, saves after two and after four; `go-on` restores and trains two more; both report the whole tables. `again` saves a
+step three times, the second time in vain.
 """
 # ruff: noqa: PT017 - worker scripts run without pytest
 
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -79,6 +81,27 @@ elif action == "go-on":
     checkpoints.wait()
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"step-{step:012d}.{kind}" for step in (4, 6) for kind in ("checkpoint", "tables")], names
+elif action == "again":
+    digests = []
+    for attempt in range(3):
+        train(model, optimizer, range(2))
+        if attempt == 1:
+            checkpoints._begin_writing = lambda *_: os.stat("/nowhere")
+        try:
+            checkpoints.save(2)
+            checkpoints.wait()
+            digests.append(digest(whole(model)))
+            assert attempt != 1
+        except CollectiveError as error:
+            assert "No such file or directory" in str(error), error
+            checkpoints = hvd.Checkpoints(folder, keep=2, model=model, optimizer=optimizer)
+        assert checkpoints.restore() == {"step": 2}
+        assert digest(whole(model)) == digests[-1]
+    assert digests[0] != digests[1]
+    if rank == 0:
+        names = [path.name.split(".", 1)[1] for path in folder.iterdir()]
+        assert len(names) == 2, names
+    common.report(digest=digests[-1])
 else:  # damaged: what was saved last lacks a byte in one rank's file; a bit of the one before is wrong
     restored = checkpoints.restore() if action == "short" else None
     if action == "short":

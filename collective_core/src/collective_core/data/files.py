@@ -1,7 +1,8 @@
 """Lines of files: of files that grow, of a directory into which files are put, and of standard input.
 
-A position in a file is [offset in bytes, fingerprint of the file's first bytes, whether it was read wholly]. The fingerprint tells a file
-from another that has taken its name: what was not read of the former cannot be found, and that is an error.
+A position in a file is [offset in bytes, fingerprint of the file, whether it was read wholly]. The fingerprint is of the file's first bytes
+and of the last ones before the offset, because files of one kind may begin alike; states of older versions have only the former. It tells a
+file from another that has taken its name: what was not read of the former cannot be found, and that is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collective_core.data.source import Position, Positions, Read, Source
 
 #: Bytes of a line at most.
 MOST_RECORD = 16 << 20
-#: Bytes at a file's begin that tell it from others.
+#: Bytes at a file's begin, and before an offset, that tell it from others.
 FINGERPRINTED = 256
 #: Bytes that are read at once.
 READ_BYTES = 1 << 16
@@ -43,15 +44,22 @@ class _LineFile:
         return os.path.samestat(status, self._identity)
 
     def fingerprint(self, offset: int) -> str:
-        return hashlib.sha256(os.pread(self._file.fileno(), min(offset, FINGERPRINTED), 0)).hexdigest()[:16] if offset else ""
+        length = min(offset, FINGERPRINTED)
+        parts = [os.pread(self._file.fileno(), length, begin) for begin in (0, offset - length)]
+        return "".join(hashlib.sha256(part).hexdigest()[:16] for part in parts) if offset else ""
+
+    def has(self, offset: int, fingerprint: str) -> bool:
+        """Whether it is the file that has this fingerprint at this offset."""
+        found = self.fingerprint(offset)
+        return fingerprint in (found, found[:16])
 
     def check(self, position: Position, size: int) -> None:
         """Raises ValueError where this is not the file, or no longer what it was, in which ``position`` was."""
         offset, fingerprint, _ = position
         if size < offset:
             raise ValueError(f"{self.path} has {size} bytes, of which {offset} were read: it was truncated or replaced. {ROTATED}")
-        if self.fingerprint(offset) != fingerprint:
-            raise ValueError(f"{self.path} does not begin as the file of which {offset} bytes were read: it was replaced. {ROTATED}")
+        if not self.has(offset, fingerprint):
+            raise ValueError(f"{self.path} does not begin with the {offset} bytes that were read of it: it was replaced. {ROTATED}")
         if 0 < offset < size and os.pread(self._file.fileno(), 1, offset - 1) != b"\n":
             raise ValueError(f"{self.path} went on after its last line, which did not end with a newline, was read at {offset} bytes")
 
@@ -127,8 +135,7 @@ class _LineFiles(Source):
         file = self._open(partition, status)
         file.check(position, status.st_size)
         lines, offset = file.take(position[0], most, is_whole)
-        fingerprint = position[1] if position[0] >= FINGERPRINTED else file.fingerprint(offset)
-        return lines, [offset, fingerprint, False], len(lines) < most
+        return lines, [offset, file.fingerprint(offset), False], len(lines) < most
 
     def validate(self, partition: str, position: Position) -> None:
         is_position = isinstance(position, (list, tuple)) and [type(value) for value in position] == [int, str, bool]
@@ -244,7 +251,7 @@ class Directory(_LineFiles):
             text = f"{path} has {status.st_size} bytes; it had {offset} when it was read to its end"
         else:
             file = _LineFile(path)
-            if file.fingerprint(offset) != fingerprint:
+            if not file.has(offset, fingerprint):
                 text = f"{path} was replaced by another file of {offset} bytes after it was read to its end"
             file.close()
         if text:

@@ -10,8 +10,8 @@
 A job that was started with ``--restart-from FOLDER`` takes its first ``restore`` from there; what it saves goes where the program says.
 
 A file is one line of JSON (``schema``, ``step``, ``more``, and the ``bytes`` and ``sha256`` of what follows), then what torch.save made of
-the parts' states. Sharded tables are beside it, in a folder with a file of each rank (nn/shards.py), which is written before. The file is
-written under another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
+the parts' states. Sharded tables are beside it, in a folder with a file of each rank (nn/shards.py), which is written before; a step that is
+saved again has a folder of another number, so that the tables that belong to the file stay until it is replaced. The file is written under another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class Checkpoints:
         header = {"schema": SCHEMA, "step": int(step), "more": more}
         json.dumps(header)  # on all ranks: a value that rank 0 cannot write is an error everywhere
         self.wait()
-        own = self._agree_on_own(int(step))
-        header.update(self._write_tables(int(step)))
+        own, number = self._agree_on_own(int(step))
+        header.update(self._write_tables(int(step), number))
         error = ""
         if membership.rank() == ROOT:
             try:
@@ -232,16 +232,15 @@ class Checkpoints:
                 raise ValueError(f"{key} is divided over {table.placement.size} of {membership.size()} ranks: a checkpoint needs all")
         return tables
 
-    def _write_tables(self, step: int) -> dict[str, Any]:
-        """Every rank's rows, into a file each. What the header says of them; nothing where there are no tables."""
+    def _write_tables(self, step: int, number: int) -> dict[str, Any]:
+        """Every rank's rows, into a file each, in the step's folder of this number. What the header says of them; nothing where there are no tables."""
         tables = self._tables()
         if not tables:
             return {}
-        folder, error, written = _tables_beside(self._folder / _name_of(step)), "", {}
+        folder, error, written = _tables_beside(self._folder / _name_of(step), number), "", {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             written = shards.write(folder / _name_of_shard(membership.rank()), shards.contents(tables))
-            _bring_to_disk(folder)
         except Exception as failure:  # noqa: BLE001 - as in save
             error = self._objection(step, failure)
         everyone = allgather_object((error, written), "checkpoint.tables")
@@ -257,14 +256,14 @@ class Checkpoints:
             }
             for key, table in tables.items()
         }
-        return {"tables": described, "shards": [described for _, described in everyone]}
+        return {"tables": described, "shards": [described for _, described in everyone], "folder": number}
 
     def _read_tables(self, header: dict[str, Any]) -> None:
         """Brings every rank its rows. Raises on all where any cannot read them."""
         tables, written, error = self._tables(), header.get("tables", {}), ""
         if not tables and not written:
             return
-        folder = _tables_beside((self._restart or self._folder) / _name_of(header["step"]))
+        folder = _tables_beside((self._restart or self._folder) / _name_of(header["step"]), header.get("folder", 0))
         try:
             error = _objection_to_tables(tables, written)
             files = [] if error else header["shards"]
@@ -286,21 +285,24 @@ class Checkpoints:
         for key, table in tables.items():
             table.begin_from(written[key]["steps"])
 
-    def _agree_on_own(self, step: int) -> set[str]:
-        """Names of the checkpoints that are this job's, with the one that is to be written. Raises where another job's are in the way.
+    def _agree_on_own(self, step: int) -> tuple[set[str], int]:
+        """Names of the checkpoints that are this job's, with the one that is to be written, and a number for its folder of tables. Raises
+        where another job's are in the way.
 
         In an elastic job rank 0 may have come after the others had written or restored.
         """
         own = _own_in(self._folder)
-        late, error = [], ""
+        late, number, error = [], 0, ""
         if membership.rank() == ROOT:
             try:
                 late = [path.name for path in _files(self._folder) if _step_of(path) >= step]
+                while _name_of(step) in late and _tables_beside(self._folder / _name_of(step), number).exists():
+                    number += 1
             except Exception as failure:  # noqa: BLE001 - as in save
                 error = self._objection(step, failure)
-        everyone = allgather_object((own, socket.gethostname(), late, error), "checkpoint.own")
-        own |= set().union(*(names for names, _, _, _ in everyone))
-        _, host, late, error = everyone[ROOT]
+        everyone = allgather_object((own, socket.gethostname(), late, number, error), "checkpoint.own")
+        own |= set().union(*(names for names, *_ in everyone))
+        _, host, late, number, error = everyone[ROOT]
         if error:
             raise CollectiveError(error, "invalid", (ROOT,))
         others = [name for name in late if name not in own]
@@ -313,7 +315,7 @@ class Checkpoints:
             )
             raise CollectiveError(text, "invalid", (ROOT,))
         own.add(_name_of(step))
-        return own
+        return own, number
 
     def _objection(self, step: int, failure: Exception) -> str:
         why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
@@ -345,7 +347,7 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 draft.unlink()
             raise
-        _bring_to_disk(self._folder)
+        shards.bring_to_disk(self._folder)
         # Those of later steps are of a line that was given up, or were passed over.
         others = [path for path in _files(self._folder) if path != target and (self._overwrite or path.name in own)]
         older = [path for path in others if _step_of(path) < header["step"]]
@@ -353,7 +355,8 @@ class Checkpoints:
         for old in {*others, *drafts} - {*older[: self._keep - 1]}:
             old.unlink(missing_ok=True)
         for tables in self._folder.glob("step-*.tables"):
-            if not tables.with_suffix(".checkpoint").exists():
+            its = tables.with_name(tables.name.split(".")[0] + target.suffix)
+            if not its.exists() or (its == target and tables != _tables_beside(target, header.get("folder", 0))):
                 shutil.rmtree(tables, ignore_errors=True)
 
     def _last_valid(self, opened: contextlib.ExitStack) -> tuple[_Found, int]:
@@ -413,8 +416,8 @@ def _objection_to_tables(tables: dict[str, ShardedTable], written: dict[str, Any
     return ""
 
 
-def _tables_beside(checkpoint: Path) -> Path:
-    return checkpoint.with_suffix(".tables")
+def _tables_beside(checkpoint: Path, number: int) -> Path:
+    return checkpoint.with_suffix(f".{number:d}.tables" if number else ".tables")
 
 
 def _name_of_shard(rank: int) -> str:
@@ -460,7 +463,7 @@ def _read(path: Path, opened: contextlib.ExitStack) -> tuple[dict[str, Any], int
             if host_copy.fill(content, file) != expected:
                 raise ValueError("its checksum is wrong")
             for rank, described in enumerate(header.get("shards", ())):
-                shard = _tables_beside(path) / _name_of_shard(rank)
+                shard = _tables_beside(path, header.get("folder", 0)) / _name_of_shard(rank)
                 if not shard.is_file() or shard.stat().st_size != described["bytes"]:
                     raise ValueError(f"{shard} is not there, or not whole")
             opened.push(filled.pop_all())
@@ -485,12 +488,3 @@ def _load(content: int, trust: bool) -> dict[str, Any]:
         text = "the checkpoint holds other things than tensors and plain values; if you trust whoever wrote it: restore(trust=True)"
         raise CollectiveError(f"{text} ({str(error).splitlines()[0]})", "invalid") from error
     return states
-
-
-def _bring_to_disk(folder: Path) -> None:
-    """The folder's list of names, without which a renamed file may be gone after a power cut."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

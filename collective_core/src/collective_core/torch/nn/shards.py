@@ -61,7 +61,17 @@ def write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, s
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+    bring_to_disk(path.parent)
     return {"bytes": length, "sha256": digest.hexdigest()}
+
+
+def bring_to_disk(folder: Path) -> None:
+    """The folder's list of names, without which a renamed file may be gone after a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
