@@ -121,7 +121,8 @@ struct Operation {
   std::string describe() const {
     std::string text = name_of(header.kind);
     if (header.name[0]) text += std::string(" '") + header.name + "'";
-    if (has_tensor(header.kind)) text += std::string(" (") + name_of(header.dtype) + header.shape_text() + ")";
+    if (has_tensor(header.kind) && !header.objects)
+      text += std::string(" (") + name_of(header.dtype) + header.shape_text() + ")";
     return text;
   }
 };

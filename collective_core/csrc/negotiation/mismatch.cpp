@@ -22,13 +22,18 @@ bool same_request(const Header& a, const Header& b) {
   return std::memcmp(a.dims + first, b.dims + first, sizeof(int64_t) * static_cast<size_t>(max_dims - first)) == 0;
 }
 
+// Its type may be a stand-in for one that cannot be sent.
+std::string objection_of(const Header& h) {
+  return {reinterpret_cast<const char*>(&h + 1), h.inline_bytes};
+}
+
 std::string describe(const Header& h, const Topology& topology) {
   std::string text = name_of(h.kind);
   if (h.name[0]) text += std::string(" '") + h.name + "'";
   if (!has_tensor(h.kind)) return text;
+  if (h.objects) return text + ": " + objection_of(h);
   text += std::string(" of ") + name_of(h.dtype) + h.shape_text() + (h.device == Device::host ? "" : " on a GPU");
-  if (h.kind == Kind::broadcast && !h.objects)
-    text += " from root " + std::to_string(topology.peers[h.root].global_rank);
+  if (h.kind == Kind::broadcast) text += " from root " + std::to_string(topology.peers[h.root].global_rank);
   if (is_reduction(h.kind)) {
     text += std::string(" with ") + name_of(h.reduce);
     if (h.prescale != 1.0 || h.postscale != 1.0) {
@@ -37,7 +42,6 @@ std::string describe(const Header& h, const Topology& topology) {
       text += factors;
     }
   }
-  if (h.objects) text += ": " + std::string(reinterpret_cast<const char*>(&h + 1), h.inline_bytes);
   return text;
 }
 
@@ -91,6 +95,7 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
     }
     if (!known) groups.push_back({request, {static_cast<int>(rank)}});
   }
+  if (groups.size() == 1 && headers[0]->objects) return objection_of(*headers[0]);  // all want the same
   std::string text = "the ranks ask for different things: ";
   for (size_t i = 0; i < groups.size(); ++i) {
     if (i) text += "; ";

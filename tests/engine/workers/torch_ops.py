@@ -203,7 +203,11 @@ try:
     hvd.allreduce(torch.ones(2, dtype=torch.complex64))
     raise AssertionError("accepted")
 except hvd.HorovodInternalError as error:
+    # The same everywhere, and of the tensor's own type.
     assert "cannot be sent" in str(error)
+    assert "torch.complex64" in str(error)
+    assert "different things" not in str(error)
+    assert "uint8" not in str(error)
 try:
     hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum)
     raise AssertionError("accepted")
