@@ -1,7 +1,7 @@
 """Checkpoints of sharded tables, across numbers of ranks and shardings. Arguments: the folder, what to do, the sharding.
 
-`save` trains four steps, saves after two and after four; `go-on` restores and trains two more; both report the whole tables. `again` saves a
-step three times, the second time in vain.
+`save` trains four steps, saves after two and after four; `go-on` restores and trains two more; both report the whole tables. `again` saves
+a step three times, the second time in vain.
 """
 # ruff: noqa: PT017 - worker scripts run without pytest
 

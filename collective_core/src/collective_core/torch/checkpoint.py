@@ -10,8 +10,9 @@
 A job that was started with ``--restart-from FOLDER`` takes its first ``restore`` from there; what it saves goes where the program says.
 
 A file is one line of JSON (``schema``, ``step``, ``more``, and the ``bytes`` and ``sha256`` of what follows), then what torch.save made of
-the parts' states. Sharded tables are beside it, in a folder with a file of each rank (nn/shards.py), which is written before; a step that is
-saved again has a folder of another number, so that the tables that belong to the file stay until it is replaced. The file is written under another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
+the parts' states. Sharded tables are beside it, in a folder with a file of each rank (nn/shards.py), which is written before; a step that
+is saved again has another folder, so that the tables of the file that is there stay until it is replaced. The file is written under another
+name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class Checkpoints:
         return tables
 
     def _write_tables(self, step: int, number: int) -> dict[str, Any]:
-        """Every rank's rows, into a file each, in the step's folder of this number. What the header says of them; nothing where there are no tables."""
+        """Every rank's rows, into a file each. What the header says of them; nothing without any. ``number``: of the step's folder."""
         tables = self._tables()
         if not tables:
             return {}
