@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
 from collective_core.runtime.point_to_point import GREETING, MOST_PENDING, PointToPoint
 from collective_core.torch.distributed import cuda
+from collective_core.torch.distributed.work import Completer, MessageWork
 from conftest import WORKERS
 
 from collective_core import _native
@@ -195,8 +197,8 @@ def test_a_message_that_nobody_sends_ends_with_the_groups_timeout(two_ends):
     assert caught.value.kind == "timeout"
 
 
-def test_a_receive_that_times_out_half_way_writes_nothing_more_and_closes_the_connection(two_ends):
-    here, there = two_ends()
+def stop_half_way(here: PointToPoint) -> threading.Event:
+    """Has this end send 1000 bytes of a message, and the rest when the event is set."""
     resume, write = threading.Event(), here._write
 
     def write_a_part_first(rank, sender):
@@ -207,7 +209,42 @@ def test_a_receive_that_times_out_half_way_writes_nothing_more_and_closes_the_co
         write(rank, sender)
 
     here._write = write_a_part_first
-    got = np.zeros(1 << 20, dtype=np.uint8)
+    return resume
+
+
+def test_a_receive_of_a_group_that_fails_half_way_writes_nothing_more(two_ends, monkeypatch):
+    here, there = two_ends()
+    resume, got = stop_half_way(here), np.zeros(1 << 20, dtype=np.uint8)
+    waiting = there.receive(got, 0, 0)
+    sent = here.send(np.ones(1 << 20, dtype=np.uint8), 1, 0)
+    while not got[999]:
+        time.sleep(0.001)
+    monkeypatch.setattr(there, "_on_failure", there._fail_all, raising=False)
+    there._tell("failure", CollectiveError("rank 7 is lost", "peer_lost", (7,)))
+    with pytest.raises(CollectiveError, match="rank 7 is lost"):
+        waiting.wait(20)
+    got.fill(7)
+    resume.set()
+    with pytest.raises(CollectiveError, match="cannot be reached"):
+        sent.wait(20)
+    assert (got == 7).all()
+
+
+def test_a_message_is_given_up_when_a_wait_for_it_has_been_too_short(two_ends):
+    here, there = two_ends()
+    late, got = np.zeros(5, dtype=np.uint8), np.zeros(5, dtype=np.uint8)
+    work = MessageWork(Completer(), "a message", there.receive(late, 0, 0), lambda: None, [])
+    with pytest.raises(CollectiveError, match=r"was not taken within 0\.2 s"):
+        work.wait(timedelta(seconds=0.2))
+    here.send(bytes_of(b"12345"), 1, 0)
+    assert there.receive(got, 0, 0).wait(20)
+    assert bytes(got.tolist()) == b"12345"
+    assert not late.any()
+
+
+def test_a_receive_that_times_out_half_way_writes_nothing_more_and_closes_the_connection(two_ends):
+    here, there = two_ends()
+    resume, got = stop_half_way(here), np.zeros(1 << 20, dtype=np.uint8)
     waiting, behind = there.receive(got, 0, 0, timeout=0.2), there.receive(np.zeros(5, dtype=np.uint8), 0, 1)
     sent = here.send(np.ones(1 << 20, dtype=np.uint8), 1, 0)
     while not got[999]:
