@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from collective_core.observe.flight_recorder import path_of
 from collective_core.runtime import handshake
 from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
-from processes import processes_with, wait_until_gone
+from processes import IMPATIENT, children_of, parent_of, processes_with, signal_all, wait_until_gone
 
 from collective_core import RankFailedError, Runner, flight
 
@@ -52,10 +53,18 @@ print(values(model))
 class Job:
     """A training that runs, and what its ranks note."""
 
-    def __init__(self, folder: Path, *words: str, steps: int = ENDLESS, ssh: tuple[str, ...] = (), failing: int = -1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        steps: int = ENDLESS,
+        ssh: tuple[str, ...] = (),
+        failing: int = -1,
+        launcher: tuple[str, ...] = (sys.executable, "-m", "collective_core.launch"),
+    ) -> None:
         self.folder = folder
         options = ["--ssh-config", ssh[2]] if ssh else []
-        command = [sys.executable, "-m", "collective_core.launch", *options, *words, sys.executable, str(SCRIPT)]
+        command = [*launcher, *options, *words, sys.executable, str(SCRIPT)]
         self.process = subprocess.Popen(
             [*command, str(folder), str(steps), str(failing)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -255,6 +264,36 @@ def test_a_lost_host_is_waited_for_when_too_few_are_left(job, ssh):
     assert running.notes()[-1]["step"] > done
     running.finish()
     running.must_have_lost_nothing()
+
+
+def test_a_rank_that_is_stopped_is_replaced(job):
+    running = job("-np", "2", "--min-np", "1", launcher=IMPATIENT)
+    before = running.wait_for_size(2)
+    os.kill(before[1], signal.SIGSTOP)
+    after = running.wait_for_size(2, without=frozenset({before[1]}))
+    assert after[0] == before[0]
+    out = running.finish()
+    reason = f"process {before[1]} has been stopped for 1 s (kill -CONT would have continued it)"
+    assert f"host localhost: {reason}; another worker is started in its place" in out
+    running.must_have_lost_nothing()
+
+
+def test_ranks_of_a_host_that_stands_still_are_given_up_and_the_others_go_on(job, ssh):
+    """It is paused: its system still holds the connections, and nobody reads them."""
+    running = job("-H", "other:1,third:1", "-np", "2", "--min-np", "1", "--wdir", "/", ssh=ssh, launcher=IMPATIENT)
+    before = running.wait_for_size(2)
+    sshd = parent_of(parent_of(before[1]))
+    paused = [sshd, *children_of(sshd)]
+    signal_all(paused, signal.SIGSTOP)
+    try:
+        after = running.wait_for_size(2, without=frozenset({before[1]}))
+        assert after[0] == before[0]
+        out = running.finish()
+    finally:
+        signal_all(paused, signal.SIGCONT)
+    assert re.search("host third: the connection ended: Timeout, server .* not responding.*; another worker is started in its place", out)
+    running.must_have_lost_nothing()
+    assert wait_until_gone(str(running.folder)) == [], "what was paused finds that it is over"
 
 
 def _read(path: Path) -> bytes:

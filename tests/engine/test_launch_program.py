@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from cases import slow_but_last
 from collective_core.errors import CollectiveError
+from collective_core.launch import stopped
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host
 from collective_core.launch.nodes import Size, size_of
 from collective_core.launch.tracebacks import Tracebacks
 from collective_core.runtime import cores
 from collective_core.runtime.horovod_variables import rank_variables, translate
-from processes import wait_for, wait_until_gone
+from processes import IMPATIENT, children_of, signal_all, state_of, wait_for, wait_until_gone
 
 LIMIT = 60
 
@@ -313,6 +316,116 @@ def test_no_process_outlives_the_launcher(ssh, number, mark):
         finally:
             process.kill()
     assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+
+
+WORKS = """
+import os, sys, time
+import numpy
+import collective_core as cc
+cc.init()
+print(cc.rank(), os.getpid(), os.getppid(), flush=True)
+while not cc.allreduce(numpy.array([os.path.exists(sys.argv[1])]), op=cc.Max, name="ends")[0]:
+    time.sleep(0.01)
+"""
+
+
+@contextlib.contextmanager
+def at_work(launcher, words, mark, ranks):
+    """The launcher of a job, and the process and its parent of each rank, when all of them are at work; nothing of it is left."""
+    with subprocess.Popen([*launcher, *words, *python_of(WORKS, mark)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        everyone = []
+        try:
+            lines = [job.stdout.readline().split()[-3:] for _ in range(ranks)]
+            places = {int(rank): (int(pid), int(parent)) for rank, pid, parent in lines}
+            everyone = [job.pid, *(parent for _, parent in places.values()), *(pid for pid, _ in places.values())]
+            yield job, places
+        finally:
+            signal_all(everyone, signal.SIGCONT)
+            job.kill()
+    assert wait_until_gone(mark) == []
+
+
+def python_of(program: str, mark: str) -> list[str]:
+    return ["python", "-c", program, f"/nowhere/{mark}"]
+
+
+@pytest.mark.parametrize("which", ["a rank", "the launcher"])
+def test_a_rank_or_a_launcher_that_is_stopped_ends_the_job_and_is_named(which, mark):
+    with at_work(IMPATIENT, ["-np", "3"], mark, 3) as (job, places):
+        pid, seconds = (places[1][0], 1) if which == "a rank" else (job.pid, 2)
+        os.kill(pid, signal.SIGSTOP)
+        _, said = job.communicate(timeout=LIMIT)
+    last = said.splitlines()[-1]
+    assert job.returncode == 137, said
+    assert re.sub("rank [0-2]", "rank 1", last) == (
+        f"collective_core.launch: rank 1 on localhost: process {pid} has been stopped for {seconds} s (kill -CONT would have continued it)"
+    )
+    assert "rank 1" in last or which == "the launcher"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("which", "seconds"), [("its rank", 45), ("its agent", 60)])
+def test_what_is_stopped_on_another_host_ends_the_job_within_a_minute(ssh, mark, which, seconds):
+    with at_work(command(ssh=ssh), ["-H", "localhost:1,other:1", "--wdir", "/"], mark, 2) as (job, places):
+        pid = places[1][0 if which == "its rank" else 1]
+        os.kill(pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        _, said = job.communicate(timeout=3 * LIMIT)
+    assert time.monotonic() - begun > seconds
+    reason = f"process {pid} has been stopped for {seconds} s (kill -CONT would have continued it)"
+    assert said.splitlines()[-1] == f"collective_core.launch: rank 1 on other: {reason}"
+
+
+def test_a_job_that_is_stopped_and_continued_as_a_whole_goes_on(tmp_path):
+    """As batch systems suspend one: for as long as it takes."""
+    ends = tmp_path / "ends"
+    words = [*IMPATIENT, "-np", "2", "python", "-c", WORKS, str(ends)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        for _ in range(2):
+            job.stdout.readline()
+        everyone = children_of(job.pid)
+        everyone.sort(key=lambda pid: "stopped.py" not in Path(f"/proc/{pid}/cmdline").read_text())  # what looks is the first to stop
+        everyone.append(job.pid)
+        signal_all(everyone, signal.SIGSTOP)
+        time.sleep(4.0)
+        signal_all(everyone[::-1], signal.SIGCONT)
+        ends.touch()
+        _, said = job.communicate(timeout=LIMIT)
+    assert (job.returncode, said) == (0, "")
+
+
+def test_which_processes_count_as_stopped(tmp_path):
+    """Those that a signal has stopped, not those of a debugger, and only as long as they are."""
+    traced = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+    sleeps = "import time; time.sleep(600)"
+    with contextlib.ExitStack() as running:
+        of_debugger, by_signal, at_work_ = (
+            running.enter_context(subprocess.Popen([sys.executable, "-c", code])) for code in (traced, sleeps, sleeps)
+        )
+        for each in (of_debugger, by_signal, at_work_):
+            running.callback(each.kill)
+        by_signal.send_signal(signal.SIGSTOP)
+        end = time.monotonic() + LIMIT
+        while state_of(of_debugger.pid) != "t" and time.monotonic() < end:
+            time.sleep(0.01)
+        assert state_of(of_debugger.pid) == "t"
+        limits = [str(word) for each in (of_debugger, by_signal, at_work_) for word in (each.pid, 0.2)]
+        watcher = running.enter_context(
+            subprocess.Popen([sys.executable, stopped.__file__, *limits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        assert [int(watcher.stdout.readline()) for _ in range(2)] == [by_signal.pid] * 2
+        watcher.stdin.close()
+        assert watcher.wait(LIMIT) == 0
+
+
+@pytest.mark.parametrize(("looks", "found"), [("T" * 9, 0), ("T" * 9 + "S" + "T" * 9, 0), ("T" * 10, 1), ("T" * 9 + "S" + "T" * 10, 1)])
+def test_a_process_that_is_continued_in_time_is_not_reported(monkeypatch, capsys, looks, found):
+    left = list(looks)
+    monkeypatch.setattr(stopped.sys, "argv", ["stopped.py", "7", "45.0"])
+    monkeypatch.setattr(stopped, "is_stopped", lambda _: left.pop(0) == "T")
+    monkeypatch.setattr(stopped.select, "select", lambda *_: ([] if left else [0], [], []))
+    stopped.main()
+    assert capsys.readouterr().out == "7\n" * found
 
 
 def test_a_program_that_waits_for_all_its_children_waits_for_none_of_ours():

@@ -340,6 +340,14 @@ int32_t cc_check_peers(int32_t process_set) {
   });
 }
 
+int32_t cc_give_up(int32_t rank) {
+  return guarded([&] {
+    const std::lock_guard<std::mutex> lock(process().mutex);
+    for (const auto& entry : process().engines) entry.second->give_up(rank);
+    return 0;
+  });
+}
+
 void cc_copy(void* target, const void* source, uint64_t bytes) {
   cc::kernels().stream(static_cast<char*>(target), static_cast<const char*>(source), bytes);
   cc::kernels().stream_done();

@@ -109,6 +109,9 @@ CC_API int32_t cc_use_external_transport(int32_t device, cc_start start, cc_test
 // that is under way looks itself.
 CC_API int32_t cc_check_peers(int32_t process_set);
 
+// What waits for this rank of the job ends, in all process sets: the launcher says that it is gone. From any thread.
+CC_API int32_t cc_give_up(int32_t rank);
+
 // Copies bytes that are not read again soon, past the caches. The two must not overlap.
 CC_API void cc_copy(void* target, const void* source, uint64_t bytes);
 // *has: 1 when the ranks of this host have cross-memory attach (cross_memory.h).

@@ -86,6 +86,14 @@ std::optional<Failure> Engine::end() {
   return Failure(stopped_->fault, stopped_->what(), global_ranks(stopped_->ranks));
 }
 
+void Engine::give_up(int global_rank) {
+  for (const Peer& peer : topology().peers) {
+    if (peer.global_rank != global_rank) continue;
+    group_->failure_detector().record(
+        {Fault::peer_lost, topology().describe(peer.rank) + " is gone: the launcher has given it up", {peer.rank}});
+  }
+}
+
 void Engine::settle_queue() {
   for (const auto& task : queue_)
     settle(*task, Failure(Fault::closed, "the engine was shut down before this operation ran"));

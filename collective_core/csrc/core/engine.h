@@ -61,6 +61,8 @@ class Engine {
   // to others that wait for this rank.
   void leave_because(const Failure& failure);
 
+  // From any thread: ends what waits for this rank of the job, which is gone although its connection does not say so.
+  void give_up(int global_rank);
   // Before anything runs.
   void use(Semantics semantics) { semantics_ = semantics; }
   // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task; thrown

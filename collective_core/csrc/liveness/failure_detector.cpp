@@ -198,13 +198,17 @@ void FailureDetector::lost(int rank, const std::set<int>& mid_frame) {
                 {rank});
 }
 
-void FailureDetector::announce(const Failure& failure) {
+void FailureDetector::record(const Failure& failure) {
   FailureRecord& record = control_.failure;
   uint32_t nothing = 0;
   if (record.state.compare_exchange_strong(nothing, 1, std::memory_order_acq_rel)) {
     fill(&record, failure);
     record.state.store(2, std::memory_order_release);
   }
+}
+
+void FailureDetector::announce(const Failure& failure) {
+  record(failure);
   if (announced_) return;
   announced_ = true;
   Announcement announcement{};

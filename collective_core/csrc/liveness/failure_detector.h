@@ -54,6 +54,8 @@ class FailureDetector {
   // The same, and said so less than `seconds` ago.
   bool is_waiting(int rank, uint32_t sequence, double seconds) const;
 
+  // From any thread: the first failure that is recorded is what all ranks of this host find in their next look.
+  void record(const Failure& failure);
   // Announces a fatal failure to every rank that we can send to, once.
   void announce(const Failure& failure);
   void say_goodbye();

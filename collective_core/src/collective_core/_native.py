@@ -209,7 +209,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_wait.argtypes = [c_int64, c_double, POINTER(c_int32)]
     lib.cc_gathered.argtypes = [c_int64, POINTER(c_void_p), POINTER(c_uint64), POINTER(c_int64), c_int32]
     lib.cc_release.argtypes = [c_int64]
-    lib.cc_check_peers.argtypes = [c_int32]
+    lib.cc_check_peers.argtypes = lib.cc_give_up.argtypes = [c_int32]
     lib.cc_has_cross_memory.argtypes = [c_int32, POINTER(c_int32)]
     lib.cc_copy.argtypes = [c_void_p, c_void_p, c_uint64]
     lib.cc_copy.restype = None
@@ -334,6 +334,11 @@ def say(failure: object, error: int, capacity: int) -> int:
 def check_peers(process_set: int) -> None:
     """Between operations: raises if a rank has died or told of a failure."""
     check(library().cc_check_peers(process_set))
+
+
+def give_up(rank: int) -> None:
+    """What waits for this rank of the job ends, in all process sets: the launcher says that it is gone. From any thread."""
+    check(library().cc_give_up(rank))
 
 
 def uses_cross_memory_attach(process_set: int = 0) -> bool:

@@ -2,7 +2,7 @@
 
 A worker says ``ready`` with the ports at which it would meet the others as rank 0, the engine's and torch.distributed's, and the ranks
 that it has lost. It is answered with ``rank`` (and size, where the ranks meet) once there is a generation, or with ``leave``. Whoever
-works is told ``change`` when the generation should end at its next commit.
+works is told ``change`` when the generation should end at its next commit, and ``lost`` when one of its ranks is gone.
 """
 
 from __future__ import annotations
@@ -76,6 +76,12 @@ class RendezvousServer:
                 for worker in self._membership.working:
                     self._say(worker, kind="change")
             return assigned, self._membership.overdue(now)
+
+    def note_loss(self, worker: int, rank: int) -> None:
+        """Has the others give up what they do with a worker that is gone: of a paused host they do not learn it. Under :meth:`holding`."""
+        for each in self._membership.working:
+            if each != worker:
+                self._say(each, kind="lost", rank=rank)
 
     def close(self) -> None:
         """Ends all channels: whoever still waits for a rank learns that there is none."""

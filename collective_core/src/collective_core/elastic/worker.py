@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any, Sequence
 
+from collective_core import _native
 from collective_core.elastic import control_channel
 from collective_core.elastic.control_channel import ControlChannel
 from collective_core.errors import CollectiveError
@@ -93,6 +94,8 @@ def _listen(connected: ControlChannel) -> None:
         message = connected.receive()
         if message is not None and message["kind"] == "change":
             _change.set()
+        elif message is not None and message["kind"] == "lost":
+            _native.give_up(int(message["rank"]))  # of this generation: the next one's ranks come after it on this channel
         else:
             if message is not None and message["kind"] == "rank":
                 _change.clear()

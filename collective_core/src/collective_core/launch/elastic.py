@@ -299,6 +299,8 @@ class Driver:
     def _note_end(self, number: int, code: int) -> bool:
         with self._server.holding():
             had_rank, was_leaving = number in self._membership.working, number in self._membership.leaving
+            if had_rank and code != 0:
+                self._server.note_loss(number, self._rank_of[number])
             self._membership.go(number)
         with self._starting:
             group = self._groups.pop(number, None)

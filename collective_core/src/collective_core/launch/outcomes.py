@@ -102,7 +102,7 @@ class Outcomes:
         if code == LOST:
             text = f"{who} could not be started, or the way to it is gone: {self._lost.get(rank, 'no reason is known')}"
         elif code < 0:
-            text = f"{who} was ended by {signal_name(-code)}"
+            text = f"{who}: {self._lost[rank]}" if rank in self._lost else f"{who} was ended by {signal_name(-code)}"
         else:
             when = "after" if rank in self._values else "before"
             text = f"{who} ended with exit code {code} {when} its function returned"

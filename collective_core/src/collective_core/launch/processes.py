@@ -1,8 +1,8 @@
 """The ranks of one host as child processes: started, listened to, ended with everything that they have started.
 
 A rank runs a function (rank.py) or a program. What happens is put into a mailbox as frames: ``out`` and ``err`` (pieces of output, lines
-if they are not too long), ``value`` or ``raised`` (what a rank's function returned or raised), and at last ``exit`` (the exit code,
-negative for a signal) for every rank.
+if they are not too long), ``value`` or ``raised`` (what a rank's function returned or raised), ``lost`` (why it is ended here: a signal has
+stopped it), and at last ``exit`` (the exit code, negative for a signal) for every rank.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ START = "import sys; sys.path[:] = [p for p in sys.path if p] + {path}; from col
 WATCHED = "exec 3<&0 </dev/null; ( (trap '' HUP INT TERM; read end <&3; kill -KILL 0) >/dev/null 2>&1 & ); exec \"$@\" 3<&-"
 #: Seconds for the last output of a rank that has ended: a process that it has started may hold its pipes open and be silent, or not.
 QUIET, LAST_WORDS = 0.3, 3.0
+#: Seconds after which a rank that a signal has stopped is ended, and the ranks of a launcher's process that was; guards are faster there.
+STOPPED_RANK, STOPPED_LAUNCHER = 45.0, 60.0
 #: Bytes of output that are passed on although no line ends.
 LONGEST_LINE = 1 << 16
 
@@ -98,6 +100,11 @@ class _Rank:
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._reaped:
                 os.killpg(self.process.pid, number)
+
+    def end_because(self, reason: str, mailbox: Mailbox) -> None:
+        if self._ended is None:
+            mailbox.put(Frame("lost", self.rank, reason.encode()))
+            self.signal(signal.SIGKILL)
 
     def _note_end(self) -> None:
         # At once, whoever holds the child's pipes open: the rank that ended first is the one that failed first.
@@ -180,6 +187,7 @@ class Processes:
         self._ranks: list[_Rank] = []
         self._threads: list[threading.Thread] = []
         self._secret: IO[bytes] | None = None
+        self._watcher: IO[bytes] | None = None  # what ends it
         mine = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in FOREIGN_NAMES}
         try:
             for rank, wanted in settings.items():
@@ -193,6 +201,7 @@ class Processes:
                     threading.Thread(target=child.hand_over, args=(wanted, call), daemon=True).start()
                 self._threads.append(threading.Thread(target=child.follow, args=(mailbox,), daemon=True))
                 self._threads[-1].start()
+            self._watch(mailbox, python)
         except BaseException as error:
             self.kill()
             if isinstance(error, (OSError, ValueError)):
@@ -238,6 +247,24 @@ class Processes:
         self._ranks.append(child)
         return child
 
+    def _watch(self, mailbox: Mailbox, python: str) -> None:
+        """Ends ranks that a signal has stopped for too long, and all of them when this process was."""
+        limits = {os.getpid(): STOPPED_LAUNCHER, **{child.process.pid: STOPPED_RANK for child in self._ranks}}
+        command = [python, "-I", "-S", str(Path(__file__).with_name("stopped.py"))]
+        command += [str(number) for limit in limits.items() for number in limit]
+        watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+        def listen() -> None:
+            with watcher:
+                for pid in map(int, watcher.stdout or ()):
+                    why = f"process {pid} has been stopped for {limits[pid]:g} s (kill -CONT would have continued it)"
+                    for child in self._ranks:
+                        if pid in (child.process.pid, os.getpid()):
+                            child.end_because(why, mailbox)
+
+        threading.Thread(target=listen, daemon=True).start()
+        self._watcher = watcher.stdin
+
     def ask_to_end(self) -> None:
         for child in self._ranks:
             child.signal(signal.SIGTERM)
@@ -252,7 +279,7 @@ class Processes:
         for child in self._ranks:
             child.signal(signal.SIGKILL)
         self.wait(time.monotonic() + LAST_WORDS + 1)
-        for end in (*(child.to_rank for child in self._ranks), self._secret):
+        for end in (*(child.to_rank for child in self._ranks), self._secret, self._watcher):
             with contextlib.suppress(OSError):
                 if end is not None:
                     end.close()

@@ -81,7 +81,7 @@ def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame]
             left.discard(frame.rank)
             code, ended = frames.code_of(frame), time.monotonic() - frames.seconds_since(frame)
             # A rank's last words may take longer than the failure of others that it has caused.
-            its = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, "no reason is known"))
+            its = _verdict(frame.rank, host_of[frame.rank], code, reasons.get(frame.rank, ""))
             ends.append((ended, frame.rank, its))
             if code != 0 and (end is None or ended < first_end):
                 verdict = its
@@ -92,7 +92,7 @@ def _follow(mailbox: Mailbox, host_of: Mapping[int, str], show: Callable[[Frame]
 def _verdict(rank: int, host: str, code: int, reason: str) -> Verdict:
     who = f"rank {rank} on {host}"
     if code == LOST:
-        return Verdict(1, f"{who} could not be started, or the way to it is gone: {reason}")
+        return Verdict(1, f"{who} could not be started, or the way to it is gone: {reason or 'no reason is known'}")
     if code < 0:
-        return Verdict(128 - code, f"{who} was ended by {signal_name(-code)}")
+        return Verdict(128 - code, f"{who}: {reason}" if reason else f"{who} was ended by {signal_name(-code)}")
     return Verdict(code, f"{who} ended with exit code {code}", rank)
