@@ -586,6 +586,38 @@ def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
     assert again.total_size == again.num_samples == 4
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_function_that_fails_again_and_again_without_a_commit_is_given_up(monkeypatch, commits):
+    """That all ranks have the same state again is no progress."""
+    from collective_core.common import elastic
+    from collective_core.runtime import lifecycle
+
+    monkeypatch.setattr(elastic.worker, "is_one", lambda: True)
+    monkeypatch.setattr(lifecycle, "rejoin", lambda _: None)
+    monkeypatch.setattr(lifecycle, "init", lambda: None)
+    monkeypatch.setattr(elastic, "allgather_object", lambda value, *_: [value])
+    monkeypatch.setattr(elastic, "broadcast_object", lambda value, *_: value)
+    monkeypatch.setattr(elastic.State, "check_host_updates", lambda _: None)
+    calls = []
+
+    @elastic.run
+    def train(state):
+        calls.append(state)
+        if len(calls) == 3 * elastic.MOST_FAILURES:
+            return "done"
+        if commits:
+            state.commit()
+        raise CollectiveError("rank 1 is gone", "peer_lost", [1])
+
+    state = elastic.ObjectState(epoch=0)
+    if commits:
+        assert train(state) == "done"
+    else:
+        with pytest.raises(CollectiveError, match="rank 1 is gone"):
+            train(state)
+        assert len(calls) == elastic.MOST_FAILURES + 1
+
+
 # --- what decides --------------------------------------------------------------------------------------------------------------------
 
 

@@ -183,6 +183,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 if folder is not None and state._newest()[1] == 0:
                     state._begin_from(folder)
                 state.sync()
+                commits = state._commits  # what sync() counts is no progress
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 pass
@@ -190,10 +191,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 error = _of_engine(raised)
                 if error is None:
                     raise
-                failures = failures + 1 if state._commits == commits else 1
+                failures, commits = failures + 1 if state._commits == commits else 1, state._commits
                 if error.kind not in SURVIVABLE or not worker.is_one() or failures > MOST_FAILURES:
                     raise
-                lost, commits = error.ranks, state._commits
+                lost = error.ranks
                 state.restore()
             for leave in before_rejoin:
                 leave()
