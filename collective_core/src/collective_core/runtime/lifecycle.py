@@ -36,13 +36,13 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     ProcessSet to add at once, or "dynamic", which is always allowed here. Raises :class:`CollectiveError` naming the rank and the
     reason on every rank that can be told, and ValueError for impossible process sets; then nothing has been joined.
     """
-    _refuse_forked()
+    refuse_forked()
     _join_or_give_up(comm, process_sets)
 
 
 def join_launcher(launcher: Any, timeout: float) -> None:
     """Joins the ranks of this launcher as ``init`` does those that it finds. ``timeout``: seconds, as COLLECTIVE_TIMEOUT."""
-    _refuse_forked()
+    refuse_forked()
     _join_or_give_up(None, None, launcher, timeout)
 
 
@@ -131,7 +131,8 @@ def _forget_launcher() -> None:
         _launcher = None
 
 
-def _refuse_forked() -> None:
+def refuse_forked() -> None:
+    """Raises :class:`CollectiveError` in a process that was forked from a rank, whose connections it must not use."""
     if _pid not in (0, os.getpid()):
         text = "this process was forked from a rank and is not one itself; start processes with spawn or forkserver"
         raise CollectiveError(text, "closed")

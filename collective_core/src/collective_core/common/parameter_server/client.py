@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
@@ -14,7 +15,7 @@ from collective_core.common.parameter_server import group, messages
 from collective_core.common.parameter_server.group import Group
 from collective_core.common.parameter_server.messages import Array
 from collective_core.errors import CollectiveError, InvalidUseError
-from collective_core.runtime import membership
+from collective_core.runtime import lifecycle, membership
 from collective_core.runtime.point_to_point import Transfer
 
 #: Seconds between looks at whether a wait is to end.
@@ -87,6 +88,7 @@ class Client:
             self._is_closed = True
 
     def _check_usable(self) -> None:
+        lifecycle.refuse_forked()
         if self._is_closed:
             text = "hvd.ps.close() or shutdown() has closed what this array, table or optimizer was made with: make it again"
             raise InvalidUseError(text, "invalid")
@@ -192,4 +194,5 @@ def _before_change() -> None:
 
 
 group.on_leaving.append(_take_leave)
+os.register_at_fork(after_in_child=lambda: atexit.unregister(_end))  # the servers are its parent's
 elastic.at_begin.append(lambda: _before_change)

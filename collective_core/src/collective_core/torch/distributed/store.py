@@ -76,7 +76,7 @@ def meet_with_launcher(timeout: timedelta = dist.default_pg_timeout, **_: Any) -
     except CollectiveError as error:
         raise ValueError(f"Error initializing torch.distributed using env:// rendezvous: {error}") from error
     if isinstance(launcher, launchers.Mpi):
-        atexit.register(_finish, launcher)
+        atexit.register(_finish, launcher, os.getpid())
     else:
         launcher.finish(0.0)
     return iter([(store, launcher.rank, launcher.size)])
@@ -103,9 +103,10 @@ def _store_of(launcher: Any, settings: config.Config, timeout: timedelta) -> Any
     return dist.TCPStore(meeting["address"], meeting["port"], launcher.size, is_master=False, timeout=timeout)
 
 
-def _finish(launcher: Any) -> None:
-    """At the end of the process, which mpirun takes for a failure where MPI was not finalized."""
-    launcher.finish(0.0 if hasattr(sys, "last_value") or not membership.is_healthy() else lifecycle.EXIT_PATIENCE)
+def _finish(launcher: Any, pid: int) -> None:
+    """At the end of the process, which mpirun takes for a failure where MPI was not finalized; not of one that was forked from it."""
+    if pid == os.getpid():
+        launcher.finish(0.0 if hasattr(sys, "last_value") or not membership.is_healthy() else lifecycle.EXIT_PATIENCE)
 
 
 def _first_line(error: BaseException) -> str:
