@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from cases import slow_but_last
 from collective_core.errors import CollectiveError
-from collective_core.launch import cluster, frames, function, horovod_run
+from collective_core.launch import cluster, frames, function, horovod_run, processes
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, place_ranks, read
 from collective_core.launch.outcomes import Outcomes
@@ -682,6 +682,22 @@ def test_what_a_hosts_shell_prints_first_does_not_matter(ssh, tmp_path):
     chatty.write_text("#!/bin/sh\necho 'This account is closed'\n")
     with pytest.raises(CollectiveError, match="no agent could be started on host other: This account is closed"):
         Runner(hosts="other:1", ssh=[str(chatty)]).run(lambda: 1)
+
+
+def test_a_rank_that_a_signal_has_stopped_is_ended_and_named(monkeypatch):
+    monkeypatch.setattr(processes, "STOPPED_RANK", 1.0)
+
+    def stop():
+        import collective_core as cc
+
+        cc.init()
+        if cc.rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        cc.barrier()
+
+    with pytest.raises(RankFailedError, match=r"rank 1 on localhost: process \d+ has been stopped for 1 s") as failed:
+        Runner(np=2).run(stop)
+    assert failed.value.rank == 1
 
 
 def test_a_folder_that_another_host_lacks_is_named(ssh):
