@@ -17,10 +17,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
 from collective_core.runtime.point_to_point import GREETING, MOST_PENDING, PointToPoint
 from collective_core.torch.distributed import cuda
+from collective_core.torch.distributed.store import StoreLauncher
 from collective_core.torch.distributed.work import Completer, MessageWork
 from conftest import WORKERS
 
@@ -90,7 +92,46 @@ def seen(*gpus, setting="auto"):
     ],
 )
 def test_nccl_is_used_where_each_rank_may_have_a_gpu_of_its_own(everyone, hosts, problem):
-    assert cuda.objection(everyone, hosts) == problem
+    assert cuda.objection(everyone, [(host, host) for host in hosts]) == problem
+
+
+def test_two_hosts_of_one_name_are_two_hosts():
+    assert cuda.objection([seen("x"), seen("x")], [("id 1", "node"), ("id 2", "node")]) == ""
+    assert "2 ranks of host node share" in cuda.objection([seen("x"), seen("x")], [("id 1", "node"), ("id 1", "node")])
+
+
+class CountingStore:
+    """A store of PyTorch's for threads, that counts what it is asked."""
+
+    def __init__(self):
+        self.store, self.requests = dist.HashStore(), 0
+
+    def __getattr__(self, name):
+        self.requests += 1
+        return getattr(self.store, name)
+
+
+def members(store, count, timeout):
+    return [StoreLauncher(store, rank, count, timeout) for rank in range(count)]
+
+
+def test_a_groups_members_ask_the_store_a_few_times_each():
+    store = CountingStore()
+    launchers = members(store, 12, 60)
+    store.requests = 0
+    with ThreadPoolExecutor(12) as threads:
+        results = list(threads.map(lambda each: each.exchange(bytes([each.rank, 255])), launchers))
+    assert results == [[bytes([rank, 255]) for rank in range(12)]] * 12
+    assert store.requests <= 4 * 12 + 2
+
+
+def test_members_of_a_group_that_do_not_come_are_named():
+    launchers, missing = members(dist.HashStore(), 4, 0.1), {}
+    for rank in (1, 0, 2, 3):  # one after the other: each finds the keys of those before it, and rank 3 an answer of rank 0 that is missing
+        with pytest.raises(CollectiveError, match="did not come") as error:
+            launchers[rank].exchange(b"")
+        missing[rank] = error.value.ranks
+    assert missing == {1: (0, 2, 3), 0: (2, 3), 2: (3,), 3: (0,)}
 
 
 ERRORS = {

@@ -22,8 +22,8 @@ def situation(setting: str) -> dict[str, Any]:
     return {"setting": setting, "gpus": sorted(platform.gpus())}
 
 
-def objection(everyone: Sequence[dict[str, Any]], hosts: Sequence[str]) -> str:
-    """Why ranks on these hosts that have told this of themselves do not use NCCL; empty if they do. Pure."""
+def objection(everyone: Sequence[dict[str, Any]], hosts: Sequence[tuple[str, str]]) -> str:
+    """Why ranks on these hosts (id, name) that have told this of themselves do not use NCCL; empty if they do. Pure."""
     for rank, each in enumerate(everyone):
         if each["setting"] == "off":
             return "COLLECTIVE_NCCL=off"
@@ -35,7 +35,7 @@ def objection(everyone: Sequence[dict[str, Any]], hosts: Sequence[str]) -> str:
             # Which of them each rank takes shows with its first tensor. NCCL itself refuses two ranks on one.
             sharing = [each for each in there if each["gpus"] == gpus]
             if len(sharing) > len(gpus) and sharing[0]["setting"] != "on":
-                return f"{len(sharing)} ranks of host {host} share {len(gpus)} of its GPUs"
+                return f"{len(sharing)} ranks of host {host[1]} share {len(gpus)} of its GPUs"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 from datetime import timedelta
@@ -35,17 +36,26 @@ class StoreLauncher:
         self._exchanges = 0
 
     def exchange(self, mine: bytes) -> list[bytes]:
-        """All members' bytes, by rank. Raises :class:`CollectiveError` (kind ``timeout``) naming those that did not come."""
+        """All members' bytes, by rank. Raises :class:`CollectiveError` (kind ``timeout``) naming those that did not come.
+
+        Rank 0 collects them, so that the store is asked a few times for each member, not once for each pair.
+        """
         self._exchanges += 1
-        keys = [f"{self._prefix}.{self._exchanges}.{rank}" for rank in range(self.size)]
+        prefix, limit = f"{self._prefix}.{self._exchanges}", timedelta(seconds=self._timeout)
+        keys = [f"{prefix}.{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], mine)
         try:
-            self._store.wait(keys, timedelta(seconds=self._timeout))
+            if self.rank == 0:
+                self._store.wait(keys, limit)
+                everyone = [self._store.get(key) for key in keys]
+                self._store.set(f"{prefix}.all", json.dumps([each.hex() for each in everyone]))
+                return everyone
+            self._store.wait([f"{prefix}.all"], limit)
+            return [bytes.fromhex(each) for each in json.loads(self._store.get(f"{prefix}.all"))]
         except RuntimeError as error:  # the store's, of whatever kind
-            missing = [rank for rank, key in enumerate(keys) if not self._has(key)]
+            missing = [rank for rank, key in enumerate(keys) if not self._has(key)] or [0]
             text = f"ranks {missing} of the group did not come within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT): {_first_line(error)}"
             raise CollectiveError(text + START_HINT, "timeout", missing) from error
-        return [self._store.get(key) for key in keys]
 
     def _has(self, key: str) -> bool:
         try:
