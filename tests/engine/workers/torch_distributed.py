@@ -62,6 +62,44 @@ def transposed_sum(group):
     return [tensor]
 
 
+def lazy_views(group):
+    """Tensors whose bits are not their values, as inputs and outputs; what Gloo cannot sum is given to it plain."""
+
+    def view():
+        numbers = torch.complex(values(1), values(1, seed=1) + 1)
+        return numbers.conj().imag
+
+    summed, sent = (view() if group is ours else view().clone() for _ in range(2))
+    dist.all_reduce(summed, group=group)
+    dist.broadcast(sent, 1, group=group)
+    gathered = [view() for _ in everyone]
+    dist.all_gather(gathered, view().clone(), group=group)
+    into = torch.zeros(size, dtype=torch.complex64).conj().imag if group is ours else torch.zeros(size)
+    dist.all_gather_into_tensor(into, view().clone(), group=group)
+    part = view() if group is ours else view().clone()
+    dist.reduce_scatter_tensor(part, torch.cat([view()] * size), group=group)
+    strided = values(4)[1::3][:1]
+    dist.broadcast(strided, 0, group=group)
+    return [summed, sent, *gathered, into, part, strided]
+
+
+def several_together(group):
+    """Collectives that _start_coalescing starts together, as CUDA's are; Gloo does not know that for CPU tensors."""
+    tensors, message = [values(3), values(2, 2, seed=1)], torch.zeros(1)
+    with dist.distributed_c10d._coalescing_manager(group, torch.device("cpu") if group is ours else None, async_ops=True) as under_way:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
+    under_way.wait()
+    if group is ours:
+        group._start_coalescing(torch.device("cpu"))
+        started = [dist.isend(torch.full((1,), float(rank)), (rank + 1) % size, group), dist.irecv(message, (rank - 1) % size, group)]
+        started.append(dist.all_reduce(tensors[0].clone(), group=group, async_op=True))
+        group._end_coalescing(torch.device("cpu")).wait()
+        if not all(each.is_completed() for each in started) or message.item() != (rank - 1) % size:
+            different.append(f"started together: {message}")
+    return tensors
+
+
 def sparse_sum(group):
     tensor = torch.sparse_coo_tensor([[rank, rank + 1]], [1.0, 2.0], (size + 1,))
     dist.all_reduce(tensor, group=group)
@@ -163,7 +201,7 @@ def from_anyone(group):
 
 CALLS = (
     *(complex_sum, transposed_sum, sparse_sum, several_sums, sum_on_one, broadcasts, gathers, large_gathers, scatters, reduce_scatters),
-    *(messages, from_anyone),
+    *(messages, from_anyone, lazy_views, several_together),
 )
 for call in CALLS:
     compare(call.__name__, call)

@@ -67,7 +67,8 @@ class Exchanges(Operations):
         source = as_bytes(on_host(tensor))
         # FSDP gathers in place: its input is this rank's part of the output.
         is_own_part = output.data_ptr() + self._me * source.numel() == source.data_ptr()
-        takes_it = output.device.type == "cpu" and output.is_contiguous() and length_of(output) == self._ranks * source.numel()
+        is_plain = output.device.type == "cpu" and output.is_contiguous() and not output.is_neg()
+        takes_it = is_plain and length_of(output) == self._ranks * source.numel()
         in_place = takes_it and (is_own_part or not _overlap(as_bytes(output), source))
         gathered = self._gather_rows(source, opts, as_bytes(output) if in_place else None)
 

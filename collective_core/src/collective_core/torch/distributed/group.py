@@ -54,7 +54,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         self._name, self._description, self._monitored_barriers = "", "", 0
         _groups.add(self)
         self._timeout, self._job_ranks = seconds, [peer.rank for peer in peers]
-        self.of_gpus = None if self.why_no_nccl else cuda.make_group(store, rank, size, timedelta(seconds=seconds))
+        self.of_gpus: Any = None if self.why_no_nccl else cuda.make_group(store, rank, size, timedelta(seconds=seconds))
         self._point_to_point = PointToPoint(launcher, peers, self._set, seconds, settings.stall_warning)
 
     # --- what it is
@@ -123,15 +123,19 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
     # PyTorch calls these around operations that NCCL is to start together.
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._on_gpu(device)._start_coalescing(device)
+        if self._is_of_gpus(device):
+            self.of_gpus._start_coalescing(device)
+        else:
+            self._completer.collected = self._completer_of_messages.collected = []
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        return self._on_gpu(device)._end_coalescing(device)
+        if self._is_of_gpus(device):
+            return self.of_gpus._end_coalescing(device)
+        works, self._completer.collected, self._completer_of_messages.collected = self._completer.collected, None, None
+        return self._group_of(works or [])
 
-    def _on_gpu(self, device: torch.device) -> Any:
-        if self.of_gpus is None or device.type != cuda.platform.device:
-            raise RuntimeError(f"the backend {NAME} starts no operations on {device.type} together")
-        return self.of_gpus
+    def _is_of_gpus(self, device: torch.device) -> bool:
+        return self.of_gpus is not None and device.type == cuda.platform.device
 
     # --- barriers
 

@@ -24,7 +24,9 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, without a copy."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    # One element is contiguous whatever its stride, and keeps that.
+    return (flat.as_strided((1,), (1,)) if flat.numel() == 1 else flat).view(torch.uint8)
 
 
 def from_bytes(data: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,8 @@ class Work(dist.Work):
         self._is_over = False
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
+        if completer.collected is not None:
+            completer.collected.append(self)
 
     def _complete(self, seconds: float) -> bool:
         """Waits at most so long; says whether it is over."""
@@ -160,6 +162,7 @@ class Completer:
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.collected: list[Work] | None = None  # those started since _start_coalescing
         self._is_ending = False
 
     def is_this_thread(self) -> bool:
