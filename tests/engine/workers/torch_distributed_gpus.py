@@ -23,18 +23,26 @@ class Pretended(cuda.Cuda):
     def holds(self, tensor):
         return tensor.dtype is torch.float64
 
+    def finish(self, device):
+        finished.append((device, operations()))
+
     def backend(self, store, rank, size, timeout):
         assert timeout > timedelta(0)
         return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
+finished = []  # devices whose stream a barrier has waited for, and how many operations the engine had run then
 cuda.platform = Pretended()
 warnings.simplefilter("always")
 dist.init_process_group("cpu:collective,cuda:nccl")
 rank, size = dist.get_rank(), dist.get_world_size()
 wrong = []
-# What init_process_group asks where it is given a device_id, which it takes on a machine with GPUs only.
-assert not dist.group.WORLD._get_backend(torch.device("cuda", 0)).supports_splitting
+# What init_process_group asks where it is given a device_id, which it takes on a machine with GPUs only: NCCL's, which connects at once.
+carrier = dist.group.WORLD._get_backend(torch.device("cuda", 0))
+if isinstance(carrier, dist.ProcessGroupGloo) != (int(sys.argv[1]) > 1):
+    wrong.append(f"{carrier} for CUDA tensors")
+if carrier is dist.group.WORLD and carrier.supports_splitting:
+    wrong.append("a group without NCCL is asked to connect at once")
 
 
 def operations():
@@ -114,6 +122,10 @@ every = [None] * size
 dist.all_gather_object(every, weights)
 if every[0] != every[1]:
     wrong.append(f"after training {every}")
+before = operations()
+finished.clear()
 dist.barrier()
+if [done for _, done in finished] != [before]:
+    wrong.append(f"a barrier waits for the stream {finished} before operation {before}")
 dist.destroy_process_group()
 common.report(wrong=wrong, by_engine=by_engine, told=told)

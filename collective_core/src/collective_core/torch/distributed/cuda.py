@@ -56,6 +56,11 @@ class Cuda:
         """Whether the tensor is a GPU's."""
         return bool(tensor.is_cuda)
 
+    def finish(self, device: torch.device | None) -> None:
+        """Waits for what the program has enqueued on its current stream of a GPU (``device``: if this is one, else the current one)."""
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream(device if device is not None and device.type == "cuda" else None).synchronize()
+
     def backend(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout

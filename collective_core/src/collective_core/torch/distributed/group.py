@@ -35,7 +35,7 @@ _has_joined = False  # the job with a group
 class CollectiveGroup(Reductions, dist.ProcessGroup):
     """A process group over the engine. Ranks are the group's own."""
 
-    #: PyTorch asks the backend of ``init_process_group(device_id=...)`` whether it connects at once, and splits to make further groups.
+    #: PyTorch asks the backend of ``init_process_group(device_id=...)`` whether it connects at once, which NCCL does (_get_backend).
     supports_splitting = False
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -65,8 +65,10 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
     def name(self) -> str:
         return NAME
 
-    def _get_backend(self, _device: torch.device) -> CollectiveGroup:
-        """Of tensors on any device: a group that is written in Python has no backends below it."""
+    def _get_backend(self, device: torch.device) -> Any:
+        """NCCL's of CUDA tensors that go through it; otherwise this, as a group that is written in Python has no backends below it."""
+        if self.of_gpus is not None and device.type == "cuda":
+            return self.of_gpus._get_backend(torch.device(cuda.platform.device))
         return self
 
     # By these names PyTorch asks a group that is written in Python.
@@ -140,6 +142,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
     # --- barriers
 
     def barrier(self, opts: Any = None) -> Work:
+        cuda.platform.finish(getattr(opts, "device", None))  # as with NCCL: what comes after it finds what came before done
         operation = _native.operation(_native.BARRIER, self._next_name("barrier"), "uint8", (), 0, process_set=self._set)
         return self._start(operation, opts, [], nothing)
 
