@@ -44,7 +44,10 @@ def test_what_trains_with_torch_distributed_trains(launch):
     reports = launch("torch_distributed_training.py", 2).must_succeed().reports()
     assert len(reports) == 2
     for report in reports.values():
-        assert [report[what] for what in ("ddp", "fsdp", "dtensor", "dcp")] == [True] * 4
+        finished = ("ddp", "fsdp", "dtensor", "dcp", "compiled_ddp", "async_save", "sharded_tensor")
+        assert {what: report[what] for what in finished} == dict.fromkeys(finished, True)
+        assert report["hooks"] == [True, True]
+        assert report["half"] == [2.0] * 3
         assert report["compiled"] == [3.0] * 3
 
 

@@ -59,6 +59,10 @@ def _objection(url: str) -> str:
 
 
 def _make(options: Any, _: Any) -> Any:
+    import torch
+
     from collective_core.torch.distributed import CollectiveGroup
 
+    if not torch.cuda.is_available():  # asked as late as this because it may take the driver's start
+        torch.distributed.Backend.backend_capability[NAME] = ["cpu"]
     return CollectiveGroup(options.store, options.group_rank, options.group_size, options.timeout)

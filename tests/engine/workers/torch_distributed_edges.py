@@ -56,6 +56,12 @@ try:
 except RuntimeError as error:
     if "has no BXOR" not in str(error):
         wrong.append(str(error))
+try:
+    dist.all_reduce(torch.ones(2 + rank, dtype=torch.float16), async_op=True).get_future().wait()
+    wrong.append("halves of other shapes: no error in the future")
+except RuntimeError as error:
+    if "the ranks ask for different things" not in str(error):
+        wrong.append(str(error))
 if pending.done():
     wrong.append("a message came from nowhere")
 dist.barrier()

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -63,7 +65,35 @@ def compiled(tensor):
     return torch.distributed._functional_collectives.all_reduce(tensor, "sum", list(range(size))) + 1
 
 
+def train_with_hook(hook):
+    """Parameters after three steps with one of DDP's built-in hooks; None: without."""
+    trained = nn.parallel.DistributedDataParallel(model())
+    if hook is not None:
+        trained._register_builtin_comm_hook(hook)
+    return train(trained, mine=True)
+
+
+hooks = [train_with_hook(each) for each in dist.BuiltinCommHookType.__members__.values()]
+halves = torch.full((3,), float(rank), dtype=torch.float16)
+half = dist.all_reduce(halves, async_op=True).get_future().then(lambda done: done.value()[0] + 1).wait()
+
+compiled_ddp = torch.compile(nn.parallel.DistributedDataParallel(model()), backend="aot_eager")
+compiled_training = train(compiled_ddp, mine=True)
+
+dcp.async_save({"table": table}, checkpoint_id=f"{folder[0]}/later").result()
+later = {"table": torch.zeros(4, 3)}
+dcp.load(later, checkpoint_id=f"{folder[0]}/later")
+
+placements = [f"rank:{each}/cpu" for each in range(size)]
+whole = torch.zeros(2 * size, 3) if rank == 0 else None
+sharded_tensor.full(ChunkShardingSpec(dim=0, placements=placements), (2 * size, 3), 5.0).gather(0, whole)
+
 common.report(
+    hooks=[all(torch.allclose(a, b, atol=1e-2) for a, b in zip(each, alone, strict=True)) for each in hooks],
+    half=half.tolist(),
+    compiled_ddp=is_close(compiled_training, alone),
+    async_save=torch.equal(later["table"], table),
+    sharded_tensor=whole is None or torch.equal(whole, torch.full((2 * size, 3), 5.0)),
     ddp=is_close(ddp, alone),
     fsdp=is_close(fsdp, alone),
     dtensor=torch.equal(columns.full_tensor(), table) and torch.equal(rows.redistribute(placements=[Replicate()]).to_local(), table),

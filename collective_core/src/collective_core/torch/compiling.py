@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, Callable, TypeVar
 
 import torch
@@ -17,6 +18,16 @@ def _never() -> bool:
 #: Whether a compiler traces the caller, which replaces the call by its answer; without one it costs a third of ``is_compiling``, at every
 #: collective and every gradient. Before PyTorch 2.1 none can be told what not to trace.
 is_traced: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
+
+
+def untraced(kind: type) -> type:
+    """The class, whose methods a compiler runs as they are where PyTorch's C++ calls them: DDP's reducer, in a compiled forward pass."""
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):  # before, compilers ran what they could not trace
+        skip = frames._FrameAction.SKIP
+        for method in filter(inspect.isfunction, vars(kind).values()):
+            frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
+    return kind
 
 
 def not_compiled(function: F) -> F:

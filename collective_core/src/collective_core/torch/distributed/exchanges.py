@@ -9,12 +9,14 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from collective_core import _native
+from collective_core.torch.compiling import untraced
 from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.operations import Operations, options_of
 from collective_core.torch.distributed.tensors import as_bytes, bring_home, copy_into, from_bytes, length_of, listed, on_host
 from collective_core.torch.distributed.work import Work
 
 
+@untraced
 class Exchanges(Operations):
     """Bytes travel: types and shapes are the program's."""
 

@@ -15,6 +15,7 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import config, lifecycle, membership, rendezvous
 from collective_core.runtime.point_to_point import PointToPoint, Transfer
+from collective_core.torch.compiling import untraced
 from collective_core.torch.distributed import cuda
 from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.operations import nothing
@@ -32,6 +33,7 @@ _groups: set[CollectiveGroup] = set()
 _has_joined = False  # the job with a group
 
 
+@untraced
 class CollectiveGroup(Reductions, dist.ProcessGroup):
     """A process group over the engine. Ranks are the group's own."""
 
@@ -70,6 +72,10 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         if self.of_gpus is not None and device.type == "cuda":
             return self.of_gpus._get_backend(torch.device(cuda.platform.device))
         return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(each) for each in dist.Backend.backend_capability[NAME]]
 
     # By these names PyTorch asks a group that is written in Python.
 

@@ -11,6 +11,7 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import operations
 from collective_core.torch import handles
+from collective_core.torch.compiling import untraced
 from collective_core.torch.distributed.work import Completer, Work, for_group
 from collective_core.torch.ops.tensors import dtype_name, objection_to_tensor
 
@@ -41,6 +42,7 @@ class Gathered:
     lengths: list[int]
 
 
+@untraced
 class Operations:
     """A group's operations. ``process_set``: the engine's; ``me``: this rank of the group's ``ranks``."""
 

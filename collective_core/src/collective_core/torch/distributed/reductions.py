@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from collective_core import _native
+from collective_core.torch.compiling import untraced
 from collective_core.torch.distributed.cuda import on_its_device
 from collective_core.torch.distributed.exchanges import Exchanges
 from collective_core.torch.distributed.operations import options_of
@@ -33,6 +34,7 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _BY_PARTS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 
+@untraced
 class Reductions(Exchanges):
     """Options are those of torch.distributed; ``asyncOp`` false: the operation has ended when the call returns."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from collective_core.errors import CollectiveError
 from collective_core.runtime.point_to_point import Transfer
+from collective_core.torch.compiling import untraced
 
 #: Seconds between looks of one who waits whether another thread has completed it.
 LOOK_INTERVAL = 0.2
@@ -27,6 +29,20 @@ def for_group(error: CollectiveError) -> CollectiveError:
     return CollectiveError(f"{error}, and of this group the timeout given to init_process_group or new_group does", error.kind, error.ranks)
 
 
+@functools.lru_cache
+def _of_tensors() -> Any:
+    """Futures of a list of tensors of C++, which DDP's built-in FP16 hook wants; those made in Python are of any object."""
+    return torch.jit.CompilationUnit("""
+def after(done: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    done.wait()
+    return tensors
+
+def give(done: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(after, done, tensors)
+""")
+
+
+@untraced
 class Work(dist.Work):
     """An operation that ``wait_for`` can wait for, and whose result is brought home by ``finish``, once, by whoever sees its end first.
 
@@ -127,12 +143,15 @@ class Work(dist.Work):
             self._resolve()
         else:
             self._complete_later()
+        if self._tensors and all(each.dtype == torch.float16 for each in self._tensors):
+            return _of_tensors().give(future.then(lambda done: done.value()), self._tensors)
         return future
 
     def _complete_later(self) -> None:
         self._completer.put(self)
 
 
+@untraced
 class MessageWork(Work):
     """A message on its way (runtime/point_to_point.py)."""
 
