@@ -23,7 +23,9 @@ constexpr const char* refused_in_handler =
 constexpr const char* was_interrupted = "a signal has ended the wait";
 constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
-uint64_t key_of(const Header& header) { return header.name_hash + static_cast<uint64_t>(header.kind); }
+uint64_t key_of(const Header& header) {
+  return header.name_hash + static_cast<uint64_t>(header.kind);
+}
 
 // Nanoseconds that a thread of this process has run; -1: it has ended. What pthread_getcpuclockid tells, by its number.
 int64_t ran_ns(pid_t thread) {
@@ -219,7 +221,8 @@ void Engine::enqueue(const std::shared_ptr<Task>& task) {
   changed_.notify_all();
 }
 
-// Until its result is collected, not only until it is done: then all ranks refuse the same calls, however fast each one is.
+// Until its result is collected, not only until it is done: then all ranks refuse the same calls, however fast each one
+// is.
 void Engine::claim_name(const Task& task) {
   const Header& header = task.operation.header;
   if (semantics_ != Semantics::horovod || !has_tensor(header.kind) || !header.name[0]) return;

@@ -74,7 +74,7 @@ def _also_of_tensorflow(error: CollectiveError) -> CollectiveError:
     kinds = {"mismatch": tf.errors.FailedPreconditionError, "invalid": tf.errors.InvalidArgumentError}
     of_tensorflow = kinds.get(error.kind, tf.errors.UnknownError)
     both = type(type(error).__name__, (type(error), of_tensorflow), {"__module__": type(error).__module__})
-    made: CollectiveError = both.__new__(both)
+    made: CollectiveError = BaseException.__new__(both)
     of_tensorflow.__init__(made, None, None, str(error))
     vars(made).update(vars(error))
     return made.with_traceback(error.__traceback__)
