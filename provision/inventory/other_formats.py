@@ -16,12 +16,12 @@ _HOST = r"(?P<host>\w[\w.-]*(?:\[[^\]\n]*\][\w.-]*)*|\[[^\]\n]+\])"
 _END = r"[ \t]*(?:#.*)?$"
 # A line of a file → what the file looks like, and what to do. `NAME:8` means slots, but no sshd listens below port 200, save on 22.
 _FORMATS = (
-    (r"^(?i:Host|Match)[ \t=]+\S", "ssh's configuration", "name its hosts as NAME,NAME: ssh reads ~/.ssh/config for them"),
     (
-        r"^(?i:NodeName|PartitionName|ClusterName|SlurmctldHost)=",
-        "slurm.conf",
-        "one host per line: scontrol show hostnames NODES > hosts.ini",
+        r"^(?i:Host|Match)[ \t=]+[^\s=]+(?:[ \t]+[^\s=]+)*[ \t]*$",  # but not `host ansible_host=…`
+        "ssh's configuration",
+        "name its hosts as NAME,NAME: ssh reads ~/.ssh/config for them",
     ),
+    (r"^(?i:NodeName|PartitionName|SlurmctldHost)=", "slurm.conf", "one host per line: scontrol show hostnames NODES > hosts.ini"),
     (
         rf"^(?P<address>\d+(?:\.\d+){{3}}|[0-9a-fA-F]*:[0-9a-fA-F:.]+)[ \t]+(?P<host>[A-Za-z][\w.-]*)(?:[ \t]+[\w.-]+)*{_END}",
         "/etc/hosts",
