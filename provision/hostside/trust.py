@@ -13,19 +13,19 @@ def trusted_users():
     return {0, os.geteuid()} | ({int(caller)} if caller.isdigit() else set())
 
 
-def name_of_id(lookup, number):
-    """The name of a user (``pwd.getpwuid``) or group (``grp.getgrgid``)."""
+def entry_of(lookup, number):
+    """The entry of a user (``pwd.getpwuid``) or group (``grp.getgrgid``), which begins with its name; a container's need not have one."""
     try:
-        return lookup(number)[0]
+        return lookup(number)
     except KeyError:
-        return str(number)
+        return (str(number), "", number, ())
 
 
 def writers(seen):
     """Who but trusted users may write, by the mode of an `os.lstat`; empty where no other may."""
-    group = name_of_id(grp.getgrgid, seen.st_gid)
-    names = {name_of_id(pwd.getpwuid, uid) for uid in trusted_users()}
-    if seen.st_mode & stat.S_IWGRP and seen.st_gid != 0 and not (group in names and names.issuperset(grp.getgrnam(group).gr_mem)):
+    group, _, _, members = entry_of(grp.getgrgid, seen.st_gid)
+    names = {entry_of(pwd.getpwuid, uid)[0] for uid in trusted_users()}
+    if seen.st_mode & stat.S_IWGRP and seen.st_gid != 0 and not (group in names and names.issuperset(members)):
         return "group " + group  # and not one of that user alone
     return "every user" if seen.st_mode & stat.S_IWOTH else ""
 
@@ -45,7 +45,7 @@ def distrust(*paths):
         seen = os.lstat(place)
         is_sticky = seen.st_mode & stat.S_ISVTX and os.path.realpath(place) != os.path.realpath(path)
         if seen.st_uid not in trusted_users():
-            return "%s belongs to %s" % (place, name_of_id(pwd.getpwuid, seen.st_uid))
+            return "%s belongs to %s" % (place, entry_of(pwd.getpwuid, seen.st_uid)[0])
         if not stat.S_ISLNK(seen.st_mode) and not is_sticky and writers(seen):
             return "%s can be written by %s" % (place, writers(seen))
     return None

@@ -92,8 +92,16 @@ def test_a_group_of_others_is_refused_and_the_users_own_is_not(
         pretend(tmp_path, gid=gid, uid=1000)
         group = grp.struct_group((name, "x", gid, members))
         monkeypatch.setattr(trust.grp, "getgrgid", lambda _gid, group=group: group)
-        monkeypatch.setattr(trust.grp, "getgrnam", lambda _name, group=group: group)
         assert trust.distrust(str(tmp_path)) == (None if gid == 1000 else f"{tmp_path} can be written by group {name}")
+
+
+def test_users_and_groups_without_names_are_told_by_their_numbers(trust: ModuleType, pretend: Pretend, tmp_path: Path) -> None:
+    tmp_path.chmod(0o775)
+    pretend(tmp_path, gid=MALLORY)
+    assert trust.distrust(str(tmp_path)) == f"{tmp_path} can be written by group {MALLORY}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trust, "trusted_users", lambda: {0, MALLORY, os.geteuid()})
+        assert trust.distrust(str(tmp_path)) is None, "the user's own, as in a container that knows neither"
 
 
 def test_who_ran_sudo_is_trusted_by_root_alone(trust: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
