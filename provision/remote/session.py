@@ -166,8 +166,8 @@ class Session:
         """The latest runs of this machine that have ended or were killed: their host locks may be taken over."""
         found = []
         for record in (folder / "controller.json" for folder in run_folders.newest_first()[:1000]):
-            if not record.is_file():
-                found += [] if record.exists() else [record.parent.name]
+            if not record.is_file():  # it has ended, unless it is just starting: what it writes second is missing, too
+                found += [record.parent.name] if (record.parent / RECORD).exists() and not record.exists() else []
                 continue
             # A running one has the lock. A record that cannot be read yet is of a run that is just starting.
             with acquired(record) as file, suppress(ValueError, KeyError, TypeError):

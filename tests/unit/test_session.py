@@ -105,6 +105,15 @@ def test_interrupted_removal_is_recorded_as_dead(tmp_path: Path, monkeypatch: py
     assert Session(hosts, Progress()).dead_runs() == [folder.name]
 
 
+def test_a_run_that_is_just_starting_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    hosts = inventory.load("a,b")
+    with Session(hosts, Progress()) as ended:
+        pass
+    (tmp_path / "runs" / f"{ended.run_id}-next").mkdir()  # and its record comes at once
+    assert Session(hosts, Progress()).dead_runs() == [ended.run_id]
+
+
 def _commands(run_id: str) -> dict[int, bytes]:
     """The processes of a run with their command lines; those that end meanwhile have none."""
     found = {}
