@@ -13,6 +13,12 @@ def trusted_users():
     return {0, os.geteuid()} | ({int(caller)} if caller.isdigit() else set())
 
 
+def unmapped_root():
+    """The id that root's files have in a user namespace without root, such as Apptainer's; other users' have it there, too."""
+    with open("/proc/self/uid_map") as users, open("/proc/sys/kernel/overflowuid") as nobody:
+        return set() if any(line.split()[0] == "0" for line in users) else {int(nobody.read())}
+
+
 def entry_of(lookup, number):
     """The entry of a user (``pwd.getpwuid``) or group (``grp.getgrgid``), which begins with its name; a container's need not have one."""
     try:
@@ -43,8 +49,9 @@ def distrust(*paths):
     """Why another user could have made, or can exchange, what is at one of these absolute paths or above it; None where none can."""
     for path, place in [(each, place) for each in paths for place in way_to(each) if os.path.lexists(place)]:
         seen = os.lstat(place)
-        is_sticky = seen.st_mode & stat.S_ISVTX and os.path.realpath(place) != os.path.realpath(path)
-        if seen.st_uid not in trusted_users():
+        is_above = os.path.realpath(place) != os.path.realpath(path)
+        is_sticky = seen.st_mode & stat.S_ISVTX and is_above
+        if seen.st_uid not in trusted_users() | (unmapped_root() if is_above else set()):
             return "%s belongs to %s" % (place, entry_of(pwd.getpwuid, seen.st_uid)[0])
         if not stat.S_ISLNK(seen.st_mode) and not is_sticky and writers(seen):
             return "%s can be written by %s" % (place, writers(seen))

@@ -63,6 +63,18 @@ def test_what_another_user_owns_is_named_with_its_owner(trust: ModuleType, prete
     assert trust.distrust(str(path)) == f"{tmp_path / place} belongs to {MALLORY}"
 
 
+def test_without_root_in_the_user_namespace_only_what_is_above_may_be_nobodys(
+    trust: ModuleType, pretend: Pretend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert trust.unmapped_root() == set(), "root is known here"
+    monkeypatch.setattr(trust, "unmapped_root", lambda: {MALLORY})
+    (tmp_path / "home/prefix").mkdir(parents=True)
+    pretend(tmp_path / "home", uid=MALLORY)
+    assert trust.distrust(f"{tmp_path}/home/prefix") is None
+    pretend(tmp_path / "home/prefix", uid=MALLORY)
+    assert trust.distrust(f"{tmp_path}/home/prefix") == f"{tmp_path}/home/prefix belongs to {MALLORY}"
+
+
 def test_a_link_of_another_user_is_refused_wherever_it_leads(trust: ModuleType, pretend: Pretend, tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "second").symlink_to("ours")
