@@ -5,10 +5,10 @@ An image that is made from ours inherits its labels; a verification counts only 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,14 +70,9 @@ def split_name(name: str) -> tuple[str, str]:
     return (repository, tag) if colon and "/" not in tag else (name, "latest")
 
 
-@contextlib.contextmanager
-def engine() -> Iterator[DockerClient]:
+def engine() -> closing[DockerClient]:
     """A client of this machine's engine, closed at the end."""
-    client = container_engine.connect()
-    try:
-        yield client
-    finally:
-        client.close()
+    return closing(container_engine.connect())
 
 
 def get(client: DockerClient, name: str) -> ImageInfo:

@@ -18,8 +18,8 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -123,25 +123,22 @@ def record(inventory: Inventory, plan: Plan, files: Mapping[str, Files]) -> Path
     Returns the file if it changed. Raises ProvisionError where another run has been writing it for a minute.
     """
     installed = replace(plan, hosts={name: host for name, host in plan.hosts.items() if name in files})
-    with _guarded(inventory) as path:
-        return _replace(path, _section_of(inventory), Lock.from_plan(installed, files, read_previous(inventory), inventory))
+    return _update(inventory, lambda: Lock.from_plan(installed, files, read_previous(inventory), inventory))
 
 
 def write(inventory: Inventory, lock: Lock) -> Path | None:
     """Replace the inventory's section, atomically; the sections of other inventories stay. Returns and raises as `record` does."""
-    with _guarded(inventory) as path:
-        return _replace(path, _section_of(inventory), lock)
+    return _update(inventory, lambda: lock)
 
 
-@contextmanager
-def _guarded(inventory: Inventory) -> Iterator[Path]:
-    """The path of an inventory's lock, which no other run writes during the block."""
+def _update(inventory: Inventory, make: Callable[[], Lock]) -> Path | None:
+    """Replace the section while no other run writes the file."""
     path = path_of(inventory)
     guard = paths.home() / "locks" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.lock"
     with process_locks.acquired(guard, _WAIT_S) as acquired:
         if acquired is None:
             raise ProvisionError("another run is writing it", where=str(path), hint="run the same command again when that run has ended")
-        yield path
+        return _replace(path, _section_of(inventory), make())
 
 
 def _replace(path: Path, name: str, lock: Lock) -> Path | None:

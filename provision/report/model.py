@@ -253,13 +253,10 @@ def show_problems(problems: Sequence[Problem], console: Console) -> None:
 
 def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
     """(hosts, problem), once for what is the same on several hosts."""
-    hosts: dict[tuple[Any, ...], list[str]] = {}
-    first: dict[tuple[Any, ...], Problem] = {}
+    hosts: dict[Problem, list[str]] = {}
     for each in problems:
-        same = each.severity, each.where, each.what, each.hint
-        hosts.setdefault(same, []).append(str(each.host))
-        first.setdefault(same, each)
-    yield from ((folded(hosts[same]), each) for same, each in first.items())
+        hosts.setdefault(replace(each, id="", host=None, message=""), []).append(str(each.host))
+    yield from ((folded(names), each) for each, names in hosts.items())
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:

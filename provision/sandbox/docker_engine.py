@@ -6,7 +6,7 @@ import io
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import docker.errors
@@ -52,17 +52,15 @@ class DockerEngine:
 
     def image(self, sandbox: str, base: str, settings: Settings, say: Say) -> str:
         """The base itself, or where it cannot be pulled, what debootstrap makes."""
-        try:
+        with suppress(docker.errors.ImageNotFound):
             self._client.images.get(base)
-        except docker.errors.ImageNotFound:
-            pass
-        else:
             return base
         suite = debootstrap.suite_of(base)
         if suite is None or not debootstrap.tar(suite, PACKAGES).exists():
             say(f"pulling {base}")
             try:
                 self._client.images.pull(base)
+                return base
             except docker.errors.DockerException as failure:
                 reason = str(getattr(failure, "explanation", None) or failure).strip().rstrip(".")
                 missing = debootstrap.missing() if suite else "only debian:12 and debian:13 can be"
@@ -74,8 +72,6 @@ class DockerEngine:
                         "debian:13, as root: `apt-get install debootstrap`, then the same command again.",
                     ) from failure
                 say(f"{base} cannot be pulled ({reason})")
-            else:
-                return base
         archive = debootstrap.make(suite, settings, say, PACKAGES)
         repository, tag = f"{names.REPOSITORY}/base", names.image_tag(sandbox, base)
         changes = [f"LABEL {names.LABEL}={sandbox}", f"LABEL {names.BASE}={base}"]
@@ -94,12 +90,7 @@ class DockerEngine:
                 command=[],
                 init=True,  # reaps what a killed SSH session leaves
                 user="root",
-                labels={
-                    names.LABEL: sandbox,
-                    names.ROLE: "host",
-                    names.HOST: host,
-                    **{f"{names.LABEL}.{label}": value for label, value in labels.items()},
-                },
+                labels={names.LABEL: sandbox, names.ROLE: "host", names.HOST: host, **labels},
                 network=network,
                 networking_config={network: self._client.api.create_endpoint_config(aliases=[host])},
                 mounts=[Mount(str(path), str(path), type="bind", read_only=True) for path in settings.mounts],
@@ -115,9 +106,7 @@ class DockerEngine:
         except docker.errors.APIError:
             self.require_running(host)  # it stopped between the two requests
             raise
-        return (
-            cast(bytes, output).decode() if code == 0 and output else None
-        )  # the engine may lose the output of a command that ends at once
+        return cast(bytes, output).decode() if code == 0 and output else None  # it may lose the output of a command that ends at once
 
     def require_running(self, host: SandboxHost) -> None:
         if self._container(host).status != "running":

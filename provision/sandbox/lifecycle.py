@@ -155,7 +155,7 @@ def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: in
     say(f"starting {len(hosts)} host(s)")
     started = []
     for host, base in zip(hosts, base_of, strict=True):
-        labels = {"base": base, "sudo": sudo}
+        labels = {names.BASE: base, names.SUDO: sudo}
         with container_engine.explained(f"starting {host}"):
             made = runs.start(name, host, images[base], labels, settings, lambda release: host_files(settings, release, login, hosts))
         started.append(made)

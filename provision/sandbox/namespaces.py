@@ -143,30 +143,16 @@ class NamespaceEngine:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text(text, encoding="utf-8")
-        addresses = [f"{_address(network, one)} {one}" for name, one in _namespaces() if name == sandbox]
-        table = ["127.0.0.1 localhost", "::1 localhost ip6-localhost", *addresses]
-        (here / "upper/etc/hosts").write_text("".join(f"{line}\n" for line in table), encoding="utf-8")
+        addresses = "".join(f"{_address(network, one)} {one}\n" for name, one in _namespaces() if name == sandbox)
+        (here / "upper/etc/hosts").write_text(f"127.0.0.1 localhost\n::1 localhost ip6-localhost\n{addresses}", encoding="utf-8")
         (here / "upper/etc/hostname").write_text(f"{host}\n", encoding="utf-8")
         (here / "upper/etc/resolv.conf").write_text(_name_servers(), encoding="utf-8")
         script = resources.files("provision.sandbox").joinpath("host", "namespaces.sh").read_text(encoding="utf-8")
-        enter = (
-            "ip",
-            "netns",
-            "exec",
-            names.container(sandbox, host),
-            "setsid",
-            "--fork",
-        )  # it returns when the process is in the namespace
+        enter = ["ip", "netns", "exec", names.container(sandbox, host), "setsid", "--fork"]  # returns when the process is in the namespace
+        command = [*enter, *_UNSHARED, "sh", "-c", script, "sh", host, *map(str, settings.mounts)]
+        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
         with (here / "log").open("wb") as log, signals.deferred():
-            subprocess.run(
-                [*enter, *_UNSHARED, "sh", "-c", script, "sh", host, *map(str, settings.mounts)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=here,
-                env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-                check=True,
-            )
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=here, env=env, check=True)
         return _host(sandbox, host, network)
 
     def public_keys(self, host: SandboxHost) -> str | None:
@@ -217,24 +203,21 @@ def _namespaces() -> list[tuple[str, str]]:
 
 
 def _host(sandbox: str, host: str, network: ipaddress.IPv4Network | None) -> SandboxHost:
-    labels = {"base": "", "sudo": ""}
+    labels = dict[str, str]()
     with contextlib.suppress(FileNotFoundError):  # made with another PROVISION_HOME, or only begun
-        labels |= json.loads((_folder(sandbox) / host / "labels.json").read_text(encoding="utf-8"))
+        labels = json.loads((_folder(sandbox) / host / "labels.json").read_text(encoding="utf-8"))
     namespace = names.container(sandbox, host)
-    is_running = bool(_processes(namespace))
-    address, state = (_address(network, host), "running") if is_running else ("", "exited")
-    return SandboxHost(host, address, namespace, labels["base"], labels["sudo"], state)
+    address, state = (_address(network, host), "running") if _processes(namespace) else ("", "exited")
+    return SandboxHost(host, address, namespace, labels.get(names.BASE, ""), labels.get(names.SUDO, ""), state)
 
 
 def _free_network(sandbox: str) -> ipaddress.IPv4Network:
     """A network of which this machine knows no part. The same name begins at the same place."""
     routes = re.findall(r"\b\d+\.\d+\.\d+\.\d+(?:/\d+)?\b", _run("ip", "-4", "route", "show", "table", "all"))
     used = [ipaddress.IPv4Network(each, strict=False) for each in routes]
-    networks = list(ADDRESSES.subnets(new_prefix=24))
-    first = int(hashlib.sha256(sandbox.encode()).hexdigest(), 16) % len(networks)
-    for network in (*networks[first:], *networks[:first]):
-        if not any(network.overlaps(one) for one in used):
-            return network
+    free = [each for each in ADDRESSES.subnets(new_prefix=24) if not any(map(each.overlaps, used))]
+    if free:
+        return free[int(hashlib.sha256(sandbox.encode()).hexdigest(), 16) % len(free)]
     raise ProvisionError(f"No network of {ADDRESSES} is free.", hint="Remove sandboxes that no one uses: `provision sandbox ls`.")
 
 

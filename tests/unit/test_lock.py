@@ -540,6 +540,11 @@ def test_runs_at_once_lose_no_section(inventory: Inventory, written: Path) -> No
 def test_a_lock_that_another_run_keeps_writing_is_an_error(inventory: Inventory, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_file, "_WAIT_S", 0.0)
     made = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
-    with lock_file._guarded(inventory), pytest.raises(ProvisionError, match="another run is writing it") as refused:
-        lock_file.write(inventory, made)
-    assert refused.value.where == str(written)
+
+    def meanwhile() -> lock.Lock:
+        with pytest.raises(ProvisionError, match="another run is writing it") as refused:
+            lock_file.write(inventory, made)
+        assert refused.value.where == str(written)
+        return made
+
+    assert lock_file._update(inventory, meanwhile) is None, "the same as before"
