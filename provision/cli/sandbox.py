@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast, get_args
+from typing import Annotated, get_args
 
 import typer
 
 from provision import sandbox
 from provision.base import terminal
-from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import MAX_COUNT, max_here
 from provision.cli.help import App
+from provision.cli.options import one_of
 from provision.sandbox import names
 
 app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd, or Linux namespaces.")
@@ -33,12 +33,8 @@ def up(
     ] = "",
 ) -> None:
     """Start hosts and write an inventory of them."""
-    if sudo not in get_args(sandbox.SudoMode):
-        raise UsageError(f"--sudo {sudo}: there is no such way", hint=f"one of {', '.join(get_args(sandbox.SudoMode))}")
-    if engine and engine not in get_args(sandbox.EngineName):
-        raise UsageError(f"invalid --engine: {engine}", hint=f"one of {', '.join(get_args(sandbox.EngineName))}")
-    kind = cast("sandbox.EngineName | None", engine or None)
-    mode = cast(sandbox.SudoMode, sudo)
+    mode = one_of("--sudo", sudo, get_args(sandbox.SudoMode))
+    kind = one_of("--engine", engine, get_args(sandbox.EngineName)) if engine else None
     made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=slots, engine=kind)
     terminal.out().say(str(made.inventory))
 
