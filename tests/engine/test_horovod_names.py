@@ -134,6 +134,7 @@ from horovod.runner.util.threads import in_thread
 calls = []
 assert [_cache(lambda x: calls.append(x) or x)(3) for _ in range(2)] == [3, 3]
 assert is_version_greater_equal_than("2.10.0", "2.9.1") and not is_version_greater_equal_than("2.9.0", "2.9.1")
+assert is_version_greater_equal_than("2.9.0+cu126", "2.9") and not is_version_greater_equal_than("2.9.0rc1", "2.9")
 assert get_env_rank_and_size() == (0, 1)
 assert [(host.hostname, host.slots) for host in parse_hosts("a:2,10.0.0.1:8")] == [("a", 2), ("10.0.0.1", 8)]
 in_thread(calls.append, ("in a thread",)).join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 from contextlib import contextmanager
 from typing import Any, Iterator, Sequence, TypeVar
 
@@ -103,6 +104,12 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether version ``ver`` is ``target`` or newer. Raises ValueError for what is not a version."""
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(f"invalid versions {ver!r} and {target!r}: expected strings")
-    from packaging.version import Version
+    return _version(ver) >= _version(target)
 
-    return Version(ver) >= Version(target)
+
+def _version(text: str) -> tuple[list[int], bool]:
+    """Its numbers without zeros at the end, and whether it is a release: ``2.9.0rc1`` is older than ``2.9``. Hosts may lack packaging."""
+    found = re.fullmatch(r"v?(\d+(?:\.\d+)*)[-_.]?(a|b|c|rc|alpha|beta|pre|preview|dev)?\S*", text.strip())
+    if found is None:
+        raise ValueError(f"invalid version {text!r}: expected numbers, such as 2.9.1")
+    return [int(part) for part in re.sub(r"(\.0+)+$", "", found[1]).split(".")], not found[2]
