@@ -22,10 +22,14 @@ def test_a_fix_that_fails_does_not_prevent_the_others(tmp_path: Path) -> None:
         (tmp_path / name).write_text((source / name).read_text())
     for name, command in (("one", "true"), ("two", "echo broken >&2; false"), ("three", f"touch {tmp_path}/reached")):
         (tmp_path / "fix" / f"{name}.yml").write_text(json.dumps([{"name": "Do it", "ansible.builtin.shell": {"cmd": command}}]))
-    (tmp_path / "hosts").write_text(f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n")
+    (tmp_path / "hosts").write_text("here ansible_connection=local\n")
     events: list[Event] = []
     names = ["one", "two", "three"]
-    extra = {"provision_privileged": [], "provision_fix": {"here": {"ids": names}}}
+    extra = {
+        "provision_privileged": [],
+        "provision_interpreters": {"here": sys.executable},
+        "provision_fix": {"here": {"ids": names}},
+    }
     ansible.run(
         tmp_path / "fix.yml", str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", extra_vars=extra, on_event=events.append
     )

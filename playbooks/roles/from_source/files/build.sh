@@ -90,7 +90,8 @@ fi
 trap clean_up EXIT
 trap 'exit 1' HUP INT TERM
 rm -rf "$BUILD_WORK"
-mkdir -p "$BUILD_WORK/objects"
+mkdir -m 700 "$BUILD_WORK" # sources keep the owners that their archive names
+mkdir "$BUILD_WORK/objects"
 export LC_ALL=C TMPDIR="$BUILD_WORK"
 actual=$(sha256sum "$BUILD_SOURCES") || stop "cannot read $BUILD_SOURCES"
 [ "${actual%% *}" = "$BUILD_SHA256" ] || stop "$BUILD_SOURCES has checksum ${actual%% *}, not $BUILD_SHA256; nothing of it was used"
