@@ -152,6 +152,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
     settle(*task, Failure(Fault::closed, "the engine is shutting down"));
     return monotonic_ns();
   }
+  refuse_name_in_use(header);
   begin_to_run();
   in_caller_ = task.get();
   // While it is under way, another thread may submit what the other ranks want first.
@@ -213,7 +214,8 @@ void Engine::submit(const std::shared_ptr<Task>& task) {
 }
 
 void Engine::enqueue(const std::shared_ptr<Task>& task) {
-  claim_name(*task);
+  refuse_name_in_use(task->operation.header);
+  if (semantics_ == Semantics::horovod) claimed_names_[key_of(task->operation.header)] = task.get();
   note_caller();
   if (closing_) return settle(*task, Failure(Fault::closed, "the engine is shutting down"));
   queue_.push_back(task);
@@ -223,11 +225,10 @@ void Engine::enqueue(const std::shared_ptr<Task>& task) {
 
 // Until its result is collected, not only until it is done: then all ranks refuse the same calls, however fast each one
 // is.
-void Engine::claim_name(const Task& task) {
-  const Header& header = task.operation.header;
+void Engine::refuse_name_in_use(const Header& header) const {
   if (semantics_ != Semantics::horovod || !has_tensor(header.kind) || !header.name[0]) return;
   const bool runs = in_caller_ && key_of(in_caller_->operation.header) == key_of(header);
-  if (!runs && claimed_names_.emplace(key_of(header), &task).second) return;
+  if (!runs && claimed_names_.count(key_of(header)) == 0) return;
   throw Failure(Fault::invalid, std::string("an ") + name_of(header.kind) + " with the name '" + header.name +
                                     "' is in flight already: wait for it first, or give this one another name "
                                     "(COLLECTIVE_SEMANTICS=engine runs them one after the other)");

@@ -94,9 +94,9 @@ class Engine {
   };
   // Runs `task` or, when another one goes first, that.
   Outcome perform(const std::shared_ptr<Task>& task, int64_t started_ns);
-  void enqueue(const std::shared_ptr<Task>& task);  // with mutex_ held
-  void claim_name(const Task& task);                // with mutex_ held; only under Horovod's semantics
-  bool collect(const Task& task);                   // with mutex_ held: whether it is done, which frees its name
+  void enqueue(const std::shared_ptr<Task>& task);      // with mutex_ held
+  void refuse_name_in_use(const Header& header) const;  // with mutex_ held; only under Horovod's semantics
+  bool collect(const Task& task);                       // with mutex_ held: whether it is done, which frees its name
   // With mutex_ held: the outcome's task is done and no longer queued.
   void conclude(const Outcome& outcome);
   // What this rank proposes in an exchange.

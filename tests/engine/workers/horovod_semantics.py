@@ -52,6 +52,7 @@ if rank > 0 or size == 1:
 hvd.barrier()  # all are done now; a name is free when its operation has been synchronized, not only when that is done
 for start in starts.values():
     assert "is in flight already" in refused(start, error=ValueError)
+assert "is in flight already" in refused(hvd.allreduce_, tensor, name="twice", error=ValueError)  # this one does not even queue
 for handle in handles:
     hvd.synchronize(handle)
 for _ in range(3):  # one after the other
