@@ -396,11 +396,12 @@ int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle) {
   return guarded([&] {
     const std::shared_ptr<cc::Engine> current = engine_of(operation->process_set);
     const auto task = make_task(*operation, current->topology().size);
-    require(way >= cc_queued && way <= cc_alone, "unknown way to submit");
+    require(way >= cc_queued && way <= cc_among, "unknown way to submit");
     if (way == cc_blocking) {
       run_task(*current, task);
     } else {
       task->blocking = way == cc_alone;
+      task->among_others = way == cc_among;
       current->submit(task);
     }
     Process& state = process();

@@ -155,8 +155,8 @@ CC_API void cc_forget(void* object);  // null: all
 
 // How an operation is submitted. cc_queued: returns at once. cc_blocking: returns when it is done. cc_alone: returns at
 // once, and the caller submits nothing else until it is done, so that ranks that wait for something else learn that it
-// will not come.
-enum cc_way : int32_t { cc_queued, cc_blocking, cc_alone };
+// will not come. cc_among: returns at once; whoever waits for it, others may submit something meanwhile.
+enum cc_way : int32_t { cc_queued, cc_blocking, cc_alone, cc_among };
 // *handle > 0. Every handle must be released.
 CC_API int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle);
 CC_API int32_t cc_is_done(int64_t handle, int32_t* done);

@@ -251,7 +251,7 @@ bool Engine::wait(Task& task, double seconds) {
   if (task.done || seconds <= 0) return collect(task);
   if (is_in_handler()) throw Failure(Fault::invalid, refused_in_handler);
   const Waiting waiting(note_caller());
-  const bool was_blocking = std::exchange(task.blocking, true);
+  const bool was_blocking = std::exchange(task.blocking, !task.among_others);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return task.done.load(); });
   task.blocking = was_blocking;
   return collect(task);

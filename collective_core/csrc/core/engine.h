@@ -39,6 +39,7 @@ struct Task {
 
   Operation operation;
   bool blocking = false;               // a caller waits for it and submits nothing else meanwhile
+  bool among_others = false;           // whose callers, which the engine does not know yet, may submit something
   std::atomic<bool> done{false};       // the last to be written, so that who sees it needs no lock
   int64_t queued_ns = monotonic_ns();  // it is handed over as soon as it is made
   Fault fault = Fault::none;

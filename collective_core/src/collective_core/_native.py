@@ -21,7 +21,7 @@ SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 
 #: How an operation is submitted: to be run by the engine's thread; in the caller's, where that may be; or as the caller's only one
 #: until it is done.
-QUEUED, BLOCKING, ALONE = range(3)
+QUEUED, BLOCKING, ALONE, AMONG_OTHERS = range(4)
 
 #: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a transport like NCCL.
 HOST_MEMORY, GPU, GPU_MEMORY = range(3)
@@ -446,7 +446,7 @@ def forget_prepared(key: int | None = None) -> None:
 
 
 def submit(op: Operation, way: int = QUEUED) -> int:
-    """Starts a collective in one of the three ways of csrc/api/c_api.h. Returns its handle."""
+    """Starts a collective in one of the ways of csrc/api/c_api.h. Returns its handle."""
     handle = c_int64()
     check(library().cc_submit(byref(op), way, byref(handle)))
     return handle.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import collective_core.tensorflow as hvd
@@ -244,6 +245,16 @@ def sets():
 def graphs():
     """Graphs of TensorFlow 1, where nothing orders collectives: as many as threads, and on each rank others first."""
     v1 = tf.compat.v1
+    # Each rank brings another one first, and the other one much later, when no thread has waited in the engine before.
+    hvd.shutdown()
+    hvd.init()
+    with tf.Graph().as_default(), v1.Session() as session:
+        later = tf.numpy_function(lambda: np.float64(time.sleep(1.0) or 0.0), [], tf.float64)
+        tensors = [tf.ones([2]), tf.ones([2])]
+        with tf.control_dependencies([later]):
+            tensors[RANK % 2] = tf.identity(tensors[RANK % 2])
+        for got in session.run([hvd.allreduce(tensor, op=hvd.Sum, name=f"part {number}") for number, tensor in enumerate(tensors)]):
+            same(got, np.full([2], SIZE, "float32"))
     with tf.Graph().as_default():
         x = tf.ones([2])
         gradient = tf.gradients(hvd.broadcast(x, 0), x, tf.fill([2], RANK + 1.0))[0]

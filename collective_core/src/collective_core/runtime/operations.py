@@ -22,14 +22,19 @@ _given_up: list[Any] = []
 
 
 @contextlib.contextmanager
-def watched(is_interrupted: Callable[[], bool]) -> Iterator[None]:
-    """Lets this thread's waits for operations end with KeyboardInterrupt when ``is_interrupted``, which is asked several times a second."""
-    before = getattr(_watched, "is_interrupted", None)
+def watched(is_interrupted: Callable[[], bool], way: int | None = None) -> Iterator[None]:
+    """Lets this thread's waits for operations end with KeyboardInterrupt when ``is_interrupted``, which is asked several times a second.
+
+    ``way``: of ``_native.submit``; that of the ``watched`` around this one where it is None.
+    """
+    before = vars(_watched).copy()
     _watched.is_interrupted = is_interrupted
+    _watched.way = getattr(_watched, "way", _native.QUEUED) if way is None else way
     try:
         yield
     finally:
-        _watched.is_interrupted = before
+        vars(_watched).clear()
+        vars(_watched).update(before)
 
 
 def _wait_watched(handle: int, memory: Any, is_interrupted: Callable[[], bool]) -> None:
@@ -44,7 +49,7 @@ def run(operation: _native.Operation, *memory: Any) -> None:
     """Runs a collective, which reads and writes ``memory``; remembers a failure that ended the engine."""
     is_interrupted = getattr(_watched, "is_interrupted", None)
     if is_interrupted is not None:
-        handle = _native.submit(operation)
+        handle = _native.submit(operation, _watched.way)
         _wait_watched(handle, (operation, memory), is_interrupted)
         _native.release(handle)
         return
@@ -96,7 +101,7 @@ def gather(operation: _native.Operation, source: Any, size: int) -> tuple[np.nda
     """Runs an allgather or alltoall of ``source`` in a set of ``size`` ranks; what :func:`take_received` gives."""
     is_interrupted = getattr(_watched, "is_interrupted", None)
     if is_interrupted is not None:
-        handle = _native.submit(operation)
+        handle = _native.submit(operation, _watched.way)
         _wait_watched(handle, (operation, source), is_interrupted)
     else:
         handle = _native.submit(operation, _native.BLOCKING)

@@ -18,8 +18,10 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util
 
+from collective_core import _native
 from collective_core.common import callbacks, elastic
 from collective_core.errors import CollectiveError, InvalidUseError
+from collective_core.runtime import operations
 
 #: Failures in callbacks, of which TensorFlow keeps only the text, the newest last.
 _failures: list[CollectiveError] = []
@@ -122,7 +124,8 @@ def _call_in_background(function: HostFunction, tensors: list[Any], dtypes: list
 
         def run() -> None:
             try:
-                future.set_result(function(*arrays))
+                with operations.watched(lambda: False, _native.AMONG_OTHERS):  # of threads that TensorFlow has not started yet
+                    future.set_result(function(*arrays))
             except BaseException as error:  # noqa: BLE001 - raised in finish
                 future.set_exception(error)
 
