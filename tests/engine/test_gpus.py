@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from cases import slow_but_last
-from collective_core.torch import gpu, nccl
+from collective_core.torch import gpu, handles, nccl
 
 
 def told(**other):
@@ -129,3 +130,44 @@ def test_an_abort_that_hangs_ends_nothing_else(monkeypatch, capsys):
     group.end("a test")
     assert "NCCL has not ended what is under way within 0.05 s" in capsys.readouterr().err
     release.set()
+
+
+def test_the_engine_waits_while_a_gpu_has_too_much_to_do(monkeypatch):
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None))
+    group, done = nccl.Group(SimpleNamespace(id=0, rank=0, size=2), torch.device("cpu")), set()
+    group._under_way.extend((0.0, SimpleNamespace(query=lambda number=number: number in done)) for number in range(nccl.MAX_IN_FLIGHT))
+    assert group.test() == ""
+    group._under_way.append((0.0, SimpleNamespace(query=lambda: False)))
+    assert group.test() is None
+    done.add(0)
+    assert group.test() == ""
+    group._under_way.append((0.0, SimpleNamespace(query=lambda: False)))
+    group.broken = "it was aborted"
+    assert group.test() == "", "what was aborted holds up nobody"
+
+
+def test_an_operation_is_done_when_the_gpu_is(monkeypatch):
+    ended, end = [True], [False]
+    monkeypatch.setattr(gpu._native, "is_done", lambda _: ended[0])
+    monkeypatch.setattr(handles, "_kept", {})
+    launch = SimpleNamespace(end=SimpleNamespace(query=lambda: end[0]))
+    work = gpu._LaunchWork(7, lambda: None, None, launch)
+    assert not work.is_done()
+    end[0] = True
+    assert work.is_done()
+    ended[0] = False
+    assert not work.is_done()
+    handles._kept.clear()
+
+
+def test_a_gpu_that_hangs_is_noticed_before_the_engines_timeout(monkeypatch):
+    monkeypatch.setattr(nccl, "HUNG_AFTER", 0.2)
+    monkeypatch.setattr(nccl, "INTERVAL", 0.01)
+    monkeypatch.setattr(nccl.membership, "current", lambda: SimpleNamespace(config=SimpleNamespace(timeout=1800.0)))
+    monkeypatch.setattr(nccl._native, "check_peers", lambda _: None)
+    since = time.monotonic()
+    monkeypatch.setattr(nccl, "groups", {0: SimpleNamespace(number=0, broken="", busy_since=lambda: since)})
+    found = []
+    monkeypatch.setattr(nccl, "_reason", found.append)
+    nccl._see_to()
+    assert [(error.kind, str(error)) for error in found] == [("timeout", "a GPU has not finished a collective within 0.2 s")]

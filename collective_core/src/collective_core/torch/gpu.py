@@ -132,6 +132,21 @@ def _exchange(document: dict[str, Any], who: Members) -> list[dict[str, Any]]:
 # --- through NCCL
 
 
+class _LaunchWork(Work):
+    """Done when the GPU is; its result waits only on the caller's stream."""
+
+    __slots__ = ("_launch",)
+
+    def __init__(
+        self, handle: int, finish: Callable[[], Any], asked: _native.Operation, launch: Launch, keeps_handle: bool = False
+    ) -> None:
+        super().__init__(handle, finish, (asked, launch), keeps_handle)
+        self._launch = launch
+
+    def is_done(self) -> bool:
+        return super().is_done() and (self._launch.end is None or bool(self._launch.end.query()))
+
+
 def start(
     source: torch.Tensor,
     target: torch.Tensor,
@@ -157,7 +172,7 @@ def start(
     if blocking:
         operations.run(asked)
         return Work(0, hand_over)
-    return Work(_native.submit(asked), hand_over, (asked, launch))
+    return _LaunchWork(_native.submit(asked), hand_over, asked, launch)
 
 
 def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blocking: bool) -> Work:
@@ -174,7 +189,7 @@ def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blo
         received = launch.hand_over()
         return source.new_empty((sum(rows), *source.shape[1:])) if received is None else received, rows
 
-    return Work(handle, hand_over, (asked, launch), keeps_handle=True)
+    return _LaunchWork(handle, hand_over, asked, launch, keeps_handle=True)
 
 
 def _note(launch: Launch, asked: _native.Operation, who: Members) -> None:

@@ -1,11 +1,12 @@
 """PyTorch's ``ProcessGroupNCCL`` as the engine's transport of CUDA tensors: one per process set.
 
 The engine agrees on an operation as on every other and then asks here for the transfer, in the same order on all ranks. Its calls are put
-on a stream beside the program's (:class:`Cuda`), and the operation counts as done when they are there: the host never waits for the GPU.
+on a stream beside the program's (:class:`Cuda`), and the engine has done its part when they are there: the host does not wait for the GPU,
+unless it is far ahead.
 
 NCCL would wait for a dead rank for ever. So while a GPU is at work a thread asks the engine now and then whether all ranks live. When one
-does not, or the GPU takes longer than COLLECTIVE_TIMEOUT, the failure is noted and all communicators are aborted. PyTorch's own watchdog,
-which ends the process then, is off for these groups.
+does not, or the GPU takes longer than COLLECTIVE_TIMEOUT or ten minutes, the failure is noted and all communicators are aborted. PyTorch's
+own watchdog, which ends the process then, is off for these groups.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from collective_core.runtime.process_sets import Members
 INTERVAL, RELAY_INTERVAL = 0.1, 0.005
 #: Seconds for which a call that has failed is not blamed: a rank's death may be the reason, and the engine, which looks then, names it.
 BLAME_AFTER = 3.0
+#: Seconds for which a GPU may work on a collective, as torch.distributed's; and how many it may have to do.
+HUNG_AFTER, MAX_IN_FLIGHT = 600.0, 64
 #: Variables of ProcessGroupNCCL.hpp that are 0 for these groups: the engine, not PyTorch, sees to their failures. PyTorch's watchdog
 #: neither ends the process, nor writes dumps, nor waits for those of others. PyTorch 2.2 renamed the first two.
 SETTINGS = [("TORCH_NCCL_" if torch.__version__ >= (2, 2) else "NCCL_") + name for name in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT")]
@@ -290,12 +293,13 @@ class Group:
             self._calling = None
 
     def test(self) -> str | None:
-        """Why the latest transfer has failed; empty if it is under way, None if the reason is to be waited for."""
-        if self._problem is None:
+        """Why the latest transfer has failed; empty if it is under way, None if a reason or a GPU far behind is to be waited for."""
+        if len(self._under_way) > MAX_IN_FLIGHT:
+            self.busy_since()  # lets go of what is done
+        if self._problem is None and (self.broken or len(self._under_way) <= MAX_IN_FLIGHT):
             return ""
-        since, text = self._problem
-        if time.monotonic() - since > BLAME_AFTER:
-            return text
+        if self._problem is not None and time.monotonic() - self._problem[0] > BLAME_AFTER:
+            return self._problem[1]
         time.sleep(0.001)
         return None
 
@@ -588,8 +592,9 @@ def _see_to() -> None:
                 if when is None:
                     continue
                 _native.check_peers(number)
-                if time.monotonic() - when > membership.current().config.timeout:
-                    raise CollectiveError("a GPU has not finished a collective within the time that COLLECTIVE_TIMEOUT sets", "timeout")
+                limit = min(membership.current().config.timeout, HUNG_AFTER)
+                if time.monotonic() - when > limit:
+                    raise CollectiveError(f"a GPU has not finished a collective within {limit:g} s", "timeout")
     except RuntimeError as failure:  # ours, or CUDA's at a look at an event
         _reason(failure)
     finally:
