@@ -43,12 +43,9 @@ _FULL_LEVEL = 2  # of DCGM: minutes, where level 3 takes half an hour
 
 
 class _CheckByDefault(Group):
-    """``provision doctor [HOSTS] [--log FILE]`` is ``provision doctor check …``; ``look`` is that command's old name."""
+    """``provision doctor [HOSTS] [--log FILE]`` is ``provision doctor check …``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args[:1] == ["look"]:
-            terminal.say("doctor look is deprecated: leave `look` out, or use `doctor check`")
-            args = ["check", *args[1:]]
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
             args = ["check", *args]
         return super().parse_args(ctx, args)
@@ -105,7 +102,6 @@ def check(
     log: Annotated[list[str] | None, typer.Option("--log", help="A log to read, `-` for standard input; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this known error; may be repeated.", metavar="ID")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Show what can be fixed, ask, fix it and check again.")] = False,
-    bandwidth: Annotated[bool, typer.Option("--bandwidth", hidden=True)] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     limit: Limit = None,
     json_: Json = False,
@@ -128,8 +124,6 @@ def check(
     wanted = {signatures.known_error(name).id for name in only or ()}
     if hosts is None and fix:
         raise UsageError("--fix needs HOSTS", hint="provision doctor localhost --fix")
-    if bandwidth:
-        terminal.say("--bandwidth is deprecated and measures nothing: `provision bench HOSTS` measures every pair of hosts")
     reading = logs.read(log) if log else None
     if reading and not reading.is_complete:
         terminal.say("so many lines might be errors that not all of them were examined: try a part of the log alone")

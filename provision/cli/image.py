@@ -61,20 +61,6 @@ def image_request(
     return ImageRequest(inventory, facts_file, limit, system, cuda, cpu, base)
 
 
-def _check_format(kind: str | None) -> None:
-    """The deprecated ``--format``, which has no choice any more. Raises UsageError for all but a Dockerfile."""
-    instead = {
-        "apptainer": "build the image and convert it: apptainer build IMAGE.sif docker-daemon://NAME:TAG",
-        "devcontainer": 'build the image and name it in .devcontainer/devcontainer.json: {"image": "NAME:TAG"}',
-    }
-    if kind in instead:
-        raise UsageError(f"--format {kind}: this format was removed", hint=instead[kind])
-    if kind not in (None, "dockerfile"):
-        raise UsageError(f"--format {kind}: there is no such format", hint="leave it out: a Dockerfile is rendered")
-    if kind:
-        terminal.say("--format is deprecated: a Dockerfile is always rendered; leave it out")
-
-
 @app.command("render")
 @with_options(request=image_request, options=requirements, passwords=passwords)
 def render_(
@@ -85,17 +71,12 @@ def render_(
         ),
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Render every supported system and CUDA, each into a folder.")] = False,
-    buildx: Annotated[bool, typer.Option("--buildx", hidden=True)] = False,
-    kind: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     *,
     request: ImageRequest,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Write a Dockerfile and its context, from the same plan and lock as the hosts."""
-    _check_format(kind)
-    if buildx:
-        terminal.say("--buildx is deprecated: every Dockerfile is for BuildKit; leave it out")
     if matrix and (not request.is_empty or out is None):
         raise UsageError(
             "--matrix renders everything into folders", hint="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"

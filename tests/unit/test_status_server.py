@@ -312,14 +312,20 @@ def test_a_token_file_is_private_and_kept(tmp_path: Path) -> None:
         _token(tmp_path / "no/such/folder")
 
 
-def test_a_port_that_is_none_is_told_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_port_is_named_with_its_option(capsys: pytest.CaptureFixture[str]) -> None:
     for typed in (["--serve", "99999"], ["--serve=99999"], ["--serve=x"]):
         assert main.guarded(lambda typed=typed: main.app(args=["status", "a,", *typed], prog_name="provision"), debug=False) == 2
-        said = capsys.readouterr().err
-        assert "--serve" in said
-        assert "--port" not in said
-    main.guarded(lambda: main.app(args=["status", "a,", "--serve", "--port=99999"], prog_name="provision"), debug=False)
-    assert "--port" in capsys.readouterr().err
+        assert "--serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "port"), [(["--serve"], 0), (["--serve", "9000"], 9000), (["--serve=9000"], 9000), (["--serve", "--limit=a"], 0)]
+)
+def test_the_port_may_be_left_out(typed: list[str], port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[int] = []
+    monkeypatch.setattr("provision.cli.status._serve", lambda _observer, port, *_: served.append(port))
+    assert main.guarded(lambda: main.app(args=["status", "a,", *typed], prog_name="provision"), debug=False) == 0
+    assert served == [port]
 
 
 def test_ctrl_c_while_the_server_is_loaded_ends_it_as_later(monkeypatch: pytest.MonkeyPatch) -> None:
