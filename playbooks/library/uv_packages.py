@@ -196,8 +196,7 @@ def record_of(venv, name):
 def is_built_from(venv, name, source):
     """Whether ``name`` is there, built from these sources, and byte for byte what was installed."""
     note, record = read_note(venv, BUILT).get(canonical(name), {}), record_of(venv, name)
-    # Notes of earlier versions have no "record".
-    return note.get("source") == source and record is not None and note.get("record", record) == record and not altered(venv, name)
+    return note.get("source") == source and record is not None and note.get("record") == record and not altered(venv, name)
 
 
 def reason_to_create(module, venv, python):

@@ -180,9 +180,9 @@ class Incomplete(_Document):
 
 
 class Measurements(_Document):
-    """The whole document. ``when`` is in ISO 8601. Schema 1 had no quartiles, 2 no medians of launches, and an efficiency of one rank."""
+    """The whole document. ``when`` is in ISO 8601."""
 
-    schema_number: Literal[1, 2, 3] = Field(3, alias="schema")
+    schema_number: Literal[3] = Field(3, alias="schema")
     when: str
     hosts: Sequence[HostSlots]
     pairs: Sequence[Pair]
@@ -284,7 +284,7 @@ def history_of(inventory: str, hosts: Iterable[str]) -> History:
     folder = _folder(inventory, hosts)
     runs: list[Measurements] = []
     unreadable = []
-    for path in [folder.with_suffix(".json"), *_kept(folder)]:  # the first: how schema 1 was kept
+    for path in _kept(folder):
         try:
             runs.append(read(path.read_bytes()))
         except FileNotFoundError:
@@ -357,9 +357,7 @@ class Comparison(NamedTuple):
             found.append(f"no change in {_counted(self.compared)} that exceeds the spread of both runs")
         if self.changes and any(host.busy for run in (self.before, self.now) for host in run.hosts):
             found.append("hosts were busy before one of the two runs: the changes may come from that")
-        if self.of_one_launch and self.before.schema_number < 3:
-            found.append(f"{_counted(self.of_one_launch)} not compared: an older provision has measured them, and kept no launches apart")
-        elif self.of_one_launch:
+        if self.of_one_launch:
             found.append(
                 f"{_counted(self.of_one_launch)} not compared: one launch is not enough to tell a change; "
                 f"both runs need --repetitions {MIN_LAUNCHES} or more"

@@ -20,7 +20,6 @@ from provision.base.versions import VERSION
 from provision.catalog import architectures
 
 OFFERS = ("candidates", "candidates_elsewhere")
-FORMER_SECTIONS = ("wheel_candidates",)  # of earlier versions: facts files that have them are still read
 _PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
 
 
@@ -61,7 +60,7 @@ Version = Annotated[str, Form(VERSION, 'a version in quotes, such as "3.11.2"')]
 # Words get into names of files, here and on hosts, and into other hosts' settings; os-release and uname have nothing else.
 Word = Annotated[str, Form(r"\w[\w.+~:-]*", "a word of letters, digits and . _ + ~ : -")]
 WordOrNothing = Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
-# Surveys of earlier versions took Rocky's "blue onyx" for the codename.
+# A release name of several words, such as "blue onyx", is no codename of a repository.
 Codename = Annotated[Word | None, BeforeValidator(_without_spaces)]
 Login = Annotated[str, Form(r"[^\W-][\w.@$\\+-]*", "a login name")]  # it stands in other hosts' ssh configuration
 Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]
@@ -581,7 +580,7 @@ class Facts(Section):
     def _complete(cls, stated: Any, validate: ModelWrapValidatorHandler[Facts]) -> Facts:
         if not isinstance(stated, dict):
             return validate(stated)
-        facts = validate({name: value for name, value in stated.items() if name not in FORMER_SECTIONS})
+        facts = validate(stated)
         for name in facts.model_extra or ():  # unknown names are kept unless they look misspelt
             if meant := did_you_mean(name, set(cls.model_fields) - facts.model_fields_set, cutoff=0.75):
                 raise ValueError(f"`{name}` is unknown{meant}")

@@ -62,22 +62,12 @@ class _Section(Model):
 
     @model_validator(mode="after")
     def _unchanged(self) -> _Section:
-        if self.digest != Lock(self.components, self.environments, catalogue=self.catalogue).as_dict()["digest"]:
+        if self.digest != self.lock().as_dict()["digest"]:
             refuse([(("digest",), "the section was edited: this is not its digest")])
         return self
 
     def lock(self) -> Lock:
-        """The section as a lock. Earlier versions listed NCCL's wheel in the main environment, in place of PyTorch's own."""
-        found = dict(self.environments)
-        for pin in {entry.package for entry in self.components.get("nccl", ()) if entry.source == "wheel"}:
-            if any(key.endswith(f", {pin}") for key in found):
-                continue
-            for key in [key for key in found if ", torch " in key]:
-                own = [entry for entry in found[key] if f"{entry.name}=={entry.version}" == pin]
-                if own:
-                    found[key] = [entry for entry in found[key] if entry not in own]
-                    found[f"{key.partition(', torch ')[0]}, {pin}"] = own
-        return Lock(self.components, found, catalogue=self.catalogue)
+        return Lock(self.components, self.environments, catalogue=self.catalogue)
 
 
 class LockDocument(Model):
@@ -182,8 +172,7 @@ def _sections(path: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(data, dict) or not isinstance(data.get("inventories"), dict):
         raise UsageError("is not a lock of provision", where=f"{path}:1", hint=_HINT)
     if (schema := data.get("schema")) != SCHEMA:
-        newer = "a newer provision wrote it" if isinstance(schema, int) and schema > SCHEMA else "there is no such schema"
-        raise UsageError(f"schema {schema!r}: {newer}; this version reads {SCHEMA}", where=f"{path}:{_line_of_schema(text)}", hint=_HINT)
+        raise UsageError(f"invalid schema {schema!r}: expected {SCHEMA}", where=f"{path}:{_line_of_schema(text)}", hint=_HINT)
     return text, data["inventories"]
 
 

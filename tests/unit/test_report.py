@@ -1,4 +1,4 @@
-"""A run's report: the document that programs read keeps its keys, and those of earlier versions can be read."""
+"""A run's report: the document that programs read keeps its keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from provision.inventory import Host, last_run
 from provision.report.model import HostReport, Report, commands_after, show, show_problems, show_removals
 from provision.survey.collect import connection_problem
 
-# As version 0.1.0 has written it before the report was a model, key by key.
-EARLIER = {
+# Key by key, without those that may be left out.
+DOCUMENT = {
     "schema": 1,
     "ok": False,
     "run_id": "20261121-101500-abcd",
@@ -38,11 +38,11 @@ EARLIER = {
 }  # fmt: skip
 
 
-def test_an_earlier_report_is_read_and_written_as_it_was() -> None:
-    read = Report.model_validate(EARLIER)
+def test_a_report_is_read_and_written_as_it_was() -> None:
+    read = Report.model_validate(DOCUMENT)
     assert read.failures == [Problem("error", "make: *** [all] Error 1", "read the log", host="a", where="engine / Build it")]
     assert read.hosts[0].steps == {"linker": "will change"}
-    assert read.as_dict() == {**EARLIER, "command": "", "began": None, "environment": None, "np": None}
+    assert read.as_dict() == {**DOCUMENT, "command": "", "began": None, "environment": None, "np": None}
     assert list(read.as_dict())[:2] == ["schema", "ok"]
 
 
@@ -58,11 +58,11 @@ def test_a_report_grows_while_a_run_goes_on_and_is_written_whatever_hosts_have_s
 
 def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
-    for number, content in enumerate((json.dumps(EARLIER), '{"inventory": "/home/me/hosts.ini"}', "[1]", "{")):
+    for number, content in enumerate((json.dumps(DOCUMENT), '{"inventory": "/home/me/hosts.ini"}', "[1]", "{")):
         folder = paths.runs() / f"2026112{number}"
         folder.mkdir(parents=True)
         (folder / "report.json").write_text(content, encoding="utf-8")
-    assert last_run.newest_failed_inventory() == EARLIER["inventory"]
+    assert last_run.newest_failed_inventory() == DOCUMENT["inventory"]
     assert last_run.newest_inventory() is None
 
 

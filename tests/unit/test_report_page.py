@@ -28,7 +28,7 @@ from provision.remote.timeline import StepTime
 from provision.report import drawings, page, runs
 from provision.report.model import Environment, HostReport, Report
 from provision.resolve import resolve
-from tests.unit.test_report import EARLIER
+from tests.unit.test_report import DOCUMENT
 
 EVIL = '<script>alert(1)</script>" onload="x\'\u202egnp\x1b[31m{{ 7 * 7 }}'
 # As rank 0 of the training job has written it on two hosts of one machine, shortened.
@@ -251,8 +251,8 @@ def test_a_dry_run_says_that_nothing_was_changed() -> None:
     assert "a will change: python; cannot know yet: engine" in made.said()
 
 
-def test_folders_of_earlier_versions_of_programs_and_with_anything_in_them_have_a_page() -> None:
-    assert read(folder("20261121-101500-a", report=EARLIER)).said("h1") == "not ready: a failed"
+def test_folders_of_programs_and_with_anything_in_them_have_a_page() -> None:
+    assert read(folder("20261121-101500-a", report=DOCUMENT)).said("h1") == "not ready: a failed"
     assert "its folder does not say how it ended" in read(folder("20261122-000000-b")).said("h1")
     odd = folder("20261123-000000-c", report="{", plan={"hosts": {"a": 1}}, facts="[]", timeline={"schema": 1, "steps": [{"host": 1}]})
     assert "its report cannot be read" in read(odd).said("h1")
@@ -304,7 +304,7 @@ def test_links_are_coloured_by_what_was_measured_on_these_hosts() -> None:
         for hosts, gbs in ((("gpu000", "gpu001"), 11.0), (("gpu000", "gpu002"), 10.5), (("gpu001", "gpu002"), 0.004))
     ]
     slots = [{"name": name, "slots": 8} for name in ("gpu000", "gpu001", "gpu002")]
-    document = {"schema": 2, "when": "2026-11-26T18:00:00+00:00", "hosts": slots, "pairs": pairs, "ranks": [], "training": []}
+    document = {"schema": 3, "when": "2026-11-26T18:00:00+00:00", "hosts": slots, "pairs": pairs, "ranks": [], "training": []}
     same_names = by_name("/elsewhere.ini", ["gpu000", "gpu001", "gpu002"], None)
     results.keep(same_names, Measurements.model_validate(document))
     assert "Links were not measured" in read(run).said()  # those are other hosts

@@ -26,7 +26,7 @@ from provision.remote.session import Session
 from provision.report import page, runs
 from provision.survey import collect
 from provision.survey.collect import Survey
-from tests.unit.test_report import EARLIER
+from tests.unit.test_report import DOCUMENT
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -119,11 +119,11 @@ def test_a_run_that_was_killed_is_called_so() -> None:
     assert runs.find(killed.run_id).verdict == "killed"
 
 
-def test_folders_of_other_versions_and_with_anything_in_them_are_listed() -> None:
-    folder("20261121-101500-abcd", report=EARLIER)
+def test_folders_with_anything_in_them_are_listed() -> None:
+    folder("20261121-101500-abcd", report=DOCUMENT)
     folder("20261122-000000-empty")
     folder("20261123-000000-text", report="{", run="[]")
-    folder("20261124-000000-other", report={**EARLIER, "hosts": 3}, run={"schema": 9, "command": ["x"]})
+    folder("20261124-000000-other", report={**DOCUMENT, "hosts": 3}, run={"schema": 9, "command": ["x"]})
     (folder("20261125-000000-odd") / "report.json").mkdir()
     os.mkfifo(folder("20261126-000000-fifo") / "run.json")
     folder("29", run={"schema": 1, "command": "x", "inventory": "y", "began": "1e999"})
@@ -149,7 +149,7 @@ def test_folders_of_other_versions_and_with_anything_in_them_are_listed() -> Non
 
 
 def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = folder("20261121-101500-abcd", report=EARLIER) / "report.json"
+    report = folder("20261121-101500-abcd", report=DOCUMENT) / "report.json"
     size = report.stat().st_size
     assert run_folders.content(report, size) is not None
     assert run_folders.content(report, size - 1) is None
@@ -172,8 +172,8 @@ def test_no_file_of_a_run_keeps_a_command_waiting() -> None:
 
 
 def test_every_command_means_the_same_run_by_the_last_one_also_after_the_clock_went_back() -> None:
-    older = folder("20261121-101500-aaaa", report={**EARLIER, "inventory": "older"})
-    newer = folder("20261122-101500-bbbb", report={**EARLIER, "inventory": "newer"})
+    older = folder("20261121-101500-aaaa", report={**DOCUMENT, "inventory": "older"})
+    newer = folder("20261122-101500-bbbb", report={**DOCUMENT, "inventory": "newer"})
     os.utime(older / "report.json", (2e9, 2e9))
     os.utime(newer / "report.json", (1e9, 1e9))
     assert runs.find(having=[runs.REPORT]).id == newer.name
@@ -188,7 +188,7 @@ def test_a_run_is_found_by_its_id_or_a_prefix_and_errors_name_the_choices() -> N
         folder(name)
     with pytest.raises(UsageError, match="no run has a report yet"):
         runs.find(having=[runs.REPORT])
-    folder("20261120-000000-d", report=EARLIER)
+    folder("20261120-000000-d", report=DOCUMENT)
     assert runs.find().id == "20261122-000000-c"
     assert runs.find(having=[runs.REPORT]).id == "20261120-000000-d"
     assert runs.find("20261122").id == "20261122-000000-c"

@@ -10,12 +10,16 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from test_report import EARLIER
+from test_lock import FILES, plan_of
+from test_report import DOCUMENT
 from typer.testing import CliRunner
 
 from provision.base.errors import UsageError
 from provision.cli.main import app
 from provision.cli.schema import documents
+from provision.inventory import load
+from provision.plan import lock_file
+from provision.plan.lock import Lock
 
 
 def printed(*name: str) -> Any:
@@ -68,9 +72,9 @@ def test_what_the_model_refuses_the_schema_refuses(path: list[Any], value: Any) 
 
 def test_a_report_matches_its_schema() -> None:
     schema = schema_of("report")
-    jsonschema.validate(EARLIER, schema)
+    jsonschema.validate(DOCUMENT, schema)
     with pytest.raises(jsonschema.ValidationError, match="'run_id' is a required property"):
-        jsonschema.validate({key: value for key, value in EARLIER.items() if key != "run_id"}, schema)
+        jsonschema.validate({key: value for key, value in DOCUMENT.items() if key != "run_id"}, schema)
 
 
 @pytest.mark.parametrize(("name", "meant"), [("reprot", "`report`"), ("catalogue ncll", "`catalogue nccl`")])
@@ -96,6 +100,9 @@ def test_facts_and_plans_match_their_schemas() -> None:
         jsonschema.validate(document, schema_of("plan"))
 
 
-@pytest.mark.parametrize("path", sorted((DATA / "earlier").glob("*lock*")), ids=lambda path: path.name)
-def test_locks_of_earlier_versions_match_the_schema(path: Path) -> None:
+def test_a_lock_matches_its_schema(tmp_path: Path) -> None:
+    (tmp_path / "hosts.ini").write_text((DATA / "lint.ini").read_text(encoding="utf-8"), encoding="utf-8")
+    inventory = load(str(tmp_path / "hosts.ini"))
+    path = lock_file.write(inventory, Lock.from_plan(plan_of(), FILES, None, inventory))
+    assert path is not None
     jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema_of("lock"))

@@ -289,7 +289,7 @@ def _read_list(packed: tarfile.TarFile, path: Path) -> _List:
         document = validation.read(validation.decoded(file.read(), LIST), LIST)
         schema = document.get("schema") if isinstance(document, dict) else None
         if schema != SCHEMA:
-            raise UsageError(f"is a bundle of schema {schema!r}, this version reads {SCHEMA}", where=str(path), hint=AGAIN)
+            raise UsageError(f"invalid schema {schema!r}: expected {SCHEMA}", where=str(path), hint=AGAIN)
         return validation.validate(_List, document, LIST)
     except UsageError as error:
         raise error if error.where == str(path) else _refused(path, f"its list is damaged: {error.what}") from error
