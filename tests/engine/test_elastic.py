@@ -579,7 +579,7 @@ def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
     rest[0].reset()
     assert list(rest[0]) == [], "the epoch is done"
     old = samplers(2, {"epoch": 1, "processed_indices": set(range(30))})
-    assert sorted(index for sampler in old for index in sampler) == list(range(30, 40)), "a state of earlier versions"
+    assert sorted(index for sampler in old for index in sampler) == list(range(30, 40)), "a state of Horovod before 0.22"
     old[0].record_batch(0, 3)
     again = samplers(1, old[0].state_dict())[0]
     assert len(set(again) | set(old[0].remaining_indices[:6])) == 10

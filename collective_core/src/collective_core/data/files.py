@@ -1,8 +1,8 @@
 """Lines of files: of files that grow, of a directory into which files are put, and of standard input.
 
 A position in a file is [offset in bytes, fingerprint of the file, whether it was read wholly]. The fingerprint is of the file's first bytes
-and of the last ones before the offset, because files of one kind may begin alike; states of older versions have only the former. It tells a
-file from another that has taken its name: what was not read of the former cannot be found, and that is an error.
+and of the last ones before the offset, because files of one kind may begin alike. It tells a file from another
+that has taken its name: what was not read of the former cannot be found, and that is an error.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class _LineFile:
 
     def has(self, offset: int, fingerprint: str) -> bool:
         """Whether it is the file that has this fingerprint at this offset."""
-        found = self.fingerprint(offset)
-        return fingerprint in (found, found[:16])
+        return fingerprint == self.fingerprint(offset)
 
     def check(self, position: Position, size: int) -> None:
         """Raises ValueError where this is not the file, or no longer what it was, in which ``position`` was."""

@@ -59,7 +59,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num, **named}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from such a position, or from one of earlier versions, with ``processed_indices`` only."""
+        """Goes on from such a position, or from one of Horovod before 0.22, with ``processed_indices`` only."""
         self.epoch = state["epoch"]
         self.processed_num = state.get("processed_num", 0)
         self.processed_indices = set(state.get("processed_indices", ()))
