@@ -31,7 +31,8 @@ def writers(seen):
     """Who but trusted users may write, by the mode of an `os.lstat`; empty where no other may."""
     group, _, _, members = entry_of(grp.getgrgid, seen.st_gid)
     names = {entry_of(pwd.getpwuid, uid)[0] for uid in trusted_users()}
-    if seen.st_mode & stat.S_IWGRP and seen.st_gid != 0 and not (group in names and names.issuperset(members)):
+    is_unused = 0 < seen.st_gid < 1000 and all(user.pw_gid != seen.st_gid for user in pwd.getpwall())  # such as Debian's staff
+    if seen.st_mode & stat.S_IWGRP and seen.st_gid != 0 and not ((group in names or is_unused) and names.issuperset(members)):
         return "group " + group  # and not one of that user alone
     return "every user" if seen.st_mode & stat.S_IWOTH else ""
 

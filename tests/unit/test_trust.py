@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import os
+import pwd
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -100,11 +101,14 @@ def test_a_group_of_others_is_refused_and_the_users_own_is_not(
     tmp_path.chmod(0o775)
     monkeypatch.setattr(trust, "trusted_users", lambda: {0, 1000, os.geteuid()})
     monkeypatch.setattr(trust.pwd, "getpwuid", {0: ["root"], 1000: ["ann"], os.geteuid(): ["root"]}.__getitem__)
-    for gid, name, members in ((1000, "ann", ["ann"]), (1001, "ann", ["ann", "bob"]), (1002, "lab", ["ann"])):
+    monkeypatch.setattr(trust.pwd, "getpwall", lambda: [pwd.struct_passwd(("eve", "x", 2000, 60, "", "/", "/bin/sh"))])
+    groups = [(1000, "ann", ["ann"]), (1001, "ann", ["ann", "bob"]), (1002, "lab", ["ann"])]
+    groups += [(50, "staff", []), (51, "staff", ["bob"]), (60, "games", [])]  # of Debian's /usr/local; the last one is eve's
+    for gid, name, members in groups:
         pretend(tmp_path, gid=gid, uid=1000)
         group = grp.struct_group((name, "x", gid, members))
         monkeypatch.setattr(trust.grp, "getgrgid", lambda _gid, group=group: group)
-        assert trust.distrust(str(tmp_path)) == (None if gid == 1000 else f"{tmp_path} can be written by group {name}")
+        assert trust.distrust(str(tmp_path)) == (None if gid in (1000, 50) else f"{tmp_path} can be written by group {name}")
 
 
 def test_users_and_groups_without_names_are_told_by_their_numbers(trust: ModuleType, pretend: Pretend, tmp_path: Path) -> None:
