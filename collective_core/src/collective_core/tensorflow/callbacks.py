@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, Callable, Sequence, TypeVar
@@ -100,14 +101,13 @@ def _in_callback(function: HostFunction, dtypes: Sequence[Any]) -> Callable[...,
 
 def _turns(graph: Any) -> Any:
     """The iterator of a graph that gives nothing but time."""
-    known = graph.get_collection_ref("collective_core.turns")
-    if not known:
+    if not hasattr(graph, "_collective_turns"):  # not in a collection, which a Saver would write
         options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
         with graph.as_default(), tf.control_dependencies(None):
-            known.append(tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(1).repeat().with_options(options)))
-    return known[0]
+            graph._collective_turns = tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.range(1).repeat().with_options(options))
+    return graph._collective_turns
 
 
 def _call_in_background(function: HostFunction, tensors: list[Any], dtypes: list[Any]) -> Any:
@@ -142,7 +142,10 @@ def _call_in_background(function: HostFunction, tensors: list[Any], dtypes: list
 
     def ask_again(_: Any) -> Any:
         # The iterator's own thread schedules what follows, behind all that is ready; without it the loop would keep its thread.
-        with tf.control_dependencies([turns.get_next()]):
+        with warnings.catch_warnings():  # of many `get_next`, which elsewhere are a mistake
+            warnings.simplefilter("ignore")
+            turn = turns.get_next()
+        with tf.control_dependencies([turn]):
             done = tf.numpy_function(is_done, [number], tf.bool)
         done.set_shape([])
         return done
