@@ -60,7 +60,7 @@ Version = Annotated[str, Form(VERSION, 'a version in quotes, such as "3.11.2"')]
 # Words get into names of files, here and on hosts, and into other hosts' settings; os-release and uname have nothing else.
 Word = Annotated[str, Form(r"\w[\w.+~:-]*", "a word of letters, digits and . _ + ~ : -")]
 WordOrNothing = Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
-# A release name of several words, such as "blue onyx", is no codename of a repository.
+# A release name of several words, such as "blue onyx", is not the codename of a repository.
 Codename = Annotated[Word | None, BeforeValidator(_without_spaces)]
 Login = Annotated[str, Form(r"[^\W-][\w.@$\\+-]*", "a login name")]  # it stands in other hosts' ssh configuration
 Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]

@@ -207,7 +207,7 @@ def _run(
         content = stdin.get(name, b"") if isinstance(stdin, Mapping) else stdin
         deadline = time.monotonic() + (timeout[name] if isinstance(timeout, Mapping) else timeout)
         answer = attempt(name, content, deadline)
-        if answer.code == UNREACHABLE and not answer.out:  # one lost connection is no reason to give up
+        if answer.code == UNREACHABLE and not answer.out:  # one lost connection does not end it
             answer = attempt(name, content, deadline)
         answered(name)
         return answer

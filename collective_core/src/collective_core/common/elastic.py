@@ -183,7 +183,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 if folder is not None and state._newest()[1] == 0:
                     state._begin_from(folder)
                 state.sync()
-                commits = state._commits  # what sync() counts is no progress
+                commits = state._commits  # what sync() counts is not progress
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 pass

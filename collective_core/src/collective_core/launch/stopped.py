@@ -1,4 +1,4 @@
-"""A program beside a launcher, which may itself be stopped: ``stopped.py STARTER SECONDS RANK SECONDS …`` watches these processes.
+"""A program next to a launcher, which may itself be stopped: ``stopped.py STARTER SECONDS RANK SECONDS …`` watches these processes.
 
 It prints the number of one that a signal has stopped (state T of /proc; a debugger's are t) at every look for so long; the starter is then
 continued, to deal with it. It ends with its standard input. Time is counted in looks, so a job that was stopped and continued as a whole,

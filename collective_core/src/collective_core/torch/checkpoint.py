@@ -10,7 +10,7 @@
 A job that was started with ``--restart-from FOLDER`` takes its first ``restore`` from there; what it saves goes where the program says.
 
 A file is one line of JSON (``schema``, ``step``, ``more``, and the ``bytes`` and ``sha256`` of what follows), then what torch.save made of
-the parts' states. Sharded tables are beside it, in a folder with a file of each rank (nn/shards.py), which is written before; a step that
+the parts' states. Sharded tables are next to it, in a folder with a file of each rank (nn/shards.py), which is written before; a step that
 is saved again has another folder, so that the tables of the file that is there stay until it is replaced. The file is written under another
 name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
 """

@@ -1,7 +1,7 @@
 """PyTorch's ``ProcessGroupNCCL`` as the engine's transport of CUDA tensors: one per process set.
 
 The engine agrees on an operation as on every other and then asks here for the transfer, in the same order on all ranks. Its calls are put
-on a stream beside the program's (:class:`Cuda`), and the engine has done its part when they are there: the host does not wait for the GPU,
+on a stream next to the program's (:class:`Cuda`), and the engine has done its part when they are there: the host does not wait for the GPU,
 unless it is far ahead.
 
 NCCL would wait for a dead rank for ever. So while a GPU is at work a thread asks the engine now and then whether all ranks live. When one

@@ -40,7 +40,7 @@ def _raiser_of_versions() -> Callable[[tuple[torch.Tensor, ...]], Any]:
     return raise_versions  # type: ignore[no-any-return]
 
 
-#: Tells autograd that the engine has changed tensors: what it has saved of them is no longer what it was.
+#: Tells autograd that the engine has changed tensors: what it has saved of them is out of date.
 raise_versions = _raiser_of_versions()
 
 
