@@ -28,7 +28,6 @@ Fingerprint = Annotated[str, Form(r"[0-9A-F]{40}", "a fingerprint: 40 hexadecima
 Url = Annotated[str, Form(r"(https?://|\{base\}/)\S+", "an address")]
 # The address must depend on the architecture: a published list once had one file for all.
 UrlOfArchitecture = Annotated[str, Form(r"https?://\S*\{arch\}\S*", "an address with {arch} for the architecture")]
-NamesToolkit = Annotated[str, Form(r"\S+=\{toolkit\}", "a word with {toolkit} for the folder")]
 Month = Annotated[str, Form(r"\d{4}-(0[1-9]|1[0-2])", "a month, such as 2026-06")]
 Architecture = Annotated[str, Form("x86_64|aarch64", "x86_64 or aarch64")]
 Family = Annotated[str, Form("debian|rhel", "debian or rhel")]
@@ -155,20 +154,10 @@ class NcclFloors(Sourced):
     lowest: dict[Number, dict[Version, Capability]]
 
 
-class NcclOfDistribution(Model):
-    version: Release
-    cuda: Cuda | None
-
-
-class NcclDistribution(Sourced):
-    builds: dict[System, NcclOfDistribution]
-
-
 class NcclTarball(Sourced):
     url: Url
     sha256: dict[Version, Sha256]
     make: tuple[Word, ...]
-    toolkit: NamesToolkit
     taken: tuple[Word, ...]
     job_mb: int
     packages: dict[Family, tuple[Word, ...]]
@@ -182,7 +171,6 @@ class Nccl(File, Sourced):
     absent: tuple[NcclAbsent, ...]
     wheels: NcclWheels
     floors: NcclFloors
-    distribution: NcclDistribution
     tarball: NcclTarball
     known_bad_covers: Version
     known_bad: Troubles
@@ -458,11 +446,6 @@ class OpenmpiDistribution(Sourced):
     not_4x: dict[SystemRelease, Version]
 
 
-class OpenmpiPackages(Model):
-    always: tuple[Word, ...]
-    verbs: tuple[Word, ...]
-
-
 class OpenmpiSum(Model):
     ending: Literal["gz", "bz2"]
     value: Sha256
@@ -475,13 +458,9 @@ class OpenmpiTarball(Sourced):
     url: Url
     default: Version
     options: tuple[Word, ...]
-    cuda: tuple[Word, ...]
-    toolkit: NamesToolkit
-    verbs: tuple[Word, ...]
-    no_verbs: tuple[Word, ...]
     make: tuple[Word, ...]
     job_mb: int
-    packages: dict[Family, OpenmpiPackages]
+    packages: dict[Family, tuple[Word, ...]]
     sha256: dict[Version, OpenmpiSum]
 
 
@@ -492,7 +471,6 @@ class Openmpi(File):
     distribution: OpenmpiDistribution
     tarball: OpenmpiTarball
     known_bad: Troubles
-    known_bad_with_cuda: Troubles
     known_weak: Troubles
 
 

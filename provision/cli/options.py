@@ -116,8 +116,6 @@ def requirements(
     openmpi_tarball: Annotated[
         Path | None, typer.Option(help="Tarball openmpi-4.x.y.tar.gz or .bz2, to build it from.", dir_okay=False)
     ] = None,
-    openmpi_cuda: Annotated[bool, typer.Option("--openmpi-cuda", help="Build Open MPI for buffers in GPU memory.")] = False,
-    openmpi_verbs: Annotated[bool, typer.Option("--openmpi-verbs", help="Build Open MPI with InfiniBand verbs.")] = False,
     allow_downgrade: Annotated[
         bool, typer.Option("--allow-downgrade", help="Replace a newer NCCL among a host's system packages by the older one of the plan.")
     ] = False,
@@ -154,8 +152,6 @@ def requirements(
         openmpi=one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
         openmpi_version=_version("--openmpi-version", openmpi_version),
         openmpi_tarball=_openmpi_tarball(openmpi_tarball),
-        openmpi_cuda=openmpi_cuda,
-        openmpi_verbs=openmpi_verbs,
         allow_downgrade=allow_downgrade,
         horovod_names=horovod_names,
         allow_bad=allow_bad,

@@ -320,12 +320,11 @@ class Program(Section):
 
 
 class Toolkit(Section):
-    """A CUDA toolkit; ``found``: how it was found. Who leaves out whether it has a compiler and headers means that it has."""
+    """A CUDA toolkit; ``found``: how it was found. Who leaves out whether it has a compiler means that it has."""
 
     path: str | None = None
     version: Version | None = None
     nvcc: bool = True
-    headers: bool = True
     found: str | None = None
 
 

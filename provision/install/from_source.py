@@ -106,19 +106,18 @@ def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = N
     """
     components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
     keys = {name: recipe.key(plan.hosts[name]) for name in components}
-    # The first of them builds: a build of Open MPI for GPUs wants CUDA there.
-    found = builds.shares(recipe.kind, keys, sorted(keys, key=lambda name: plan.hosts[name].nccl is None), bundled)
+    found = builds.shares(recipe.kind, keys, sorted(keys), bundled)  # the first of them builds
     for build in found["builds"].values():
         able = components[build["hosts"][0]].builders  # hosts that share a build share who can make it
         build["builders"] = [each.host for each in able if each.host in build["hosts"]] if able else build["hosts"]
-    toolkits = {each.host: each.toolkit for component in components.values() for each in component.builders if each.toolkit}
+    builders = {builder for component in components.values() for builder in component.builders}
     return {
         "title": recipe.title,
         "homes": {name: recipe.home(plan.hosts[name]) for name in keys},
         "folder": str(folder),
         "tarball": "",
         "make": list(recipe.known.make),
-        "words": {name: [recipe.known.toolkit.format(toolkit=toolkit)] for name, toolkit in toolkits.items()},
+        "words": {each.host: [f"CUDA_HOME={each.toolkit}"] for each in builders if each.toolkit},  # where NCCL's makefile looks for nvcc
         "taken": list(recipe.known.taken),
         "job_mb": recipe.known.job_mb,
         **found,

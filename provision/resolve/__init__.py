@@ -296,10 +296,7 @@ def _system_packages(host_class: HostClass, interpreter: Interpreter, openmpi: O
     if openmpi.source == "distribution":
         packages.append(openmpi.package)
     if isinstance(openmpi, SourceBuild):
-        known = catalog.openmpi().tarball
-        packages += known.packages[host_class.family].always
-        if set(known.verbs) <= set(openmpi.options):
-            packages += known.packages[host_class.family].verbs
+        packages += catalog.openmpi().tarball.packages[host_class.family]
     if nccl is not None and nccl.source == "source":
         packages += catalog.nccl().tarball.packages[host_class.family]
     return tuple(dict.fromkeys(packages))

@@ -17,7 +17,6 @@ from provision.plan.model import Builder, Repository
 T = TypeVar("T")
 
 DEFAULT_TOOLKIT = "/usr/local/cuda"
-TOOLKIT_UNKNOWN = "the facts do not say whether it exists"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
 # Folders of environments that are not the system's.
 _ENVIRONMENTS = re.compile(r"\.?(ana|mini)?conda\d*|(mini|mamba)forge\d*|micromamba|\.?pyenv|envs|\.?v?env|virtualenvs?", re.IGNORECASE)
@@ -29,16 +28,15 @@ class Toolkit:
     """A CUDA toolkit of a host.
 
     Attributes:
-        path: its folder, e.g. ``/usr/local/cuda-12.4``, with ``bin/nvcc`` and ``include/cuda.h``.
+        path: its folder, e.g. ``/usr/local/cuda-12.4``, with ``bin/nvcc``.
         version: its CUDA, e.g. ``12.4``; None if unknown.
-        compiler, headers: whether nvcc and cuda.h exist.
+        compiler: whether nvcc exists.
         found: how it was found.
     """
 
     path: str
     version: str | None
     compiler: bool = True
-    headers: bool = True
     found: str = ""
 
 
@@ -256,7 +254,7 @@ def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str |
     """A few of the hosts that share a build and can make it: ``toolkit_of`` returns (folder of the CUDA toolkit, why), or None if a class
     cannot build."""
     found = [Builder(name, *how) for each, names in sharing.items() if (how := toolkit_of(each)) for name in names[:_MOST_BUILDERS]]
-    return tuple(sorted(found, key=lambda each: (each.why == TOOLKIT_UNKNOWN, each.host))[:_MOST_BUILDERS])
+    return tuple(sorted(found, key=lambda each: each.host)[:_MOST_BUILDERS])
 
 
 def nvidia_repository(host_class: HostClass) -> Repository | str:
@@ -317,7 +315,6 @@ def _toolkits(facts: Facts) -> tuple[Toolkit, ...] | None:
             each.path or DEFAULT_TOOLKIT,
             minor(each.version) if each.version else None,
             compiler=each.nvcc,
-            headers=each.headers,
             found=each.found or "its facts name it",
         )
         for each in found

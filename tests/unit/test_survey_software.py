@@ -63,12 +63,12 @@ def test_toolkits_are_found_by_variables_path_and_usual_places(tmp_path: Path) -
     (tmp_path / "links/nvcc").symlink_to(tmp_path / "opt/nvidia/cuda-12.2/bin/nvcc")
     told.env.update(CUDA_HOME="/home/me/cuda/", CUDA_PATH="/nothing/here", PATH=f"/nowhere:{tmp_path}/links")
     found = survey.cuda(told)["toolkits"]
-    assert [(each["path"], each["version"], each["nvcc"], each["headers"], each["found"]) for each in found] == [
-        ("/home/me/cuda", "11.8", True, False, "CUDA_HOME names it"),
-        ("/opt/nvidia/cuda-12.2", "12.2", True, False, "its nvcc is on the PATH"),
-        ("/usr/local/cuda", "12.4.1", False, False, "it is in a usual place"),
-        ("/opt/cuda", "12.6", False, True, "it is in a usual place"),
-        ("/usr", "12.0", True, True, "it is the distribution's nvidia-cuda-toolkit"),
+    assert [(each["path"], each["version"], each["nvcc"], each["found"]) for each in found] == [
+        ("/home/me/cuda", "11.8", True, "CUDA_HOME names it"),
+        ("/opt/nvidia/cuda-12.2", "12.2", True, "its nvcc is on the PATH"),
+        ("/usr/local/cuda", "12.4.1", False, "it is in a usual place"),
+        ("/opt/cuda", "12.6", False, "it is in a usual place"),
+        ("/usr", "12.0", True, "it is the distribution's nvidia-cuda-toolkit"),
     ]
 
 

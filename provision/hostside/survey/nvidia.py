@@ -231,10 +231,10 @@ def cuda(machine):
     nvcc = program_in(machine.env.get("PATH", ""), "nvcc")
     for folder, found in toolkit_folders(machine, nvcc):
         real = machine.host_path(os.path.realpath(machine.path(folder)))
-        has = {"nvcc": machine.exists(folder + "/bin/nvcc"), "headers": machine.exists(folder + "/include/cuda.h")}
+        compiler = machine.exists(folder + "/bin/nvcc")
         if real in [each["real"] for each in toolkits]:
             continue
         version = cuda_version_in(machine, folder)
-        if version or has["nvcc"]:
-            toolkits.append(dict(has, path=folder, real=real, version=version, found=found))
+        if version or compiler:
+            toolkits.append({"nvcc": compiler, "path": folder, "real": real, "version": version, "found": found})
     return {"toolkits": toolkits, "nvcc": {"path": nvcc, "version": nvcc_version(machine, nvcc)} if nvcc else None}
