@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +13,10 @@ from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.base.validation import max_here
 from provision.cli.help import App
-from provision.cli.options import Cpu, Data, Epochs, Hosts, Json, Limit, inventory_of, passwords, requirements, url, with_options
-from provision.cli.run_options import ProgramLast, run_options
+from provision.cli.options import Cpu, Data, Json, Limit, inventory_of, passwords, requirements, url, with_options
 from provision.containers import image_names
-from provision.image import build, render, run, targets, verification
+from provision.image import build, render, targets, verification
 from provision.image.targets import ImageRequest
-from provision.launch.launchers import RunOptions
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.report import model
@@ -153,53 +150,3 @@ def verify_(
         console.say(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})")
     if not verdict.ready:
         raise typer.Exit(1)
-
-
-@app.command("run", cls=ProgramLast, context_settings={"allow_interspersed_args": False})
-@with_options(options=run_options, passwords=passwords)
-def run_(
-    hosts: Hosts,
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="A name that this machine or a registry knows.")],
-    limit: Limit = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Train MNIST, as `provision smoke` does.")] = False,
-    epochs: Epochs = None,
-    data: Data = None,
-    volumes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--volume", "-v", metavar="FOLDER:FOLDER[:ro]", help="Mount a folder of the hosts into the containers, for data and results."
-        ),
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the image on the hosts; without, it is removed at the end.")] = False,
-    *,
-    options: RunOptions,
-    passwords: Mapping[str, str],
-) -> None:
-    """Run a job in containers of an image, one on every host, e.g. `provision image run hosts.ini mine:1 -- python train.py`.
-
-    The hosts need a container engine and nothing else. Containers, keys and what was copied are gone at the end, however it ends.
-    """
-    if smoke and options.command:
-        raise UsageError("--smoke and a program exclude each other", hint="leave one of them out")
-    if not smoke and not options.command:
-        raise UsageError("nothing to run", hint="give --smoke, or a program: provision image run HOSTS IMAGE -- python train.py")
-    if not smoke and (epochs or data):
-        raise UsageError("--epochs and --data need --smoke", hint="leave them out")
-    if options.python is not None:
-        raise UsageError("--python: the image has its own", hint="leave it out")
-    if options.project is not None:
-        raise UsageError("--env: the image has its own environment", hint="base an image with the packages on it: FROM IMAGE")
-    for volume in volumes or ():
-        if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
-            raise UsageError(f"--volume {volume}: this is not a pair of folders", hint="write it like /data:/data:ro")
-    inventory = inventory_of(hosts, limit)
-    training = SmokeOptions(np=options.np, epochs=epochs, data=data, oversubscribe=options.oversubscribe)
-    with progress.make() as shown:
-        job = run.ContainerJob(None if smoke else options, training, tuple(volumes or ()), keep)
-        ended = run.run(inventory, image, job, shown, passwords)
-    console = terminal.out()
-    if ended.summary:
-        console.say(ended.summary)
-    for fault in ended.faults:
-        console.say(f"fault: {fault}", style="red")
-    raise typer.Exit(ended.code)

@@ -43,7 +43,7 @@ from provision.cli.options import (
     with_options,
 )
 from provision.cli.report import logs, report, runs
-from provision.cli.run_options import HostsFirst, run_options
+from provision.cli.run_options import HostsFirst, job_containers, run_options
 from provision.cli.schema import schema
 from provision.cli.ssh import ssh
 from provision.cli.status import PortAfterServe, status
@@ -354,12 +354,12 @@ def run(
         return
     if not options.command:
         raise UsageError("no program to run", hint="name it: provision run -np 4 python train.py")
-    file = options.project
+    started, file = job_containers(where, options), options.project
     if file is not None:
         environments.read(file)  # what cannot be read is an error before anything is done
     environment = (lambda session, plan: environments.ensure(session, plan, file, options.index_url)) if file is not None else None
     with progress.make() as shown:
-        code = program.run(inventory, options, shown, passwords, gpu_check=where.gpu_check, environment=environment)
+        code = program.run(inventory, options, shown, passwords, gpu_check=where.gpu_check, environment=environment, containers=started)
     raise typer.Exit(code)
 
 

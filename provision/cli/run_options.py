@@ -1,4 +1,4 @@
-"""The options of `provision run` and `provision image run`, checked against each other; each of them is in launch/option_table.py."""
+"""The options of `provision run`, checked against each other; each of them is in launch/option_table.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import ipaddress
 import os
 import re
 import shlex
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -19,11 +22,14 @@ from provision.base.errors import UsageError
 from provision.base.validation import MAX_COUNT, MAX_SECONDS, count
 from provision.cli.help import Command
 from provision.cli.options import one_of, url
+from provision.image import containers
 from provision.inventory import loading
 from provision.launch import forwarded_variables, horovod_config
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import ELASTIC, HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
+from provision.launch.program import Containers
 from provision.launch.target_hosts import HostOptions
+from provision.remote.session import Session
 
 
 def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
@@ -83,6 +89,22 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
     )
 
 
+def job_containers(where: HostOptions, options: RunOptions) -> Callable[[Session], AbstractContextManager[Containers]] | None:
+    """What starts the containers of ``--image``; None without it. Raises UsageError for options that it excludes."""
+    if where.image is None:
+        if where.volume or where.keep_image:
+            raise UsageError("--volume and --keep-image need --image", hint="leave them out, or name an image")
+        return None
+    if options.python is not None:
+        raise UsageError("--python: the image has its own", hint="leave it out")
+    if options.project is not None:
+        raise UsageError("--env: the image has its own environment", hint="base an image with the packages on it: FROM IMAGE")
+    for volume in where.volume or ():
+        if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
+            raise UsageError(f"--volume {volume}: this is not a pair of folders", hint="write it like /data:/data:ro")
+    return partial(containers.started, image=where.image, options=options, volumes=tuple(where.volume or ()), keep=where.keep_image)
+
+
 _COMMAND = Annotated[
     list[str] | None,
     typer.Argument(metavar="COMMAND", help="The program and its arguments; `python` is the one of the installation."),
@@ -140,22 +162,6 @@ class HostsFirst(Command):
         if rest and not has_hosts and "--" not in before and is_hosts(rest[0]):
             args = [*before, "--hosts", *args[len(before) :]]
         words: list[str] = super().parse_args(ctx, args)
-        return words
-
-
-class ProgramLast(Command):
-    """Options stand before the program's name, also behind arguments of ours; what follows it belongs to the program."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        arguments = [each.name for each in self.params if each.param_type_name == "argument"]  # the last is the program
-        options, names, rest = list[str](), list[str](), list(args)
-        for _ in arguments:
-            found = self.make_parser(ctx).parse_args(list(rest))[0]
-            given = [found.get(name) for name in arguments]
-            at = len(rest) - sum(len(each) if isinstance(each, (list, tuple)) else isinstance(each, str) for each in given)
-            options += [word for word in rest[:at] if word != "--"]
-            names, rest = [*names, *rest[at : at + 1]], rest[at + 1 :]
-        words: list[str] = super().parse_args(ctx, [*options, "--", *names, *rest])
         return words
 
 

@@ -17,7 +17,7 @@ from provision.base.validation import MAX_COUNT, MAX_SECONDS
 from provision.launch import forwarded_variables
 from provision.launch.launchers import LAUNCHERS
 
-HOSTS, PROGRAM, LAUNCHING, OUTPUT = "Hosts and ranks", "Program and files", "Launching", "Output"
+HOSTS, CONTAINERS, PROGRAM, LAUNCHING, OUTPUT = "Hosts and ranks", "Containers", "Program and files", "Launching", "Output"
 ELASTIC, TUNING = "Elastic jobs (with --min-np, --max-np or a discovery script)", "Tuning and timeline"
 HOROVOD = "Horovod's settings, and the variables that they set"
 
@@ -85,7 +85,7 @@ _NO_AGENT = "it is for an agent of torchrun's, and there is none"
 _SHOWN = "what all ranks print is shown here; --output-filename also keeps it, --quiet-ranks shows rank 0 only"
 
 # fmt: off
-#: Of `provision run` alone.
+#: Where to run.
 HOST_OPTIONS = (
     _ours(HOSTS, "--hosts HOSTS", str, "An inventory, or a list as for -H; default: that of the last successful run, else this machine."),
     _ours(HOSTS, "--host -H A:2,B:2", str, "Only these hosts, with so many slots each."),
@@ -95,13 +95,16 @@ HOST_OPTIONS = (
           "`!@FILE`: not those that FILE lists."),
     _ours(HOSTS, "--ssh-port -p N", int, "ssh's port on the hosts.", min=1, max=65535),
     _ours(HOSTS, "--ssh-identity-file -i FILE", Path, "The private key for the hosts.", exists=True, dir_okay=False),
+    _ours(CONTAINERS, "--image NAME", str, "Run in containers of this image, one on each host; hosts need a container engine only."),
+    _ours(CONTAINERS, "--volume FOLDER:FOLDER[:ro]", list[str], "A folder of the hosts to mount into the containers."),
+    _ours(CONTAINERS, "--keep-image", bool, "Leave the image on the hosts; by default it is removed at the end."),
     _ours(HOSTS, "--gpu-check/--no-gpu-check", bool,
           "Start nothing where a library of the environment has no code for a GPU of its host (default).", default=True),
     _ours(HOSTS, "--check-build -cb", bool, "Launch nothing; print what the hosts' environments can do."),
     _ours(None, "--version -v", bool),
 )
 
-#: Of `provision image run`, too.
+#: What to run.
 JOB_OPTIONS = (
     _ours(HOSTS, "-np --np --num-proc N", int, "Ranks; all slots by default.", min=1),
     _ours(HOSTS, "--nnodes N|MIN:MAX", str, "Hosts: the first so many. MIN:MAX: an elastic job, with --nproc-per-node."),

@@ -6,9 +6,10 @@ program writes is not lost. With a folder of the user's (``--workdir``) nothing 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -29,13 +30,37 @@ from provision.survey import gpu_code, installed
 
 
 class _Seat(NamedTuple):
-    """A host that may take part. ``address``: at which the first host reaches it. ``has_gpus``: False where it is known to have none."""
+    """A host that may take part.
+
+    Attributes:
+        address: at which the first host reaches it.
+        has_gpus: False where it is known to have none.
+        inside: words of the shell that run a command in its container; empty without one.
+    """
 
     host: Host
     address: str
     slots: int
     login: str
     has_gpus: bool = True
+    inside: str = ""
+
+    def command(self, script: str) -> str:
+        """What runs a shell script there."""
+        return f"{self.inside} sh -c {shlex.quote(script)}" if self.inside else script
+
+
+@dataclass(frozen=True)
+class Containers:
+    """Containers in which ranks run, one on each host of ``plan``.
+
+    Attributes:
+        plan: what they hold.
+        inside: host → words of the shell that run a command in its container.
+    """
+
+    plan: Plan
+    inside: Mapping[str, str]
 
 
 def run(
@@ -46,27 +71,30 @@ def run(
     *,
     gpu_check: bool = True,
     environment: Callable[[Session, Plan], str] | None = None,
+    containers: Callable[[Session], contextlib.AbstractContextManager[Containers]] | None = None,
 ) -> int:
     """Launch, show what the ranks print, and return the exit code: of the rank that failed first, or 0.
 
     Args:
         environment: creates another environment than ours on the hosts of a plan, where it is missing, and returns its Python's path.
+        containers: starts containers on the hosts, in which the ranks run.
 
     Raises:
         ProvisionError: a host cannot be used, or with ``gpu_check`` a library has no code for one of its GPUs; nothing was started.
         Interrupted: after Ctrl-C, when the job has been ended everywhere.
     """
-    with Session(inventory, progress, passwords, command="provision run") as session:
-        where, seats, placed = _place(session, options, environment)
-        _check_syntax(session, where, seats[0].host.name, options)
-        if gpu_check:
+    with Session(inventory, progress, passwords, command="provision run") as session, contextlib.ExitStack() as stack:
+        started = stack.enter_context(containers(session)) if containers else None
+        where, seats, placed = _place(session, options, environment, started)
+        _check_syntax(session, where, seats[0], options)
+        if gpu_check and started is None:
             _check_gpu_code(session, where, seats)
         workdir, command, here = _copy(session, seats, options)
-        _check_restart(session, seats[0].host.name, workdir, options)
+        _check_restart(session, seats[0], workdir, options)
         job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
         if options.verbose:
             _show_job(progress, seats, placed, job)
-        return follow(session, job, placed, options, here=here)
+        return follow(session, job, placed, options, inside=seats[0].inside, here=here)
 
 
 def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -128,11 +156,11 @@ def _end_leftovers(session: Session) -> NoReturn:
 
 
 def _place(
-    session: Session, options: RunOptions, environment: Callable[[Session, Plan], str] | None
+    session: Session, options: RunOptions, environment: Callable[[Session, Plan], str] | None, containers: Containers | None
 ) -> tuple[Environment, list[_Seat], list[tuple[str, int]]]:
     """What a launcher must know, the hosts that take part, and (address, ranks) for each of them."""
     hosts, timeout = session.inventory.hosts, options.start_timeout or ssh.TIMEOUT_S
-    found = installed.find(session, options.python, timeout)
+    found = containers.plan if containers else installed.find(session, options.python, timeout)
     if isinstance(found, str):
         if environment is not None:
             hint = f"provision up {session.inventory.argument}"
@@ -147,7 +175,10 @@ def _place(
         seats = [_Seat(host, host.address, host.slots or slots, host.user or "") for host in hosts]
     else:
         seats = [
-            _Seat(session.inventory.host(name), host.network.address, host.slots, host.login, host.nccl is not None)
+            _Seat(
+                *(session.inventory.host(name), host.network.address, host.slots, host.login, host.nccl is not None),
+                inside=containers.inside[name] if containers else "",
+            )
             for name, host in found.hosts.items()
         ]
     placed = placement.of_program([(seat.address, seat.slots) for seat in seats], options)
@@ -162,7 +193,7 @@ def _place(
     return (replace(where, networks=options.networks) if options.networks else where), seats, placed
 
 
-def _check_syntax(session: Session, where: Environment, host: str, options: RunOptions) -> None:
+def _check_syntax(session: Session, where: Environment, first: _Seat, options: RunOptions) -> None:
     """Raise UsageError for a script that Python cannot compile, before anything is copied. The hosts' Python has the last word."""
     wrong = None if options.workdir is not None else program_files.syntax_error(options.command)
     if wrong is None:
@@ -170,17 +201,19 @@ def _check_syntax(session: Session, where: Environment, host: str, options: RunO
     script, why = wrong
     compiling = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
     python = f"{shlex.quote(where.interpreter)} -I -c {shlex.quote(compiling)}"
-    answer = ssh.run(session, {host: python}, stdin=script.read_bytes())[host]
+    answer = ssh.run(session, {first.host.name: first.command(python)}, stdin=script.read_bytes())[first.host.name]
     if answer.code == 1:
         raise UsageError(f"a syntax error: {why}", where=str(script), hint="correct it; nothing was copied or started")
 
 
-def _check_restart(session: Session, host: str, workdir: str, options: RunOptions) -> None:
+def _check_restart(session: Session, first: _Seat, workdir: str, options: RunOptions) -> None:
     """Raise UsageError where the folder of ``--restart-from`` is missing: a program that reads no checkpoint would begin at its start."""
     folder = options.environment.get("COLLECTIVE_RESTART_FROM")
     look = f"cd; cd {shlex.quote(workdir.removeprefix('{home}/'))}; [ -d {shlex.quote(folder or '')} ]"
-    if folder and ssh.run(session, {host: look})[host].code == 1:
-        raise UsageError(f"--restart-from {folder}: no such folder", where=host, hint="name one with checkpoints, or leave it out")
+    if folder and ssh.run(session, {first.host.name: first.command(look)})[first.host.name].code == 1:
+        raise UsageError(
+            f"--restart-from {folder}: no such folder", where=first.host.name, hint="name one with checkpoints, or leave it out"
+        )
 
 
 def _check_gpu_code(session: Session, where: Environment, seats: Sequence[_Seat]) -> None:
@@ -200,7 +233,7 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
     """(the folder in which the ranks run, their command, what a file there is called here), after the program's files are on the hosts."""
     if options.workdir is not None:
         return options.workdir, list(options.command), str
-    if [seat.host.connection for seat in seats] == ["local"]:
+    if [(seat.host.connection, seat.inside) for seat in seats] == [("local", "")]:
         if options.files:
             session.progress.line("--copy has no effect: the program runs on this machine, in this folder")
         prefix = "./" if program_files.program_at(options.command)[0] == 0 and "/" not in options.command[0] else ""
@@ -210,7 +243,7 @@ def _copy(session: Session, seats: Sequence[_Seat], options: RunOptions) -> tupl
         what = f"the hosts have different logins ({', '.join(sorted(logins))}), so no folder is the same on all"
         raise UsageError(what, hint="name one: --workdir")
     archive = program_files.pack(options.command, options.files, modules=options.modules)
-    program_files.copy(session, archive, {seat.host.name: archive.unpack for seat in seats})
+    program_files.copy(session, archive, {seat.host.name: seat.command(archive.unpack) for seat in seats})
     return f"{{home}}/{archive.folder}", archive.command, archive.here
 
 

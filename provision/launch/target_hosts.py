@@ -40,6 +40,9 @@ class HostOptions:
     ssh_port: int | None
     ssh_identity_file: Path | None
     limit: str | None
+    image: str | None
+    volume: list[str] | None
+    keep_image: bool
     gpu_check: bool
     check_build: bool
     version: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,23 +31,8 @@ class SmokeResult:
     faults: tuple[str, ...]
 
 
-def run(
-    session: Session,
-    plan: Plan,
-    options: SmokeOptions,
-    *,
-    copy: Callable[[Session, Plan, mnist.Dataset], None] | None = None,
-    inside: str = "",
-) -> SmokeResult:
-    """Copy data and script to the hosts, train, and evaluate the result.
-
-    Args:
-        copy: copies them where the hosts' environments are in containers.
-        inside: words of the shell that run a command in the first host's container.
-
-    Raises:
-        Interrupted: after Ctrl-C, when the job has been ended.
-    """
+def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
+    """Copy data and script to the hosts, train, and evaluate the result. Raises Interrupted after Ctrl-C, when the job has been ended."""
     hosts = list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in hosts]
     np = options.np or sum(count for _, count in slots)
@@ -55,7 +40,7 @@ def run(
     data = None
     if all(host.torch for host in hosts):
         data = mnist.obtain(options.cache or paths.cache(), say=session.progress.detail, source=options.source, data_dir=options.data)
-        (copy or _copy)(session, plan, data)
+        _copy(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
         script += ["--report", "{job}/report.json", "--log-interval", "20", "--json-lines"]
@@ -79,7 +64,7 @@ def run(
 
     expected = {host.name: host.hostname for host in hosts}
     with session.timeline.timed(session.step, "job", list(plan.hosts)) as timed:
-        result = jobs.run(session, job, title, log, show, inside, _for_people)
+        result = jobs.run(session, job, title, log, show, noted=_for_people)
         session.progress.close()
         if result.interrupted:
             session.abort()

@@ -34,9 +34,8 @@ from provision import inventory as inventories
 from provision.base.errors import ProvisionError
 from provision.cli import main
 from provision.containers import controller_settings
-from provision.image import local_images, verification
-from provision.image import run as image_run
-from provision.image.run import LABEL, NAME, PORTS
+from provision.image import containers, local_images, verification
+from provision.image.containers import LABEL, NAME, PORTS
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.sandbox import Sandbox, debootstrap
@@ -47,6 +46,10 @@ IMAGE = f"{PREFIX}-image/cpu:1"
 
 def provision(*words: str) -> int:
     return main.guarded(lambda: main.app(args=["image", *words], prog_name="provision"), debug=False)
+
+
+def run_job(hosts: str, image: str, *words: str) -> int:
+    return main.guarded(lambda: main.app(args=["run", "--hosts", hosts, "--image", image, *words], prog_name="provision"), debug=False)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +283,7 @@ def a_killed_run_left(sandbox: Sandbox, image: str) -> None:
 
 @pytest.mark.slow
 def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
-    assert provision("run", str(bare.inventory), image, "--smoke") == 1
+    assert run_job(str(bare.inventory), image, "python", "-m", "collective_core.check") == 1
     output = capsys.readouterr().err
     assert "node1, node2: it has no container engine" in output
     assert "sudo apt-get install docker.io" in output
@@ -303,10 +306,10 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     hosts = str(engine_hosts.inventory)
-    assert provision("run", hosts, image, "--smoke", "--epochs", "1", "--keep") == 0
+    assert run_job(hosts, image, "--keep-image", "python", "-m", "collective_core.check") == 0
     out, err = capfd.readouterr()
     assert "2 ranks on 2 hosts" in out
-    assert "bit-identical on all ranks" in out
+    assert "all collectives correct" in out
     assert re.search(r"copying \d+ MB to node1, node2", err)
     kept = held(engine_hosts)
     assert [line.splitlines()[0] for line in kept] == [f"{image} {str(engine.images.get(image).id)[7:19]}"] * 2
@@ -317,7 +320,7 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     (tmp_path / "fails.py").write_text(SAYS_HERE + "sys.exit(7 * c.rank())\n")
     a_killed_run_left(engine_hosts, image)
     assert held(engine_hosts) != kept
-    assert provision("run", hosts, image, "--", "python", "fails.py") == 7
+    assert run_job(hosts, image, "python", "fails.py") == 7
     out, err = capfd.readouterr()
     assert "here 1 False" in out
     assert "copying" not in err
@@ -334,7 +337,7 @@ def test_another_image_goes_when_the_job_is_ended(
     engine.images.build(fileobj=io.BytesIO(f"FROM {image}\nRUN echo more > ~/more\n".encode()), tag=derived, rm=True)
     try:
         (tmp_path / "waits.py").write_text(SAYS_HERE + "time.sleep(600)\n")
-        with running("image", "run", hosts, derived, "--", "python", "waits.py") as job:
+        with running("run", hosts, "--image", derived, "python", "waits.py") as job:
             job.wait_for("here 1 True")
             assert held(engine_hosts) != before
             job.process.send_signal(signal.SIGTERM)
@@ -362,9 +365,9 @@ def test_hosts_pull_what_a_registry_has_by_its_digest(engine: docker.DockerClien
         finally:
             engine.images.remove(f"{name}:1", force=True)
         session = Session(inventories.load(str(engine_hosts.inventory)), Progress())
-        hosts = image_run._Hosts(session, {}, image_run._engines(session))
+        hosts = containers._Hosts(session, {}, containers._engines(session))
         try:
-            assert image_run._attributes_here(f"{registry.address}/team/tiny:1") is None  # only the registry knows it
+            assert containers._attributes_here(f"{registry.address}/team/tiny:1") is None  # only the registry knows it
             attributes = hosts.get_image(f"{registry.address}/team/tiny:1", None, keep=False)
             assert attributes["Id"] == wanted
             inspect = f"docker image inspect --format '{{{{.Id}}}}' {hosts.tag}"

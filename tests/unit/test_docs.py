@@ -149,7 +149,7 @@ def test_options_that_are_named_exist(file: Path) -> None:
         ("provision image bild hosts.ini", ["bild"]),
         ("provision run -np 4 --config-file x.yaml python train.py --lr 1", []),
         ("provision run --npp 4 python train.py", ["--npp"]),
-        ("provision image run hosts.ini mine:1 -- python train.py --lr 1", []),
+        ("provision run hosts.ini --image mine:1 python train.py --lr 1", []),
     ],
 )
 def test_a_command_that_does_not_exist_is_noticed(call: str, unknown: list[str]) -> None:

@@ -732,7 +732,7 @@ def test_this_machine_has_so_many_slots_where_nothing_gives_it_any(tmp_path: Pat
         wanted = run_options(words, **options)
         found = target_hosts.choose(hosts, [], wanted.np or wanted.per_node, lambda _: None)
         with Session(found, Shown(), {}) as session:
-            return program._place(session, wanted, None)[2]
+            return program._place(session, wanted, None, None)[2]
 
     for hosts in (None, "localhost"):
         assert [count for _, count in placed(["true"], hosts, np=most)] == [most]
@@ -745,6 +745,11 @@ def test_this_machine_has_so_many_slots_where_nothing_gives_it_any(tmp_path: Pat
     assert [count for _, count in placed(["true"], str(tmp_path / "hosts.ini"), np=most + 4)] == [most + 4], "the inventory says it"
 
 
+def seat_of(session: Session) -> program._Seat:
+    (host,) = session.inventory.hosts
+    return program._Seat(host, host.address, 1, "")
+
+
 def test_a_folder_of_checkpoints_that_is_missing_is_an_error_before_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -753,9 +758,9 @@ def test_a_folder_of_checkpoints_that_is_missing_is_an_error_before_the_job(tmp_
         for folder in ("/no such", "gone", "$(true)"):
             for workdir in ("{home}/provision-run/me", str(tmp_path)):
                 with pytest.raises(UsageError, match=re.escape(f"localhost: --restart-from {folder}: no such folder")):
-                    program._check_restart(session, "localhost", workdir, run_options(["true"], np=1, restart_from=folder))
+                    program._check_restart(session, seat_of(session), workdir, run_options(["true"], np=1, restart_from=folder))
         for options in ({"restart_from": "it's here"}, {"restart_from": str(tmp_path)}, {}):
-            program._check_restart(session, "localhost", "{home}/provision-run/me", run_options(["true"], np=1, **options))
+            program._check_restart(session, seat_of(session), "{home}/provision-run/me", run_options(["true"], np=1, **options))
 
 
 @pytest.mark.parametrize(
@@ -806,9 +811,9 @@ def test_the_hosts_python_has_the_last_word_about_syntax(tmp_path: Path, monkeyp
     newer.chmod(0o755)
     options = run_options(["bad.py"], np=2)
     with Session(inventories.load("localhost"), Shown(), {}) as session:
-        program._check_syntax(session, launchers.Environment(str(newer)), "localhost", options)
+        program._check_syntax(session, launchers.Environment(str(newer)), seat_of(session), options)
         with pytest.raises(UsageError, match=r"bad\.py: a syntax error: line 1"):
-            program._check_syntax(session, launchers.Environment(sys.executable), "localhost", options)
+            program._check_syntax(session, launchers.Environment(sys.executable), seat_of(session), options)
 
 
 def test_a_script_without_its_ending_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

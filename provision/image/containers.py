@@ -1,4 +1,4 @@
-"""A job in containers of an image: one on every host, in the host's own network, with an sshd and keys for this run alone.
+"""Containers of an image for a job: one on every host, in the host's own network, with an sshd and keys for this run alone.
 
 The image is pulled by its digest, or loaded over ssh where only this machine has it. What a run puts on a host's container engine has the
 run's id as label or tag, and is removed by it at the end, whatever comes between; names of the host's own stay as they are.
@@ -7,20 +7,18 @@ run's id as label or tag, and is removed by it at the end, whatever comes betwee
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import random
 import shlex
 import shutil
-import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from provision import catalog
-from provision.base import resources, signals
+from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
 from provision.containers import container_engine
@@ -28,16 +26,13 @@ from provision.facts import Facts
 from provision.facts.model import Installed
 from provision.image import container_hosts, local_images
 from provision.image.local_images import ImageInfo
-from provision.inventory import Inventory
-from provision.launch import launchers, placement, program, program_files
+from provision.launch import placement
 from provision.launch.launchers import RunOptions
+from provision.launch.program import Containers
 from provision.plan.model import Plan
-from provision.plan.options import SmokeOptions
 from provision.remote import ssh
-from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.resolve import network
-from provision.smoke import mnist, training_job
 from provision.survey import collect
 
 LABEL = "org.provision.run"  # of containers: the run that they belong to
@@ -80,32 +75,6 @@ cat ~/.provision-sshd/port "$1/manifest.json"
 
 
 @dataclass(frozen=True)
-class ContainerJob:
-    """What to run.
-
-    Attributes:
-        program: the user's; None runs the smoke job.
-        smoke: how the smoke job runs.
-        volumes: folders of the hosts in the containers, ``FOLDER:FOLDER[:ro]``.
-        keep: leave the image on the hosts, under its name.
-    """
-
-    program: RunOptions | None
-    smoke: SmokeOptions
-    volumes: tuple[str, ...] = ()
-    keep: bool = False
-
-
-@dataclass(frozen=True)
-class Result:
-    """How the job ended: its exit code, and of the smoke job its summary and why it does not count."""
-
-    code: int
-    summary: str | None = None
-    faults: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Engine:
     """A host's container engine: its command, whether it can give GPUs to a container, and the runs that left something there."""
 
@@ -114,11 +83,15 @@ class Engine:
     runs: frozenset[str] = frozenset()
 
 
-def run(inventory: Inventory, image: str, job: ContainerJob, progress: Progress, passwords: Mapping[str, str]) -> Result:
-    """Run a job in containers of ``image``; nothing of it is left on the hosts, however it ends.
+@contextlib.contextmanager
+def started(session: Session, image: str, options: RunOptions, *, volumes: Sequence[str] = (), keep: bool = False) -> Iterator[Containers]:
+    """Containers of ``image`` on the session's hosts; nothing of them is left there, however the job ends.
 
     Args:
         image: a name that this machine or a registry knows.
+        options: the job, whose ranks must fit.
+        volumes: folders of the hosts in the containers, ``FOLDER:FOLDER[:ro]``.
+        keep: leave the image on the hosts, under its name.
 
     Raises:
         UsageError: it is not an image of provision, or not for these hosts' processors.
@@ -126,20 +99,18 @@ def run(inventory: Inventory, image: str, job: ContainerJob, progress: Progress,
         Interrupted: after Ctrl-C, when everything has been ended.
     """
     attributes = _attributes_here(image)
-    with Session(inventory, progress, passwords, command="provision image run") as session, signals.termination_as_interrupt():
+    with signals.termination_as_interrupt():
         hosts = _Hosts(session, _facts(session), _engines(session))
         dead = set(session.dead_runs())
         hosts.clean_up({name: engine.runs & dead for name, engine in hosts.engines.items()})
-        hosts.check_ranks(job)
+        placement.of_program([(name, hosts.slots(name)) for name in hosts.engines], options)
         if attributes is not None:
             hosts.check_image(image, attributes)  # before it is copied anywhere
         try:
-            info = hosts.check_image(image, hosts.get_image(image, attributes, keep=job.keep))
+            info = hosts.check_image(image, hosts.get_image(image, attributes, keep=keep))
             if not info.ready:
-                progress.line(f"{image} is not verified: provision image verify")
-            result = _launch(hosts, hosts.start(info, job.volumes), job)
-            session.record.exit_code = result.code
-            return result
+                session.progress.line(f"{image} is not verified: provision image verify")
+            yield Containers(hosts.start(info, volumes), {name: hosts.inside(name) for name in hosts.engines})
         finally:
             with signals.ignored():
                 hosts.clean_up({name: {session.run_id} for name in hosts.engines})
@@ -259,14 +230,6 @@ class _Hosts:
                 self.session.progress.line(f"{name}: not all was removed: {answer.error}; see there: {by_hand}", "bold red")
 
     # --- what is refused before anything is copied ----------------------------------------------------------------------------------
-
-    def check_ranks(self, job: ContainerJob) -> None:
-        """Raise UsageError for more ranks than there are slots, or too few for all hosts to train."""
-        slots = [(name, self.slots(name)) for name in self.engines]
-        if job.program is None:
-            placement.spread(slots, job.smoke.np or sum(count for _, count in slots), oversubscribe=job.smoke.oversubscribe)
-        else:
-            placement.of_program(slots, job.program)
 
     def check_image(self, image: str, attributes: Mapping[str, Any]) -> ImageInfo:
         """What the image says of itself. Raises where these hosts cannot run it."""
@@ -430,47 +393,3 @@ def container_options(facts: Facts, engine: Engine) -> list[str]:
     words = ["--shm-size", str(memory)]
     words += ["--gpus", "all"] if facts.gpus and engine.nvidia else []
     return words + (["--device", "/dev/infiniband"] if facts.infiniband else [])
-
-
-# --- the job ----------------------------------------------------------------------------------------------------------------------------
-
-
-def _launch(hosts: _Hosts, plan: Plan, job: ContainerJob) -> Result:
-    session, first = hosts.session, next(iter(plan.hosts))
-    if job.program is None:
-
-        def copy(_session: Session, plan: Plan, data: mnist.Dataset) -> None:
-            _copy_smoke_job(hosts, plan, data)
-
-        result = training_job.run(session, plan, job.smoke, copy=copy, inside=hosts.inside(first))
-        return Result(1 if result.faults else 0, result.summary, result.faults)
-    options, members = job.program, list(plan.hosts.values())
-    slots = [(host.network.address, host.slots) for host in members]
-    placed = placement.of_program(slots, options)
-    used = {host.name: host for host in members[: len(placed)]}
-    where = launchers.Environment.of(replace(plan, hosts=used))
-    where = replace(where, networks=options.networks) if options.networks else where
-    workdir, command = options.workdir, list(options.command)
-    here: Callable[[str], str] = str
-    if workdir is None:
-        packed = program_files.pack(options.command, options.files, modules=options.modules)
-        command, workdir, here = packed.command, f"{{home}}/{packed.folder}", packed.here
-        program_files.copy(session, packed, {name: f"{hosts.inside(name)} sh -c {shlex.quote(packed.unpack)}" for name in used})
-    launched = program.make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
-    return Result(program.follow(session, launched, placed, options, inside=hosts.inside(first), here=here))
-
-
-def _copy_smoke_job(hosts: _Hosts, plan: Plan, data: mnist.Dataset) -> None:
-    """The training script and its data, into every container where `training_job.run` looks for them."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for file in data.files:
-            tar.add(file.path, f"data/{data.digest}/{file.path.name}")
-        tar.add(resources.hostside("train_mnist.py"), "train_mnist.py")
-    hosts.session.progress.stage("Copy the smoke job to the containers", list(plan.hosts))
-    scripts = {
-        name: f"{hosts.inside(name)} tar -x -f - --no-same-owner -C {shlex.quote(host.prefix)}/smoke" for name, host in plan.hosts.items()
-    }
-    for name, answer in ssh.run(hosts.session, scripts, stdin=buffer.getvalue(), timeout=_COPY_S).items():
-        if answer.code != 0:
-            raise ProvisionError(answer.error, where=f"{name}, copying the smoke job")
