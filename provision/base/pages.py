@@ -12,8 +12,11 @@ from provision.base.terminal import neutral
 
 @cache
 def template(package: str) -> jinja2.Template:
-    """The template ``page.html.j2`` of a package, which escapes all that it is given, and fails where it is given too little."""
-    loader = jinja2.PackageLoader(package, ".")
+    """The template ``page.html.j2`` of a package, which escapes all that it is given, and fails where it is given too little.
+
+    It may import ``charts.html.j2``, which draws a `provision.bench.charts.Chart`.
+    """
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(each, ".") for each in (package, "provision.bench")])
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
     )

@@ -16,6 +16,7 @@ _DATE = 40.0  # half of a date's width
 _CELL = 54, 32  # pixels of a heat map's cell: four digits fit
 # Of the best pair's figure → class of the cell, from the best to the worst.
 SHARES = (0.9, 0.75, 0.5, 0.25, 0.0)
+_SMALLEST = 1e-9  # of figures that an axis shows as another one than 0
 SLOW = 0.5  # of the fastest pair; slower ones are named
 
 
@@ -52,7 +53,13 @@ class _Tick(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Curves in a frame, in pixels. ``up``, ``along``: ticks of the two axes, whose titles name quantity and unit."""
+    """Curves in a frame, in pixels.
+
+    Attributes:
+        up, along: ticks of the two axes, whose titles name quantity and unit.
+        target: a value to reach, as a line across; None without one.
+        named: whether the curves' names stand at their ends.
+    """
 
     title: str
     width: int
@@ -66,6 +73,8 @@ class Chart(NamedTuple):
     up: list[_Tick]
     along: list[_Tick]
     curves: list[_Curve]
+    target: _Tick | None
+    named: bool
 
 
 def chart(
@@ -77,6 +86,8 @@ def chart(
     size: tuple[int, int] = (680, 320),
     doubling: bool = True,
     named: bool = True,
+    top: float = 0.0,
+    target: float = 0.0,
 ) -> Chart | None:
     """A chart; None without any point.
 
@@ -85,22 +96,24 @@ def chart(
         marks: ticks along the axis.
         doubling: whether the axis is logarithmic: each doubling is as wide as another.
         named: whether the curves' names stand at their ends.
+        top: where the axis up ends at least.
+        target: a value to reach; 0 without one.
     """
     drawn = [each for each in series if each.points]
     if not drawn:
         return None
     width, height = size
-    left, top, floor = 62.0, 28.0, height - 48.0
+    left, ceiling, floor = 62.0, 28.0, height - 48.0
     right = width - (16 + _BOLD * max(len(each.name) for each in drawn) if named else _DATE)
     scale: Callable[[float], float] = math.log2 if doubling else float
     begin, end = (scale(pick(x for each in drawn for x, _ in each.points)) for pick in (min, max))
-    ticks = nice_ticks(max(figure.high or figure.median for each in drawn for _, figure in each.points) or 1.0)
+    ticks = nice_ticks(max(top, *(figure.high or figure.median for each in drawn for _, figure in each.points)))
 
     def across(x: float) -> float:
         return round(left + (scale(x) - begin) / ((end - begin) or 1.0) * (right - left), 1)
 
     def upward(y: float) -> float:
-        return round(floor - y / ticks[-1] * (floor - top), 1)
+        return round(floor - min(max(y / ticks[-1], 0.0), 1.0) * (floor - ceiling), 1)
 
     curves = []
     for index, each in enumerate(drawn):
@@ -121,22 +134,24 @@ def chart(
         height=height,
         left=left,
         right=right,
-        top=top,
+        top=ceiling,
         floor=floor,
         x_title=axes[0],
         y_title=axes[1],
         up=[_Tick(upward(tick), f"{tick:,g}") for tick in ticks],
         along=[_Tick(across(x), text) for x, text in marks.items()],
-        curves=_apart(curves, top),
+        curves=_apart(curves, ceiling),
+        target=_Tick(upward(target), f"{target:,g}") if target else None,
+        named=named,
     )
 
 
 def nice_ticks(most: float) -> list[float]:
-    """Four to six round numbers from 0 to ``most`` or the next round number."""
-    rough = most / 5
+    """Four to six round numbers from 0 to ``most`` or the next round number; to 1 where that is nothing."""
+    rough = (most if most > _SMALLEST else 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-    return [float(f"{step * count:.6g}") for count in range(math.ceil(most / step * 0.999) + 1)]
+    return [float(f"{step * count:.6g}") for count in range(math.ceil(rough * 5 / step * 0.999) + 1)]
 
 
 def spelled(figure: Figure) -> str:

@@ -1,4 +1,4 @@
-"""The geometry of a report's pictures: steps of hosts over time, curves of the training, hosts and their links. Pure; the page draws it.
+"""The geometry of a report's pictures: steps of hosts over time, hosts and their links. Pure; the page draws it.
 
 A picture of many hosts stays readable because hosts that are alike are one entry.
 """
@@ -19,8 +19,6 @@ FOLD_FROM = 13  # hosts from which on those that are alike are one entry
 MOST_ROWS = 40  # of the picture of steps; the rest is counted
 MOST_BOXES = 8  # of the topology
 GANTT_WIDTH, ROW_HEIGHT = 760, 22
-CHART_WIDTH, CHART_HEIGHT = 420, 238
-_SMALLEST = 1e-9  # value that a curve shows as another one than 0
 _LETTER = 6.2  # width of a letter in bars, at their font size
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 _WORST: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")
@@ -162,67 +160,6 @@ def _by_step(steps: Sequence[StepTime]) -> Iterator[Step]:
         changed = len({step.host for step in group if step.state == "changed"})
         worst = max((step.state for step in group), key=_WORST.index)
         yield Step(title, len(times), changed, times[slowest], slowest, _shown(name, worst))
-
-
-class Line(NamedTuple):
-    """A curve: its name, the number of its style, and its points."""
-
-    name: str
-    style: int
-    points: Sequence[tuple[float, float]]
-    path: str
-
-
-class Chart(NamedTuple):
-    """Curves over epochs. ``target``: the height of a horizontal line, with what it means; ``text``: what the picture shows."""
-
-    title: str
-    lines: Sequence[Line]
-    up: Sequence[Tick]
-    along: Sequence[Tick]
-    target: Tick | None
-    text: str
-
-
-def chart(title: str, series: Mapping[str, Sequence[float]], unit: str, top: float | None = None, target: float = 0.0) -> Chart | None:
-    """Curves with a value for each epoch, from 0 to ``top``, by default the largest value; None without any finite value."""
-    finite = {name: [(at, value) for at, value in enumerate(values, 1) if math.isfinite(value)] for name, values in series.items()}
-    points = [point for line in finite.values() for point in line]
-    if not points:
-        return None
-    last = max(at for at, _ in points)
-    marks = _marks(top or max(value for _, value in points))
-    highest = marks[-1]
-    left, right, floor, ceiling = 44.0, 12.0, CHART_HEIGHT - 46.0, 12.0
-
-    def place(at: float, value: float) -> tuple[float, float]:
-        across = (at - 1) / max(last - 1, 1)
-        share = min(max(value / highest, 0.0), 1.0)
-        return round(left + across * (CHART_WIDTH - left - right), 1), round(floor - share * (floor - ceiling), 1)
-
-    lines = []
-    for style, (name, line) in enumerate(finite.items()):
-        placed = [place(at, value) for at, value in line]
-        lines.append(Line(name, style, placed, " ".join(f"{x},{y}" for x, y in placed)))
-    every = max(1, math.ceil(last / 8))
-    return Chart(
-        title,
-        lines,
-        [Tick(place(1, mark)[1], f"{mark:g}{unit}") for mark in marks],
-        [Tick(place(at, 0)[0], str(at)) for at in range(1, last + 1, every)],
-        Tick(place(1, target)[1], f"{target:g}{unit}") if target else None,
-        "; ".join(f"{name} from {line[0][1]:.3g}{unit} to {line[-1][1]:.3g}{unit}" for name, line in finite.items() if line)
-        + f", over {last} epochs",
-    )
-
-
-def _marks(most: float) -> list[float]:
-    """Round numbers from 0 to the first one that is not below ``most``, six at the most."""
-    if not most > _SMALLEST:
-        return [0.0, 1.0]
-    power = 10.0 ** math.floor(math.log10(most / 5))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor * 5 >= most * 0.9999)
-    return [round(step * number, 12) for number in range(math.ceil(most / step - 1e-9) + 1)]
 
 
 class Box(NamedTuple):

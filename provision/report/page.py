@@ -6,6 +6,7 @@ what cannot be read is left out, and all text is escaped by the template.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from pydantic import ValidationError
 from provision import __version__
 from provision.base import downloads, pages
 from provision.base.text import joined
-from provision.bench import results
+from provision.bench import charts, results
+from provision.bench.charts import Chart, Series
+from provision.bench.results import Figure
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
 from provision.facts import Facts
@@ -38,6 +41,8 @@ _MOST_LINES, _MOST_LETTERS = 40, 400  # of an error: its last lines, and of each
 _LOG_LINES = 60  # of a program's log
 _LARGEST_LOG = 64 << 20  # bytes of a log that is examined
 _MOST_NOTES = 60
+_CHART = 440, 250  # pixels
+_LARGEST = 1e12  # value of a curve; hosts may report anything
 #: Files and folders of a run that the page names, and what they are.
 _FILES = {
     "report.json": "this report, for programs",
@@ -225,13 +230,19 @@ def _training(report: Report | None) -> TrainingReport | None:
         return None
 
 
-def _charts(training: TrainingReport) -> list[drawings.Chart]:
-    loss = {"training": [epoch.loss for epoch in training.epochs], "test": [epoch.test_loss for epoch in training.epochs]}
-    known = {name: [value if value is not None else float("nan") for value in values] for name, values in loss.items()}
-    accuracy = {"test": [epoch.test_accuracy_percent for epoch in training.epochs]}
+def _charts(training: TrainingReport) -> list[Chart]:
+    def series(name: str, values: Sequence[float | None]) -> Series:
+        return Series(name, [(at, Figure(value)) for at, value in enumerate(values, 1) if value is not None and abs(value) < _LARGEST])
+
+    epochs = training.epochs
+    every = max(1, math.ceil(len(epochs) / 8))
+    marks = {float(at): str(at) for at in range(1, len(epochs) + 1, every)}
+    loss = [series("training", [epoch.loss for epoch in epochs]), series("test", [epoch.test_loss for epoch in epochs])]
+    accuracy = [series("test", [epoch.test_accuracy_percent for epoch in epochs])]
+    bar: dict[str, Any] = {"named": False, "top": 100.0, "target": training.bar_percent}
     found = [
-        drawings.chart("Loss", known, ""),
-        drawings.chart("Accuracy on the test set", accuracy, " %", top=100.0, target=training.bar_percent),
+        charts.chart("Loss", loss, ("epoch", "loss"), marks, size=_CHART, doubling=False),
+        charts.chart("Accuracy on the test set", accuracy, ("epoch", "%"), marks, size=_CHART, doubling=False, **bar),
     ]
     return [chart for chart in found if chart is not None]
 
