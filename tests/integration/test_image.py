@@ -216,7 +216,7 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     assert output["ready"]
     assert output["faults"] == []
     assert "engine check: 4 ranks on 2 hosts" in output["summaries"][0]
-    assert "2 ranks on 2 hosts" in output["summaries"][1]
+    assert "2 ranks on node1 (1), node2 (1)" in output["summaries"][1]
     assert "bit-identical on all ranks" in output["summaries"][1]
     assert json.loads((Path(output["folder"]) / "verify.json").read_text())["ready"]
     info = local_images.get(engine, image)
@@ -308,7 +308,7 @@ def test_a_job_runs_in_containers_on_hosts_and_leaves_nothing_but_what_is_kept(
     hosts = str(engine_hosts.inventory)
     assert run_job(hosts, image, "--keep-image", "python", "-m", "collective_core.check") == 0
     out, err = capfd.readouterr()
-    assert "2 ranks on 2 hosts" in out
+    assert "2 ranks on node1 (1), node2 (1)" in out
     assert "all collectives correct" in out
     assert re.search(r"copying \d+ MB to node1, node2", err)
     kept = held(engine_hosts)
