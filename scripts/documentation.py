@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import known_errors
 import typer
 from markdown_text import outside_code, plain
 from mkdocs.config.defaults import MkDocsConfig
@@ -67,6 +68,7 @@ def generated() -> dict[str, str]:
         "reference/documents.md": "\n".join(_documents({name: json.loads(text) for name, text in schemas.items()})),
         **{_schema_file(name): text for name, text in schemas.items()},
         "reference/catalogue.md": "\n".join(_catalogue()),
+        "reference/known-errors.md": known_errors.page(),
         **{f"{CATALOGUE}{name}.yaml": content(name).decode() for name in FILES},
     }
 

@@ -1,16 +1,14 @@
-"""docs/known-errors.md, made from the doctor's data. `python scripts/known_errors.py` writes it; a test holds it against the data."""
+"""The site's page of known errors, made from the doctor's data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from markdown_text import plain
 
 from provision.diagnosis import xids
 from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures, conditions
 
-PAGE = Path(__file__).parents[1] / "docs" / "known-errors.md"
 HEAD = """# Known errors
 
 What `provision doctor` knows: errors in logs (`provision doctor --log FILE`) and on hosts (`provision doctor HOSTS`). This page is made
@@ -61,7 +59,3 @@ def _step(text: str) -> str:
 def _code(text: str) -> str:
     ticks = "``" if "`" in text else "`"
     return f"{ticks}{text}{ticks}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
