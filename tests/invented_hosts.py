@@ -16,10 +16,10 @@ FROM_SOURCE = Requirements(nccl_source="source")
 
 TOOLKITS = {
     "toolkits": [
-        {"path": "/home/me/cuda", "version": "11.8", "nvcc": True, "headers": True, "found": "CUDA_HOME names it"},
-        {"path": "/usr/local/cuda", "version": "13.0.1", "nvcc": True, "headers": True, "found": "it is in a usual place"},
-        {"path": "/usr/local/cuda-12.4", "version": "12.4.1", "nvcc": True, "headers": True, "found": "it is in a usual place"},
-        {"path": "/opt/cuda", "version": "12.4", "nvcc": True, "headers": False, "found": "it is in a usual place"},
+        {"path": "/home/me/cuda", "version": "11.8", "nvcc": True, "found": "CUDA_HOME names it"},
+        {"path": "/usr/local/cuda", "version": "13.0.1", "nvcc": True, "found": "it is in a usual place"},
+        {"path": "/usr/local/cuda-12.4", "version": "12.4.1", "nvcc": True, "found": "it is in a usual place"},
+        {"path": "/opt/cuda", "version": "12.4", "nvcc": True, "found": "it is in a usual place"},
     ],
     "nvcc": None,
 }

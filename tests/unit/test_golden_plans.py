@@ -1,27 +1,34 @@
-"""Golden plans of realistic inventories: `tests/data/plans/NAME.json` (facts) → `NAME.txt` (the plan as text).
+"""Golden plans of realistic inventories: `tests/data/plans/NAME.json` (facts) → `NAME.txt` (the plan as text), and as a table of decisions
+those in `tests/data/decisions.yaml`.
 
 `real-*` are machines from public reports, whose addresses are their facts' `report`, and combinations of these; `assumed` is what a
-report leaves open.
-
-After a change of the catalogue or the resolver: `python tests/unit/test_golden_plans.py`, then look at `git diff tests/data/plans`.
+report leaves open. After a change of the catalogue or the resolver: `pytest tests/unit/test_golden_plans.py --update`, then `git diff`.
 """
 
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from golden_facts import DECISIONS, PLANS, facts_in_table
 
 from provision import facts
 from provision.base.terminal import Console
+from provision.facts import Facts
 from provision.plan import summary
+from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 
-PLANS = Path(__file__).parents[1] / "data" / "plans"
 INVENTORIES = sorted(PLANS.glob("*.json"))
+HEAD = """\
+# NAME → facts of its hosts, reduced to what decides; what the resolver plans; the number of each conflict's remedies, and of notes.
+"""
 # Requirements, where they are not the defaults.
 _OLDER = {"nccl_source": "repository", "nccl_version": "2.21.5"}
 _DRIVERS = (
@@ -41,30 +48,64 @@ REQUIREMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Of the components of a plan those that the resolver decides.
+DECIDED = ("driver", "hwloc", "python", "openmpi", "nccl", "torch")
+
+
+def planned(name: str, known: Mapping[str, Facts]) -> Plan:
+    return resolve(known, Requirements(engine_version="0.0.0", **REQUIREMENTS.get(name, {})), {})  # independent of the engine's version
+
+
 def as_text(known: Path) -> str:
     text = io.StringIO()
-    requirements = Requirements(engine_version="0.0.0", **REQUIREMENTS.get(known.stem, {}))  # independent of the engine's version
-    summary.show(resolve(facts.load_file(known), requirements, {}), Console(file=text, width=100, color_system=None))
+    summary.show(planned(known.stem, facts.load_file(known)), Console(file=text, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
 
 
-def test_there_are_enough() -> None:
-    assert len(INVENTORIES) >= 12
+def decisions(plan: Plan) -> dict[str, Any]:
+    """What was decided for each host, how many remedies each conflict has, and how many notes there are."""
+
+    def described(host: HostPlan) -> str:
+        found = {name: component for name in DECIDED if (component := getattr(host, name))}
+        return ", ".join(f"{name} {each.version or '-'}{cuda_of(each)} {each.source}" for name, each in found.items())
+
+    def cuda_of(component: Any) -> str:
+        cuda = getattr(component, "cuda", None)
+        return f" cu{cuda}" if cuda else ""
+
+    hosts = {name: described(host) for name, host in plan.hosts.items()}
+    conflicts = {str(each.host): len(each.remedies) for each in plan.conflicts}
+    return {**({"plan": hosts} if hosts else {}), **({"conflicts": conflicts} if conflicts else {}), "notes": len(plan.notes)}
 
 
 @pytest.mark.parametrize("known", INVENTORIES, ids=lambda path: path.stem)
-def test_the_plan_is_the_golden_one(known: Path) -> None:
-    made = as_text(known)
-    assert made == known.with_suffix(".txt").read_text(encoding="utf-8")
+def test_the_plan_is_the_golden_one(known: Path, pytestconfig: pytest.Config) -> None:
+    made, golden = as_text(known), known.with_suffix(".txt")
+    if pytestconfig.getoption("update"):
+        golden.write_text(made, encoding="utf-8")
+    assert made == golden.read_text(encoding="utf-8")
     assert max(len(line) for line in made.splitlines() if " " in line.strip()) <= 120
+
+
+def test_the_decisions_are_those_of_the_table(pytestconfig: pytest.Config) -> None:
+    table = yaml.safe_load(DECISIONS.read_text(encoding="utf-8"))
+    made = {name: {"hosts": entry["hosts"], **decisions(planned(name, facts_in_table(name)))} for name, entry in table.items()}
+    if pytestconfig.getoption("update"):
+        DECISIONS.write_text(HEAD + "".join(row(name, entry) for name, entry in made.items()), encoding="utf-8")
+        table = made
+    for name, entry in made.items():
+        assert entry == table[name], name
+    assert len(made) >= 70
+
+
+def row(name: str, entry: dict[str, Any]) -> str:
+    lines = [f"{name}:", "  hosts:", *(f"    {host}: {json.dumps(each)}" for host, each in entry["hosts"].items())]
+    lines += ["  plan:", *(f"    {host}: {each}" for host, each in entry["plan"].items())] if "plan" in entry else []
+    lines += [f"  {key}: {json.dumps(entry[key])}" for key in ("conflicts", "notes") if key in entry]
+    return "\n".join(lines) + "\n"
 
 
 def test_each_cause_is_printed_once() -> None:
     lost = [line for line in as_text(PLANS / "blackwell-580.json").replace("\n               ", " ").splitlines() if " not " in line[:16]]
     assert sum("compute capability 10.0 yet (12.8 or newer)" in line for line in lost) == 1
     assert sum("it does not exist (nccl#533, nccl#1142" in line for line in lost) == 1
-
-
-if __name__ == "__main__":
-    for each in INVENTORIES:
-        each.with_suffix(".txt").write_text(as_text(each), encoding="utf-8")

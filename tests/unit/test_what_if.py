@@ -7,27 +7,22 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from golden_facts import PLANS, facts_of
 from invented_hosts import remedies
 from typer.testing import CliRunner
 
-from provision import catalog, facts
+from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import key
 from provision.cli import main
-from provision.facts import Facts
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve, what_if
 
-PLANS = Path(__file__).parents[1] / "data" / "plans"
 REQUIREMENTS = Requirements(engine_version="0.0.0")
 
 
-def known(name: str) -> dict[str, Facts]:
-    return dict(facts.load_file(PLANS / f"{name}.json"))
-
-
 def after(name: str, *changes: str) -> what_if.WhatIf:
-    return what_if.what_if(known(name), REQUIREMENTS, {}, what_if.parse(changes, known(name)))
+    return what_if.what_if(facts_of(name), REQUIREMENTS, {}, what_if.parse(changes, facts_of(name)))
 
 
 def gains(found: what_if.WhatIf) -> dict[str, tuple[str, str]]:
@@ -47,7 +42,7 @@ def test_a_newer_driver_lifts_nccl_and_pytorch() -> None:
 def test_notes_are_about_the_driver_after_the_change() -> None:
     name = "full-ubuntu-22.04-a100-535"
     ended = "support for driver branch 535 ended"
-    assert any(ended in note for note in resolve(known(name), REQUIREMENTS, {}).notes)
+    assert any(ended in note for note in resolve(facts_of(name), REQUIREMENTS, {}).notes)
     assert any(ended in note for note in after(name, "python=3.12").plan.notes)
     assert not any(ended in note for note in after(name, "driver=580").plan.notes)
 
@@ -61,7 +56,7 @@ def test_changes_apply_together() -> None:
 
 
 def test_a_newer_driver_does_not_undo_cpu() -> None:
-    hosts = known("full-ubuntu-22.04-h100-550")
+    hosts = facts_of("full-ubuntu-22.04-h100-550")
     cpu = Requirements(engine_version="0.0.0", cpu=True)
     found = what_if.what_if(hosts, cpu, {}, what_if.parse(["driver=595"], hosts))
     assert {host.nccl for host in found.plan.hosts.values()} == {None}
@@ -71,7 +66,7 @@ def test_a_newer_driver_does_not_undo_cpu() -> None:
 
 
 def test_what_resolves_a_conflict_gains_a_plan() -> None:
-    before = resolve(known("v100-470-and-blackwell-580"), REQUIREMENTS, {})
+    before = resolve(facts_of("v100-470-and-blackwell-580"), REQUIREMENTS, {})
     assert before.conflicts
     for change in ("driver=580", "old:driver=580.95.05", "without=old", "without=new"):
         found = after("v100-470-and-blackwell-580", change)
@@ -82,7 +77,7 @@ def test_what_resolves_a_conflict_gains_a_plan() -> None:
 
 
 def test_one_host_is_changed_without_the_others_of_its_class() -> None:
-    (one,) = known("v100-470-cuda-11.4").values()
+    (one,) = facts_of("v100-470-cuda-11.4").values()
     hosts = dict.fromkeys(("a", "b", "c"), one)
     found = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse(["b:python=3.10", "b:driver=580"], hosts))
     versions = {name: host.python.version for name, host in found.plan.hosts.items()}
@@ -109,7 +104,7 @@ def test_a_newer_driver_may_have_dropped_the_gpus(newer: str) -> None:
 
 
 def test_the_hint_names_no_driver_that_has_dropped_the_gpus() -> None:
-    assert "--what-if driver=580" in (what_if.hint(known("v100-470-cuda-11.4"), REQUIREMENTS, {}) or "")
+    assert "--what-if driver=580" in (what_if.hint(facts_of("v100-470-cuda-11.4"), REQUIREMENTS, {}) or "")
 
 
 def test_no_change() -> None:
@@ -118,7 +113,7 @@ def test_no_change() -> None:
 
 @pytest.mark.parametrize("branch", sorted(catalog.driver().branches.of))
 def test_every_branch_that_can_be_installed_is_a_change(branch: str) -> None:
-    wanted = what_if.parse([f"driver={branch}"], known("blackwell-580"))
+    wanted = what_if.parse([f"driver={branch}"], facts_of("blackwell-580"))
     assert [each.value for each in wanted] == [branch]
     assert after("blackwell-580", "driver=620").plan.conflicts == ()
 
@@ -144,17 +139,17 @@ def test_every_branch_that_can_be_installed_is_a_change(branch: str) -> None:
 )
 def test_wrong_changes_are_refused(change: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refused:
-        what_if.parse([change], known("v100-470-and-blackwell-580"))
+        what_if.parse([change], facts_of("v100-470-and-blackwell-580"))
     assert refused.value.hint
 
 
 def test_a_driver_for_hosts_without_gpus_is_refused() -> None:
     with pytest.raises(UsageError, match="no host has a GPU"):
-        what_if.parse(["driver=580"], known("cpu-only"))
+        what_if.parse(["driver=580"], facts_of("cpu-only"))
 
 
 def test_the_hint_is_a_change_that_was_tried() -> None:
-    hosts = known("v100-470-cuda-11.4")
+    hosts = facts_of("v100-470-cuda-11.4")
     hint = what_if.hint(hosts, REQUIREMENTS, {})
     assert hint is not None
     change = hint.rpartition("--what-if ")[2]
@@ -166,7 +161,7 @@ def test_the_hint_is_a_change_that_was_tried() -> None:
 
 
 def test_the_hint_needs_no_more_than_the_version_of_a_driver() -> None:
-    hosts = known("real-b200-570-and-h100-550")  # their reports do not name the driver's CUDA
+    hosts = facts_of("real-b200-570-and-h100-550")  # their reports do not name the driver's CUDA
     assert what_if.hint(hosts, REQUIREMENTS, {}) == (
         "driver 580 on b200 and h100 would give PyTorch 2.13.0 instead of 2.11.0: --what-if driver=580"
     )
@@ -174,7 +169,7 @@ def test_the_hint_needs_no_more_than_the_version_of_a_driver() -> None:
 
 @pytest.mark.parametrize("name", ["blackwell-580", "cpu-only", "v100-470-and-blackwell-580"])
 def test_there_is_no_hint_where_nothing_lifts_all_hosts(name: str) -> None:
-    assert what_if.hint(known(name), REQUIREMENTS, {}) is None
+    assert what_if.hint(facts_of(name), REQUIREMENTS, {}) is None
 
 
 def test_the_command_prints_plan_and_gains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
