@@ -56,6 +56,7 @@ from provision.launch import build_check, program, target_hosts
 from provision.launch.launchers import RunOptions
 from provision.plan import summary
 from provision.plan.options import Options, SmokeOptions
+from provision.plan.request import Request
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
@@ -272,7 +273,7 @@ def _show_plan(
 ) -> bool:
     """Print the plan, and whether there is one. Raises ProvisionError for what is missing."""
     if what_if:
-        after = planning.plan_after(inventory, found, options, what_if)
+        after = planning.plan_after(Request(inventory, options), found, what_if)
         if as_json:
             terminal.print_json(after.as_dict())
         else:
@@ -280,8 +281,9 @@ def _show_plan(
             _show_gains(after)
         planning.refuse_conflicts(after.plan)
         return True
-    made, sources = planning.make_plan(inventory, found, options, planning.read_lock(inventory, options))
-    for line in planning.describe_upgrade(inventory, found, made) if options.upgrade else ():
+    request = Request.of(inventory, options)
+    made, sources = planning.make_plan(request, found)
+    for line in planning.describe_upgrade(request, found, made) if options.upgrade else ():
         terminal.say(line)
     if as_json:
         console = terminal.out()
@@ -293,7 +295,7 @@ def _show_plan(
         return False
     else:
         summary.show(made, terminal.out())
-        if (hint := planning.hint(inventory, found, options)) is not None:
+        if (hint := planning.hint(request, found)) is not None:
             terminal.out().say(f"hint: {hint}", "cyan")
         if errors := [problem for problem in problems if problem.severity == "error" and problem.host in made.hosts]:
             count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"

@@ -26,6 +26,7 @@ from provision.inventory import Inventory, last_run
 from provision.plan import lock, lock_file, summary
 from provision.plan.model import Plan, without_credentials
 from provision.plan.options import Options, SmokeOptions
+from provision.plan.request import Request
 from provision.remote import host_locks
 from provision.remote.ansible import HostResult
 from provision.remote.forecast import forecast
@@ -55,7 +56,7 @@ def up(
     catalog.check()
     if options.smoke:
         training_job.check_options(inventory, options.smoke)
-    locked = planning.read_lock(inventory, options)
+    request = Request.of(inventory, options)
     if options.env is not None:
         environments.read(options.env)  # what cannot be read is an error before anything is done
     with _reported_run(inventory, "provision up --check" if options.check else "provision up", progress, passwords) as (session, report):
@@ -66,17 +67,18 @@ def up(
         }
         bundle = unpack(options.bundle, session.folder / "bundle") if options.bundle else None
         if bundle is not None:
-            locked, options = bundle.lock, bundle.complete(options)
+            options = bundle.complete(options)
+            request = replace(request, lock=bundle.lock, options=options)
         known = engine_builds.known_for(options.wheels, bundle.folder / "supplies" if bundle else None)
         facts = _survey(session, report, options.first_step, known)
         if not facts:
             return report
         session.step = "plan"
-        plan, sources = planning.make_plan(inventory, facts, options, locked)
-        agreed = planning.agreed_downgrade(plan, inventory, facts, options, locked, downgrade)
-        if agreed != options:
-            options = agreed
-            plan, sources = planning.make_plan(inventory, facts, options, locked)
+        plan, sources = planning.make_plan(request, facts)
+        agreed = planning.agreed_downgrade(plan, request, facts, downgrade)
+        if agreed is not request:
+            request = agreed
+            plan, sources = planning.make_plan(request, facts)
         if own_reboots := list(_own_reboots(inventory, installer.new_drivers(plan), facts)):
             report.failures += own_reboots
             return report
@@ -86,8 +88,8 @@ def up(
             if not facts:
                 return report
             session.step = "plan"
-            plan, sources = planning.make_plan(inventory, facts, options, locked)
-        _add_plan(session, report, plan, facts, options)
+            plan, sources = planning.make_plan(request, facts)
+        _add_plan(session, report, plan, facts, request)
         if bundle is not None:
             sources = _from_bundle(session, bundle, plan, sources)
         if not plan.hosts:
@@ -221,17 +223,17 @@ def _install_drivers(
     return again
 
 
-def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], options: Options) -> None:
+def _add_plan(session: Session, report: Report, plan: Plan, facts: Mapping[str, Facts], request: Request) -> None:
     session.write("plan.json", plan.as_dict())
     report.notes += plan.notes
-    if plan.hosts and (hint := planning.hint(session.inventory, facts, options)) is not None:
+    if plan.hosts and (hint := planning.hint(request, facts)) is not None:
         report.notes.append(f"hint: {hint}; see provision plan")
     others = [name for name, host in plan.hosts.items() if host.family != "debian"]
-    if options.apt_mirror and others:
+    if request.options.apt_mirror and others:
         report.notes.append(f"{joined(others)}: --apt-mirror is for Debian and Ubuntu; packages come from the configured sources")
     entries.add_conflicts(report, plan)
-    if options.upgrade:
-        for line in planning.describe_upgrade(session.inventory, facts, plan):
+    if request.options.upgrade:
+        for line in planning.describe_upgrade(request, facts, plan):
             session.progress.line(line)
 
 
@@ -345,10 +347,10 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
         if survey.blocked:
             session.record.exit_code = 1
             return survey
-        locked = planning.read_lock(inventory, options)
-        plan, sources = planning.make_plan(inventory, survey.hosts, replace(options, python_downloads=False), locked)
+        request = Request.of(inventory, options)
+        plan, sources = planning.make_plan(replace(request, options=replace(options, python_downloads=False)), survey.hosts)
         planning.refuse_conflicts(plan)
-        gather(session, plan, survey.hosts, options, sources, target, locked)
+        gather(session, plan, survey.hosts, options, sources, target, request.lock)
         return survey
 
 

@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from provision import catalog
-from provision.base import engine_source
-from provision.base.engine_source import EngineSource
-from provision.base.errors import ProvisionError, UsageError
+from provision.base.errors import ProvisionError
 from provision.base.problems import Remedy
 from provision.facts import Facts
 from provision.install.artifacts import UserFiles, with_checksums
 from provision.install.installer import PackageSources
 from provision.inventory import Inventory
-from provision.plan import lock_file
 from provision.plan.lock import Lock
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, NCCL_STRICT, Plan
 from provision.plan.options import Options, requirements_of
+from provision.plan.request import Request
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve, what_if
 from provision.resolve.host_classes import host_class_of
@@ -25,26 +23,16 @@ from provision.resolve.nccl_builds import downgrades
 from provision.survey import collect, installed
 
 
-def read_lock(inventory: Inventory, options: Options) -> Lock | None:
-    """The lock that a run keeps to; with ``--limit`` without releases that the other hosts do not have.
-
-    None where there is none, or with ``--upgrade``. Raises UsageError for an invalid lock.
-    """
-    lock = None if options.upgrade else lock_file.read(inventory)
-    return lock.compatible_with(inventory.left_out) if lock else None
-
-
-def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options, lock: Lock | None = None) -> tuple[Plan, PackageSources]:
+def make_plan(request: Request, facts: Mapping[str, Facts]) -> tuple[Plan, PackageSources]:
     """The plan for the hosts in ``facts``, and where its parts come from.
 
     What the user left open is as the lock says; without a lock as earlier runs installed it on the hosts. A plan that is incompatible with
     the hosts that ``--limit`` leaves out has conflicts, and no hosts.
     """
-    source = engine_source.pack()
-    requirements, per_host = _requirements(inventory, facts, options, source)
+    options, inventory, baseline = request.options, request.inventory, request.lock
+    requirements, per_host = _requirements(request, facts)
     given = UserFiles(options.nccl_local, options.nccl_tarball.path if options.nccl_tarball else None, options.openmpi_tarball)
-    sources = PackageSources(source, options.wheels, options.index_url, options.apt_mirror, given)
-    baseline = lock
+    sources = PackageSources(request.engine, options.wheels, options.index_url, options.apt_mirror, given)
     if baseline is None and not options.upgrade:
         baseline = _installed(inventory, facts)
     if baseline is None:
@@ -59,53 +47,47 @@ def make_plan(inventory: Inventory, facts: Mapping[str, Facts], options: Options
             plan, files = baseline.apply(plan)
             plan = replace(plan, notes=(*plan.notes, *_notes(requirements, filled, baseline)))
             sources = replace(sources, locked=files)
-    previous = lock_file.read_previous(inventory) if inventory.left_out else None
-    if previous and (conflicts := tuple(previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
+    if request.previous and (conflicts := tuple(request.previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
         plan = Plan(conflicts=conflicts)
     return with_checksums(plan, options.wheels), sources
 
 
-def agreed_downgrade(
-    plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], options: Options, lock: Lock | None, agreed: Callable[[list[str]], bool]
-) -> Options:
-    """The options with ``--allow-downgrade`` where a requested NCCL is older than installed packages, nothing else is in conflict, and
-    ``agreed`` says so of the lines that announce it; else as they are."""
+def agreed_downgrade(plan: Plan, request: Request, facts: Mapping[str, Facts], agreed: Callable[[list[str]], bool]) -> Request:
+    """The request with ``--allow-downgrade`` where a requested NCCL is older than installed packages, nothing else is in conflict, and
+    ``agreed`` says so of the lines that announce it; else as it is."""
+    options = request.options
     if not plan.conflicts or options.allow_downgrade or options.driver or not (options.nccl_version or options.nccl_local):
-        return options
-    with_downgrade = replace(options, allow_downgrade=True)
-    changed, _sources = make_plan(inventory, facts, with_downgrade, lock)
+        return request
+    with_downgrade = replace(request, options=replace(options, allow_downgrade=True))
+    changed, _sources = make_plan(with_downgrade, facts)
     lines = [
         f"{name}: {package} {now} would be replaced by the older {then}"
         for name, host in changed.hosts.items()
         if host.nccl_packages
         for package, now, then in downgrades(host.nccl_packages.packages, host_class_of(facts[name]))
     ]
-    return with_downgrade if lines and agreed(lines) else options
+    return with_downgrade if lines and agreed(lines) else request
 
 
-def plan_after(inventory: Inventory, facts: Mapping[str, Facts], options: Options, changes: Sequence[str]) -> what_if.WhatIf:
+def plan_after(request: Request, facts: Mapping[str, Facts], changes: Sequence[str]) -> what_if.WhatIf:
     """The plan after changes of the hosts (``driver=580``), held against the one without them; both keep to no lock.
 
     Raises UsageError for what is no change.
     """
-    return what_if.what_if(facts, *_requirements(inventory, facts, options, engine_source.pack()), what_if.parse(changes, facts))
+    return what_if.what_if(facts, *_requirements(request, facts), what_if.parse(changes, facts))
 
 
-def hint(inventory: Inventory, facts: Mapping[str, Facts], options: Options) -> str | None:
+def hint(request: Request, facts: Mapping[str, Facts]) -> str | None:
     """A change of the hosts that would lift them all; None without one, and where a lock has decided."""
-    if read_lock(inventory, options) is not None:
-        return None
-    return what_if.hint(facts, *_requirements(inventory, facts, options, engine_source.pack()))
+    return what_if.hint(facts, *_requirements(request, facts)) if request.lock is None else None
 
 
-def _requirements(
-    inventory: Inventory, facts: Mapping[str, Facts], options: Options, source: EngineSource
-) -> tuple[Requirements, dict[str, HostRequirements]]:
+def _requirements(request: Request, facts: Mapping[str, Facts]) -> tuple[Requirements, dict[str, HostRequirements]]:
     """The resolver's input besides the facts, without what the lock says."""
-    requirements = _with_earlier_options(requirements_of(options, source), options, facts)
+    requirements = _with_earlier_options(requirements_of(request.options, request.engine), request.options, facts)
     return requirements, {
         host.name: HostRequirements(host.slots, collect.prefix_of(host, facts[host.name]), host.interface)
-        for host in inventory.hosts
+        for host in request.inventory.hosts
         if host.name in facts
     }
 
@@ -161,12 +143,11 @@ def refuse_conflicts(plan: Plan) -> None:
         raise ProvisionError(f"no plan fits: {first.what}{others}", where=first.host, hint=first.advice)
 
 
-def describe_upgrade(inventory: Inventory, facts: Mapping[str, Facts], plan: Plan) -> list[str]:
+def describe_upgrade(request: Request, facts: Mapping[str, Facts], plan: Plan) -> list[str]:
     """What a plan with ``--upgrade`` changes compared with the lock, or without one with what is installed; a line each."""
-    try:
-        baseline = lock_file.read(inventory) or _installed(inventory, facts)
-    except UsageError as error:
+    if (error := request.invalid) is not None:
         return [f"{f'{error.where}: ' if error.where else ''}{error.what}; --upgrade replaces it"]
+    baseline = request.previous or _installed(request.inventory, facts)
     if baseline is None or plan.conflicts:
         return []
     changes = baseline.differences(plan) or [f"no change: the plan is the same as {baseline.title}"]

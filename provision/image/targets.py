@@ -24,6 +24,7 @@ from provision.image.bases import Base
 from provision.inventory import Inventory
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options, requirements_of
+from provision.plan.request import Request
 from provision.plan.requirements import DEFAULT_PREFIX, Requirements
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -140,7 +141,7 @@ def _of_facts(
     if absent:
         reasons = "; ".join(str(problem) for problem in problems if problem.host in absent)
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {reasons}", hint="fix that, or leave them out: --limit")
-    plan, sources = planning.make_plan(inventory, known, options, planning.read_lock(inventory, options))
+    plan, sources = planning.make_plan(Request.of(inventory, options), known)
     planning.refuse_conflicts(plan)
     targets = []
     for target in of_hosts(plan, known, sources.engine, base=request.base):

@@ -29,6 +29,7 @@ from provision.cli.options import url as address
 from provision.commands import planning
 from provision.install import installer
 from provision.plan.options import Options
+from provision.plan.request import Request
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="apt is on Debian and Ubuntu")
 
@@ -228,7 +229,7 @@ def test_the_playbook_gets_the_login_apart_in_a_file_of_its_own(tmp_path: Path) 
     known = facts.load_file(ROOT / "tests/data/lint-facts.json")
     hosts = inventory.load(str(ROOT / "tests/data/lint.ini"))
     options = Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
-    plan, sources = planning.make_plan(hosts, known, options)
+    plan, sources = planning.make_plan(Request(hosts, options), known)
     playbook, _variables = installer.render(plan, hosts, known, sources, tmp_path, fetch=False)
     given = variables_in(tmp_path / "vars.json")["provision_apt_mirror"]
     assert given == {"url": "http://mirror.example/debian", "login": "reader:se@cret"}

@@ -17,6 +17,7 @@ from provision.doctor.host_checks import Examination
 from provision.install import installer
 from provision.plan.model import Plan
 from provision.plan.options import Options
+from provision.plan.request import Request
 
 
 def builds(plan: Plan) -> dict[str, tuple[str, bool]]:
@@ -31,7 +32,7 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     known = {"a": gpu("12.4"), "b": gpu("12.4", address="10.0.0.2")}
 
     def planned(facts: Mapping[str, Any], given: Options) -> Plan:
-        return planning.make_plan(inventory, facts, given, None)[0]
+        return planning.make_plan(Request(inventory, given), facts)[0]
 
     asked = Options(smoke=None)
     with_cuda = builds(planned(known, asked))

@@ -25,6 +25,7 @@ from provision.image import targets
 from provision.install import installer
 from provision.plan.model import HOROVOD_NAMES, Plan
 from provision.plan.options import Options
+from provision.plan.request import Request
 from provision.plan.requirements import HostRequirements, Requirements
 
 ROLE = Path(__file__).parents[2] / "playbooks/roles/engine/tasks/main.yml"
@@ -96,7 +97,7 @@ def test_they_stay_from_run_to_run_and_come_to_new_hosts(tmp_path: Path) -> None
     asked = Options(torch=False, smoke=None)
 
     def planned(facts: Mapping[str, Any], wanted: bool | None) -> Plan:
-        return planning.make_plan(inventory, facts, replace(asked, horovod_names=wanted), None)[0]
+        return planning.make_plan(Request(inventory, replace(asked, horovod_names=wanted)), facts)[0]
 
     assert named(planned(known, None)) == {"a": False, "b": False}
     first = planned(known, True)

