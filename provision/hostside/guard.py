@@ -4,7 +4,7 @@ A run marks what it starts with PROVISION_RUN_ID in the environment; children in
 dead controller left behind.
 
 ``guard.py RUN`` ends every process of that run and prints the names of what it ended, one a line. It never ends itself, its ancestors, or
-a process of another run. Then it removes the folders of jobs that have no guard any more.
+a process of another run. Then it removes what is abandoned (abandoned.py).
 
 ``guard.py`` alone guards a job on this host, started by job.py on every host of the job. The first line of standard input is JSON:
 ``{"folder": path, "files": {name: text}}``. It makes the job's private folder there, and one of the same name under /dev/shm; prints
@@ -22,37 +22,21 @@ import shutil
 import signal
 import stat
 import sys
-import tempfile
 import time
+
+from .abandoned import SHARED, environment_of, is_at, is_module, remove_abandoned, started, stat_of
 
 GRACE_S = 15.0  # what pip, apt and a build need to clean up, thousands of files on a busy machine
 JOB_GRACE_S = 3.0
 BEAT_S = 5.0
 SILENT_S = 60.0  # longer than job.py waits for us: it can still say which host is silent
-PREFIX = "provision-job-"
-PLACE = "/tmp"  # of the folders of jobs, where the first host has it; else its TMPDIR
-SHARED = "/dev/shm"
 OF_RANKS = (b"PROVISION_RANK=", b"COLLECTIVE_WORKER=")  # in the environment of a rank, and of one that comes and goes
 RECORD = "provision-rank-"  # what rank.py writes into the job's folder
 LONGEST_RECORD = 1 << 16
 
 
-def stat_of(pid):
-    """The fields of /proc/PID/stat from the state on; empty when the process is gone. The name before them may hold anything."""
-    try:
-        with open("/proc/%d/stat" % pid, errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def parent_of(pid):
     return int((stat_of(pid) or [0, 0])[1])
-
-
-def started(pid):
-    """When, in clock ticks since boot; 0 when the process is gone."""
-    return int((stat_of(pid) or [0] * 20)[19])
 
 
 def is_stopped(pid):
@@ -65,15 +49,6 @@ def name_of(pid):
             return file.read().strip()
     except OSError:
         return ""
-
-
-def environment_of(pid, name="environ"):
-    """The entries of a process's environment, or of its ``cmdline``; none when it is gone or another user's."""
-    try:
-        with open("/proc/%d/%s" % (pid, name), "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
 
 
 def marked(run_id, spared):
@@ -97,12 +72,6 @@ def signal_all(pids, number):
             os.kill(pid, number)
         except OSError:
             continue  # gone meanwhile
-
-
-def is_module(pid):
-    """Whether it is a module of Ansible's, which comes through standard input: a Python without arguments."""
-    words = environment_of(pid, "cmdline")[:-1]
-    return len(words) == 1 and os.path.basename(words[0]).startswith(b"python")
 
 
 def sweep(run_id, spared, grace):
@@ -134,38 +103,6 @@ def make_locked(path):
         if is_at(path, folder):
             return
         os.close(folder)
-
-
-def is_at(path, folder):
-    """Whether the open folder is still the one at the path."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(folder))
-    except FileNotFoundError:
-        return False
-
-
-def remove_abandoned():
-    """Remove the folders of this user's jobs, and of the one who ran sudo, whose guards were killed, so that nobody has their locks."""
-    owners = {str(os.getuid()), os.environ.get("SUDO_UID")}
-    for place in {PLACE, tempfile.gettempdir(), SHARED}:
-        try:
-            paths = [os.path.join(place, name) for name in os.listdir(place) if name.startswith(PREFIX)]
-        except OSError:
-            continue
-        for path in paths:
-            try:
-                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            except OSError:
-                continue
-            try:
-                if str(os.fstat(folder).st_uid) in owners:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if is_at(path, folder):
-                        shutil.rmtree(path, ignore_errors=True)
-            except OSError:
-                pass  # its job runs
-            finally:
-                os.close(folder)
 
 
 def ranks_in(folder):

@@ -1,4 +1,4 @@
-"""Removal of what provision has installed on one host: what the host's record names, and nothing else.
+"""Removal of what provision has installed on one host: what the host's record names, and what killed jobs and modules have left.
 
 It is sent over SSH as a whole (``python3 -c``): one file, standard library only, Python 3.6 and later. It prints one JSON document between
 two marker lines:
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 
+from .abandoned import remove_abandoned
 from .trust import distrust, invalid_name
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="
@@ -342,6 +343,8 @@ def main():
             answer["error"] = "%s: %s" % (path, error) if removal is None else str(error)
         if removal is not None:
             answer.update(nothing=False, removed=removal.removed, left=removal.left)
+    abandoned = remove_abandoned(options["dry_run"])
+    answer.update(nothing=answer["nothing"] and not abandoned, removed=answer["removed"] + abandoned)
     sys.stdout.write("\n%s\n%s\n%s\n" % (BEGIN, json.dumps(answer, sort_keys=True), END))
 
 

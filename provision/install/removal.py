@@ -94,7 +94,7 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
         except ProvisionError as error:
             found.state, found.error, found.hint = "failed", error.what, error.hint
             continue
-        found.removed += answered["removed"]
+        found.removed += [one for one in answered["removed"] if one not in found.removed]  # both scripts look for what is abandoned
         found.left += answered["left"]
         if answered["error"]:
             found.state, found.error = "failed", answered["error"]

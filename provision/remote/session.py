@@ -308,4 +308,4 @@ class Session:
 def _sweep_here(run_id: str) -> None:
     """End every process of a run on this machine."""
     with signals.as_event():  # a second Ctrl-C must not stop the cleanup half-way
-        subprocess.run([sys.executable, str(resources.hostside("guard.py")), run_id], capture_output=True, check=False)
+        subprocess.run([sys.executable, "-c", resources.script("guard.py"), run_id], capture_output=True, check=False)

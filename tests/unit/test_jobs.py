@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loading import load
+from loading import load, load_script
 
 from provision.base import resources
 from provision.inventory import Host
@@ -517,7 +517,7 @@ def test_rank_that_succeeded_is_no_orphan(tmp_path: Path, code: int) -> None:
 
 
 def test_only_running_ranks_can_lose_their_launcher(tmp_path: Path) -> None:
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    script = load_script("guard.py")
     with subprocess.Popen(["sleep", "20"]) as parent:
         one = {"rank": 0, "pid": parent.pid, "parent": parent.pid, "starter": os.getpid()}
         lost = {**one, "starter": os.getpid() + 1}
@@ -546,7 +546,7 @@ END = {"code": 1, "at": 1.0, "orphaned": False}
     ],
 )
 def test_files_of_the_program_are_no_records(tmp_path: Path, text: str) -> None:
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    script = load_script("guard.py")
     for name in ("rank-loss.json", "provision-rank-7.new", "provision-rank-7"):
         (tmp_path / name).write_text(text)
     running = {"rank": 0, "pid": os.getpid(), "parent": os.getpid(), "starter": os.getppid()}
@@ -559,7 +559,7 @@ def test_files_of_the_program_are_no_records(tmp_path: Path, text: str) -> None:
 
 
 def test_only_regular_files_are_records(tmp_path: Path) -> None:
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    script = load_script("guard.py")
     (tmp_path / "record").write_text(json.dumps(RECORD_OF_7))
     (tmp_path / "provision-rank-0").symlink_to("/dev/zero")
     (tmp_path / "provision-rank-1").symlink_to(tmp_path / "record")
@@ -569,7 +569,7 @@ def test_only_regular_files_are_records(tmp_path: Path) -> None:
 
 
 def test_guard_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    script = load_script("guard.py")
     swept: list[str] = []
     monkeypatch.setattr(script, "sweep", lambda run_id, _spared, _grace: swept.append(run_id))
     monkeypatch.setattr(script, "wait_for_end", lambda _report: 1 / 0)
@@ -583,7 +583,7 @@ def test_folder_that_was_removed_before_its_lock_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str
 ) -> None:
     """As by the remove_abandoned() of another guard."""
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    script = load_script("guard.py")
     folder, real, removed = tmp_path / "provision-job-1", getattr(getattr(script, module), function), []
 
     def late(*args: Any) -> Any:
@@ -605,20 +605,61 @@ def test_folder_that_was_removed_before_its_lock_is_made_again(
         script.make_locked(str(folder))
 
 
-def test_abandoned_folders_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+@pytest.fixture
+def abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`abandoned.py` as the guard has it, for which all folders are below one of our own."""
+    script = load_script("guard.py")
     monkeypatch.setattr(script, "PLACE", str(tmp_path))
     monkeypatch.setattr(script, "SHARED", str(tmp_path))
     monkeypatch.setattr(script.tempfile, "gettempdir", lambda: str(tmp_path))
-    owner, folder = os.getuid(), tmp_path / "provision-job-1"
-    folder.mkdir()
     monkeypatch.delenv("SUDO_UID", raising=False)
-    monkeypatch.setattr(script.os, "getuid", lambda: owner + 1)
-    script.remove_abandoned()
-    assert folder.exists()
+    return script
+
+
+def test_abandoned_folders_of_other_users_stay(abandoned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, folders = os.getuid(), [tmp_path / "provision-job-1", tmp_path / "ansible_owned_file_payload_a1b2_c3d"]
+    for folder in folders:
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    monkeypatch.setattr(abandoned.os, "getuid", lambda: owner + 1)
+    assert abandoned.remove_abandoned() == []
+    assert all(folder.exists() for folder in folders)
     monkeypatch.setenv("SUDO_UID", str(owner))
-    script.remove_abandoned()
-    assert not folder.exists()
+    assert sorted(abandoned.remove_abandoned()) == sorted(map(str, folders))
+    assert not any(folder.exists() for folder in folders)
+
+
+@pytest.mark.parametrize("argv", [["python3"], ["/usr/libexec/platform-python"], ["python3", "AnsiballZ_stat.py"]])
+def test_folders_of_killed_modules_go_and_those_of_living_ones_stay(
+    abandoned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    (tmp_path / "AnsiballZ_stat.py").write_text("input()")
+    payloads = ["ansible_ansible.legacy.command_payload", "ansible_stat_payload", "ansible_copy_payload"]
+    killed, living, other = (tmp_path / f"{name}_k2jx9_ab" for name in payloads)
+    for folder in (killed, living, other):
+        folder.mkdir()
+    (killed / f"{payloads[0]}.zip").touch()
+    (other / "notes").touch()  # of the user's
+    (tmp_path / "ansible_payload").mkdir()
+    for folder in (killed, other):
+        os.utime(folder, (0, 0))
+    os.utime(living, (time.time() + 3600,) * 2)
+    module = subprocess.Popen(argv, executable=sys.executable, stdin=subprocess.PIPE, cwd=tmp_path)
+    try:
+        assert abandoned.remove_abandoned(dry_run=True) == [str(killed)]
+        assert killed.exists()
+        assert abandoned.remove_abandoned() == [str(killed)]
+        os.utime(living, (abandoned.first_module({str(os.getuid())}) + 1.5,) * 2)
+        assert abandoned.remove_abandoned() == []
+    finally:
+        module.kill()
+        module.communicate()
+    monkeypatch.setattr(abandoned, "is_module", lambda _pid: False)  # whatever else runs here
+    os.utime(living)
+    assert abandoned.remove_abandoned() == []  # just made
+    os.utime(living, (time.time() - 60,) * 2)
+    assert abandoned.remove_abandoned() == [str(living)]
+    assert other.exists()
 
 
 def test_sweep_ends_marked_processes_only() -> None:
@@ -634,7 +675,7 @@ def test_sweep_ends_marked_processes_only() -> None:
         assert ours.stdout is not None
         assert ours.stdout.readline() == b"trapped\n"
         said = subprocess.run(
-            [sys.executable, str(resources.hostside("guard.py")), f"{RUN_ID}-sweep"], capture_output=True, text=True, check=True
+            [sys.executable, "-c", resources.script("guard.py"), f"{RUN_ID}-sweep"], capture_output=True, text=True, check=True
         ).stdout
         assert "sleep (pid" in said
         assert ours.wait(timeout=10) != 0
@@ -646,7 +687,7 @@ def test_sweep_ends_marked_processes_only() -> None:
 
 def test_sweep_ends_parents_before_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers begin again at 300 after the highest one, so a child may have the smaller."""
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    script = load_script("guard.py")
     found = {}
     for name in ("parent", "child"):
         found[subprocess.Popen(["sleep", "300"]).pid] = name
@@ -665,7 +706,7 @@ def test_sweep_ends_parents_before_children(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_sweep_waits_for_killed_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard holds the locks of its folders until it is gone; they are looked for right after."""
-    script = load("guard_on_hosts", resources.hostside("guard.py"))
+    script = load_script("guard.py")
     left = [{1: "guard"}] * 4
     monkeypatch.setattr(script, "marked", lambda _run_id, _spared: left.pop() if left else {})
     monkeypatch.setattr(script, "signal_all", lambda _pids, _number: None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 from loading import load_ansible_module, load_script
+
+from provision import facts
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +67,31 @@ def test_programs_of_run_stay_and_are_named(remover: Any, tmp_path: Path, dry_ru
     done = removal(remover, write(tmp_path, {}), dry_run=dry_run)
     assert [entry["what"] for entry in done.left] == ["~/provision-run"]
     assert program.exists()
+
+
+def test_what_killed_jobs_have_left_is_removed_where_nothing_is_installed(
+    remover: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PLACE", "SHARED"):
+        monkeypatch.setattr(remover, name, str(tmp_path))
+    monkeypatch.setattr(remover.tempfile, "gettempdir", lambda: str(tmp_path))
+    left, running = tmp_path / "provision-job-1", tmp_path / "provision-job-2"
+    left.mkdir()
+    running.mkdir()
+    lock = os.open(running, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        for dry_run in (True, False, False):
+            was_there = left.exists()
+            options = {"record": str(tmp_path / "record.json"), "prefix": None, "dry_run": dry_run}
+            monkeypatch.setenv("PROVISION_REMOVE_OPTIONS", json.dumps(options))
+            remover.main()
+            answer = facts.parse_output(capsys.readouterr().out, remover.BEGIN, "the removal")
+            assert (answer["nothing"], answer["removed"]) == (not was_there, [str(left)] * was_there)
+            assert left.exists() == (dry_run and was_there)
+        assert running.exists()
+    finally:
+        os.close(lock)
 
 
 def test_a_block_is_replaced_where_it_stands(owned: Any) -> None:
