@@ -22,6 +22,7 @@ from provision.catalog import overlay
 from provision.inventory import Inventory
 from provision.plan.options import Options
 from provision.plan.requirements import NcclSource, OpenMpiSource
+from provision.resolve.driver import AUTO, require_branch
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 
@@ -162,9 +163,8 @@ def requirements(
 
 def driver_branch(value: str | None) -> str | None:
     """The value of ``--driver``. Raises UsageError unless it is `auto` or a known branch."""
-    if value is not None and value != "auto" and value not in catalog.driver().branches.of:
-        hint = f"write auto, or one of {', '.join(catalog.driver().branches.of)}"
-        raise UsageError(f"--driver {value}: not a branch of NVIDIA's driver whose packages are known", hint=hint)
+    if value not in (None, AUTO):
+        require_branch(value, f"--driver {value}", AUTO)
     return value
 
 

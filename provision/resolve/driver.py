@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from provision import catalog
+from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.catalog.models import DriverPackages
@@ -25,6 +26,14 @@ from provision.resolve.remedies import Conflict, Proposal, change_requirements, 
 AUTO = "auto"
 _KINDS = {"long-term": "a long-term branch", "production": "a production branch", "feature": "a branch for new features"}
 _FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-([a-zA-Z][\w-]*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
+
+
+def require_branch(value: str | None, where: str, *others: str) -> None:
+    """Raise UsageError unless it is a branch that can be installed: ``--driver`` takes what ``--what-if`` takes, and ``others``."""
+    known = catalog.driver().branches.of
+    if value not in known:
+        what = f"{where}: not a branch of NVIDIA's driver whose packages are known"
+        raise UsageError(what, hint=f"write one of {', '.join((*others, *known))}")
 
 
 def drivers(

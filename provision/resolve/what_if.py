@@ -18,7 +18,7 @@ from provision.facts import Facts, gpus
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
-from provision.resolve.driver import oldest_version
+from provision.resolve.driver import oldest_version, require_branch
 from provision.resolve.host_classes import HostClass, host_class_of, with_driver_for
 from provision.resolve.remedies import Proposal, change_named, exclude, with_python
 
@@ -118,28 +118,17 @@ def _proposal(change: Change) -> Proposal:
             raise UsageError(f"no Python {change.value} is known", where=f"--what-if {change.text}", hint=f"known are {listed}")
         text = f"Python {change.value} on {joined(change.hosts)}"
         return change_named(text, change.hosts, lambda host_class: with_python(host_class, change.value))
-    cuda, driver = _cuda_of(change)
+    require_branch(change.value, f"--what-if {change.text}")
+    if (cuda := catalog.cuda().toolkits.of_branch(change.value)) is None:  # of a catalogue of the user's
+        raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
     text = f"driver {change.value} on {joined(change.hosts)}"
-    return change_named(text, change.hosts, lambda host_class: _with_driver(host_class, cuda, driver))
+    return change_named(text, change.hosts, lambda host_class: _with_driver(host_class, cuda, change.value))
 
 
-def _with_driver(host_class: HostClass, cuda: str, driver: str) -> HostClass:
+def _with_driver(host_class: HostClass, cuda: str, branch: str) -> HostClass:
+    """The same class with the oldest driver of the branch."""
+    driver = oldest_version(branch, cuda)
     return replace(with_driver_for(host_class, cuda), driver=driver, cuda_why=f"driver {driver} runs CUDA {cuda} by NVIDIA's table")
-
-
-def _cuda_of(change: Change) -> tuple[str, str]:
-    """(the newest CUDA that a driver runs natively, the driver): of a branch (580) its oldest driver in NVIDIA's table."""
-    toolkits = catalog.cuda().toolkits
-    branches = sorted({*(each.split(".")[0] for each in toolkits.drivers.values()), *catalog.driver().branches.of}, key=int)
-    if not re.fullmatch(r"\d{3}(\.\d{1,3}){0,2}", change.value) or change.value.split(".")[0] not in branches:
-        hint = f"known are the branches {', '.join(branches)}, and drivers of these"
-        raise UsageError(f"driver {change.value} is not in NVIDIA's table", where=f"--what-if {change.text}", hint=hint)
-    if "." not in change.value and (cuda := toolkits.of_branch(change.value)):
-        return cuda, oldest_version(change.value, cuda)
-    for cuda in sorted(toolkits.drivers, key=key, reverse=True):
-        if key(toolkits.drivers[cuda]) <= key(change.value):
-            return cuda, change.value
-    raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
 
 
 def what_if(
