@@ -174,7 +174,7 @@ def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
         elif behind_python and re.match("-.", word):
             if found := re.match("-[^-WX]*?([cm])", word):
                 return None, found[1] == "m"
-            is_value = re.fullmatch("-[^-WX]*[WX]", word) is not None
+            is_value = re.fullmatch("-[^-WX]*[WX]|--check-hash-based-pycs", word) is not None
         elif behind_python:
             return (None, False) if word == "-" else (at, True)
         elif _is_python(word):
