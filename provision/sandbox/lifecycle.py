@@ -58,7 +58,7 @@ def up(
     base_of = names.base_images(count, base)
     if slots < 1:
         raise UsageError(f"slots={slots}: slots are at least 1")
-    with _locked(name), _engine(f"making sandbox {name}", engine or _engine_of(name)) as runs:
+    with _locked(name), _engine(f"making sandbox {name}", _engine_of(name, engine)) as runs:
         if base is None and runs.name == "namespaces" and debootstrap.missing():
             base_of = [namespaces.THIS_MACHINE] * count
         if names.folder(name).exists() or runs.has(name):
@@ -184,8 +184,7 @@ def _existing(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots
         say(f"sandbox {name} is up already")
         return sandbox
     found = ", ".join(f"{host.name} ({host.base}, {host.state})" for host in sandbox.hosts) or "what an earlier run left"
-    hint = f"Take another name (--name), or if nobody needs it any more, remove it first: `{names.command('down', name)}`."
-    raise ProvisionError(f"There is another sandbox '{name}': {found}.", hint=hint)
+    raise ProvisionError(f"There is another sandbox '{name}': {found}.", hint=_other_hint(name))
 
 
 def _host_keys(runs: Engine, host: SandboxHost, deadline: float) -> str:
@@ -275,13 +274,19 @@ def _engine(step: str, kind: EngineName) -> Iterator[Engine]:
                 yield DockerEngine(client)
 
 
-def _engine_of(name: str) -> EngineName:
-    """What runs the hosts of that sandbox; where there is none of that name, what would."""
+def _engine_of(name: str, wanted: EngineName | None = None) -> EngineName:
+    """What runs the hosts of that sandbox; where there is none of that name, what is wanted, else what would. Raises ProvisionError where
+    another engine than the wanted one runs them."""
+    found: EngineName | None = "docker" if names.folder(name).exists() else None
     if os.geteuid() == 0 and NamespaceEngine().has(name):
-        return "namespaces"
-    if names.folder(name).exists():
-        return "docker"
-    return engine_for_hosts()
+        found = "namespaces"
+    if found and wanted and found != wanted:
+        raise ProvisionError(f"There is another sandbox '{name}', made with --engine {found}.", hint=_other_hint(name))
+    return found or wanted or engine_for_hosts()
+
+
+def _other_hint(name: str) -> str:
+    return f"Take another name (--name), or if nobody needs it any more, remove it first: `{names.command('down', name)}`."
 
 
 @contextmanager

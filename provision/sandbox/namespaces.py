@@ -7,6 +7,7 @@ are in one, in front of a bridge; their packets leave this machine with its addr
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import ipaddress
 import json
@@ -57,6 +58,7 @@ add rule ip {0} out ip saddr {1} oifname != {0} masquerade
 """
 
 
+@functools.cache
 def missing() -> str | None:
     """What keeps namespaces from being hosts here, as half a sentence; None when nothing does."""
     if os.geteuid() != 0:

@@ -192,6 +192,35 @@ def test_a_sandbox_stays_with_its_engine(monkeypatch, tmp_path):
     assert lifecycle._engine_of("left-by-a-reboot") == "namespaces"
 
 
+@pytest.mark.parametrize(("found", "wanted"), [("namespaces", "docker"), ("docker", "namespaces")])
+def test_another_engine_of_a_sandbox_is_named(monkeypatch, tmp_path, found, wanted):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    engines(monkeypatch, container=True, namespace=True)
+    names.folder("mine").mkdir(parents=True)
+    if found == "namespaces":
+        (names.folder("mine") / "namespaces").mkdir()
+    with pytest.raises(ProvisionError, match=f"another sandbox 'mine', made with --engine {found}") as refused:
+        sandboxes.up(name="mine", say=lambda _line: None, engine=wanted)
+    assert "`provision sandbox down --name mine`" in (refused.value.hint or "")
+    assert lifecycle._engine_of("mine", found) == found
+    assert lifecycle._engine_of("new", wanted) == wanted
+
+
+def test_what_namespaces_lack_is_looked_for_once(monkeypatch):
+    ran = []
+    namespaces.missing.cache_clear()
+    monkeypatch.setattr(container_engine, "engine_available", lambda: (False, "No container engine is installed."))
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespaces, "_which", lambda tool: tool)
+    monkeypatch.setattr(namespaces, "_namespaces", list)
+    monkeypatch.setattr(namespaces, "_run", lambda *command: ran.append(command[0]))
+    try:
+        assert sandboxes.every() == []
+        assert sorted(ran) == ["iptables", "unshare"]
+    finally:
+        namespaces.missing.cache_clear()
+
+
 def test_what_was_begun_is_removed_through_the_same_engine(monkeypatch, tmp_path):
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
@@ -272,7 +301,7 @@ def test_more_hosts_than_a_network_holds(monkeypatch, tmp_path):
 def test_what_namespaces_lack_is_named(monkeypatch, absent, said):
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
     monkeypatch.setattr(namespaces, "_which", lambda tool: None if tool in absent.split() else tool)
-    assert said in (namespaces.missing() or "")
+    assert said in (namespaces.missing.__wrapped__() or "")
 
 
 def test_a_machine_that_forbids_namespaces_is_recognised(monkeypatch):
@@ -283,7 +312,7 @@ def test_a_machine_that_forbids_namespaces_is_recognised(monkeypatch):
         raise ProvisionError("unshare: Operation not permitted")
 
     monkeypatch.setattr(namespaces, "_run", refused)
-    assert "Operation not permitted" in (namespaces.missing() or "")
+    assert "Operation not permitted" in (namespaces.missing.__wrapped__() or "")
 
 
 # The controller's settings
