@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 
@@ -48,6 +49,8 @@ def as_provision_error(error: BaseException) -> ProvisionError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return UsageError("invalid path: expected names of at most 255 bytes", where=error.filename and str(error.filename))
     if isinstance(error, OSError) and error.strerror:  # of this machine: a full disk, a folder that is gone, a terminal that is closed
         return ProvisionError(error.strerror, where=str(error.filename) if error.filename else None, hint="--debug shows where it happened")
     return ProvisionError(

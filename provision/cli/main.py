@@ -80,7 +80,7 @@ class _MainJobGroup(Group):
         at = next((number for number, word in enumerate(args) if not word.startswith("-")), len(args))
         word = args[at] if at < len(args) else ""
         if word and word not in self.commands:
-            if not (word == LOCAL or set(word) & set(",/.[@:") or Path(word).exists()):
+            if not (word == LOCAL or set(word) & set(",/.[@:") or os.path.exists(word)):
                 hint = f"{suggestion(word, self.commands, ctx)} (a host of this name: provision up {word})"
                 raise UsageError(f"no such command '{word}'", hint=hint)
             args = [*args[:at], "up", *args[at:]]
@@ -305,7 +305,7 @@ def _show_plan(
         try:
             playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())
         except OSError as error:
-            raise UsageError(f"cannot be written: {error}", where=str(out), hint="name another folder: --out DIR") from error
+            raise UsageError(f"cannot be written: {error.strerror}", where=str(out), hint="name another folder: --out DIR") from error
         terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:

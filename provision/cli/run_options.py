@@ -167,9 +167,8 @@ class HostsFirst(Command):
 
 def is_hosts(word: str) -> bool:
     """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is no program, but for a script."""
-    path = Path(word)
-    is_data = word.endswith(loading.DATA_ENDINGS) or (path.is_file() and not word.endswith(loading.FILE_ENDINGS))
-    return word == loading.LOCAL or "," in word or (is_data and not os.access(path, os.X_OK))
+    is_data = word.endswith(loading.DATA_ENDINGS) or (os.path.isfile(word) and not word.endswith(loading.FILE_ENDINGS))
+    return word == loading.LOCAL or "," in word or (is_data and not os.access(word, os.X_OK))
 
 
 def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:

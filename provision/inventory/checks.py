@@ -18,8 +18,8 @@ _CONTAINER_INTERFACE = re.compile(r"^(docker|br-|veth|virbr|cni|flannel|podman)"
 # The toolkit's own variables. All others are Ansible's or the user's.
 OWN_VARIABLES = ("slots", "provision_prefix", "provision_sudo", "provision_python", "provision_interface")
 
-# What a host may be called, an IPv6 address included.
-HOST_NAME = re.compile(r"\[?[\w:][\w.:%-]*\]?")
+# What a host may be called, an IPv6 address included. It is part of the names of Ansible's files.
+HOST_NAME = re.compile(r"\[?[\w:][\w.:%-]{0,239}\]?")
 
 # Folders of the system: a prefix is removed as a whole, so it must be a folder of its own.
 SYSTEM_FOLDERS = frozenset(
@@ -84,8 +84,8 @@ def host_names(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
     """Names become parts of paths, of Ansible's patterns and of other hosts' ssh configuration."""
     for host in hosts:
         if not HOST_NAME.fullmatch(host.name):
-            hint = "a name has letters, digits, `_`, `-`, `.` and `:`; the address may differ: ansible_host"
-            yield Problem("error", f"{host.name!a} is not a host name", hint, where=origin)
+            hint = "a name has at most 240 letters, digits, `_`, `-`, `.` and `:`; the address may differ: ansible_host"
+            yield Problem("error", f"{host.name[:60]!a} is not a host name", hint, where=origin)
 
 
 def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:

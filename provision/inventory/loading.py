@@ -237,7 +237,7 @@ def parse_list(argument: str) -> tuple[list[Host], list[Problem]]:
         try:
             names, port = _expand(rest)
         except ValueError:
-            report(f"`{text}` is not a host name", _FORMS)
+            report(f"`{text[:60]}` is not a host name", f"{_FORMS}; a name has at most 240 characters")
             continue
         if port is not None and not 1 <= port <= 65535:
             report(f"`{text}`: port {port} is out of range", "ports go from 1 to 65535")

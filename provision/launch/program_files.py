@@ -88,13 +88,13 @@ def syntax_error(command: Sequence[str]) -> tuple[Path, str] | None:
         UsageError: the command is the name of a script without its ending, or a file that cannot be executed.
     """
     words = list(command)
-    if not Path(words[0]).exists() and "/" not in words[0] and Path(f"{words[0]}.py").is_file():
+    if not os.path.exists(words[0]) and "/" not in words[0] and os.path.isfile(f"{words[0]}.py"):
         raise UsageError(f"{words[0]}: there is no such file here", hint=f"did you mean {words[0]}.py?")
     at, is_python = program_at(words)
     if at == 0 and not is_python and not os.access(words[0], os.X_OK):
         raise UsageError(f"{words[0]}: not executable", hint=f"chmod +x {words[0]}; or name what runs it: sh {words[0]}")
     script = Path() if at is None else Path(words[at])
-    if script.suffix != ".py" or not script.is_file():
+    if script.suffix != ".py" or not os.path.isfile(script):
         return None
     try:
         compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
@@ -118,7 +118,7 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
     """
     words, named = list(command), list(files)
     at, is_python = program_at(words)
-    program = Path(words[at]) if at is not None and Path(words[at]).is_file() else None
+    program = Path(words[at]) if at is not None and os.path.isfile(words[at]) else None
     if program is not None and at is not None:
         words[at] = program.name if is_python and at else f"./{program.name}"
         named += [program] if program.absolute() not in [file.absolute() for file in files] else []
@@ -179,7 +179,7 @@ def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
             return (None, False) if word == "-" else (at, True)
         elif _is_python(word):
             behind_python = True
-        elif Path(word).is_file() and (at == 0 or word.endswith((".py", ".sh")) or os.access(word, os.X_OK)):
+        elif os.path.isfile(word) and (at == 0 or word.endswith((".py", ".sh")) or os.access(word, os.X_OK)):
             of_system = shutil.which(Path(word).name, path=os.defpath)
             if not (of_system and os.path.samefile(of_system, word)):
                 return at, word.endswith(".py")

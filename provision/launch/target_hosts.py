@@ -4,6 +4,7 @@ operator, else of the last run that made hosts ready, else this machine.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +168,7 @@ def is_list(hosts: str | None, np: int | None) -> bool:
 
     A number is one of slots where it is below ssh's own port, or, with ``np``, below the ports of unprivileged servers.
     """
-    if hosts is None or Path(hosts).exists():
+    if hosts is None or os.path.exists(hosts):
         return False
     numbers = [re.fullmatch(r"[^:@\[\]/]+:(\d+)", word) for word in hosts.split(",")]
     return all(match and int(match[1]) < (_SSH_PORT if np is None else _UNPRIVILEGED_PORT) for match in numbers)

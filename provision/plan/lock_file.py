@@ -167,7 +167,7 @@ def _sections(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = validation.decoded(path.read_bytes(), str(path), _HINT)
     except OSError as error:
-        raise UsageError(f"cannot be read: {error}", where=str(path), hint=_HINT) from error
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path), hint=_HINT) from error
     data = validation.read(text, str(path), "yaml", _HINT)
     if not isinstance(data, dict) or not isinstance(data.get("inventories"), dict):
         raise UsageError("is not a lock of provision", where=f"{path}:1", hint=_HINT)

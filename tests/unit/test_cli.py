@@ -22,6 +22,7 @@ import provision as provision_package
 from provision.base.errors import UsageError
 from provision.cli import main
 from provision.facts import preflight
+from provision.launch import program_files
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -285,6 +286,55 @@ def test_a_word_that_can_only_be_hosts_needs_no_up(word: str, before: list[str],
     Path("listed").write_text("a\n")
     provision(*before, word, "--check", code=2)
     assert seen == [word]
+
+
+_LONG = "x" * 300
+_INVALID = "invalid path: expected names of at most 255 bytes"
+_NO_HOST = "a name has at most 240 characters"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([_LONG], "no such command"),
+        ([f"./{_LONG}"], "no such file"),
+        (["plan", _LONG], _NO_HOST),
+        (["remove", "--yes", f"{_LONG},b"], _NO_HOST),
+        (["status", f"{_LONG}:22"], _NO_HOST),
+        (["run", "-np", "1", "--hosts", _LONG, "true"], _NO_HOST),
+        (["run", "-np", "1", "--hostfile", _LONG, "true"], "cannot read it: File name too long"),
+        (["run", "-np", "1", "--env", _LONG, "true"], _INVALID),
+        (["plan", "localhost", "--limit", _LONG], "no host or group is called"),
+        (["plan", "localhost", "--limit", f"!@{_LONG}"], "cannot be read"),
+        (["plan", "--facts", _LONG], _LONG),
+        (["plan", "--facts", str(DATA / "plans/cpu-only.json"), "--out", _LONG], "cannot be written: File name too long"),
+        (["plan", "localhost", "--wheels", _LONG], _INVALID),
+        (["plan", "localhost", "--catalog", _LONG], _INVALID),
+        (["plan", "localhost", "--openmpi-tarball", _LONG], _INVALID),
+        (["plan", "localhost", "--nccl-tarball", _LONG], _INVALID),
+        (["plan", "localhost", "--become-password-file", _LONG], "cannot read it"),
+        (["up", "localhost", "--check", "--data", _LONG], _INVALID),
+        (["up", "localhost", "--check", "--env", _LONG], "cannot be read"),
+        (["up", "localhost", "--check", "--bundle", _LONG], "cannot be read as a bundle: File name too long"),
+        (["doctor", "--log", _LONG], _LONG),
+        (["plan", "a\nb"], "is not a host name"),
+        (["plan", "a\0b"], "is not a host name"),
+        (["plan", "./a\nb.ini"], "no such file"),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_wrong_usage(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = provision(*words, code=2).stderr
+    assert said in re.sub(r"\n +", " ", shown)
+    assert not re.search(r"Errno|--debug|defect|Survey", shown)
+    assert not re.fullmatch(r"provision: \S+: File name too long\n.*", shown, re.DOTALL)
+
+
+def test_a_program_that_no_file_can_be_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ([_LONG], ["python", _LONG], ["python", "-c", _LONG], [f"{_LONG}.sh"]):
+        assert program_files.syntax_error(words) is None
+        assert program_files.pack(words, []).command == words
 
 
 def test_no_password_is_asked_for_without_a_terminal() -> None:

@@ -274,7 +274,7 @@ def unpack(path: Path, folder: Path) -> Bundle:
             raise _refused(path, f"{next(iter(missing))!r} is missing")
         return Bundle(folder, listing.hosts, lock_file.parse(listing.lock), listing.data, listing.supplies)
     except (OSError, tarfile.TarError) as error:
-        raise UsageError(f"cannot be read as a bundle: {error}", where=str(path), hint=AGAIN) from error
+        raise UsageError(f"cannot be read as a bundle: {getattr(error, 'strerror', None) or error}", where=str(path), hint=AGAIN) from error
     except ValueError as error:
         raise _refused(path, f"its list is damaged: {error}") from error
 
