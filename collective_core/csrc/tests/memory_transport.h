@@ -73,9 +73,12 @@ class MemoryNetwork {
     return found;
   }
 
-  std::chrono::milliseconds slowness{0};  // between two parts of what is long
-  std::mutex mutex;                       // of all links
-  std::condition_variable changed;        // something was sent, received or closed
+  using Clock = std::chrono::steady_clock;
+  std::chrono::milliseconds slowness{0};      // between two parts of what is long
+  Clock::duration longest_pause{0};           // between two times that bytes were received
+  Clock::time_point received = Clock::now();  // the latest
+  std::mutex mutex;                           // of all links
+  std::condition_variable changed;            // something was sent, received or closed
 
  private:
   std::map<Key, std::shared_ptr<Link>> links_;
@@ -107,7 +110,7 @@ class MemoryConnection final : public cc::Connection {
   ptrdiff_t receive(void* bytes, size_t n) override {
     const std::lock_guard<std::mutex> lock(network_.mutex);
     MemoryNetwork::Queue& queue = link_->queues[1 - me_];
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = MemoryNetwork::Clock::now();
     if (network_.slowness.count() > 0 && n > most_when_slow) {
       if (now < slept_until_) return 0;
       slept_until_ = now + network_.slowness;
@@ -115,7 +118,11 @@ class MemoryConnection final : public cc::Connection {
     }
     const size_t got = queue.copy(static_cast<char*>(bytes), n);
     queue.drop(got);
-    if (got) network_.changed.notify_all();
+    if (got) {
+      network_.longest_pause = std::max(network_.longest_pause, now - network_.received);
+      network_.received = now;
+      network_.changed.notify_all();
+    }
     return got == 0 && link_->closed[1 - me_] ? -1 : static_cast<ptrdiff_t>(got);
   }
   ptrdiff_t peek(void* bytes, size_t n) override {
@@ -138,7 +145,7 @@ class MemoryConnection final : public cc::Connection {
   MemoryNetwork& network_;
   const std::shared_ptr<MemoryNetwork::Link> link_;
   const size_t me_;
-  std::chrono::steady_clock::time_point slept_until_{};
+  MemoryNetwork::Clock::time_point slept_until_{};
 };
 
 // One rank's end of it.
