@@ -110,7 +110,7 @@ class App(typer.Typer):
     """A typer app which has this help, as its commands have."""
 
     def __init__(self, **named: Any) -> None:
-        super().__init__(**{"cls": Group, **named})
+        super().__init__(**{"cls": Group, "add_completion": False, **named})
 
     def command(self, *arguments: Any, **named: Any) -> Callable[[_Function], _Function]:
         return super().command(*arguments, **{"cls": Command, **named})

@@ -18,6 +18,8 @@ from provision.inventory import Host, last_run, load
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh as remote
 
+COMMAND = {"context_settings": {"allow_interspersed_args": False}}
+
 
 @with_options(password=ssh_password)
 def ssh(

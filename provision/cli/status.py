@@ -52,6 +52,9 @@ def hosts_or_last(hosts: str | None) -> str:
     return found
 
 
+COMMAND = {"cls": PortAfterServe}
+
+
 @with_options(passwords=passwords)
 def status(
     hosts: OptionalHosts = None,

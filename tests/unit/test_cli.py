@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 import provision as provision_package
 from provision.base.errors import UsageError
-from provision.cli import main
+from provision.cli import main, up
 from provision.facts import preflight
 from provision.launch import program_files
+from provision.survey import collect
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -113,7 +114,7 @@ def test_unreachable_hosts_of_the_facts_are_named(tmp_path: Path) -> None:
 def test_where_no_host_is_left_there_is_nothing_to_leave_out(
     hosts: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(main.collect, "survey_hosts", lambda *_: main.collect.Survey({}, []))
+    monkeypatch.setattr(collect, "survey_hosts", lambda *_: collect.Survey({}, []))
     assert main.guarded(lambda: main.app(args=["plan", hosts], prog_name="provision"), debug=False) == 1
     assert capsys.readouterr().err.endswith(said)
 
@@ -281,7 +282,7 @@ def test_a_word_that_can_only_be_hosts_needs_no_up(word: str, before: list[str],
         seen.append(hosts)
         raise UsageError("enough")
 
-    monkeypatch.setattr(main, "inventory_of", stop)
+    monkeypatch.setattr(up, "inventory_of", stop)
     monkeypatch.chdir(tmp_path)
     Path("listed").write_text("a\n")
     provision(*before, word, "--check", code=2)
@@ -307,7 +308,7 @@ _NO_HOST = "a name has at most 240 characters"
         (["plan", "localhost", "--limit", _LONG], "no host or group is called"),
         (["plan", "localhost", "--limit", f"!@{_LONG}"], "cannot be read"),
         (["plan", "--facts", _LONG], _LONG),
-        (["plan", "--facts", str(DATA / "plans/cpu-only.json"), "--out", _LONG], "cannot be written: File name too long"),
+        (["plan", "--facts", str(DATA / "plans/a100-570-cuda-12.8.json"), "--out", _LONG], "cannot be written: File name too long"),
         (["plan", "localhost", "--wheels", _LONG], _INVALID),
         (["plan", "localhost", "--catalog", _LONG], _INVALID),
         (["plan", "localhost", "--openmpi-tarball", _LONG], _INVALID),
@@ -448,9 +449,19 @@ def test_what_this_machine_lacks_is_no_defect(shell: str, code: int, said: str, 
     assert "defect" not in done.stderr
 
 
-def test_no_command_waits_for_the_libraries_of_the_status_page() -> None:
-    loaded = subprocess.run(
-        [sys.executable, "-c", "import provision.cli.main, sys; print(*sys.modules)"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert "provision.cli.status" in loaded
-    assert not {"prometheus_client", "provision.status.server"} & set(loaded)
+CALLED = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules))
+from provision.cli import main
+main.main()
+"""
+
+
+def test_a_command_is_imported_when_it_is_called() -> None:
+    def loaded(*words: str) -> set[str]:
+        done = subprocess.run([sys.executable, "-c", CALLED, *words], capture_output=True, text=True, check=False)
+        return set(done.stdout.splitlines()[-1].split())
+
+    assert not {"provision.cli.options", "provision.catalog", "ansible_runner", "docker", "requests"} & loaded("--version")
+    assert not {"docker", "prometheus_client", "provision.cli.up", "provision.image"} & loaded("runs")
+    assert not {"prometheus_client", "provision.status.server"} & loaded("status", "--help")

@@ -1,0 +1,154 @@
+"""`provision plan` on the command line: parse, call one function, print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provision.base import terminal
+from provision.base.errors import ProvisionError, UsageError
+from provision.base.problems import Problem
+from provision.base.text import joined
+from provision.cli.options import (
+    AptMirror,
+    Cpu,
+    Driver,
+    Json,
+    Limit,
+    OptionalHosts,
+    driver_branch,
+    inventory_of,
+    passwords,
+    requirements,
+    url,
+    with_options,
+)
+from provision.commands import planning
+from provision.facts import Facts
+from provision.install import engine_builds, installer
+from provision.inventory import Inventory
+from provision.plan import summary
+from provision.plan.options import Options
+from provision.plan.request import Request
+from provision.remote import progress
+from provision.remote.session import Session
+from provision.report import model
+from provision.resolve.what_if import WhatIf
+from provision.survey import collect
+
+
+@with_options(options=requirements, passwords=passwords)
+def plan(
+    hosts: OptionalHosts = None,
+    limit: Limit = None,
+    facts_file: Annotated[
+        Path | None, typer.Option("--facts", help="Plan from this output of `provision survey --json`, without connecting to any host.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the rendered playbook and its variables to this folder.", file_okay=False)
+    ] = None,
+    apt_mirror: AptMirror = None,
+    cpu: Cpu = None,
+    driver: Driver = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHANGE",
+            help="Show the plan after a change of the hosts, and what it gains: driver=580, python=3.12, without=HOST; for some hosts "
+            "alone HOST:driver=580. May be repeated.",
+        ),
+    ] = None,
+    json_: Json = False,
+    *,
+    options: Options,
+    passwords: Mapping[str, str],
+) -> None:
+    """Show what would be installed where, from which source, and why."""
+    if what_if and out is not None:
+        raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
+    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu, driver=driver_branch(driver))
+    inventory = inventory_of(hosts, limit) if hosts is not None else None
+
+    def fits(inventory: Inventory, found: Mapping[str, Facts], problems: Sequence[Problem]) -> bool:
+        model.show_problems(problems, terminal.err())
+        return _show_plan(inventory, found, problems, options, what_if=what_if or (), out=out, as_json=json_)
+
+    if facts_file is not None:
+        is_fitting = fits(*collect.read_file(facts_file, inventory, limit))
+    elif inventory is None:
+        raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
+    else:
+        with progress.make() as shown, Session(inventory, shown, passwords, command="provision plan") as session:
+            surveyed = collect.survey_hosts(session, engine_builds.known_for(options.wheels))
+            shown.close()
+            is_fitting = fits(inventory, surveyed.hosts, surveyed.problems)
+            session.record.exit_code = 0 if is_fitting else 1
+    if not is_fitting:
+        raise typer.Exit(1)
+
+
+def _show_plan(
+    inventory: Inventory,
+    found: Mapping[str, Facts],
+    problems: Sequence[Problem],
+    options: Options,
+    *,
+    what_if: Sequence[str],
+    out: Path | None,
+    as_json: bool,
+) -> bool:
+    """Print the plan, and whether there is one. Raises ProvisionError for what is missing."""
+    if what_if:
+        after = planning.plan_after(Request(inventory, options), found, what_if)
+        if as_json:
+            terminal.print_json(after.as_dict())
+        else:
+            summary.show(after.plan, terminal.out())
+            _show_gains(after)
+        planning.refuse_conflicts(after.plan)
+        return True
+    request = Request.of(inventory, options)
+    made, sources = planning.make_plan(request, found)
+    for line in planning.describe_upgrade(request, found, made) if options.upgrade else ():
+        terminal.say(line)
+    if as_json:
+        console = terminal.out()
+        for piece in made.json():
+            console.content(piece)
+        planning.refuse_conflicts(made)
+    elif made.conflicts:
+        summary.show(made, terminal.err())
+        return False
+    else:
+        summary.show(made, terminal.out())
+        if (hint := planning.hint(request, found)) is not None:
+            terminal.out().say(f"hint: {hint}", "cyan")
+        if errors := [problem for problem in problems if problem.severity == "error" and problem.host in made.hosts]:
+            count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
+            where = joined(list(dict.fromkeys(str(problem.host) for problem in errors)))
+            terminal.err().say(f"provision up would not install this: {count} at the top ({where})", "red")
+    if out is not None and made.hosts:
+        try:
+            playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())
+        except OSError as error:
+            raise UsageError(f"cannot be written: {error.strerror}", where=str(out), hint="name another folder: --out DIR") from error
+        terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
+    absent = [host.name for host in inventory.hosts if host.name not in found]
+    if absent:
+        they, them = ("it has", "it") if len(absent) == 1 else ("they have", "them")
+        hint = f"fix the problems above, or leave {them} out: --limit" if len(absent) < len(inventory.hosts) else None
+        raise ProvisionError(f"no plan for {', '.join(absent)}: {they} no facts", hint=hint)
+    return True
+
+
+def _show_gains(after: WhatIf) -> None:
+    console = terminal.out()
+    console.say(f"\nwhat if {' and '.join(after.changes)}", "bold")
+    if after.gains:
+        console.print(terminal.table({"": gain.what, "now": gain.now or "-", "then": gain.then or "-"} for gain in after.gains))
+    else:
+        console.say("nothing changes")
