@@ -146,7 +146,7 @@ else:
         check(tensors[0], sum(range(size - 1)) / (size - 1), op=hvd.Average, name="while one has joined")
     hvd.join()
 repeat(tensors[0], total, op=hvd.Sum)
-assert membership.next_name("allreduce") == "allreduce.noname.6"
+assert membership.next_name("allreduce") == "allreduce.noname.1.6"
 
 if size > 1:  # otherwise the set is there already
     members = hvd.add_process_set([0])

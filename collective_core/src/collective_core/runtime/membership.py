@@ -44,6 +44,7 @@ _failure: BaseException | None = None  # that ended the engine: an error of its 
 _generation = 0
 _resets = 0
 _joins: dict[int, int] = {}
+_rounds: dict[int, int] = {}  # as _joins, since the process has joined the job: the same on ranks that came later
 _changes = 0
 _counters: dict[tuple[str, int], Iterator[int]] = {}
 
@@ -52,6 +53,7 @@ def begin(rank: int, peers: list[_native.PeerInfo], settings: Config, secret: by
     """The process has met ``peers``, of which none has failed. ``secret``: that the launcher's ranks share."""
     global _membership, _secret, _generation, _changes, _healthy, _all_live, _failure
     _counters.clear()
+    _rounds.clear()
     _generation += 1
     _changes += 1
     prepared.forget_all()
@@ -142,12 +144,13 @@ def job_secret() -> bytes:
 
 def next_name(kind: str, process_set: int = 0) -> str:
     """The name of an unnamed operation: the same on all ranks of the process set that call the same operations."""
-    return name_prefix(kind) + str(next(counter(kind, process_set)))
+    return name_prefix(kind, process_set) + str(next(counter(kind, process_set)))
 
 
-def name_prefix(kind: str) -> str:
-    """What precedes the number in :func:`next_name`."""
-    return f"{kind}.noname."
+def name_prefix(kind: str, process_set: int = 0) -> str:
+    """What precedes the number in :func:`next_name`: another prefix after each join, as results from before may not be collected yet."""
+    rounds = _rounds.get(process_set, 0)
+    return f"{kind}.noname.{rounds}." if rounds else f"{kind}.noname."
 
 
 def counter(kind: str, process_set: int = 0) -> Iterator[int]:
@@ -166,7 +169,8 @@ def forget_names(process_set: int) -> None:
     with lock:
         for key in [key for key in _counters if key[1] == process_set]:
             del _counters[key]
-        _joins[process_set] = _joins.get(process_set, 0) + 1
+        for counts in (_joins, _rounds):
+            counts[process_set] = counts.get(process_set, 0) + 1
         _changes += 1
         prepared.forget_all()
 

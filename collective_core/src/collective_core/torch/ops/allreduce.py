@@ -208,7 +208,7 @@ def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | 
     operations.run(operation, tensor)
     raise_versions((tensor,))
     if not name:
-        operation.name = membership.name_prefix("allreduce").encode()
+        operation.name = membership.name_prefix("allreduce", who.id).encode()
     counter = None if name else membership.counter("allreduce", who.id)
     prescale, postscale = float(request.prescale), float(request.postscale)  # of tensors the value, which the program may change
     arguments = (average, name, op, prescale, postscale, request.process_set, *_form(tensor))
