@@ -21,6 +21,12 @@ def test_operations(launch, n, hosts):
 
 
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 2), (2, 1)))
+def test_complex_tensors(launch, n, hosts):
+    reports = launch("complex_tensors.py", n, hosts).must_succeed().reports()
+    assert set(reports) == set(range(n))
+
+
+@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 2), (2, 1)))
 def test_calls_that_are_repeated_on_a_tensor(launch, n, hosts):
     reports = launch("repeated.py", n, hosts).must_succeed().reports()
     assert set(reports) == set(range(n))

@@ -40,6 +40,9 @@ DTYPES = {
     )
 }
 
+#: Complex types, which travel as pairs of the real one: a last dimension of 2.
+PAIRS = {"complex64": "float32", "complex128": "float64"}
+
 #: What an operation calls the type of a tensor that cannot be sent; it has an objection.
 STAND_IN = "uint8"
 
@@ -383,6 +386,8 @@ def operation(
     ``fused``: a checksum of the tensors that the caller has put into this one, compared like the shape. ``inner``: it is no operation of
     the program's, and goes on without ranks that have joined under Horovod's semantics, too.
     """
+    if dtype in PAIRS:  # `fused` tells them from tensors of such pairs
+        dtype, shape, count, fused = PAIRS[dtype], (*shape, 2), 2 * count, fused ^ 0xC
     dims = (c_int64 * max(len(shape), 1))(*shape)
     op = Operation(kind, DTYPES[dtype], reduce, root, len(shape), process_set, dims, count, source or None, target or None)
     op.prescale, op.postscale, op.name, op.device, op.fused = prescale, postscale, name.encode(), device, fused

@@ -67,6 +67,8 @@ def objection_to_reduction(op: Any, dtype: str, prescale: float = 1.0, postscale
         return "the average of booleans is not defined; cast the tensor first"
     if dtype == "bool" and (prescale != 1.0 or postscale != 1.0):
         return "booleans cannot be scaled; cast the tensor first, or leave prescale_factor and postscale_factor away"
+    if dtype in _native.PAIRS and op not in (Sum, Average):
+        return f"op={op!r} is not defined for {dtype}; use Sum or Average"
     return ""
 
 

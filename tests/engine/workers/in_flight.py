@@ -29,7 +29,7 @@ def allocations_stay_as_they_are():
 
 def wrong_member():
     """One member of a group is refused: nobody is told before the others are done with their memory."""
-    good, bad, bools = torch.ones(LENGTH), torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.bool)
+    good, bad, bools = torch.ones(LENGTH), torch.ones(3, dtype=torch.complex32), torch.ones(3, dtype=torch.bool)
     calls = {
         "allreduce": lambda: hvd.grouped_allreduce([bools, good], op=hvd.Average),
         "allreduce in place": lambda: hvd.synchronize(hvd.grouped_allreduce_async_([bad, good.clone()])),
@@ -38,7 +38,7 @@ def wrong_member():
         "allgather async": lambda: hvd.synchronize(hvd.grouped_allgather_async([bad, good])),
         "reducescatter": lambda: hvd.grouped_reducescatter([bools, good]),
         "reducescatter async": lambda: hvd.synchronize(hvd.grouped_reducescatter_async([bad, good])),
-        "sparse": lambda: hvd.sparse_allreduce_async(torch.ones(LENGTH, dtype=torch.complex64).to_sparse(), "s", hvd.Sum)(),
+        "sparse": lambda: hvd.sparse_allreduce_async(torch.ones(LENGTH, dtype=torch.complex32).to_sparse(), "s", hvd.Sum)(),
     }
     for name, call in calls.items():
         if rank == 1:

@@ -99,11 +99,11 @@ for function in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
 
 
 # What the engine itself never sees: the rank's own mistake is told to all, and counts as an operation where it has no name.
-wrong = torch.ones(4, dtype=torch.complex64)
+wrong = torch.ones(4, dtype=torch.complex32)
 for function in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):
     for name in ("w", None):
-        refused("type", lambda f=function, n=name: f(wrong if odd else torch.ones(2 * size), name=n), "torch.complex64", kinds=OBJECTS)
-refused("type", lambda: hvd.broadcast(wrong if odd else torch.ones(4), 0, name="w"), "torch.complex64", kinds=OBJECTS)
+        refused("type", lambda f=function, n=name: f(wrong if odd else torch.ones(2 * size), name=n), "torch.complex32", kinds=OBJECTS)
+refused("type", lambda: hvd.broadcast(wrong if odd else torch.ones(4), 0, name="w"), "torch.complex32", kinds=OBJECTS)
 refused("layout", lambda: hvd.allreduce_(wrong.to_sparse() if odd else torch.ones(4), name="w"), "sparse_coo", kinds=OBJECTS)
 true = torch.ones(2, dtype=torch.bool)
 refused("average", lambda: hvd.allreduce(true, op=hvd.Average if odd else hvd.Sum), "booleans", kinds=OBJECTS)
@@ -116,7 +116,7 @@ for function in (hvd.allreduce, hvd.reducescatter):
 sparse, dense = torch.eye(3).to_sparse(), torch.eye(3)
 for op in (hvd.Sum, hvd.Average):
     for case, mistake, text in (
-        ("type", sparse.to(torch.complex64), "complex64"),
+        ("type", sparse.to(torch.complex32), "complex32"),
         ("layout", dense, "strided"),
         ("shape", torch.eye(4).to_sparse(), "4, 4]"),
     ):

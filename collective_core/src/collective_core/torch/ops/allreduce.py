@@ -24,6 +24,7 @@ from collective_core.torch.ops.tensors import (
     dtype_name,
     host_copy,
     is_in_host_memory,
+    is_plain,
     names_of_group,
     new_like,
     objection_to_tensor,
@@ -82,7 +83,7 @@ def _start(
     on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who)
     problem = objection_to_tensor(tensor)
     chosen = name or membership.next_name("allreduce", who.id)
-    in_place = not problem and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
+    in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def finish() -> torch.Tensor:
         if in_place:

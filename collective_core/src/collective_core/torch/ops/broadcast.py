@@ -19,6 +19,7 @@ from collective_core.torch.ops.tensors import (
     dtype_name,
     host_copy,
     is_in_host_memory,
+    is_plain,
     new_like,
     objection_to_tensor,
     raise_versions,
@@ -38,7 +39,7 @@ def _start(
     problem = objection_to_tensor(tensor) or arrays.objection_to_root(root_rank, who)
     on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
     is_root = who.ranks[who.rank] == root_rank
-    in_place = not problem and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
+    in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def operation(source: int, target: int) -> _native.Operation:
         return _native.operation(

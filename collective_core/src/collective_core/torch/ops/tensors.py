@@ -12,7 +12,7 @@ from collective_core.runtime.process_sets import Members
 from collective_core.torch import gpu
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
-_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}
+_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in (*_native.DTYPES, *_native.PAIRS) if hasattr(torch, name)}
 
 
 def _exchange_api() -> int:
@@ -63,12 +63,17 @@ def device_number(tensor: torch.Tensor) -> int:
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:
     """Whether the engine can read and write the tensor where it lies."""
-    return tensor.device.type == "cpu" and not gpu.holds(tensor) and not tensor.is_neg()
+    return tensor.device.type == "cpu" and not gpu.holds(tensor) and is_plain(tensor)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds its values: PyTorch has not put off to negate or to conjugate them."""
+    return not tensor.is_neg() and not tensor.is_conj()
 
 
 def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """As :func:`gpu.host_copy`: the tensor itself when the engine can read it in place; with an objection nothing."""
-    return (torch.empty(0), None) if objection_to_tensor(tensor) else gpu.host_copy(tensor)
+    return (torch.empty(0), None) if objection_to_tensor(tensor) else gpu.host_copy(tensor.resolve_conj())
 
 
 def new_like(tensor: torch.Tensor) -> torch.Tensor:

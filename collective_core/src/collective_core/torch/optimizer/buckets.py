@@ -30,6 +30,7 @@ from collective_core.errors import CollectiveError
 from collective_core.torch import gpu, handles
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import allreduce
+from collective_core.torch.ops.tensors import is_in_host_memory
 
 #: Bytes of gradients that do not stay in a processor's cache until they are summed, and so many at most wait to be moved.
 LARGE = 1 << 20
@@ -256,7 +257,7 @@ def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor], has_larg
 
 def _copied_past_caches(target: torch.Tensor, source: torch.Tensor) -> bool:
     length = target.numel() * target.element_size()
-    if length < LARGE or not target.device.type == source.device.type == "cpu":
+    if length < LARGE or not is_in_host_memory(target) or not is_in_host_memory(source):
         return False
     same_form = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
     if not same_form or not _is_dense(target):
