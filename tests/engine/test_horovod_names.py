@@ -58,6 +58,14 @@ def test_a_function_runs_with_horovods_run(names):
     assert "0.28.1 [(6.0, 2), (6.0, 2)]" in run(names, [sys.executable, SCRIPTS / "function.py"])
 
 
+def test_the_launchers_module_is_a_program(names):
+    program = "import horovod.torch as hvd; hvd.init(); print(f'rank {hvd.rank()} of {hvd.size()}')"
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", 2, "-H", "localhost:2"]
+    said = run(names, [*launcher, sys.executable, "-c", program])
+    assert "rank 0 of 2" in said
+    assert "rank 1 of 2" in said
+
+
 def test_every_module_has_the_engines_own_objects(names):
     program = """
 import collective_core, collective_core.torch as hvd, horovod, os
@@ -75,6 +83,7 @@ assert horovod.torch.elastic.TorchState is horovod.torch.elastic.state.TorchStat
 assert exceptions.HorovodInternalError is hvd.HorovodInternalError
 assert process_sets.global_process_set is hvd.global_process_set
 assert basics.HorovodBasics("horovod", "mpi_lib_v2").size is hvd.size
+assert horovod.torch.mpi_ops._basics._get_process_set_ids_and_ranks is hvd.get_process_set_ids_and_ranks
 assert util.extension_available("torch") and not util.extension_available("mxnet")
 for arguments in ({"min_workers": 1}, {"num_workers": 1, "gpus_per_worker": 1}):
     try:
@@ -111,6 +120,7 @@ assert not missing, missing
 assert names.elastic.TensorFlowState is hvd.elastic.TensorFlowState
 assert HorovodInternalError is hvd.HorovodInternalError
 assert names.mpi_ops.size_op is hvd.size_op
+assert names.mpi_ops._basics._get_process_set_ids_and_ranks is hvd.get_process_set_ids_and_ranks
 check_extension("horovod.tensorflow")
 from horovod.tensorflow.util import _executing_eagerly, refs_to_vars, vars_to_refs
 import tensorflow as tf

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 
 class HorovodBasics:
-    """Every name of ``collective_core.torch``. Its arguments, a library that was built for a framework, mean nothing here."""
+    """Every name of ``collective_core.torch``; of ``collective_core.tensorflow`` where the path says so. An underscore may precede names.
 
-    def __init__(self, *_: Any) -> None:
-        pass
+    The other arguments, a library that was built for a framework, mean nothing here.
+    """
+
+    def __init__(self, pkg_path: str = "", *_: Any) -> None:
+        self._module = "collective_core.tensorflow" if "tensorflow" in pkg_path else "collective_core.torch"
 
     def __getattr__(self, name: str) -> Any:
-        import collective_core.torch as hvd
-
-        return getattr(hvd, name)
+        return getattr(importlib.import_module(self._module), name.lstrip("_"))

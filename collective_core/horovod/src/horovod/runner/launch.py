@@ -31,3 +31,12 @@ def _run(args: Any) -> list[Any] | None:
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     subprocess.run([sys.executable, "-m", "collective_core.launch", *words, *args.command], check=True)
     return None
+
+
+def run_commandline() -> None:
+    """Does what ``sys.argv`` says, as ``python -m collective_core.launch``, and ends the process."""
+    sys.exit(launcher.main())
+
+
+if __name__ == "__main__":
+    run_commandline()
