@@ -101,6 +101,14 @@ norm = hvd.SyncBatchNorm(2, process_set=mine)
 norm(torch.full((4, 2), float(rank)))
 assert torch.allclose(norm.running_mean, torch.full((2,), 0.1 * sum(members) / len(members)))
 
+invented = hvd.ProcessSet([rank])
+invented.process_set_id = 99
+try:
+    hvd.allreduce(torch.ones(1), process_set=invented)
+    raise RuntimeError("a process set that nobody has added was accepted")
+except ValueError as error:
+    assert "is not registered" in str(error)
+
 hvd.barrier()
 assert hvd.remove_process_set(tail)
 assert tail.process_set_id is None

@@ -36,7 +36,7 @@ class ProcessSet:
         self.ranks = sorted(ranks)
 
     def _members(self) -> list[int]:
-        if self.process_set_id is None or self.ranks is None or not membership.is_initialized():
+        if self.process_set_id not in _registered or self.ranks is None or not membership.is_initialized():
             raise InvalidUseError(f"{self} is not registered: call add_process_set() first", "invalid")
         return self.ranks
 
