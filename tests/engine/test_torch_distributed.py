@@ -51,6 +51,11 @@ def test_what_trains_with_torch_distributed_trains(launch):
         assert report["compiled"] == [3.0] * 3
 
 
+def test_what_pytorchs_tests_ask_of_gloo_works(launch):
+    reports = launch("torch_distributed_as_gloo.py", 2).must_succeed().reports()
+    assert [report["wrong"] for report in reports.values()] == [{}, {}]
+
+
 def test_a_child_that_is_forked_from_a_rank_of_mpirun_ends_at_once(launch):
     reports = launch("forked_and_ended.py", 2, arguments=["groups"]).must_succeed().reports()
     assert [reports[rank]["code"] for rank in (0, 1)] == [7, 7]

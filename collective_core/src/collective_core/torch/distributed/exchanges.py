@@ -29,7 +29,8 @@ class Exchanges(Operations):
         buffer = on_host(tensor)
         seen = as_bytes(buffer)
         operation = self._operation(_native.BROADCAST, "broadcast", seen, seen, root=root)
-        return self._start(operation, opts, [tensor], partial(bring_home, buffer, tensor), buffer)
+        # .data: as with PyTorch's own backends the tensor's version stays: distribute_tensor broadcasts parameters that have views.
+        return self._start(operation, opts, [tensor], partial(bring_home, buffer, tensor.data), buffer)
 
     @on_its_device
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:

@@ -37,8 +37,8 @@ _has_joined = False  # the job with a group
 class CollectiveGroup(Reductions, dist.ProcessGroup):
     """A process group over the engine. Ranks are the group's own."""
 
-    #: PyTorch asks the backend of ``init_process_group(device_id=...)`` whether it connects at once, which NCCL does (_get_backend).
-    supports_splitting = False
+    # What PyTorch asks of _get_backend(device); NCCL does these, Gloo none.
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         dist.ProcessGroup.__init__(self, rank, size)
@@ -134,16 +134,19 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         if self._is_of_gpus(device):
             self.of_gpus._start_coalescing(device)
         else:
-            self._completer.collected = self._completer_of_messages.collected = []
+            self._completer.collected = self._completer_of_messages.collected = {}
 
     def _end_coalescing(self, device: torch.device) -> Any:
         if self._is_of_gpus(device):
             return self.of_gpus._end_coalescing(device)
         works, self._completer.collected, self._completer_of_messages.collected = self._completer.collected, None, None
-        return self._group_of(works or [])
+        return self._group_of(list(works or ()))
 
     def _is_of_gpus(self, device: torch.device) -> bool:
         return self.of_gpus is not None and device.type == cuda.platform.device
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        return False
 
     # --- barriers
 

@@ -15,7 +15,8 @@ def listed(tensors: Any) -> list[torch.Tensor]:
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where the engine can read and write it in place, otherwise a contiguous copy in host memory."""
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.clone() if tensor._is_zerotensor() else tensor  # autograd's zeros have no memory
+    return plain.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -42,6 +43,8 @@ def length_of(tensor: torch.Tensor) -> int:
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    if target._is_zerotensor() and not source.any():
+        return
     with torch.no_grad():
         target.copy_(source)
 

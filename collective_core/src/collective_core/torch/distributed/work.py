@@ -65,7 +65,7 @@ class Work(dist.Work):
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
         if completer.collected is not None:
-            completer.collected.append(self)
+            completer.collected[self] = None
 
     def _complete(self, seconds: float) -> bool:
         """Waits at most so long; says whether it is over."""
@@ -79,6 +79,7 @@ class Work(dist.Work):
                     if not self._wait_for(seconds):
                         return False
                     self._finish()
+                    (self._completer.collected or {}).pop(self, None)
                 except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
                     self._error = error
                 self._is_over = True
@@ -181,7 +182,8 @@ class Completer:
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.collected: list[Work] | None = None  # those started since _start_coalescing
+        #: Those started since _start_coalescing, and not over. After a body that raised nobody calls _end_coalescing.
+        self.collected: dict[Work, None] | None = None
         self._is_ending = False
 
     def is_this_thread(self) -> bool:
