@@ -51,6 +51,12 @@ def what_pytorch_asks_a_backend():
         raise AssertionError("it estimates no times")
     assert ProcessGroupAllocMixin(group).allocate([2, 3], dtype=torch.float32, device=cpu).shape == (2, 3)
     assert not group._get_backend(cpu).supports_coalescing
+    begun = group._get_sequence_number_for_group()
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
+    assert group._get_sequence_number_for_group() == begun + 2
+    group.get_group_store().set(f"from {rank}", "set")
+    assert group.get_group_store().get(f"from {1 - rank}") == b"set"
 
 
 def operations_after_a_body_that_raised_are_not_kept():

@@ -37,7 +37,7 @@ _has_joined = False  # the job with a group
 class CollectiveGroup(Reductions, dist.ProcessGroup):
     """A process group over the engine. Ranks are the group's own."""
 
-    # What PyTorch asks of _get_backend(device); NCCL does these, Gloo none.
+    # What PyTorch asks of _get_backend(device) before it calls what goes with each.
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -53,7 +53,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         Reductions.__init__(self, process_set, rank, size)
         # Messages do not end in the order in which they began, as operations do.
         self._completer_of_messages = Completer()
-        self._name, self._description, self._monitored_barriers = "", "", 0
+        self._store, self._name, self._description, self._monitored_barriers = store, "", "", 0
         _groups.add(self)
         self._timeout, self._job_ranks = seconds, [peer.rank for peer in peers]
         self.of_gpus: Any = None if self.why_no_nccl else cuda.make_group(store, rank, size, timedelta(seconds=seconds))
@@ -76,6 +76,13 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device(each) for each in dist.Backend.backend_capability[NAME]]
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many operations this rank has begun."""
+        return self._newest
 
     # By these names PyTorch asks a group that is written in Python.
 

@@ -49,10 +49,11 @@ class Operations:
     def __init__(self, process_set: int, me: int, ranks: int) -> None:
         self._set, self._me, self._ranks = process_set, me, ranks
         self._completer = Completer()
-        self._numbers = itertools.count(1)
+        self._numbers, self._newest = itertools.count(1), 0
 
     def _next_name(self, kind: str) -> str:
-        return f"{kind}.{next(self._numbers)}"
+        self._newest = next(self._numbers)
+        return f"{kind}.{self._newest}"
 
     def _operation(
         self, kind: int, name: str, source: torch.Tensor, target: torch.Tensor | None, problem: str = "", **rest: Any
