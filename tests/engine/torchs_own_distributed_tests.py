@@ -62,6 +62,12 @@ class _Rank(multiprocessing.get_context("forkserver").Process):
         super().run()
 
 
+# PyTorch asks all_to_all of CPU tensors only of MPI.
+for _name, _test in vars(distributed_test.DistributedTest._DistTestBase).items():
+    if _name.startswith("test_all_to_all") and "cuda" not in _name:
+        _test.__unittest_skip__ = False
+
+
 class OwnTests(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
     def setUp(self):
         super().setUp()
