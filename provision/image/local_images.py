@@ -33,14 +33,12 @@ class ImageInfo:
     Attributes:
         name: its tag, or its short id.
         id: ``sha256:…``
-        size: in bytes.
         ready: whether these very layers were verified.
     """
 
     name: str
     id: str
     labels: Mapping[str, str]
-    size: int
     ready: bool
 
     def of(self, component: str) -> str:
@@ -54,7 +52,7 @@ def info(name: str, attributes: Mapping[str, Any]) -> ImageInfo:
     if LABEL not in labels:
         raise UsageError("it is not an image of provision: it lacks its labels", where=name, hint="make one: provision image build")
     ready = labels.get(VERIFIED_LAYERS) == layers_digest(attributes)
-    return ImageInfo(name, str(attributes["Id"]), labels, int(attributes["Size"]), ready)
+    return ImageInfo(name, str(attributes["Id"]), labels, ready)
 
 
 def layers_digest(attributes: Mapping[str, Any]) -> str:

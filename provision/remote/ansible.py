@@ -190,7 +190,6 @@ def run(
     extra_vars: Mapping[str, Any] | None = None,
     limit: Sequence[str] | None = None,
     check: bool = False,
-    forks: int = 50,
     passwords: Mapping[str, str] | None = None,
     on_event: Callable[[Event], None] = lambda _event: None,
     task_s: int = TASK_S,
@@ -212,7 +211,7 @@ def run(
     """
     secrets = dict(passwords or {})
     # -i here and not as ansible-runner's inventory: it would take "a,b," for the text of a file.
-    flags = ["-i", shlex.quote(inventory), "--forks", str(forks)]
+    flags = ["-i", shlex.quote(inventory), "--forks", "50"]
     prompts = {}
     if "connection" in secrets:
         flags.append("--ask-pass")

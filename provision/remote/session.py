@@ -259,13 +259,17 @@ class Session:
 
     def release(self, hosts: Sequence[str]) -> None:
         """Release the host locks that the playbook itself did not release; a host that is down keeps its lock."""
+        self._end_on(hosts, "release", self.run_id)
+
+    def _end_on(self, hosts: Sequence[str], step: str, run_id: str, **first: str) -> Outcome:
+        """Release the hosts' locks, once what is named has been done."""
         self.locks_left = True
-        ansible.run(
-            resources.folder("playbooks") / "release.yml",
+        return ansible.run(
+            resources.folder("playbooks") / "sweep.yml",
             self.ansible_inventory,
-            workdir=self.folder / "release",
-            run_id=self.run_id,
-            extra_vars={"provision_released_run": self.run_id, **self._of_hosts},
+            workdir=self.folder / step,
+            run_id=run_id,
+            extra_vars={"provision_swept_run": self.run_id, **first, **self._of_hosts},
             limit=hosts,
             passwords=self.passwords,
             task_s=ansible.ANSWER_S,
@@ -280,22 +284,9 @@ class Session:
         """End every process of the run, here and on the hosts, and release their locks; names the hosts of which that is not known."""
         _sweep_here(self.run_id)
         names = [host.name for host in self.inventory.hosts]
-        swept = ansible.run(
-            resources.folder("playbooks") / "sweep.yml",
-            self.ansible_inventory,
-            workdir=self.folder / "sweep",
-            run_id=f"sweep-of-{self.run_id}",
-            extra_vars={
-                "provision_sweep_command": resources.inline_command("guard.py", self.run_id, interpreter="@python@"),
-                "provision_swept_run": self.run_id,
-                **self._of_hosts,
-            },
-            limit=names,
-            passwords=self.passwords,
-            task_s=ansible.ANSWER_S,
-        )
+        command = resources.inline_command("guard.py", self.run_id, interpreter="@python@")
+        swept = self._end_on(names, "sweep", f"sweep-of-{self.run_id}", provision_sweep_command=command)
         _sweep_here(f"sweep-of-{self.run_id}")
-        self.locks_left = True
         clean = {name for name, result in swept.hosts.items() if result.ok and result.failure is None}
         unknown = sorted(set(names) - clean)
         return f"; {', '.join(unknown)} could not be checked (unreachable, or interrupted again)" if unknown else ""
