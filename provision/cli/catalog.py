@@ -60,10 +60,7 @@ def show(
         console.print(terminal.table([{key: row[key] for key in ("facts", "date", "age", "from")} for row in rows]))
         console.say(f"knows {reach}")
     if invalid:
-        raise UsageError(
-            "\n".join(text for error in invalid.values() for text, _hint in error.parts()),
-            hint=overlay.HINT,
-        )
+        raise UsageError("\n".join(text for error in invalid.values() for text, _hint in error.parts()), hint=overlay.HINT)
 
 
 def _use(folders: Sequence[Path]) -> dict[Path, UsageError]:

@@ -234,13 +234,7 @@ def _verdicts(examination: Examination, gpu: _GpuOptions) -> list[Verdict]:
 
 
 def _print(
-    found: list[Finding],
-    as_json: bool,
-    *,
-    examined: str,
-    hosts: bool,
-    reading: logs.Reading | None,
-    verdicts: Sequence[Verdict] = (),
+    found: list[Finding], as_json: bool, *, examined: str, hosts: bool, reading: logs.Reading | None, verdicts: Sequence[Verdict] = ()
 ) -> None:
     """Print the findings.
 

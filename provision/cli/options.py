@@ -22,7 +22,6 @@ from provision.catalog import overlay
 from provision.inventory import Inventory
 from provision.plan.options import Options
 from provision.plan.requirements import NcclSource, OpenMpiSource
-from provision.resolve.driver import AUTO, require_branch
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 
@@ -159,13 +158,6 @@ def requirements(
         upgrade=upgrade,
         smoke=None,
     )
-
-
-def driver_branch(value: str | None) -> str | None:
-    """The value of ``--driver``. Raises UsageError unless it is `auto` or a known branch."""
-    if value not in (None, AUTO):
-        require_branch(value, f"--driver {value}", AUTO)
-    return value
 
 
 AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Prompt for the hosts' SSH password (needs sshpass).")]

@@ -20,7 +20,6 @@ from provision.cli.options import (
     Json,
     Limit,
     OptionalHosts,
-    driver_branch,
     inventory_of,
     passwords,
     requirements,
@@ -37,6 +36,7 @@ from provision.plan.request import Request
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
+from provision.resolve.driver import AUTO, known_branch
 from provision.resolve.what_if import WhatIf
 from provision.survey import collect
 
@@ -70,7 +70,9 @@ def plan(
     """Show what would be installed where, from which source, and why."""
     if what_if and out is not None:
         raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
-    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu, driver=driver_branch(driver))
+    options = replace(
+        options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu, driver=driver and known_branch(driver, f"--driver {driver}", AUTO)
+    )
     inventory = inventory_of(hosts, limit) if hosts is not None else None
 
     def fits(inventory: Inventory, found: Mapping[str, Facts], problems: Sequence[Problem]) -> bool:

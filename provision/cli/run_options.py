@@ -144,11 +144,8 @@ def _command(values: SimpleNamespace) -> tuple[str, ...]:
     command = tuple(values.command or ())
     if values.module and command:
         return ("python", "-m", *command)
-    return command if values.no_python else _with_python(command)
-
-
-def _with_python(command: tuple[str, ...]) -> tuple[str, ...]:
-    return ("python", *command) if command and command[0].endswith(".py") else command
+    is_script = bool(command) and command[0].endswith(".py")
+    return ("python", *command) if is_script and not values.no_python else command
 
 
 class HostsFirst(Command):

@@ -23,7 +23,6 @@ from provision.cli.options import (
     Limit,
     Np,
     Oversubscribe,
-    driver_branch,
     inventory_of,
     passwords,
     requirements,
@@ -35,6 +34,7 @@ from provision.install import installer
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.report import model
+from provision.resolve.driver import AUTO, known_branch
 
 
 @with_options(options=requirements, passwords=passwords)
@@ -81,7 +81,7 @@ def up(
         apt_mirror=mirror,
         cpu=cpu,
         env=env,
-        driver=driver_branch(driver),
+        driver=driver and known_branch(driver, f"--driver {driver}", AUTO),
     )
     if smoke:
         options = replace(options, smoke=SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe))

@@ -339,10 +339,7 @@ def _train(session: Session, report: Report, plan: Plan, options: SmokeOptions) 
 
 def bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Write everything that the plan needs to ``target``; raises ProvisionError where something is unavailable. Returns the survey."""
-    with (
-        host_locks.acquired(inventory, "provision bundle"),
-        Session(inventory, progress, passwords, command="provision bundle") as session,
-    ):
+    with host_locks.acquired(inventory, "provision bundle"), Session(inventory, progress, passwords, command="provision bundle") as session:
         survey = collect.survey_hosts(session, engine_builds.known_for(options.wheels))
         if survey.blocked:
             session.record.exit_code = 1
@@ -355,10 +352,7 @@ def bundle(inventory: Inventory, options: Options, target: Path, progress: Progr
 
 
 def remove(
-    inventory: Inventory,
-    progress: Progress,
-    passwords: Mapping[str, str],
-    wanted: Callable[[list[HostRemoval]], bool],
+    inventory: Inventory, progress: Progress, passwords: Mapping[str, str], wanted: Callable[[list[HostRemoval]], bool]
 ) -> list[HostRemoval]:
     """Remove what earlier runs installed, once ``wanted`` has seen what would be removed and agreed; else return that."""
     with (

@@ -184,14 +184,10 @@ def _read_apt_entries(root: Path) -> list[aptsources.Entry]:
 def _unreachable(places: Iterable[str]) -> list[str]:
     hosts = {place: urlsplit(place).hostname or "" for place in places if "://" in place}
     return [
-        f"{_without_password(place)} is on this machine's loopback address: the hosts will not reach it."
+        f"{aptsources.without_logins(place)} is on this machine's loopback address: the hosts will not reach it."
         for place, host in hosts.items()
         if host == "localhost" or host.startswith("127.") or host == "::1"
     ]
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)
 
 
 def _local_path(place: str) -> Path | None:

@@ -29,10 +29,7 @@ def run(session: Session, script: str, title: str, orders: Mapping[str, Any], ta
         resources.folder("playbooks") / "host_script.yml",
         title,
         hosts=list(orders),
-        extra_vars={
-            "provision_orders": dict(orders),
-            "provision_program": resources.inline_command(script, interpreter="").strip(),
-        },
+        extra_vars={"provision_orders": dict(orders), "provision_program": resources.inline_command(script, interpreter="").strip()},
         on_event=note,
         quiet=True,
         task_s=task_s,

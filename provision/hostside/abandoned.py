@@ -1,6 +1,8 @@
 """What killed jobs and Ansible modules leave on a host: folders that no living process uses. Python 3.6+, standard library only."""
 
+import contextlib
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -58,11 +60,9 @@ def first_module(owners):
         booted = now - float(file.read().split()[0])
     found = [now]
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
+        with contextlib.suppress(OSError):  # gone meanwhile
             if str(os.stat("/proc/%d" % pid).st_uid) in owners and is_module(pid):
                 found.append(booted + started(pid) / os.sysconf("SC_CLK_TCK"))
-        except OSError:
-            continue  # gone meanwhile
     return min(found) - 1  # the clocks are not the same
 
 
@@ -71,16 +71,11 @@ def remove_abandoned(dry_run=False):
     that were made before any module that lives. Returns their paths; with ``dry_run`` only that."""
     owners = {str(os.getuid()), os.environ.get("SUDO_UID")}
     oldest, found = first_module(owners), []
-    for place in sorted({PLACE, tempfile.gettempdir(), SHARED}):
-        try:
-            paths = [os.path.join(place, name) for name in os.listdir(place) if name.startswith(PREFIX) or PAYLOAD.fullmatch(name)]
-        except OSError:
-            continue
-        for path in paths:
-            try:
-                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            except OSError:
-                continue
+    places = sorted({PLACE, tempfile.gettempdir(), SHARED})
+    forms = [os.path.join(glob.escape(place), name) for place in places for name in (PREFIX + "*", "ansible_*_payload_*")]
+    for path in (path for form in forms for path in glob.glob(form)):
+        with contextlib.suppress(OSError):  # it is none of ours, or its job runs
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if str(os.fstat(folder).st_uid) in owners and is_unused(path, folder, oldest):
                     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,8 +83,6 @@ def remove_abandoned(dry_run=False):
                         found.append(path)
                         if not dry_run:
                             shutil.rmtree(path, ignore_errors=True)
-            except OSError:
-                pass  # its job runs
             finally:
                 os.close(folder)
     return found
@@ -97,5 +90,7 @@ def remove_abandoned(dry_run=False):
 
 def is_unused(path, folder, oldest):
     """Whether only a guard's lock could still say that it is used: it is a job's, or a module's that was made before ``oldest`` began."""
-    payload = PAYLOAD.fullmatch(os.path.basename(path))
-    return not payload or (os.fstat(folder).st_mtime < oldest and set(os.listdir(folder)) <= {payload.group(1) + ".zip"})
+    name = os.path.basename(path)
+    payload = PAYLOAD.fullmatch(name)
+    is_ended = payload and os.fstat(folder).st_mtime < oldest and set(os.listdir(folder)) <= {payload.group(1) + ".zip"}
+    return name.startswith(PREFIX) or is_ended

@@ -498,13 +498,7 @@ def _missing(session: Session, plan: Plan, name: str) -> list[str]:
     return missing
 
 
-def _create(
-    session: Session,
-    plan: Plan,
-    missing: list[str],
-    wanted: _Wanted,
-    index_url: str | None,
-) -> None:
+def _create(session: Session, plan: Plan, missing: list[str], wanted: _Wanted, index_url: str | None) -> None:
     folder = session.folder / "environment"
     copy_modules(folder)
     playbook = folder / "environment.yml"

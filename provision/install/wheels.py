@@ -56,10 +56,7 @@ class Platform:
         platforms = [f"manylinux_2_{number}_{self.arch}" for number in range(self._glibc_minor, 4, -1)]
         platforms += [f"manylinux{old}_{self.arch}" for old in ("2014", "2010", "1")] + [f"linux_{self.arch}"]
         major, minor = (int(part) for part in self.python.split(".")[:2])
-        return [
-            *cpython_tags((major, minor), platforms=platforms),
-            *compatible_tags((major, minor), f"cp{major}{minor}", platforms),
-        ]
+        return [*cpython_tags((major, minor), platforms=platforms), *compatible_tags((major, minor), f"cp{major}{minor}", platforms)]
 
 
 @dataclass(frozen=True)
@@ -89,13 +86,7 @@ class WheelFile:
 
 
 def gather(
-    pins: Iterable[str],
-    platform: Platform,
-    folder: Path,
-    indexes: Indexes,
-    locked: Sequence[Mapping[str, Any]] = (),
-    *,
-    say: Say,
+    pins: Iterable[str], platform: Platform, folder: Path, indexes: Indexes, locked: Sequence[Mapping[str, Any]] = (), *, say: Say
 ) -> list[WheelFile]:
     """Put ``pins`` and what they depend on into ``folder``; returns the files, by name.
 

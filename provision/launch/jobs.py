@@ -132,13 +132,7 @@ class Job:
 
 
 def run(
-    session: Session,
-    job: Job,
-    title: str,
-    log: Path,
-    on_line: Callable[[str], None],
-    inside: str = "",
-    noted: Callable[[str], str] = str,
+    session: Session, job: Job, title: str, log: Path, on_line: Callable[[str], None], inside: str = "", noted: Callable[[str], str] = str
 ) -> JobResult:
     """Run a job and hand on each line of its output as it comes, until it is interrupted; ``log`` gets all of them.
 

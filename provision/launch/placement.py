@@ -17,12 +17,7 @@ def of_program(hosts: Sequence[tuple[str, int]], options: RunOptions) -> Placeme
 
 
 def fill(
-    hosts: Sequence[tuple[str, int]],
-    np: int | None,
-    *,
-    oversubscribe: bool = False,
-    nodes: int | None = None,
-    per_node: int | None = None,
+    hosts: Sequence[tuple[str, int]], np: int | None, *, oversubscribe: bool = False, nodes: int | None = None, per_node: int | None = None
 ) -> Placement:
     """Place ``np`` ranks (None: one per slot) so that each host's slots are filled before the next host's.
 

@@ -17,18 +17,7 @@ from provision.remote import ssh
 from provision.remote.session import Session
 
 #: Never copied: histories, environments and what Python makes again.
-_LEFT_OUT = {
-    ".git",
-    ".hg",
-    "__pycache__",
-    ".venv",
-    "venv",
-    "node_modules",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".ipynb_checkpoints",
-}
+_LEFT_OUT = re.compile(r"\.git|\.hg|__pycache__|\.?venv|node_modules|\.(mypy|pytest|ruff)_cache|\.ipynb_checkpoints")
 _FOLDER = "provision-run"  # in the login's home, on every host
 _COPY_S = 600.0
 #: Bytes of modules and packages that nobody has named. Code is smaller; what is larger is data next to it.
@@ -158,10 +147,6 @@ def _name(file: Path) -> str:
     return file.name if file.name not in ("", "..") else file.resolve().name
 
 
-def _is_python(word: str) -> bool:
-    return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
-
-
 def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
     """(which word is the program's file, if any; whether Python runs it, or without a file a module from here).
 
@@ -177,7 +162,7 @@ def program_at(words: Sequence[str]) -> tuple[int | None, bool]:
             is_value = re.fullmatch("-[^-WX]*[WX]|--check-hash-based-pycs", word) is not None
         elif behind_python:
             return (None, False) if word == "-" else (at, True)
-        elif _is_python(word):
+        elif re.fullmatch(r"python[\d.]*", Path(word).name):
             behind_python = True
         elif os.path.isfile(word) and (at == 0 or word.endswith((".py", ".sh")) or os.access(word, os.X_OK)):
             of_system = shutil.which(Path(word).name, path=os.defpath)
@@ -215,7 +200,7 @@ def _is_module(path: Path) -> bool:
 
 def _members(path: Path, name: str, root: Path, left_out: list[str], *, hidden: bool = True) -> Iterator[tuple[Path, str]]:
     """A file, or a folder with what is in it; of what nobody has named nothing hidden: it may be a secret."""
-    if path.name in _LEFT_OUT or (not hidden and path.name.startswith(".")):
+    if _LEFT_OUT.fullmatch(path.name) or (not hidden and path.name.startswith(".")):
         return
     target = Path(os.path.realpath(path))
     if path.is_symlink() and not target.is_relative_to(root):

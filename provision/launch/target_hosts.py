@@ -50,11 +50,7 @@ class HostOptions:
 
 
 def select(
-    options: HostOptions,
-    np: int | None,
-    elastic: Elastic | None,
-    environment: Mapping[str, str],
-    say: Callable[[str], None],
+    options: HostOptions, np: int | None, elastic: Elastic | None, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> Inventory:
     """The inventory to run on.
 

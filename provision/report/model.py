@@ -195,10 +195,7 @@ def commands_after(report: Report, hosts: str, typed: Sequence[str], *, limit: s
     if not report.ok:
         some = not limit and not report.smoke_faults and _has_failed_hosts(report)
         again = ["provision", *typed, *(["--limit", last_run.FAILED] if some else [])]
-        return [
-            f"{shlex.join(['provision', 'doctor', *where])}  (looks for known causes)",
-            f"{shlex.join(again)}  (once they are fixed)",
-        ]
+        return [f"{shlex.join(['provision', 'doctor', *where])}  (looks for known causes)", f"{shlex.join(again)}  (once they are fixed)"]
     if check:
         without = ["provision", *(word for word in typed if word != "--check")]
         return ["provision report --open  (this run as a page, with the reasons for each version)", f"{shlex.join(without)}  (does it)"]

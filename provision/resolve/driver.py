@@ -28,12 +28,13 @@ _KINDS = {"long-term": "a long-term branch", "production": "a production branch"
 _FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-([a-zA-Z][\w-]*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
 
 
-def require_branch(value: str | None, where: str, *others: str) -> None:
-    """Raise UsageError unless it is a branch that can be installed: ``--driver`` takes what ``--what-if`` takes, and ``others``."""
-    known = catalog.driver().branches.of
+def known_branch(value: str, where: str, *others: str) -> str:
+    """The value. Raises UsageError unless it is a branch to install, as ``--driver`` and ``--what-if`` take them, or one of ``others``."""
+    known = (*others, *catalog.driver().branches.of)
     if value not in known:
         what = f"{where}: not a branch of NVIDIA's driver whose packages are known"
-        raise UsageError(what, hint=f"write one of {', '.join((*others, *known))}")
+        raise UsageError(what, hint=f"write one of {', '.join(known)}")
+    return value
 
 
 def drivers(

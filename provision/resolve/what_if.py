@@ -18,7 +18,7 @@ from provision.facts import Facts, gpus
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
-from provision.resolve.driver import oldest_version, require_branch
+from provision.resolve.driver import known_branch, oldest_version
 from provision.resolve.host_classes import HostClass, host_class_of, with_driver_for
 from provision.resolve.remedies import Proposal, change_named, exclude, with_python
 
@@ -118,11 +118,11 @@ def _proposal(change: Change) -> Proposal:
             raise UsageError(f"no Python {change.value} is known", where=f"--what-if {change.text}", hint=f"known are {listed}")
         text = f"Python {change.value} on {joined(change.hosts)}"
         return change_named(text, change.hosts, lambda host_class: with_python(host_class, change.value))
-    require_branch(change.value, f"--what-if {change.text}")
-    if (cuda := catalog.cuda().toolkits.of_branch(change.value)) is None:  # of a catalogue of the user's
+    branch = known_branch(change.value, f"--what-if {change.text}")
+    if (cuda := catalog.cuda().toolkits.of_branch(branch)) is None:  # of a catalogue of the user's
         raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
     text = f"driver {change.value} on {joined(change.hosts)}"
-    return change_named(text, change.hosts, lambda host_class: _with_driver(host_class, cuda, change.value))
+    return change_named(text, change.hosts, lambda host_class: _with_driver(host_class, cuda, branch))
 
 
 def _with_driver(host_class: HostClass, cuda: str, branch: str) -> HostClass:

@@ -14,11 +14,11 @@ from rendered import variables_in
 from provision import catalog, inventory
 from provision.base import engine_source, resources
 from provision.base.errors import UsageError
-from provision.cli.options import driver_branch
 from provision.facts import Facts
 from provision.install import installer
 from provision.install.installer import PackageSources
 from provision.plan.requirements import Requirements
+from provision.resolve.driver import known_branch
 
 H100, A100, V100, P100, GB200 = "2330", "20b2", "1db5", "15f8", "2941"
 UBUNTU, DEBIAN, ROCKY = ("ubuntu", "24.04"), ("debian", "12"), ("rocky", "9.6")
@@ -169,9 +169,9 @@ def test_auto_is_no_remedy_where_it_has_a_conflict_on_any_host(other):
 
 
 def test_an_unknown_branch_is_an_error_that_lists_the_known_ones():
-    assert driver_branch("580") == "580"
+    assert known_branch("580", "--driver 580") == "580"
     with pytest.raises(UsageError, match="--driver 58: not a branch") as raised:
-        driver_branch("58")
+        known_branch("58", "--driver 58")
     assert "580" in str(raised.value.hint)
 
 

@@ -15,9 +15,9 @@ from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import key
 from provision.cli import main
-from provision.cli.options import driver_branch
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve, what_if
+from provision.resolve.driver import known_branch
 
 REQUIREMENTS = Requirements(engine_version="0.0.0")
 
@@ -129,7 +129,7 @@ def test_a_driver_is_the_same_to_both_options(value: str, monkeypatch: pytest.Mo
 
 
 def test_only_a_driver_to_install_is_chosen_by_itself() -> None:
-    assert driver_branch("auto") == "auto"
+    assert known_branch("auto", "--driver auto", "auto") == "auto"
     with pytest.raises(UsageError, match="driver=auto: not a branch") as refused:
         what_if.parse(["driver=auto"], facts_of("blackwell-580"))
     assert "580" in str(refused.value.hint)

@@ -14,10 +14,7 @@ from provision.doctor.health.model import Health
 from provision.doctor.health.parsers import xids
 from provision.facts import Facts
 
-LOGIN_FIX = (
-    "provision up HOSTS   # sets up ssh between all hosts, host keys included",
-    "ssh -v ADDRESS true   # on this host, to see why",
-)
+LOGIN_FIX = ("provision up HOSTS   # sets up ssh between all hosts, host keys included", "ssh -v ADDRESS true   # on this host, to see why")
 
 
 def examine(
