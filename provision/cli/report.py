@@ -38,8 +38,7 @@ def report(
 
 
 def runs(
-    most: Annotated[int, typer.Option("-n", "--most", min=1, max=MAX_COUNT, help="How many, the newest first.")] = 20,
-    json_: Json = False,
+    most: Annotated[int, typer.Option("-n", "--most", min=1, max=MAX_COUNT, help="How many, the newest first.")] = 20, json_: Json = False
 ) -> None:
     """List the runs of this machine, the newest first: when, which command, on which hosts, and how it ended."""
     found = list(islice(folders.runs(), most))

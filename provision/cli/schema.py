@@ -52,8 +52,7 @@ class _Generator(GenerateJsonSchema):
 
 def schema(
     name: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="The document, e.g. `report` or `catalogue nccl`; without it all are listed."),
+        list[str] | None, typer.Argument(metavar="NAME", help="The document, e.g. `report` or `catalogue nccl`; without it all are listed.")
     ] = None,
 ) -> None:
     """Print the JSON Schema of a document that provision reads or writes."""

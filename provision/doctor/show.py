@@ -83,7 +83,8 @@ def _reasons(verdict: Verdict) -> str:
 def _root_cause(group: Sequence[Finding], console: Console) -> None:
     """Print one error, with the hosts that have it and what was observed on them."""
     finding = group[0]
-    console.say(f"\n{_hosts_of(group)}{finding.severity}: {finding.what}  [{finding.id}]", STYLES[finding.severity])
+    where = f"{_names(group)}: " if finding.host else ""
+    console.say(f"\n{where}{finding.severity}: {finding.what}  [{finding.id}]", STYLES[finding.severity])
     console.prose(f"  {finding.summary}")
     seen: dict[str, list[Finding]] = {}
     for each in group:
@@ -103,10 +104,6 @@ def _root_cause(group: Sequence[Finding], console: Console) -> None:
             fixes.setdefault(step, []).append(each)
     for step, those in fixes.items():
         console.say(f"  → {step}" + (f"   # on {_names(those)}" if len(those) < len(group) else ""))
-
-
-def _hosts_of(group: Sequence[Finding]) -> str:
-    return f"{_names(group)}: " if group[0].host else ""
 
 
 def _names(group: Sequence[Finding]) -> str:
