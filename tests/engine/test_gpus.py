@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
+import warnings
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -133,7 +136,7 @@ def test_an_abort_that_hangs_ends_nothing_else(monkeypatch, capsys):
 
 
 def test_the_engine_waits_while_a_gpu_has_too_much_to_do(monkeypatch):
-    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None))
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None, is_done=lambda event: event.query()))
     group, done = nccl.Group(SimpleNamespace(id=0, rank=0, size=2), torch.device("cpu")), set()
     group._under_way.extend((0.0, SimpleNamespace(query=lambda number=number: number in done)) for number in range(nccl.MAX_IN_FLIGHT))
     assert group.test() == ""
@@ -150,24 +153,114 @@ def test_an_operation_is_done_when_the_gpu_is(monkeypatch):
     ended, end = [True], [False]
     monkeypatch.setattr(gpu._native, "is_done", lambda _: ended[0])
     monkeypatch.setattr(handles, "_kept", {})
-    launch = SimpleNamespace(end=SimpleNamespace(query=lambda: end[0]))
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(is_done=lambda event: event.query()))
+    launch = SimpleNamespace(end=SimpleNamespace(query=lambda: end[0]), group=SimpleNamespace(broken=""))
     work = gpu._LaunchWork(7, lambda: None, None, launch)
     assert not work.is_done()
     end[0] = True
     assert work.is_done()
     ended[0] = False
     assert not work.is_done()
+    ended[0], end[0], launch.group.broken = True, False, "it was aborted"
+    assert work.is_done(), "a GPU that has failed may never be"
     handles._kept.clear()
 
 
-def test_a_gpu_that_hangs_is_noticed_before_the_engines_timeout(monkeypatch):
+@pytest.mark.parametrize(
+    ("busy", "why"), [([0], ""), ([0, 2], "; process sets 0, 2 used it at once, which NCCL does not support")], ids=["one set", "two sets"]
+)
+def test_a_gpu_that_hangs_is_noticed_before_the_engines_timeout(monkeypatch, busy, why):
     monkeypatch.setattr(nccl, "HUNG_AFTER", 0.2)
     monkeypatch.setattr(nccl, "INTERVAL", 0.01)
     monkeypatch.setattr(nccl.membership, "current", lambda: SimpleNamespace(config=SimpleNamespace(timeout=1800.0)))
     monkeypatch.setattr(nccl._native, "check_peers", lambda _: None)
     since = time.monotonic()
-    monkeypatch.setattr(nccl, "groups", {0: SimpleNamespace(number=0, broken="", busy_since=lambda: since)})
+    groups = {n: SimpleNamespace(number=n, broken="", busy_since=lambda n=n: since if n in busy else None) for n in range(3)}
+    monkeypatch.setattr(nccl, "groups", groups)
     found = []
     monkeypatch.setattr(nccl, "_reason", found.append)
     nccl._see_to()
-    assert [(error.kind, str(error)) for error in found] == [("timeout", "a GPU has not finished a collective within 0.2 s")]
+    assert [(error.kind, str(error)) for error in found] == [("timeout", f"a GPU has not finished a collective within 0.2 s{why}")]
+
+
+def driver_of(monkeypatch, code=0):
+    """A pretended libcuda.so.1, which keeps the modes of threads; what it keeps."""
+    modes = {}
+
+    def exchange(mode):
+        if code == 0:
+            mode = mode._obj
+            mode.value, modes[threading.get_ident()] = modes.get(threading.get_ident(), 0), mode.value
+        return code
+
+    found = {"libcuda.so.1": SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)}
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, *_, **__: found[name])
+    return modes
+
+
+class Capturing:
+    """Of a graph that another thread captures in PyTorch's mode, global (0): a question in that mode ends the capture."""
+
+    def __init__(self, modes):
+        self.modes, self.asked_in = modes, []
+
+    def query(self):
+        self.asked_in.append(self.modes.get(threading.get_ident(), 0))
+        if self.asked_in[-1] == 0:
+            raise RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing blocking stream")
+        return True
+
+
+@pytest.mark.parametrize("asks", ["watch thread", "poll", "copies"])
+def test_a_graph_that_is_captured_meanwhile_is_not_ended_by_a_question(monkeypatch, asks):
+    modes = driver_of(monkeypatch)
+    event = Capturing(modes)
+    monkeypatch.setattr(nccl, "platform", nccl.Cuda())
+    if asks == "watch thread":
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+        group = nccl.Group(SimpleNamespace(id=0, rank=0, size=2), torch.device("cpu"))
+        group._under_way.append((0.0, event))
+        assert group.busy_since() is None
+    elif asks == "poll":
+        monkeypatch.setattr(gpu._native, "is_done", lambda _: True)
+        monkeypatch.setattr(handles, "_kept", {})
+        assert gpu._LaunchWork(7, lambda: None, None, SimpleNamespace(end=event, group=SimpleNamespace(broken=""))).is_done()
+        handles._kept.clear()
+    else:
+        work = gpu.Copying(event, lambda: None)
+        event.synchronize = lambda: None
+        monkeypatch.setattr(gpu, "_copying", deque([work]))
+        gpu.begin_copied()
+        assert not gpu._copying
+    assert event.asked_in == [1]
+    assert modes == {threading.get_ident(): 0}, "the thread's own mode, afterwards"
+
+
+def test_a_driver_that_refuses_the_mode_is_named(monkeypatch):
+    driver_of(monkeypatch, code=3)
+    with pytest.raises(RuntimeError, match="cuThreadExchangeStreamCaptureMode failed with CUDA's error 3"):
+        nccl.Cuda().is_done(Capturing({}))
+
+
+def test_a_question_that_fails_leaves_the_threads_mode_as_it_was(monkeypatch):
+    modes = driver_of(monkeypatch)
+
+    class Failed:
+        def query(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        nccl.Cuda().is_done(Failed())
+    assert modes == {threading.get_ident(): 0}
+
+
+def test_a_tensor_on_a_ranks_second_gpu_is_named_with_both(monkeypatch):
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(holds=lambda _: True))
+    monkeypatch.setattr(nccl, "groups", {3: SimpleNamespace(device=torch.device("cuda:0"))})
+    monkeypatch.setattr(gpu, "_agreed", {3: ""})
+    first, second = (SimpleNamespace(layout=torch.strided, device=torch.device("cuda", number)) for number in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gpu.moves_with_nccl(first, SimpleNamespace(id=3))
+    with pytest.warns(UserWarning, match="GPU in process set 3 is cuda:0, so a tensor on cuda:1 goes through host memory"):
+        assert not gpu.moves_with_nccl(second, SimpleNamespace(id=3))

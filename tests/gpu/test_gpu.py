@@ -65,6 +65,11 @@ def test_results_are_right_and_nobody_waits_for_the_gpu(n: int, variables: dict[
     assert launch("results.py", n, {**variables, "TEST_WAY": "nccl"}).count("REPORT ") == n
 
 
+@pytest.mark.parametrize(("n", "variables"), [ONE, SHARED, *OWN])
+def test_a_graph_is_captured_while_a_collective_is_under_way(n: int, variables: dict[str, str]):
+    assert launch("captured.py", n, variables).count("REPORT captured") == n
+
+
 def test_two_ranks_on_one_gpu_go_through_host_memory():
     said = launch("results.py", 2, {"TEST_WAY": "host"})
     assert said.count("REPORT ") == 2

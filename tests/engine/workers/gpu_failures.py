@@ -38,9 +38,10 @@ if rank == 1:
     group.backend.allreduce = lambda *_: Never()  # its part has been agreed on, and never comes
 handle = hvd.allreduce_async_(tensor, name="in flight", op=hvd.Sum)
 if rank == 1:
-    while not hvd.poll(handle):
+    while group.busy_since() is None:
         time.sleep(0.01)
     time.sleep(0.3)
+    assert not hvd.poll(handle)
     if case == "dies":
         common.report(kinds=[])
         os.kill(os.getpid(), signal.SIGKILL)
@@ -57,5 +58,6 @@ assert state._commits == 1, "what a failure has left was committed"
 assert group.broken
 common.report(kinds=kinds, blamed=blamed, seconds=time.monotonic() - begin)
 if case == "hangs":
+    assert hvd.poll(handle), "what waits for the end of a failed operation waits for ever"
     time.sleep(10)  # the other rank is to see that its own GPU does not go on, and not that this one is gone
 os._exit(0)

@@ -68,6 +68,9 @@ class GlooOnCpu(nccl.Cuda):
     def event(self, _device):
         return Done()
 
+    def is_done(self, event):
+        return event.query()
+
     def wait(self, event, device):
         assert device.type == "cpu"
         event.wait()

@@ -73,6 +73,9 @@ def moves_with_nccl(tensor: torch.Tensor, who: Members) -> bool:
                 return False
             _agreed[who.id] = problem
     group = nccl.groups.get(who.id)
+    if group is not None and group.device != tensor.device:
+        text = f"this rank's GPU in process set {who.id} is {group.device}, so a tensor on {tensor.device} goes through host memory"
+        warnings.warn(f"{text}, which is slower than NCCL and an error where other ranks' goes through NCCL", stacklevel=2)
     return group is not None and group.device == tensor.device
 
 
@@ -144,7 +147,8 @@ class _LaunchWork(Work):
         self._launch = launch
 
     def is_done(self) -> bool:
-        return super().is_done() and (self._launch.end is None or bool(self._launch.end.query()))
+        end, group = self._launch.end, self._launch.group
+        return super().is_done() and (end is None or (group is not None and bool(group.broken)) or nccl.platform.is_done(end))
 
 
 def start(
@@ -267,7 +271,7 @@ def when_copied(copied: Any, begin: Callable[[], Work], blocking: bool) -> Work 
 def begin_copied(until: Copying | None = None, everything: bool = False) -> None:
     """Has the engine asked for operations whose copies are there, in order; ``until``: waits for this one's."""
     with _copying_turn:
-        while _copying and (everything or (until is not None and until in _copying) or _copying[0].copied.query()):
+        while _copying and (everything or (until is not None and until in _copying) or nccl.platform.is_done(_copying[0].copied)):
             _copying.popleft().begin()
 
 

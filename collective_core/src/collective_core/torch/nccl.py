@@ -12,6 +12,7 @@ own watchdog, which ends the process then, is off for these groups.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import os
@@ -50,6 +51,8 @@ SETTINGS += [
 ABORT_TIME = 30.0
 #: The engine's deadline is the one that counts.
 NO_TIMEOUT = timedelta(days=365)
+#: CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only graphs that this thread itself captures restrict what it may call.
+THREAD_LOCAL = 1
 #: Element types that NCCL reduces. What is only moved goes as bytes.
 REDUCED = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HALF = (torch.float16, torch.bfloat16)
@@ -105,6 +108,14 @@ class Cuda:
         event.record(torch.cuda.current_stream(device))
         return event
 
+    def is_done(self, event: Any) -> bool:
+        """Whether the GPU has come to it. Asked in the usual way, this would end the capture of a CUDA graph by another thread."""
+        before = _exchange_capture_mode(THREAD_LOCAL)
+        try:
+            return bool(event.query())
+        finally:
+            _exchange_capture_mode(before)
+
     def wait(self, event: Any, device: torch.device) -> None:
         """Has the device's current stream, which need not be that of the current device, wait for the event."""
         event.wait(torch.cuda.current_stream(device))
@@ -141,6 +152,18 @@ class Cuda:
 
 
 platform = Cuda()
+
+
+def _exchange_capture_mode(mode: int) -> int:
+    """Sets which CUDA graphs being captured restrict what this thread may call, a CUstreamCaptureMode; returns what was set before.
+
+    PyTorch has no call for it. The driver's, unlike CUDA's own, makes no context on the first GPU. Raises RuntimeError.
+    """
+    exchanged = ctypes.c_int(mode)
+    code = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(exchanged))
+    if code != 0:
+        raise RuntimeError(f"cuThreadExchangeStreamCaptureMode failed with CUDA's error {code}")
+    return exchanged.value
 
 
 def _rows(counts: Any, size: int) -> list[int]:
@@ -378,7 +401,7 @@ class Group:
         Raises RuntimeError where the GPU or NCCL has failed.
         """
         busy, first = self._calling, self._first_under_way()
-        while first is not None and first[1].query():
+        while first is not None and platform.is_done(first[1]):
             first = self._first_under_way(behind=first)
         get_error = getattr(self.backend, "get_error", None)  # of ProcessGroupNCCL, from PyTorch 2.7
         error = getattr(get_error(), "name", "SUCCESS") if get_error is not None else "SUCCESS"
@@ -594,7 +617,9 @@ def _see_to() -> None:
                 _native.check_peers(number)
                 limit = min(membership.current().config.timeout, HUNG_AFTER)
                 if time.monotonic() - when > limit:
-                    raise CollectiveError(f"a GPU has not finished a collective within {limit:g} s", "timeout")
+                    busy = [str(each) for each, begun in since.items() if begun is not None]
+                    at_once = f"; process sets {', '.join(busy)} used it at once, which NCCL does not support" if len(busy) > 1 else ""
+                    raise CollectiveError(f"a GPU has not finished a collective within {limit:g} s{at_once}", "timeout")
     except RuntimeError as failure:  # ours, or CUDA's at a look at an event
         _reason(failure)
     finally:
