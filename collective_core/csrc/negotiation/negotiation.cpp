@@ -10,10 +10,9 @@ namespace {
 
 constexpr auto between_looks =
     std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
-// The time before a stall is warned of, so often: then none of several threads is expected to submit anything more.
-constexpr double standstill = 20.0;
-// Seconds in which a thread that is to submit something runs at least once: PyTorch's data loaders look every five.
-constexpr double idle_s = 8.0;
+// The time before a stall is warned of, so often: then nothing more is expected of threads that have run meanwhile, and
+// of those that have not. Nothing proves that a thread will never submit anything, so both are long.
+constexpr double standstill = 20.0, idle = 6.0;
 
 // What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
 struct Payload {
@@ -108,7 +107,7 @@ void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
     if (agreement.verdict == Verdict::agreed && !goes_on_after_it) return;
     if (!begun) {
       const Lock lock(mutex_);
-      begun = Search{task, {task, Stuck::no}, {}, others_ran_ns(), Deadline(idle_s)};
+      begun = Search{task, {task, Stuck::no}, {}, others_ran_ns(), Deadline(idle * group_->warn_after())};
     }
     Search& search = *begun;
     if (agreement.verdict == Verdict::reorder) {
@@ -191,10 +190,11 @@ Engine::Proposal Engine::find_wanted(const Header& wanted, int first, Search* se
 
 bool Engine::all_callers_wait(Search* search, const Deadline& deadline) const {
   const int64_t ran = others_ran_ns();
-  if (ran < 0 || (ran == search->ran_ns && search->idle.passed())) return true;
+  if (ran < 0) return true;
   if (ran != search->ran_ns) search->idle.extend();
   search->ran_ns = ran;
-  return group_->warn_after() > 0 && deadline.waited() >= standstill * group_->warn_after();
+  const double after = group_->warn_after();
+  return after > 0 && (search->idle.passed() || deadline.waited() >= standstill * after);
 }
 
 void Engine::warn_of_disagreement(const Header& wanted, Deadline& deadline) const {

@@ -44,7 +44,26 @@ def disagree(name):
         assert all(f"'{name} of rank {each}'" in str(error) for each in range(size)), error
 
 
-# Every rank waits, and its other threads have ended, or have not run for a while. Nothing warns of a stall.
+# Threads that sleep for a while, though what they will bring is waited for on every rank.
+names = ["slept on odd ranks", "slept on even ranks"]
+both_have_called = threading.Barrier(2)
+
+
+def sleep_between(name, delay):
+    reduce(f"before {name}", 0.0, 2)
+    both_have_called.wait()
+    reduce(name, delay, 2)
+
+
+threads = [threading.Thread(target=sleep_between, args=(name, 9.0 * (rank % 2 ^ i))) for i, name in enumerate(names)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for name in names:
+    assert results[name] == size * 2, results
+
+# Every rank waits, and its other threads have ended. Nothing warns of a stall.
 hvd.shutdown()
 os.environ["COLLECTIVE_STALL_WARNING"] = "0"
 hvd.init()
@@ -53,6 +72,11 @@ for number in range(3):
     other.start()
     other.join()
 disagree("ended")
+
+# Or they have not run for a while.
+hvd.shutdown()
+os.environ["COLLECTIVE_STALL_WARNING"] = "0.1"
+hvd.init()
 idle, has_called = threading.Event(), threading.Event()
 other = threading.Thread(target=lambda: (reduce("of an idle thread", 0.0, 2), has_called.set(), idle.wait()))
 other.start()
@@ -62,9 +86,6 @@ idle.set()
 other.join()
 
 # Another thread computes: it is believed to bring nothing after a long time.
-hvd.shutdown()
-os.environ["COLLECTIVE_STALL_WARNING"] = "0.1"
-hvd.init()
 computes = True
 has_called.clear()
 
