@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import re
 import signal
 import socket
@@ -15,9 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from collective_core.elastic import control_channel
+from collective_core.elastic import worker as elastic_worker
 from collective_core.elastic.cooldown import FORGIVEN, Cooldown, Exceptions
 from collective_core.elastic.membership import ElasticMembership, RankAssignment
 from collective_core.elastic.rendezvous_server import RendezvousServer
@@ -32,7 +35,7 @@ from conftest import WORKERS
 from eavesdropper import Eavesdropper, play
 from processes import IMPATIENT, children_of, parent_of, processes_with, signal_all, wait_until_gone
 
-from collective_core import RankFailedError, Runner, flight
+from collective_core import RankFailedError, Runner, _native, flight
 
 SCRIPT = WORKERS / "elastic_training.py"
 #: Seconds for what takes a few: importing PyTorch several times on two busy processors is most of it.
@@ -276,6 +279,43 @@ def test_a_rank_that_is_stopped_is_replaced(job):
     reason = f"process {before[1]} has been stopped for 1 s (kill -CONT would have continued it)"
     assert f"host localhost: {reason}; another worker is started in its place" in out
     running.must_have_lost_nothing()
+
+
+@pytest.mark.slow
+def test_a_host_whose_ranks_are_all_stopped_gets_others(job, ssh):
+    """Its system answers, and so does the agent there, which ends them after 45 s."""
+    running = job("-H", "other:1,third:1", "-np", "2", "--min-np", "1", "--wdir", "/", ssh=ssh)
+    before = running.wait_for_size(2)
+    os.kill(before[1], signal.SIGSTOP)
+    after = running.wait_for_size(2, without=frozenset({before[1]}))
+    assert after[0] == before[0]
+    out = running.finish()
+    assert "has been stopped for 45 s (kill -CONT would have continued it); another worker is started in its place" in out
+    running.must_have_lost_nothing()
+
+
+@pytest.mark.parametrize("n", [2])
+def test_a_rank_that_is_given_up_while_the_others_still_join_is_not_waited_for(launch, n):
+    reports = launch("given_up.py", n, keep_going=True).reports()
+    assert reports[0]["kind"] == "peer_lost"
+    assert reports[0]["ranks"] == [1]
+    assert "the launcher has given it up" in reports[0]["text"]
+
+
+def test_ranks_that_were_given_up_are_those_of_the_generation(monkeypatch):
+    told, known = [], []
+    monkeypatch.setattr(_native, "library", lambda: SimpleNamespace(cc_give_up=lambda rank: told.append(rank) or 0))
+    monkeypatch.setattr(_native, "_given_up", set())
+    said = deque([{"kind": "lost", "rank": 1}, {"kind": "rank"}, {"kind": "lost", "rank": 2}, None])
+
+    def receive():
+        known.append(set(_native._given_up))
+        return said.popleft()
+
+    monkeypatch.setattr(elastic_worker, "_answers", queue.SimpleQueue())
+    elastic_worker._listen(SimpleNamespace(receive=receive))
+    assert told == [1, 2]
+    assert known == [set(), {1}, set(), {2}]
 
 
 def test_ranks_of_a_host_that_stands_still_are_given_up_and_the_others_go_on(job, ssh):

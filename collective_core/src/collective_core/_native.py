@@ -170,6 +170,7 @@ class PeerInfo(NamedTuple):
 
 
 _library: ctypes.CDLL | None = None
+_given_up: set[int] = set()  # ranks of the job, for process sets that are still to come
 _transports: dict[int, tuple[Any, Any]] = {}  # by device; the engine has only their addresses
 
 
@@ -311,6 +312,8 @@ def connect(
         row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
     times = timeout, start_timeout, stall_warning
     check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets, single_copy, semantics))
+    for gone in tuple(_given_up):  # while this process set was not one yet
+        give_up(gone)
 
 
 def record_to(path: str | None) -> None:
@@ -341,7 +344,13 @@ def check_peers(process_set: int) -> None:
 
 def give_up(rank: int) -> None:
     """What waits for this rank of the job ends, in all process sets: the launcher says that it is gone. From any thread."""
+    _given_up.add(rank)
     check(library().cc_give_up(rank))
+
+
+def forget_given_up() -> None:
+    """Other processes have the ranks from now on. Before their first :func:`connect`."""
+    _given_up.clear()
 
 
 def uses_cross_memory_attach(process_set: int = 0) -> bool:

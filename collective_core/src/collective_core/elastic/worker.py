@@ -99,6 +99,7 @@ def _listen(connected: ControlChannel) -> None:
         else:
             if message is not None and message["kind"] == "rank":
                 _change.clear()
+                _native.forget_given_up()
             _answers.put(message)
         if message is None:
             return
