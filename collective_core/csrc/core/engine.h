@@ -8,6 +8,8 @@
 // more says so, and what then cannot be brought together is a disagreement.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -165,7 +167,8 @@ class Engine {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Task>> queue_;
   const Task* in_caller_ = nullptr;  // which a caller runs in its own thread
-  std::map<pid_t, int> callers_;     // threads that have asked for something, and how often each waits here now
+  // Threads that have asked for something, and how often each waits here now. The main thread starts those that will.
+  std::map<pid_t, int> callers_{{getpid(), 0}};
   Semantics semantics_ = Semantics::engine;
   std::unordered_map<uint64_t, const Task*> claimed_names_;  // of what was submitted and not collected
   bool busy_ = false;

@@ -22,8 +22,9 @@ def reduce(name, delay, count):
         results[name] = str(error)
 
 
-for number, count in enumerate((2, 300_000)):
-    hvd.barrier()
+for number, count in enumerate((2, 2, 300_000)):
+    if number:  # before, no thread has called yet, nor has the main one
+        hvd.barrier()
     names = [f"first {number}", f"second {number}"]
     late = rank % 2
     threads = [threading.Thread(target=reduce, args=(name, 0.3 * (late ^ i), count)) for i, name in enumerate(names)]
