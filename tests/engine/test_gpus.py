@@ -195,6 +195,7 @@ def driver_of(monkeypatch, code=0):
 
     found = {"libcuda.so.1": SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)}
     monkeypatch.setattr(ctypes, "CDLL", lambda name, *_, **__: found[name])
+    monkeypatch.setattr(nccl, "_driver", nccl._driver.__wrapped__)
     return modes
 
 

@@ -154,13 +154,18 @@ class Cuda:
 platform = Cuda()
 
 
+@functools.lru_cache(maxsize=None)
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def _exchange_capture_mode(mode: int) -> int:
     """Sets which CUDA graphs being captured restrict what this thread may call, a CUstreamCaptureMode; returns what was set before.
 
     PyTorch has no call for it. The driver's, unlike CUDA's own, makes no context on the first GPU. Raises RuntimeError.
     """
     exchanged = ctypes.c_int(mode)
-    code = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(exchanged))
+    code = _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(exchanged))
     if code != 0:
         raise RuntimeError(f"cuThreadExchangeStreamCaptureMode failed with CUDA's error {code}")
     return exchanged.value
