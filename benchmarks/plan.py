@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-MOST_SECONDS, MOST_MB = 10.0, 500.0
+MAX_SECONDS, MAX_MB = 10.0, 500.0
 
 SYSTEMS = [("ubuntu", "22.04"), ("ubuntu", "24.04"), ("debian", "12"), ("debian", "13"), ("rocky", "9.4")]
 DRIVERS = [("535.104.05", "12.2"), ("545.23.08", "12.3"), ("550.54.15", "12.4"), ("570.124.06", "12.8"), ("575.57.08", "12.9")]
@@ -71,9 +71,9 @@ def main() -> int:
             "facts alone, --json": ["--json"],
         }.items():
             status, seconds, computing, megabytes = measured(["plan", *arguments, "--facts", str(known)])
-            met = status == 0 and seconds <= MOST_SECONDS and megabytes <= MOST_MB
+            met = status == 0 and seconds <= MAX_SECONDS and megabytes <= MAX_MB
             good &= met
-            missed = "" if met else f"   MISSED: the limit is {MOST_SECONDS:.0f} s and {MOST_MB:.0f} MB, exit status {status}"
+            missed = "" if met else f"   MISSED: the limit is {MAX_SECONDS:.0f} s and {MAX_MB:.0f} MB, exit status {status}"
             print(
                 f"provision plan, {count} hosts, {name:27} {seconds:6.2f} s (CPU {computing:.2f} s) {megabytes:6.0f} MB{missed}",
                 flush=True,

@@ -14,7 +14,7 @@ Step = Callable[[], object]
 
 #: One round of one side lasts about this long: many times the clock's and a barrier's error.
 ROUND_SECONDS = 0.04
-MOST_CALLS = 2000
+MAX_CALLS = 2000
 WARM_UP = 3
 #: Of glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -56,7 +56,7 @@ def calls_per_round(step: Step) -> int:
     for _ in range(WARM_UP):
         step()
     once = slowest([timed(step, WARM_UP) / WARM_UP])[0]
-    return max(1, min(MOST_CALLS, round(ROUND_SECONDS / max(once, 1e-9))))
+    return max(1, min(MAX_CALLS, round(ROUND_SECONDS / max(once, 1e-9))))
 
 
 def alternate(steps: Sequence[Step], rounds: int, independent: frozenset[int] = frozenset()) -> list[list[float]]:

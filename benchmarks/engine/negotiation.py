@@ -26,7 +26,7 @@ from . import report
 from .options import Options
 
 #: Exchanges of all ranks together in a measurement; at least so many per rank.
-EXCHANGES, LEAST_EXCHANGES = 8192, 40
+EXCHANGES, MIN_EXCHANGES = 8192, 40
 WARM_UP = 10
 #: Seconds: hundreds of processes on a few cores take their time to meet.
 START_SECONDS = 240
@@ -111,7 +111,7 @@ def _measure(size: int, repetitions: int) -> dict[str, Any]:
     begin = time.perf_counter()
     cc.init()
     started = time.perf_counter() - begin
-    exchanges = max(LEAST_EXCHANGES, EXCHANGES // size)
+    exchanges = max(MIN_EXCHANGES, EXCHANGES // size)
     for _ in range(WARM_UP):
         cc.barrier("warm up")
     before = _native.traffic()

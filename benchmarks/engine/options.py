@@ -16,10 +16,10 @@ DEFAULT_SIZES = "4K,64K,1M,8M,64M"
 DEFAULT_RANKS = 2
 #: Rounds whose median counts: odd, so that the median is one of them.
 DEFAULT_ROUNDS = 9
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 #: Ranks of the worlds of --negotiation: each is a process with a connection to each other one.
 DEFAULT_WORLDS = "2,4,8,16,32,64,128,256"
-MOST_BYTES = 1 << 40
+MAX_BYTES = 1 << 40
 ELEMENT_BYTES = 4  # float32
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -66,7 +66,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         if not found:
             raise UsageError(f"--sizes {text!r}: {part.strip()!r} is not a size; write for example 4K,64K,1M")
         size = int(found[1]) * UNITS[found[2].upper()]
-        if size < ELEMENT_BYTES or size % ELEMENT_BYTES or size > MOST_BYTES:
+        if size < ELEMENT_BYTES or size % ELEMENT_BYTES or size > MAX_BYTES:
             raise UsageError(
                 f"--sizes {text!r}: {part.strip()!r} must be a multiple of {ELEMENT_BYTES} bytes, from {ELEMENT_BYTES} to 1024G"
             )
@@ -127,13 +127,13 @@ def parse(arguments: Sequence[str]) -> Options:
         raise UsageError("--overhead goes without --train and --negotiation")
     worlds = [] if given.negotiation is None else given.negotiation.split(",")
     return Options(
-        ranks=None if given.np is None else _whole(given.np, "--np", 1, MOST_RANKS),
+        ranks=None if given.np is None else _whole(given.np, "--np", 1, MAX_RANKS),
         sizes=parse_sizes(given.sizes),
         peers=parse_peers(given.peers, given.train),
         train=given.train,
         batch=None if given.batch is None else _whole(given.batch, "--batch", 1, 1 << 20),
         rows=DEFAULT_ROWS if given.rows is None else _whole(given.rows, "--rows", 1 << 10, 1 << 40),
-        negotiation=tuple(_whole(part, "--negotiation", 2, MOST_RANKS) for part in worlds),
+        negotiation=tuple(_whole(part, "--negotiation", 2, MAX_RANKS) for part in worlds),
         overhead=given.overhead,
         rounds=_whole(given.rounds, "--rounds", 1, 10_001),
         json=given.json,

@@ -41,7 +41,7 @@ ADDRESS = "10.213.78.{}"
 MTU = {True: 1500, False: 9000}
 #: Of linux/if_tun.h.
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-MOST_PACKET = 1 << 16
+MAX_PACKET = 1 << 16
 HELD_OUT = 4096
 #: Training losses of rank 0 that the report has of each way, from the first step on.
 CURVE = 20
@@ -72,7 +72,7 @@ def carry(ends: Sequence[int], delay: float) -> None:
         now = time.monotonic()
         for number in ready:
             try:
-                packet = os.read(number, MOST_PACKET)
+                packet = os.read(number, MAX_PACKET)
             except BlockingIOError:
                 continue
             heapq.heappush(waiting, (now + delay, next(order), ends[1 - ends.index(number)], packet))

@@ -10,7 +10,7 @@ from provision.bench import charts, results
 from provision.bench.charts import Chart, HeatMap, Series
 from provision.bench.results import Comparison, Measurements, Named, Pair, figures, number, size
 
-MOST_CHANGES = 10  # that are listed at once
+MAX_CHANGES = 10  # that are listed at once
 
 
 def render(measurements: Measurements, earlier: Sequence[Measurements], comparison: Comparison | None) -> str:
@@ -31,7 +31,7 @@ def render(measurements: Measurements, earlier: Sequence[Measurements], comparis
         trends=_trends([*earlier, measurements]),
         earlier=earlier,
         comparison=comparison,
-        shown=MOST_CHANGES,
+        shown=MAX_CHANGES,
         size=size,
         remarks=list(results.remarks(measurements)),
         spelled=charts.spelled,

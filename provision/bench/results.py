@@ -26,8 +26,8 @@ MIN_LAUNCHES = 2  # fewer say nothing about another launch
 BUSY = 0.5  # load per core before the measurement
 TOO_LOW = 1.2  # times a limit: who is faster than that has shown it to be none
 WIDE = 1.5  # times the lower quartile: no speed to be compared with
-MOST_RUNS = 100  # that are kept and compared
-_MOST_BYTES = 16 << 20  # of a document: 64 hosts have some 2 MB
+MAX_RUNS = 100  # that are kept and compared
+_MAX_BYTES = 16 << 20  # of a document: 64 hosts have some 2 MB
 
 Measured = Literal["network", "memory"]
 
@@ -258,8 +258,8 @@ def significant(value: float) -> float:
 
 def read(content: bytes) -> Measurements:
     """The document in a file's content. Raises ValueError, with the reason, for anything else."""
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
     try:
         return Measurements.model_validate_json(content)
     except ValidationError as error:
@@ -301,7 +301,7 @@ def keep(inventory: Inventory, measurements: Measurements) -> None:
         kept = _kept(folder)
         number = int(kept[-1].stem) + 1 if kept else 1
         downloads.store(folder / f"{number:06}.json", (measurements.model_dump_json(by_alias=True, indent=1) + "\n").encode())
-        for path in kept[: -MOST_RUNS + 1]:
+        for path in kept[: -MAX_RUNS + 1]:
             path.unlink(missing_ok=True)
 
 

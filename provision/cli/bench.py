@@ -80,10 +80,10 @@ def _print(measurements: Measurements, comparison: Comparison | None) -> None:
 def _since(comparison: Comparison) -> Iterator[str]:
     """Lines about what has changed."""
     since = f"since {comparison.before.date}"
-    for change in comparison.changes[: page.MOST_CHANGES]:
+    for change in comparison.changes[: page.MAX_CHANGES]:
         yield f"{since}: {change}"
-    if len(comparison.changes) > page.MOST_CHANGES:
-        yield f"{since}: {len(comparison.changes) - page.MOST_CHANGES} more changes; the page lists them"
+    if len(comparison.changes) > page.MAX_CHANGES:
+        yield f"{since}: {len(comparison.changes) - page.MAX_CHANGES} more changes; the page lists them"
     for remark in comparison.remarks:
         yield f"{since}: {remark}"
 

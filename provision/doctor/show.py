@@ -15,8 +15,8 @@ from provision.doctor.health.verdict import Verdict
 STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 VERDICT_STYLES = {"unfit": "bold red", "degraded": "bold yellow", "healthy": "green"}
 LONGEST_QUOTE = 300  # characters of a log line
-MOST_QUOTES = 4  # log lines of one error
-MOST_HOSTS = 12  # named in a line
+MAX_QUOTES = 4  # log lines of one error
+MAX_HOSTS = 12  # named in a line
 
 
 def findings(found: Sequence[Finding], console: Console, *, examined: str, searched: str) -> None:
@@ -94,7 +94,7 @@ def _root_cause(group: Sequence[Finding], console: Console) -> None:
     for observed, those in seen.items():
         console.prose(f"  observed{f' on {_names(those)}' if len(seen) > 1 else ''}: {observed}")
     evidence = [line for each in group for line in each.evidence[:2]]
-    for line in list(dict.fromkeys(evidence))[:MOST_QUOTES]:
+    for line in list(dict.fromkeys(evidence))[:MAX_QUOTES]:
         console.say(f"  {line.file}:{line.line}: {line.text[:LONGEST_QUOTE]}", "cyan")
     if finding.times > 2:
         console.say(f"  … {finding.times} times{' or more' * (finding.times >= KEPT_MATCHES)} in all", "dim")
@@ -109,8 +109,8 @@ def _root_cause(group: Sequence[Finding], console: Console) -> None:
 def _names(group: Sequence[Finding]) -> str:
     """The hosts of these findings; of many, the first ones and how many more."""
     names = list(dict.fromkeys(each.host or "" for each in group))
-    more = f" and {len(names) - MOST_HOSTS} more" if len(names) > MOST_HOSTS else ""
-    return ", ".join(names[:MOST_HOSTS]) + more
+    more = f" and {len(names) - MAX_HOSTS} more" if len(names) > MAX_HOSTS else ""
+    return ", ".join(names[:MAX_HOSTS]) + more
 
 
 def entry(error: Signature, console: Console, *, checked: bool) -> None:

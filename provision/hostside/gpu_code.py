@@ -32,12 +32,12 @@ EMPTY = (0, "")  # an entry that each container costs, as one may have none
 #: Flags: the code runs on exactly this architecture (sm_90a), or only within its family (sm_100f). Source: libraries made by nvcc 13.0.
 SPECIFIC, FAMILY = 1 << 20, 1 << 21
 SECTION_HEADER = struct.Struct("<II16xQQ24x")  # name, kind, (flags, address,) offset, size
-MOST_SECTIONS = 10000
-MOST_ENTRIES = 500000  # and containers; PyTorch's largest library has 20,000
+MAX_SECTIONS = 10000
+MAX_ENTRIES = 500000  # and containers; PyTorch's largest library has 20,000
 LONGEST_GAP = 4096  # bytes between two containers, which are aligned
 LIBRARY = re.compile(r"\.so(\.[0-9.]+)?$")
 SMALLEST = 4096  # bytes of a library with GPU code
-MOST_LIBRARIES = 5000
+MAX_LIBRARIES = 5000
 SCAN_S = 40.0  # what is left then is read by the next run
 GPUS = "/proc/driver/nvidia/gpus"
 SMI_S = 20.0  # without the persistence daemon it wakes every GPU first
@@ -87,7 +87,7 @@ def find_section(file: int) -> Optional[Tuple[int, int]]:
         return None
     (table,) = struct.unpack_from("<Q", start, 0x28)
     size, number, names = struct.unpack_from("<HHH", start, 0x3A)
-    if not table or size != SECTION_HEADER.size or not names < number <= MOST_SECTIONS:
+    if not table or size != SECTION_HEADER.size or not names < number <= MAX_SECTIONS:
         return None  # without a table of sections, as some tools leave it
     headers = part(file, table, size * number)
     strings = SECTION_HEADER.unpack_from(headers, names * size)[2]
@@ -102,7 +102,7 @@ def count(file: int, at: int, length: int) -> GpuCode:
     """Count the architectures of the containers in a section."""
     found = GpuCode(0, {}, {})
     end = at + length
-    left = MOST_ENTRIES
+    left = MAX_ENTRIES
     while at + CONTAINER.size < end:
         header = part(file, at, CONTAINER.size)
         if header[: len(MAGIC)] != MAGIC:
@@ -121,7 +121,7 @@ def count(file: int, at: int, length: int) -> GpuCode:
         for entry in itertools.chain([EMPTY], entries(file, first, at)):
             left -= 1
             if left < 0:
-                raise Damaged("it has more than %d containers and entries" % MOST_ENTRIES)
+                raise Damaged("it has more than %d containers and entries" % MAX_ENTRIES)
             in_container.add(entry)
         found = found._replace(containers=found.containers + 1)
         for kind, architecture in in_container:
@@ -165,7 +165,7 @@ def scan(known: Dict[str, Any], deadline: float) -> Tuple[Dict[str, Any], bool]:
     """(what there is to know of each library, whether there was time for all). ``known``: what an earlier scan has found."""
     found: Dict[str, Any] = {}
     for path in libraries():
-        if len(found) >= MOST_LIBRARIES or time.monotonic() > deadline:
+        if len(found) >= MAX_LIBRARIES or time.monotonic() > deadline:
             return found, False
         try:
             status = os.stat(path)

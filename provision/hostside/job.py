@@ -31,7 +31,7 @@ CONTROLLER_SILENT_S = 60.0
 AFTERMATH_S = 0.5
 END_S = 8.0  # for a guard to clean up
 PLACE = "/tmp"
-MOST_PRINTED = 5  # lines
+MAX_PRINTED = 5  # lines
 LONGEST_PRINTED = 500
 LONGEST_LINE = 1 << 20  # of a guard; longer ones are dropped
 GUARD = (
@@ -94,7 +94,7 @@ class Guard:
                 self._take(kind, about)
                 self.silent = 0.0
             except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):  # not a message of a guard
-                self.printed = [*self.printed, line[:LONGEST_PRINTED]][-MOST_PRINTED:] if line else self.printed
+                self.printed = [*self.printed, line[:LONGEST_PRINTED]][-MAX_PRINTED:] if line else self.printed
         self.is_over = not data
         return bool(data)
 

@@ -37,7 +37,7 @@ CLASSES = 10
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training images, as every MNIST example has them
 MOMENTUM = 0.5
 TEST_BATCH_SIZE = 1000
-MOST_THREADS = 4  # this network is too small for more: they wait for each other longer than they compute
+MAX_THREADS = 4  # this network is too small for more: they wait for each other longer than they compute
 WARM_UP_BATCHES = 5  # the first batches pay for thread pools, kernels and memory, on every rank
 LOCAL_SLICES = 3  # of which the middle one counts: other work of the machine seldom spoils two of them
 SLICE_SECONDS = 0.5  # long enough for a steady rate, all slices short enough that waiting ranks do not mind
@@ -398,7 +398,7 @@ def main(argv=None):
 
     hvd.init()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(MOST_THREADS, max(1, cores() // hvd.local_size())))
+        torch.set_num_threads(min(MAX_THREADS, max(1, cores() // hvd.local_size())))
     report = run(args, data)
     if hvd.rank() == 0 and args.report:
         with open(args.report, "w") as file:

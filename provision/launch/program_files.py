@@ -21,7 +21,7 @@ _LEFT_OUT = re.compile(r"\.git|\.hg|__pycache__|\.?venv|node_modules|\.(mypy|pyt
 _FOLDER = "provision-run"  # in the login's home, on every host
 _COPY_S = 600.0
 #: Bytes of modules and packages that nobody has named. Code is smaller; what is larger is data next to it.
-MOST_NEIGHBOURS = 50 << 20
+MAX_NEIGHBOURS = 50 << 20
 
 
 class Archive(NamedTuple):
@@ -183,8 +183,8 @@ def _neighbours(folder: Path, taken: set[str], left_out: list[str]) -> dict[Path
         for member in _members(target if is_within else path, path.name, root, left_out, hidden=False):
             found.setdefault(path, []).append(member)
             sizes[path.name] += member[0].lstat().st_size
-            if sum(sizes.values()) > MOST_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
-                what = f"the modules and packages next to the program are larger than {MOST_NEIGHBOURS >> 20} MB, most of it "
+            if sum(sizes.values()) > MAX_NEIGHBOURS:  # without walking the rest, which may be a data set on a file server
+                what = f"the modules and packages next to the program are larger than {MAX_NEIGHBOURS >> 20} MB, most of it "
                 hint = "leave them out with --no-modules and name what it needs with --copy; or --workdir with a folder of the hosts'"
                 raise UsageError(what + max(sizes, key=lambda name: sizes[name]), where=str(folder), hint=hint)
     return found

@@ -46,7 +46,7 @@ _SAID_ANYWAY = re.compile(
 _NOISE = re.compile(r"\[\S+:\d+\] plm:rsh: Warning: setpgid\([-\d, ]+\) failed in parent\b")
 #: Before the messages of the engine's own launcher.
 _OWN = "collective_core.launch: "
-_MOST_LINES = 200  # of one traceback
+_MAX_LINES = 200  # of one traceback
 _LONGEST_HEADLINE = 300  # characters of an exception, or of what a rank has said
 _RECENT = 15  # lines after a traceback with which it is still on the screen
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
@@ -239,7 +239,7 @@ class RankOutput:
             failure.is_whole = False
         elif failure is None:
             return False
-        if len(failure.lines) == _MOST_LINES:  # it is no traceback, or the rank has survived it
+        if len(failure.lines) == _MAX_LINES:  # it is no traceback, or the rank has survived it
             self._survived(rank)
             return False
         failure.lines.append(text)

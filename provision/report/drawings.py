@@ -16,8 +16,8 @@ from provision.facts import Facts, hardware
 from provision.remote.timeline import State, StepTime
 
 FOLD_FROM = 13  # hosts from which on those that are alike are one entry
-MOST_ROWS = 40  # of the picture of steps; the rest is counted
-MOST_BOXES = 8  # of the topology
+MAX_ROWS = 40  # of the picture of steps; the rest is counted
+MAX_BOXES = 8  # of the topology
 GANTT_WIDTH, ROW_HEIGHT = 760, 22
 _LETTER = 6.2  # width of a letter in bars, at their font size
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
@@ -113,13 +113,13 @@ def gantt(steps: Sequence[StepTime], hosts: Sequence[str] = ()) -> Gantt | None:
     scale = GANTT_WIDTH / total
     groups = grouped(of_host.items(), lambda item: tuple((step.stage, step.step, step.state) for step in item[1]), len(of_host))
     rows = [_row(group, scale) for group in groups]
-    if len(rows) > MOST_ROWS:
+    if len(rows) > MAX_ROWS:
         rows.sort(key=lambda row: (-_WORST.index(row.state), -row.seconds))
     every = next((tick for tick in _TICKS if total / tick <= 8), _TICKS[-1])
     return Gantt(
-        rows[:MOST_ROWS],
+        rows[:MAX_ROWS],
         [Tick(round(at * scale, 1), duration(at) if at else "0") for at in range(0, int(min(total, every * 60)) + 1, every)],
-        sum(len(row.hosts) for row in rows[MOST_ROWS:]),
+        sum(len(row.hosts) for row in rows[MAX_ROWS:]),
         list(_by_step(steps)),
     )
 
@@ -215,10 +215,10 @@ def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: 
     names = list(networks)
     if not names:
         return None
-    groups = grouped(names, lambda name: (*_hardware(facts.get(name)), networks[name]), len(names), MOST_BOXES + 1)
-    if len(groups) > MOST_BOXES:
+    groups = grouped(names, lambda name: (*_hardware(facts.get(name)), networks[name]), len(names), MAX_BOXES + 1)
+    if len(groups) > MAX_BOXES:
         groups.sort(key=len, reverse=True)
-    drawn, left_out = groups[:MOST_BOXES], sum(map(len, groups[MOST_BOXES:]))
+    drawn, left_out = groups[:MAX_BOXES], sum(map(len, groups[MAX_BOXES:]))
     height = 90 if len(names) == 1 else 130 if len(drawn) <= 2 else 440
     middle = height / 2
     boxes = [_box(group, facts.get(group[0]), networks[group[0]], _slowest(group, group, measured)) for group in drawn]

@@ -36,11 +36,11 @@ from provision.smoke import evaluation
 from provision.smoke.evaluation import TrainingReport
 
 NAME = "report.html"
-_MOST_FAILURES = 25  # that are shown; failures of several hosts with the same words are one
-_MOST_LINES, _MOST_LETTERS = 40, 400  # of an error: its last lines, and of each so many letters
+_MAX_FAILURES = 25  # that are shown; failures of several hosts with the same words are one
+_MAX_LINES, _MAX_LETTERS = 40, 400  # of an error: its last lines, and of each so many letters
 _LOG_LINES = 60  # of a program's log
 _LARGEST_LOG = 64 << 20  # bytes of a log that is examined
-_MOST_NOTES = 60
+_MAX_NOTES = 60
 _CHART = 440, 250  # pixels
 _LARGEST = 1e12  # value of a curve; hosts may report anything
 #: Files and folders of a run that the page names, and what they are.
@@ -88,7 +88,7 @@ def render(run: Run) -> str:
         log_findings=_log_findings(log) if bad and log is not None else [],
         log_tail=_tail(log) if bad and log is not None else [],
         log_name=log.name if log is not None else "",
-        notes=report.notes[:_MOST_NOTES] if report else [],
+        notes=report.notes[:_MAX_NOTES] if report else [],
         # The rest of it is in the section about the training, where there is one.
         summary=(report.smoke_summary or "").splitlines()[: 1 if training else None] if report else [],
         training=training,
@@ -190,8 +190,8 @@ def _is_dry(report: Report | None) -> bool:
 
 def _lines(text: str) -> list[str]:
     lines = text.strip().splitlines()
-    cut = [line if len(line) <= _MOST_LETTERS else line[:_MOST_LETTERS] + " …" for line in lines[-_MOST_LINES:]]
-    return [f"… {len(lines) - _MOST_LINES} lines before", *cut] if len(lines) > _MOST_LINES else cut
+    cut = [line if len(line) <= _MAX_LETTERS else line[:_MAX_LETTERS] + " …" for line in lines[-_MAX_LINES:]]
+    return [f"… {len(lines) - _MAX_LINES} lines before", *cut] if len(lines) > _MAX_LINES else cut
 
 
 def _failures(report: Report) -> list[_Failure]:
@@ -200,11 +200,11 @@ def _failures(report: Report) -> list[_Failure]:
         groups.setdefault((failure.where or "", failure.what, failure.hint or ""), []).append(failure.host or "controller")
     listed = list(groups.items())
     shown = []
-    for (step, what, hint), hosts in listed[:_MOST_FAILURES]:
+    for (step, what, hint), hosts in listed[:_MAX_FAILURES]:
         # What the survey says comes with a hint for it.
         findings = logs.known_errors(what, step) if step != "survey" else []
         shown.append(_Failure(hosts, step, _lines(what), hint, findings))
-    if more := [host for _, hosts in listed[_MOST_FAILURES:] for host in hosts]:
+    if more := [host for _, hosts in listed[_MAX_FAILURES:] for host in hosts]:
         shown.append(_Failure(more, "", [f"{len(more)} more failures are in report.json"], "", ()))
     return shown
 
@@ -217,9 +217,9 @@ def _log_findings(log: Path) -> list[Finding]:
 
 def _tail(log: Path) -> list[str]:
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOG_LINES * _MOST_LETTERS))
+        file.seek(max(0, log.stat().st_size - _LOG_LINES * _MAX_LETTERS))
         lines = file.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
-    return [rank_output.readable(line)[:_MOST_LETTERS] for line in lines]
+    return [rank_output.readable(line)[:_MAX_LETTERS] for line in lines]
 
 
 def _training(report: Report | None) -> TrainingReport | None:

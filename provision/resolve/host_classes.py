@@ -20,7 +20,7 @@ DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
 # Folders of environments that are not the system's.
 _ENVIRONMENTS = re.compile(r"\.?(ana|mini)?conda\d*|(mini|mamba)forge\d*|micromamba|\.?pyenv|envs|\.?v?env|virtualenvs?", re.IGNORECASE)
-_MOST_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
+_MAX_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,8 @@ def with_newest_driver(host_class: HostClass) -> HostClass:
 def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str | None, str] | None]) -> tuple[Builder, ...]:
     """A few of the hosts that share a build and can make it: ``toolkit_of`` returns (folder of the CUDA toolkit, why), or None if a class
     cannot build."""
-    found = [Builder(name, *how) for each, names in sharing.items() if (how := toolkit_of(each)) for name in names[:_MOST_BUILDERS]]
-    return tuple(sorted(found, key=lambda each: each.host)[:_MOST_BUILDERS])
+    found = [Builder(name, *how) for each, names in sharing.items() if (how := toolkit_of(each)) for name in names[:_MAX_BUILDERS]]
+    return tuple(sorted(found, key=lambda each: each.host)[:_MAX_BUILDERS])
 
 
 def nvidia_repository(host_class: HostClass) -> Repository | str:

@@ -13,7 +13,7 @@ from provision.base.versions import key
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for, with_newest_driver, without_gpus
 
-MOST_REMEDIES = 2  # are offered for a conflict: the cheapest
+MAX_REMEDIES = 2  # are offered for a conflict: the cheapest
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Trial:
                 continue
             if proposal.apply is None:
                 untried.append(proposal.remedy())
-            elif group not in complete and len(complete) < MOST_REMEDIES:
+            elif group not in complete and len(complete) < MAX_REMEDIES:
                 extended = self._with_further_exclusions(proposal, subject)
                 left = self._conflicts_after(extended)
                 same = left.get(subject)
@@ -176,7 +176,7 @@ class Trial:
                     (moving if same else partial).setdefault(group, extended.remedy(" (not enough by itself)"))
                 elif same is None:
                     revealing.setdefault(group, extended.remedy(" (not enough by itself)"))
-        return tuple([*(complete or partial or moving or revealing).values(), *untried][:MOST_REMEDIES])
+        return tuple([*(complete or partial or moving or revealing).values(), *untried][:MAX_REMEDIES])
 
     def _conflicts_after(self, proposal: Proposal) -> Conflicts:
         """The conflicts that are left after a remedy; without any host left, all of them."""

@@ -25,7 +25,7 @@ from provision.resolve.remedies import Proposal, change_named, exclude, with_pyt
 Kind = Literal["driver", "python", "without"]
 _FORM = re.compile(r"(?:(?P<hosts>[^=:]+):)?(?P<kind>[a-z]+)=(?P<value>[^=:]+)")
 _HINT = "write driver=580, python=3.12 or without=HOST; for some hosts alone: HOST:driver=580"
-_MOST_HOSTS = 500  # of an inventory for which a hint is looked for: each change is a whole plan
+_MAX_HOSTS = 500  # of an inventory for which a hint is looked for: each change is a whole plan
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[
 
     Of changes that lift it as far, the first in the order of their cost: the oldest driver, the newest Python, a host less.
     """
-    if len(facts) > _MOST_HOSTS:
+    if len(facts) > _MAX_HOSTS:
         return None
     plan = resolve(facts, requirements, hosts)
     if plan.conflicts:

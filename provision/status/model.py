@@ -15,7 +15,7 @@ from provision.facts.model import noted_files
 
 State = Literal["installed", "drifted", "busy", "GPU error", "not installed", "unknown", "unreachable"]
 STATES: tuple[State, ...] = ("unreachable", "unknown", "not installed", "GPU error", "drifted", "busy", "installed")  # worst first
-MOST_DIFFERENCES = 200  # of one host
+MAX_DIFFERENCES = 200  # of one host
 _COMMANDS: dict[State, str] = {"drifted": "up {}", "not installed": "up {}", "GPU error": "doctor {} --gpu"}
 
 _Text = Annotated[str, Field(max_length=4096)]

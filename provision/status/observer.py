@@ -26,7 +26,7 @@ from provision.plan.lock import Lock
 from provision.plan.model import HostPlan
 from provision.remote import ssh
 from provision.report import runs
-from provision.status.model import MOST_DIFFERENCES, HostAnswer, HostStatus, Installed, Job, LastRun, RanksOfJob, State, Status, command
+from provision.status.model import MAX_DIFFERENCES, HostAnswer, HostStatus, Installed, Job, LastRun, RanksOfJob, State, Status, command
 from provision.status.show import moment
 from provision.survey import collect
 
@@ -266,5 +266,5 @@ def _differences(host: Host, installed: Installed, changed: tuple[str, ...] | No
             found += drift.from_lock(lock, plan, installed.files)
     except (KeyError, TypeError, ValueError):
         return ["its manifest was written by another version or is damaged"]
-    more = len(found) - MOST_DIFFERENCES
-    return [*found[:MOST_DIFFERENCES], f"and {more} more"] if more > 0 else found
+    more = len(found) - MAX_DIFFERENCES
+    return [*found[:MAX_DIFFERENCES], f"and {more} more"] if more > 0 else found

@@ -25,7 +25,7 @@ from provision.status import metrics, show
 from provision.status.model import Status
 
 LOOPBACK = "127.0.0.1"
-_MOST_CONNECTIONS = 32  # without a complete request; beyond that, the oldest gives way to the newest
+_MAX_CONNECTIONS = 32  # without a complete request; beyond that, the oldest gives way to the newest
 _REQUEST_S, _SILENT_S = 2.0, 5.0  # for a complete request; of a client that reads nothing
 _OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
@@ -51,7 +51,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = _MOST_CONNECTIONS
+    request_queue_size = _MAX_CONNECTIONS
 
     def __init__(self, port: int, token: str, latest: Callable[[], Status | None], interval: float) -> None:
         self.token, self.latest, self.interval = token, latest, interval
@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={quote(self.token, safe='')}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._silent) >= _MOST_CONNECTIONS:
+        if len(self._silent) >= _MAX_CONNECTIONS:
             _cut(oldest := next(iter(list(self._silent))))
             self.note_request(oldest)
         self._silent[request] = time.monotonic()

@@ -23,10 +23,10 @@ _DISPENSABLE = ("GPU GiB", "disk GiB", "mem GiB", "load")  # columns that are le
 _DISPENSABLE_OF_GPUS = ("power", "temp", "GiB")
 _FOLDED = ("host", "GPU")  # columns that may take several lines; the first holds the hosts' names
 _NARROWEST_NAME = 24  # columns of a name that is folded over lines
-_MOST_GPUS = 16  # of all hosts, that get a row each
-_MOST_DIFFERENCES = 3  # of one host, that are shown
+_MAX_GPUS = 16  # of all hosts, that get a row each
+_MAX_DIFFERENCES = 3  # of one host, that are shown
 _FEWEST_ROWS = 4  # of hosts in a live view
-_MOST_LINES = 2  # of a text in a live view
+_MAX_LINES = 2  # of a text in a live view
 _ANY_WIDTH = 10_000
 _GIB = 1 << 30
 
@@ -35,7 +35,7 @@ def show(status: Status, console: Console) -> None:
     """Print it, with lines that can be copied whole, and the summary last."""
     listed, left_out = _table(status, list(status.hosts), console)
     console.print(listed)
-    if 0 < sum(len(host.gpus) for host in status.hosts) <= _MOST_GPUS:
+    if 0 < sum(len(host.gpus) for host in status.hosts) <= _MAX_GPUS:
         gpus, more_left_out = _gpus(status, console)
         left_out += more_left_out
         console.print("", gpus)
@@ -54,7 +54,7 @@ def view(status: Status, console: Console) -> Table:
         listed, left_out = _table(status, hosts, console)
         more = [(f"and {len(rest)} more: {joined(list(dict.fromkeys(host.state for host in rest)))}", "dim")] if rest else []
         lines = [
-            (clipped(text, console.width, _MOST_LINES), style) for text, style in (*more, *left_out, *below, *_troubles(status, hosts))
+            (clipped(text, console.width, _MAX_LINES), style) for text, style in (*more, *left_out, *below, *_troubles(status, hosts))
         ]
         heights = [len(wrapped(text, console.width)) for text, _ in lines]
         height = len(console.render_lines(listed)) - 1
@@ -165,9 +165,9 @@ def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str
     groups: dict[tuple[str, ...], list[HostStatus]] = {}
     for host in sorted(hosts, key=lambda host: STATES.index(host.state)):
         holder = f"{host.locked.owner} works on it since {host.locked.since}" if host.locked else ""
-        shown = [each for each in (host.problem, holder, *host.drift[:_MOST_DIFFERENCES]) if each]
-        if len(host.drift) > _MOST_DIFFERENCES:
-            shown.append(f"and {len(host.drift) - _MOST_DIFFERENCES} more")
+        shown = [each for each in (host.problem, holder, *host.drift[:_MAX_DIFFERENCES]) if each]
+        if len(host.drift) > _MAX_DIFFERENCES:
+            shown.append(f"and {len(host.drift) - _MAX_DIFFERENCES} more")
         groups.setdefault((host.state, *shown), []).append(host)
     for (state, *texts), group in groups.items():
         if state == "installed" and not texts:

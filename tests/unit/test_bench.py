@@ -443,7 +443,7 @@ DOCUMENT = """{"schema": 3, "when": "2026-11-20T10:00:00+00:00", "hosts": [{"nam
 
 def test_earlier_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(results, "MOST_RUNS", 3)
+    monkeypatch.setattr(results, "MAX_RUNS", 3)
     (tmp_path / "hosts.ini").write_text("a ansible_host=192.0.2.1\nb ansible_host=192.0.2.2\n")
     hosts = inventory.load(str(tmp_path / "hosts.ini"))
     assert results.history(hosts) == ([], [])

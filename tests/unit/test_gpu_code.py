@@ -75,13 +75,13 @@ def test_a_section_of_terabytes_without_containers_is_read_in_one_step(tmp_path:
 
 
 def test_the_number_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_code, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(gpu_code, "MAX_ENTRIES", 2)
     with pytest.raises(Damaged, match="more than 2 containers and entries"):
         gpu_code.read(str(LIBRARIES / "architectures.so"))
 
 
 def test_containers_without_entries_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_code, "MOST_ENTRIES", 100)
+    monkeypatch.setattr(gpu_code, "MAX_ENTRIES", 100)
     path = tmp_path / "many.so"
     for number in (100, 101):
         path.write_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0) * number)

@@ -372,7 +372,7 @@ def test_steps_of_hosts_that_differ_are_not_folded_and_the_failed_ones_come_firs
     steps[3].state = "failed"
     made = drawings.gantt(steps)
     assert made is not None
-    assert len(made.rows) == drawings.MOST_ROWS
+    assert len(made.rows) == drawings.MAX_ROWS
     assert made.left_out == 20
     assert [row.slowest for row in made.rows[:2]] == ["h3", "h59"]
     assert drawings.gantt([]) is None

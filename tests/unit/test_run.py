@@ -599,7 +599,7 @@ def test_modules_next_to_the_program_are_copied(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(project)
     assert members(program_files.pack(["python", "-m", "models.deep"], [])) == ["helper.py", *members(packed)[2:]]
     assert members(program_files.pack(["./notes.txt"], [])) == ["notes.txt"]
-    monkeypatch.setattr(program_files, "MOST_NEIGHBOURS", 1 << 20)
+    monkeypatch.setattr(program_files, "MAX_NEIGHBOURS", 1 << 20)
     (project / "models/weights.bin").write_bytes(bytes((1 << 20) + 1))
     with pytest.raises(UsageError, match=r"larger than 1 MB, most of it models\n.*--no-modules"):
         program_files.pack(["python", "train.py"], [])

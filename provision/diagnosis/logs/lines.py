@@ -13,7 +13,7 @@ from provision.diagnosis.patterns import Pattern, latin1
 BLOCK = 1 << 20  # bytes read at once
 LONGEST_LINE = 1 << 13  # bytes; what is longer is cut into parts of this size
 NARROWEST, WIDEST = 60, 250  # bytes of lines that a terminal has folded
-MOST_FULL = 0.8  # of the lines of a folded log have its full width; where more have it, it is the program's own
+MAX_FULL = 0.8  # of the lines of a folded log have its full width; where more have it, it is the program's own
 PART = b"\r"  # begins what is no line of the file: an update of a progress bar, the next part of a long line
 
 _ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
@@ -58,7 +58,7 @@ _LESSER = Pattern(
     r"|[IW]:|\[?[IWD](?:\d{4} | )[^\]\n]{1,120}\])"
 )
 _CALLED_LESSER = frozenset({"DEBUG", "TRACE", "INFO", "NOTICE", "WARN", "WARNING"})
-_MOST_PREFIXES = 8
+_MAX_PREFIXES = 8
 _BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
 
@@ -82,7 +82,7 @@ def clean(raw: bytes) -> Line:
         text = _ANSI.replace("", text)
     text = text.replace("\r", " ").replace("\x00", "").strip()
     rank, is_lesser = None, False
-    for _ in range(_MOST_PREFIXES):
+    for _ in range(_MAX_PREFIXES):
         plain, begin, own = latin1(text), 0, ""
         if found := _PREFIX.at(plain, 0):
             begin = found.end()
@@ -171,7 +171,7 @@ def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
     """The lines, and where a word may have been folded at the width of a terminal, also the line joined with the next one."""
     width = max((len(line) for line in lines if not line.startswith(PART)), default=0)
     full = sum(len(line) == width for line in lines)
-    if not NARROWEST <= width <= WIDEST or full > MOST_FULL * len(lines) + 2:
+    if not NARROWEST <= width <= WIDEST or full > MAX_FULL * len(lines) + 2:
         yield from lines
         return
     for line, following in pairwise([*lines, b""]):

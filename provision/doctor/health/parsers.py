@@ -35,7 +35,7 @@ from provision.doctor.health.model import (
 _Parsed = TypeVar("_Parsed")
 
 LARGEST = 2 << 20  # characters of one output
-MOST_GPUS = 64  # of one host
+MAX_GPUS = 64  # of one host
 SHOWN = 160  # characters of an output that a finding quotes
 _LARGEST_COUNT = 10**15
 
@@ -140,7 +140,7 @@ def nvidia_smi(text: str) -> Gpus:
     if root.tag != "nvidia_smi_log":
         raise ValueError("it is not nvidia-smi's XML")
     found = root.findall("gpu")
-    if len(found) > MOST_GPUS:
+    if len(found) > MAX_GPUS:
         raise ValueError(f"it lists {len(found)} GPUs")
     return Gpus(
         driver=root.findtext("driver_version") or root.findtext("kmd_version") or "",
@@ -396,7 +396,7 @@ def nvbandwidth(text: str) -> Bandwidths:
         if found := re.match(r"\s*Running (\w{1,80})\.", line):
             name = found[1]
         elif name and name not in tests and re.match(r"\s*0(\s+(\d+\.\d+|N/A))+\s*$", line) and "." in line:
-            tests[name] = tuple(_finite(word) for word in line.split()[1:] if word != "N/A")[:MOST_GPUS]
+            tests[name] = tuple(_finite(word) for word in line.split()[1:] if word != "N/A")[:MAX_GPUS]
     if not tests:
         raise ValueError("it has no result")
     return Bandwidths(tests=tests)

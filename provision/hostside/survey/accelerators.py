@@ -5,7 +5,7 @@ import re
 
 from .machine import number, section
 
-MOST_DEVICES = 64  # are listed: a host has 16 accelerators at most, and 8 virtual functions of each
+MAX_DEVICES = 64  # are listed: a host has 16 accelerators at most, and 8 virtual functions of each
 ACCELERATOR_NODES = ("/dev/kfd", "/dev/dri/renderD*", "/dev/accel/accel*", "/dev/hl[0-9]*")
 # Where AWS's installer, its deep-learning images and Debian packages put the plugin.
 EFA_PLUGINS = (
@@ -35,8 +35,8 @@ def accelerator_on(machine, folder):
 def accelerators(machine):
     found = [accelerator_on(machine, folder) for folder in machine.glob("/sys/bus/pci/devices/*")]
     return {
-        "devices": [each for each in found if each][:MOST_DEVICES],
-        "nodes": [node for pattern in ACCELERATOR_NODES for node in machine.glob(pattern)][:MOST_DEVICES],
+        "devices": [each for each in found if each][:MAX_DEVICES],
+        "nodes": [node for pattern in ACCELERATOR_NODES for node in machine.glob(pattern)][:MAX_DEVICES],
     }
 
 

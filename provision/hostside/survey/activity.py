@@ -8,9 +8,9 @@ from .installed import LOCKS
 from .machine import number, section
 from .nvidia import GPU_TIMEOUT_S, UNSUPPORTED
 
-MOST_GPUS = 64
-MOST_JOBS = 50
-MOST_PROCESSES = 100000
+MAX_GPUS = 64
+MAX_JOBS = 50
+MAX_PROCESSES = 100000
 LONGEST_NAME = 120
 LOAD_FIELDS = ("index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu", "power.draw")
 INTERPRETER = re.compile(r"(python|pypy)[\d.]*$")
@@ -47,7 +47,7 @@ def jobs(machine):
     """
     now, ticks = uptime(machine), os.sysconf("SC_CLK_TCK")
     runs = {}
-    for pid in [name for name in machine.listdir("/proc") if name.isdigit()][:MOST_PROCESSES]:
+    for pid in [name for name in machine.listdir("/proc") if name.isdigit()][:MAX_PROCESSES]:
         environment = machine.content("/proc/%s/environ" % pid) or b""
         if b"PROVISION_RUN_ID=" not in environment:
             continue
@@ -59,7 +59,7 @@ def jobs(machine):
         ranks = runs.setdefault(run.decode("utf-8", "replace")[:LONGEST_NAME], {})
         ranks[rank] = min(ranks.get(rank, (float("inf"), "")), (int(fields[19]), pid))
     found = []
-    for run in sorted(runs)[:MOST_JOBS]:
+    for run in sorted(runs)[:MAX_JOBS]:
         started, pid = min(runs[run].values())
         words = [word.decode("utf-8", "replace") for word in (machine.content("/proc/%s/cmdline" % pid) or b"").split(b"\0")]
         age = round(max(0.0, now - started / float(ticks)), 1)
@@ -115,7 +115,7 @@ def read_gpu_load(text):
                 "power": measured(row["power.draw"]),
             }
         )
-    return found[:MOST_GPUS]
+    return found[:MAX_GPUS]
 
 
 def measured(text):

@@ -120,12 +120,12 @@ def ssh_connection(variable, interfaces):
     return {"client_address": fields[0], "server_address": ours, "server_port": number(fields[3]), "interface": carrier}
 
 
-MOST_GIDS = 256  # of a port: mlx5 has 255 places, most of them empty
+MAX_GIDS = 256  # of a port: mlx5 has 255 places, most of them empty
 
 
 def roce_v2_gids(machine, port):
     """The indexes of a port's GIDs of RoCE v2: the kernel answers for an empty place with an error."""
-    places = sorted(number(name) for name in machine.listdir(port + "/gid_attrs/types") if name.isdigit())[:MOST_GIDS]
+    places = sorted(number(name) for name in machine.listdir(port + "/gid_attrs/types") if name.isdigit())[:MAX_GIDS]
     return [place for place in places if machine.line("%s/gid_attrs/types/%d" % (port, place)) == "RoCE v2"]
 
 

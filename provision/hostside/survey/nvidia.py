@@ -75,7 +75,7 @@ def query_gpus(machine):
     return [], None, complaint[-500:]
 
 
-MOST_DETAILS = 4 << 20  # of `nvidia-smi -q`: some 25 kB per GPU, more with MIG and processes
+MAX_DETAILS = 4 << 20  # of `nvidia-smi -q`: some 25 kB per GPU, more with MIG and processes
 GPU_DETAILS = {
     ("MIG Mode", "Current"): "mig",
     ("GPU Virtualization Mode", "Virtualization Mode"): "virtualization",
@@ -91,7 +91,7 @@ UNSUPPORTED = ("", "n/a", "not supported", "none", "gpu is lost")  # drivers dif
 def read_gpu_details(text):
     """{PCI address: details} of `nvidia-smi -q`. A field that a driver does not have or a GPU does not support is left out."""
     found, gpu, group = {}, None, ""
-    for line in text[:MOST_DETAILS].splitlines():
+    for line in text[:MAX_DETAILS].splitlines():
         start = re.match(r"GPU (\w+:\w+:\w+\.\w+)\s*$", line)
         if start:
             gpu, group = found.setdefault(start.group(1), {"mig_instances": 0}), ""
