@@ -11,12 +11,12 @@ DOCUMENTATION = r"""
 module: controller_lock
 short_description: Let one run at a time change this host
 description:
-  - Acquires or releases the host lock. Never reports a change, because the lock is no part of the host's state.
+  - Acquires or releases the host lock. Never reports a change, because the lock is not part of the host's state.
 author: [the provision authors]
 options:
   state: {description: Acquire or release it., choices: [held, released], required: true}
   run: {description: The run's id., type: str, required: true}
-  owner: {description: Who runs it and where, for the message to others., type: str, default: somebody}
+  owner: {description: Who runs it and where, for the message to others., type: str, default: another user}
   dead: {description: Ids of runs that have ended., type: list, elements: str, default: []}
   guard: {description: "The command of C(guard.py), which ends here what a run has left at work.", type: str, default: ""}
   path: {description: The lock file., type: path, default: /run/provision.lock}
@@ -96,7 +96,7 @@ def main():
         argument_spec={
             "state": {"choices": ["held", "released"], "required": True},
             "run": {"type": "str", "required": True},
-            "owner": {"type": "str", "default": "somebody"},
+            "owner": {"type": "str", "default": "another user"},
             "dead": {"type": "list", "elements": "str", "default": []},
             "guard": {"type": "str", "default": ""},
             "path": {"type": "path", "default": "/run/provision.lock"},

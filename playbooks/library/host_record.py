@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: host_record
 short_description: Record folders, files and system packages in the host's record
 description:
-  - With C(prefix), refuses a folder of somebody else's and records what will be made in it; that may be replaced and removed as a whole.
+  - With C(prefix), refuses another user's folder and records what will be made in it; that may be replaced and removed as a whole.
   - With C(claimed), records these paths as ours where nothing exists yet.
   - C(packages=before) records what is installed; C(packages=after) records the difference as ours, and belongs into an C(always).
   - After an interrupted installation the next C(before) or C(closed) records the difference as unsure, because others may have
@@ -22,7 +22,7 @@ options:
   asked: {description: "With C(before): the requested packages.", type: list, elements: str, default: []}
   held: {description: Packages that the installation has put on hold., type: list, elements: str, default: []}
   removed: {description: Packages that were there before us and were removed., type: list, elements: str, default: []}
-  replaced: {description: "Packages that the installation brought to another version, name to the version before.", type: dict, default: {}}
+  replaced: {description: "Packages that the installation changed to another version, name to the version before.", type: dict, default: {}}
   driver: {description: The driver that was installed and is not ours to remove., type: str}
 """
 
@@ -75,7 +75,7 @@ def refusal(prefix, contents):
     path, known = os.path.join(prefix, "record.json"), []
     if "record.json" in there:
         if not holds(path, {"schema", "files", "claimed", "packages"}):
-            return f"{path} is no record of provision's, or it is damaged. {HINT}"
+            return f"{path} is not a record of provision, or it is damaged. {HINT}"
         known, wrong = host_record.load(path)["contents"], trust.invalid_name(host_record.load(path))
         if wrong is not None:
             return f"{path} names {wrong!r}, which is not ours to remove. {HINT}"
@@ -112,7 +112,7 @@ def note_packages(record, given, now):
     known = {**host_record.EMPTY["packages"], **record["packages"]}
     record["packages"] = packages_entry(known, given["packages"], now, given["asked"])
     record["held"] = sorted((set(record["held"]) | set(given["held"])) & set(now))
-    record["taken_off"] = sorted(set(record["taken_off"]) | set(given["removed"]))
+    record["removed"] = sorted(set(record["removed"]) | set(given["removed"]))
     ours = {name.split(":")[0] for name in record["packages"]["added"]}
     for name, version in given["replaced"].items():
         if name not in ours:

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 """Ansible module: the repository of NVIDIA's packages, with its key, in the host's record. Python 3.7+.
 
-Ansible's own modules can neither read a key inside a package nor remove a list only where nobody has changed it. The key is valid for its
+Ansible's own modules can neither read a key inside a package nor remove a list only where it is unchanged. The key is valid for its
 repository alone (signed-by) and is read from
 
 - the vendor's keyring package (``vendor``), which is not installed: the list in it has another address than a mirror;
@@ -87,7 +87,7 @@ def verify(module):
     path, expected = module.params["package"], module.params["package_sha256"]
     data = content(path)
     if data is None:
-        module.fail_json(msg=f"cannot read {path}: there is no such file")
+        module.fail_json(msg=f"cannot read {path}: no such file")
     if host_record.digest(data) != expected:
         module.fail_json(msg=f"{path} has checksum {host_record.digest(data)}, not {expected}; nothing of it was used")
 
@@ -159,7 +159,7 @@ def missing_in(module, name):
     folders = [path for path in paths if re.fullmatch(r"/var/[^/]*repo[^/]*", path)]
     if len(found) != 1 or len(folders) != 1:
         module.fail_json(
-            msg=f"{name} is no local repository: it holds {len(found)} list(s) for apt and {len(folders)} folder(s) of packages"
+            msg=f"invalid local repository {name}: it holds {len(found)} list(s) for apt and {len(folders)} folder(s) of packages"
         )
     keys = sorted(glob.glob(folders[0] + "/*keyring.gpg")) or sorted(glob.glob(folders[0] + "/*.pub"))
     if not keys:

@@ -409,7 +409,7 @@ def main():
         supports_check_mode=True,
     )
     venv, python = module.params["venv"], module.params["python"]
-    os.umask(0o022)  # the users of the host must be able to read it, whatever the umask of who installs
+    os.umask(0o022)  # the users of the host must be able to read it, under any umask of the installation
 
     if module.params["base"] is not None:
         needed = not (os.path.exists(os.path.join(venv, COMPLETE)) and os.access(os.path.join(venv, "bin", "python"), os.X_OK))

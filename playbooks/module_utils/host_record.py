@@ -6,10 +6,10 @@ It is written before each change, so that an interrupted run leaves nothing unkn
      "files": {PATH: {"sha256": [...], "marker": ... or null, "made": true or false}},   a file of ours, or a marked block in a shared file;
                                                                       "unwanted": true where the plan no longer needs it and it stays
      "contents": [NAME, ...],                     ours in the prefix; each is removed as a whole
-     "claimed": [PATH, ...],                      was not there before us, whatever it holds: a secret key, a folder
+     "claimed": [PATH, ...],                      was not there before us, with any content: a secret key, a folder
      "packages": {"added": [NAME, ...], "before": [NAME, ...] or null,                   "before": an installation is under way
                   "asked": [NAME, ...], "unsure": [NAME, ...]},   requested by us; new since an interrupted installation
-     "held": [NAME, ...], "taken_off": [...], "replaced": {NAME: VERSION},               was there before us in that version
+     "held": [NAME, ...], "removed": [...], "replaced": {NAME: VERSION},               was there before us in that version
      "driver": "NAME VERSION"}                    NVIDIA's driver, where we have installed it; it stays
 """
 
@@ -20,7 +20,7 @@ import json
 import os
 import tempfile
 
-EMPTY = {"schema": 1, "files": {}, "contents": [], "claimed": [], "held": [], "taken_off": [], "replaced": {}}
+EMPTY = {"schema": 1, "files": {}, "contents": [], "claimed": [], "held": [], "removed": [], "replaced": {}}
 EMPTY["packages"] = {"added": [], "before": None, "asked": [], "unsure": []}
 
 

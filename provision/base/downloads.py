@@ -230,7 +230,7 @@ def fetch(
 
 
 def check_user_file(path: Path, sha256: str | None, *, what: str) -> Path:
-    """Check a file of the user's against ``sha256``, where that is known; returns its path.
+    """Check a user file against ``sha256``, where that is known; returns its path.
 
     Raises:
         UsageError: it cannot be read, or has another checksum.

@@ -44,7 +44,7 @@ class Interrupted(ProvisionError):
 
 
 def as_provision_error(error: BaseException) -> ProvisionError:
-    """Whatever ended a command as an error for the user: a ProvisionError as it is, anything else as one sentence."""
+    """What ended a command as an error for the user: a ProvisionError as it is, anything else as one sentence."""
     if isinstance(error, ProvisionError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -54,5 +54,5 @@ def as_provision_error(error: BaseException) -> ProvisionError:
     if isinstance(error, OSError) and error.strerror:  # of this machine: a full disk, a folder that is gone, a terminal that is closed
         return ProvisionError(error.strerror, where=str(error.filename) if error.filename else None, hint="--debug shows where it happened")
     return ProvisionError(
-        f"a defect of provision: {type(error).__name__}: {error}", hint="run it again with --debug and report what it prints"
+        f"internal error (please report it): {type(error).__name__}: {error}", hint="run it again with --debug and report what it prints"
     )

@@ -43,7 +43,7 @@ def acquired(path: Path, wait: float = 0) -> Iterator[IO[str] | None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds this lock. A file that is missing or cannot be read is held by nobody that we know of; none is created."""
+    """Whether a process holds this lock. A file that is missing or cannot be read is held by no known process; none is created."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:  # a FIFO would keep us waiting
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

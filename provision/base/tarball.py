@@ -16,7 +16,7 @@ _VERSION_FILE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Sources:
-    """A source tarball of the user's."""
+    """The user's source tarball."""
 
     path: Path
     version: str
@@ -29,7 +29,7 @@ def nccl(path: Path) -> Sources:
 
 
 def nccl_version(path: Path) -> str:
-    """The NCCL release of a source tarball, e.g. ``2.22.3``, from its ``makefiles/version.mk``, whatever the file is called.
+    """The NCCL release of a source tarball, e.g. ``2.22.3``, from its ``makefiles/version.mk``, under any file name.
 
     Raises:
         UsageError: it cannot be read to its end, or does not contain NCCL's sources.

@@ -80,7 +80,7 @@ class Console(RichConsole):
             self.print(Text(f"  → {_indented(hint)}", style="bold"), soft_wrap=True)
 
     def prose(self, text: str, style: str = "") -> None:
-        """Print sentences, which nobody pastes: as `say`, but the lines of a terminal end between words, indented like the first."""
+        """Print sentences, which are not pasted: as `say`, but the lines of a terminal end between words, indented like the first."""
         if not self.is_terminal:
             self.say(text, style)
             return

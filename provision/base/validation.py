@@ -140,7 +140,7 @@ def count(text: str) -> int | None:
 
 
 def max_here() -> int:
-    """Ranks, or hosts in containers, that this machine takes where nothing gives it slots: more would bring it to a stop."""
+    """Ranks, or hosts in containers, that this machine takes where nothing gives it slots: more would stop it."""
     return _MAX_PER_CORE * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 

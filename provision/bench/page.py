@@ -89,7 +89,7 @@ def _trends(runs: Sequence[Measurements]) -> list[Chart]:
     drawn = []
     for taken in found.values():
         (first, _), (last, latest) = taken[0], taken[-1]
-        if first < last:  # a run may have left this out, but one point is no trend
+        if first < last:  # a run may have left this out, but one point is not a trend
             points = [(float(place), each.figure) for place, each in taken]
             day, of_one_day = runs[first].when[:10], runs[first].when[:10] == runs[last].when[:10]
             marks = {float(place): runs[place].when[11:16] if of_one_day else runs[place].when[:10] for place in (first, last)}

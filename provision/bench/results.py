@@ -116,7 +116,7 @@ class Training(_Document):
     """Training steps of ``np`` ranks. ``launches``: the median of each launch.
 
     ``alone``: samples per second of the same processes without communication. ``efficiency``: how much of that is left, round by round;
-    None for one rank, which has nobody to communicate with. ``…low``, ``…high``: the quartiles.
+    None for one rank, which has no peer. ``…low``, ``…high``: the quartiles.
     """
 
     np: PositiveInt

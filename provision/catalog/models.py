@@ -45,7 +45,7 @@ class Sourced(Model):
 
 
 class Reach(Model):
-    """How far the catalogue's knowledge reaches: the newest releases that it knows, and when it was last brought up to date.
+    """How far the catalogue's knowledge reaches: the newest releases that it knows, and when it was last updated.
 
     ``overlay``: the digest of the user's files that are merged over ours.
     """
@@ -83,7 +83,7 @@ class Trouble(Sourced):
     @model_validator(mode="after")
     def _covers_one_set_of_versions(self) -> Trouble:
         if sum(each is not None for each in (self.versions, self.from_, self.below)) != 1:
-            raise ValueError("it needs exactly one of versions, from (with to) and below")
+            raise ValueError("exactly one of versions, from (with to) and below is required")
         if (self.from_ is None) != (self.to is None):
             raise ValueError("from and to belong together")
         if self.from_ and self.to and key(self.from_) > key(self.to):
@@ -772,7 +772,7 @@ class DcgmSeverities(Sourced):
 
 
 class HealthTools(Sourced):
-    """Test → the package that brings its program."""
+    """Test → the package that installs its program."""
 
     packages: dict[Literal["dcgm", "nvbandwidth", "allreduce"], Text]
 

@@ -19,7 +19,7 @@ from provision.catalog.update.sources import Sources
 from provision.cli.help import App
 from provision.cli.options import CatalogFolder, Json, existing, url
 
-app = App(no_args_is_help=True, help="What provision knows about NCCL, CUDA, PyTorch and drivers: show it, and bring it up to date.")
+app = App(no_args_is_help=True, help="What provision knows about NCCL, CUDA, PyTorch and drivers: show it, and update it.")
 
 
 @app.command()

@@ -24,7 +24,7 @@ _MODULES = {
     **dict.fromkeys(("runs", "report", "logs"), "report"),
     **{name: name for name in ("sandbox", "doctor", "image", "catalog")},
 }
-# Commands that must work where a catalogue file of the user's is invalid, because they help to correct it, and those that read these files
+# Commands that must work where the user's catalogue file is invalid, because they help to correct it, and those that read these files
 # themselves, because they can do something without them (`doctor --prolog`, `run --version`).
 _WITHOUT_OWN_FILES = frozenset({"catalog", "schema", "doctor", "run"})
 
@@ -111,7 +111,7 @@ def guarded(call: Callable[[], _Result], *, debug: bool) -> int:
         call()
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a defect of provision, too, is one line for the user
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  an internal error, too, is one line for the user
         if debug:
             terminal.say(traceback.format_exc())
         failure = as_provision_error(error)

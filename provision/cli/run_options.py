@@ -61,7 +61,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
                 terminal.say(f"{option.names[0]} has no effect: it is for elastic jobs (--min-np, --max-np or --host-discovery-script)")
     files = tuple(values.copy or ())
     if files and values.workdir is not None:
-        raise UsageError("--copy and --workdir: with a folder of yours nothing is copied", hint="leave one of them out")
+        raise UsageError("--copy and --workdir: with your own folder nothing is copied", hint="leave one of them out")
     return RunOptions(
         _command(values),
         values.np,
@@ -163,7 +163,7 @@ class HostsFirst(Command):
 
 
 def is_hosts(word: str) -> bool:
-    """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is no program, but for a script."""
+    """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is not a program, but for a script."""
     is_data = word.endswith(loading.DATA_ENDINGS) or (os.path.isfile(word) and not word.endswith(loading.FILE_ENDINGS))
     return word == loading.LOCAL or "," in word or (is_data and not os.access(word, os.X_OK))
 

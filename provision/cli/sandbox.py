@@ -87,7 +87,7 @@ def list_() -> None:
             why = "it was made with another PROVISION_HOME, or its files were removed"
             if one.inventory.parent.exists():
                 why = "it is still being made, or its making was interrupted"
-            terminal.out().say(f"{one.name}: {why}; if nobody needs it any more: {names.command('down', one.name)}")
+            terminal.out().say(f"{one.name}: {why}; if it is no longer needed: {names.command('down', one.name)}")
 
 
 @app.command()

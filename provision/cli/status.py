@@ -165,7 +165,7 @@ def _serve(observer: Observer, port: int, token: str, interval: float) -> None:
 
 
 def _attend(poller: Poller, stopped: threading.Event) -> None:
-    """Let it run until a signal; it is no failure that nothing else ends it."""
+    """Let it run until a signal; only a signal ends it."""
     poller.start()
     while not stopped.is_set():
         poller.check()

@@ -250,13 +250,13 @@ def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, F
     holding: dict[str, lock.Files] = {}  # hosts that hold the plan, with their installed files; complete also after an interrupt
     try:
         if not reasons and not options.full and not options.first_step:
-            nothing = dict.fromkeys(plan.hosts, "holds it already: no step has to run (--full runs them all)")
+            nothing = dict.fromkeys(plan.hosts, "up to date; nothing to do (--full runs all steps)")
             _announce(session, plan, facts, nothing, options)
             report.hosts += [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
             holding.update({name: facts[name].installed.files for name in plan.hosts})
             return
         _announce(
-            session, plan, facts, reasons or dict.fromkeys(plan.hosts, "holds it already, and all steps are to run"), options, install=True
+            session, plan, facts, reasons or dict.fromkeys(plan.hosts, "up to date; all steps run"), options, install=True
         )
         done = installer.install(session, plan, facts, sources, holding.__setitem__, check=options.check, first=options.first_step)
         entries.add_installation(report, session.inventory, plan, done)

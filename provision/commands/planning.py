@@ -72,7 +72,7 @@ def agreed_downgrade(plan: Plan, request: Request, facts: Mapping[str, Facts], a
 def plan_after(request: Request, facts: Mapping[str, Facts], changes: Sequence[str]) -> what_if.WhatIf:
     """The plan after changes of the hosts (``driver=580``), held against the one without them; both keep to no lock.
 
-    Raises UsageError for what is no change.
+    Raises UsageError for an invalid change.
     """
     return what_if.what_if(facts, *_requirements(request, facts), what_if.parse(changes, facts))
 

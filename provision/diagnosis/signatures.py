@@ -113,7 +113,7 @@ class Signature(Model):
 
 
 class Symptom(Signature):
-    """What programs print after something else has failed, whatever it was (symptoms.yaml)."""
+    """What programs print after anything else has failed (symptoms.yaml)."""
 
     severity: Severity = "note"
     cause: str = ""

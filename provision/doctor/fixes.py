@@ -107,7 +107,7 @@ class FixResult:
 def apply(
     fixes: FixPlan, examination: Examination, inventory: Inventory, session: Session, passwords: Mapping[str, str]
 ) -> list[FixResult]:
-    """Apply all fixes, whatever fails, and return the result of each."""
+    """Apply all fixes, also after one that fails, and return the result of each."""
     results: list[FixResult] = []
     if fixes.tasks:
         events: list[Event] = []

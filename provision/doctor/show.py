@@ -35,7 +35,7 @@ def findings(found: Sequence[Finding], console: Console, *, examined: str, searc
             console.say(f"    then: {group[0].what}{place}", "dim")
     roots = [group[0] for group in _groups(found) if group[0].is_root_cause]
     if not roots:
-        console.say(f"nothing that it knows {examined}: {searched}", "bold")
+        console.say(f"no known errors found {examined}: {searched}", "bold")
         return
     counts = {severity: sum(each.severity == severity for each in roots) for severity in SEVERITIES}
     counted = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts.items() if count)

@@ -92,7 +92,7 @@ def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> di
             f"{what}'s answer is damaged: {error}", hint="run it again; if it happens again, check the connection"
         ) from error
     if not isinstance(document, dict):
-        raise ProvisionError(f"{what}'s answer is no JSON object")
+        raise ProvisionError(f"{what}: invalid answer (expected a JSON object)")
     return document
 
 
@@ -122,7 +122,7 @@ def parse_survey(stdout: str) -> Facts | Unsurveyed:
     """The facts in the survey's output on a host, or that there is no Python.
 
     Raises:
-        ProvisionError: there is no such document, or it is no facts.
+        ProvisionError: there is no such document, or it has no facts.
     """
     document = parse_output(stdout)
     # The survey leaves out what it could not find out. Without these there are no facts.

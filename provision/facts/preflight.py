@@ -1,6 +1,6 @@
 """Preflight problems: what prevents an installation on hosts, from their facts alone, each with a hint.
 
-Pure: all problems are returned, none is raised. An unknown fact is no problem.
+Pure: all problems are returned, none is raised. An unknown fact is not a problem.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _oldest_python() -> tuple[str, str]:
 
 
 def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bool) -> Iterator[Problem]:
-    """A sudo password that nobody gives; or, where the user cannot become root, what root would have installed and is missing."""
+    """A sudo password that is missing; or, where the user cannot become root, what root would have installed and is missing."""
     user = facts.user
     password, who = user.sudo == "password", user.name or "the user"
     if user.can_become:
@@ -222,7 +222,7 @@ def why_no_root(facts: Facts) -> str:
 
 
 def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
-    full: list[tuple[Any, ...]] = []  # one full file system is one problem, whatever is on it
+    full: list[tuple[Any, ...]] = []  # one full file system is one problem
     for place, disk, needed, label, option in (
         (prefix, facts.disk.prefix, needed_mb, "", " with provision_prefix"),
         ("tmp", facts.disk.tmp, NEEDED_TMP_MB, " (temporary files)", " with TMPDIR"),

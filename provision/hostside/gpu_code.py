@@ -81,7 +81,7 @@ def part(file: int, at: int, size: int) -> bytes:
 
 
 def find_section(file: int) -> Optional[Tuple[int, int]]:
-    """(offset, size) of the section with GPU code; None without one, or where this is no ELF file of 64 bits."""
+    """(offset, size) of the section with GPU code; None without one, or for another file than ELF of 64 bits."""
     start = part(file, 0, 64)
     if len(start) < 64 or start[:6] != b"\x7fELF\x02\x01":
         return None

@@ -11,7 +11,7 @@ a process of another run. Then it removes what is abandoned (abandoned.py).
 ``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped. The other
 end, too, writes a line every few seconds. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
 folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
-this host ended, and ``{"killed": […]}``, those of which nobody could record an end.
+this host ended, and ``{"killed": […]}``, those whose end could not be recorded.
 """
 
 import fcntl
@@ -154,7 +154,7 @@ def say(what):
     try:
         os.write(1, b"\n" + json.dumps(what).encode() + b"\n")  # a host's shell may have begun a line
     except OSError:
-        pass  # nobody listens any more; what is left to do is done without
+        pass  # the listener is gone; what is left to do is done without
 
 
 def read_order():

@@ -65,7 +65,7 @@ class Guard:
         self.is_over = False
         self.silent = 0.0  # seconds
         self.refusal = None  # why its host cannot take part
-        self.printed = []  # what is no message: of ssh, or of the host's shell
+        self.printed = []  # what is not a message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, rank, name)
         self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
         self.killed = []  # ranks that had not ended by themselves when the job was over
@@ -181,7 +181,7 @@ class Watch:
                     self._selector.unregister(0)
             elif not key.data.read():
                 self._selector.unregister(key.fileobj)
-        # A step is short, whatever the clock says: who was stopped or asleep has not listened meanwhile.
+        # A step is short even if the clock jumps: who was stopped or asleep has not listened meanwhile.
         now = time.monotonic()
         step = min(now - self._last, 1.0)
         self._last = now

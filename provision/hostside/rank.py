@@ -1,4 +1,4 @@
-"""Runs one rank's program on a host and records how it ended, whoever launches it. Python 3.6+, standard library only.
+"""Runs one rank's program on a host and records how it ended, under any launcher. Python 3.6+, standard library only.
 
 mpirun reports the end of a job in sentences; the record says it in numbers. It is in the job's folder, where this file is, and so is the
 program (``program.json``): its words stand on no command line but its own. The rank's number is the launcher's.

@@ -170,7 +170,7 @@ class Removal:
         if self.record.get("driver"):
             release = "apt-mark unhold" if shutil.which("dpkg") else "dnf versionlock delete"
             self.leave("NVIDIA's driver (%s)" % self.record["driver"], "it belongs to the system, and stays held: `%s` releases it" % release)
-        for name in self.record["taken_off"]:
+        for name in self.record["removed"]:
             self.leave(name, "provision removed it because it breaks Open MPI; it is not installed again")
         self.release_holds(sorted(installed & set(self.record["held"])))
         if noted["before"] is not None:  # an interrupted installation
@@ -203,11 +203,11 @@ class Removal:
         return {name: state for state, name in rows if state.split()[0] not in ("not-installed", "config-files")}
 
     def plan_with_apt(self, ours, unsure, before):
-        """The packages to remove: those that apt would remove automatically if nobody had asked for ``ours``, and that are new with us.
+        """The packages to remove: those that apt would remove automatically if ``ours`` had not been requested, and that are new with us.
 
         Args:
             ours: packages that we have installed, or asked for.
-            unsure: packages that an interrupted installation, or somebody else at that time, has installed.
+            unsure: packages that an interrupted installation, or another user at that time, has installed.
             before: what was installed before an interrupted installation, or None.
         """
         if not ours and not unsure:

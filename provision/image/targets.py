@@ -175,7 +175,7 @@ def of_hosts(plan: Plan, known: Mapping[str, Facts], engine: EngineSource, *, ba
 
     Args:
         known: the facts that it was made from.
-        base: an image of the user's own to begin with.
+        base: the user's own image to begin with.
     """
     kinds: dict[tuple[Base, HostPlan], list[str]] = {}
     for name, host in plan.hosts.items():

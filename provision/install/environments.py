@@ -127,7 +127,7 @@ def read(path: Path) -> Project:
             content = file.read(_LARGEST)
         text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "invalid file: expected UTF-8"
         raise UsageError(f"cannot be read: {reason}", where=f"--env {path}", hint=_SUPPORTED) from error
     if path.name == LOCK:
         if not (path.parent / PROJECT).is_file():
@@ -138,7 +138,7 @@ def read(path: Path) -> Project:
             return read(path.parent / LOCK)
         return Project(path, content, python=_pythons(path, text))
     if path.suffix not in (".txt", ".in"):
-        raise UsageError("it is no file of requirements", where=f"--env {path}", hint=_SUPPORTED)
+        raise UsageError("invalid file: expected requirements", where=f"--env {path}", hint=_SUPPORTED)
     return _parse(path, text, content)
 
 
@@ -180,7 +180,7 @@ def _parse(path: Path, text: str, content: bytes) -> Project:
         try:
             requirement = Requirement(spelled)
         except InvalidRequirement as error:
-            what = "it is no package of an index" if re.search(r"^-|[/\\]|\.(whl|gz|zip)\b", spelled) else str(error).splitlines()[0]
+            what = "it is not a package of an index" if re.search(r"^-|[/\\]|\.(whl|gz|zip)\b", spelled) else str(error).splitlines()[0]
             raise UsageError(f"{spelled}: {what}", where=where, hint=_HINT_SOURCES) from error
         if requirement.url is not None:
             raise UsageError(f"{requirement.name}: it comes from {requirement.url}", where=where, hint=_HINT_SOURCES)
@@ -210,7 +210,7 @@ def _export(project: Project, base: _Base) -> Project:
 
 
 def resolve(project: Project, base: _Base, host: str, index_url: str | None = None, torch_index: str | None = None) -> list[Pin]:
-    """The packages to install beside those of ``base``, for the platform of ``host``.
+    """The packages to install besides those of ``base``, for the platform of ``host``.
 
     Raises:
         ProvisionError: the project needs another release of what carries the engine, another Python, or what no index has a wheel of.
@@ -319,7 +319,7 @@ def _requirement(text: str) -> Requirement | None:
 
 
 def _is_of_extra(requirement: Requirement, base: _Base) -> bool:
-    """Whether it is needed only where somebody asks for an extra."""
+    """Whether it is needed only for an extra."""
     try:
         return not _applies(requirement, base)
     except ValueError:  # a comparison that its marker cannot make

@@ -30,7 +30,7 @@ class Recipe:
         kind: its builds; the kind's name is the component's.
         title: its name in messages.
         home: its folder on a host.
-        option: the option for a tarball of the user's.
+        option: the option for the user's tarball.
         instead: a hint where the tarball is unavailable.
         depends: what a build depends on besides sources, system, folder and options.
     """

@@ -54,7 +54,7 @@ class PackageSources:
     """Where everything that is installed comes from, besides the hosts' own package indexes.
 
     Attributes:
-        wheels: a folder with wheels of the user's: of PyTorch, and of the engine.
+        wheels: a folder with the user's wheels: of PyTorch, and of the engine.
         locked: host → environment in the prefix → the files that uv must install there, by provision.lock.
         bundle: with it nothing is downloaded.
     """
@@ -132,7 +132,7 @@ def steps(first: str | None = None) -> list[str]:
     if first not in names:
         close = difflib.get_close_matches(first, names, n=1)
         raise UsageError(
-            f"--from {first}: there is no such step", hint=f"did you mean {close[0]}?" if close else f"steps are {', '.join(names)}"
+            f"invalid --from {first}: expected a step", hint=f"did you mean {close[0]}?" if close else f"steps are {', '.join(names)}"
         )
     return names[names.index(NEEDS.get(first, first)) :]
 

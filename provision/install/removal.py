@@ -113,7 +113,7 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: facts.Facts, *, 
         found: the host's survey.
     """
     for prefix in found.installed.elsewhere if removal.error is None else ():
-        # Next to an installation in the user's home, one of root's is somebody else's.
+        # Next to an installation in the user's home, one of root's is another user's.
         is_ours = host.prefix is None and not found.installed.manifest
         if is_ours and not found.user.can_become:
             needs = f"{prefix}, and all that was installed with it, stays, because its removal needs root"

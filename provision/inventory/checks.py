@@ -113,7 +113,7 @@ def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
             close = close or difflib.get_close_matches(plain, ("ansible_host", "ansible_port", "ansible_user"), n=1, cutoff=0.9)
         if close or plain.startswith("provision_"):
             hint = f"did you mean `{close[0]}`?" if close else "known are " + ", ".join(f"`{each}`" for each in OWN_VARIABLES)
-            # `plots` and `lots` are close to `slots`, too, and may well be variables of the user's.
+            # `plots` and `lots` are close to `slots`, too, and may well be the user's own variables.
             severity: Severity = "warning" if close == ["slots"] else "error"
             yield Problem(severity, f"unknown variable `{name}` ({of_hosts})", hint, where=origin)
 

@@ -92,7 +92,7 @@ def _has_own_words(limit: str) -> bool:
 def _own_words(limit: str, inventory: Inventory) -> tuple[str | None, set[str]]:
     """(``--limit`` with the hosts in place of ``@failed`` and without ``!@FILE``, the hosts in these files): Ansible knows only ``@FILE``.
 
-    What files list is no pattern of Ansible's, which splits ``!fe80::1`` at its colons. They may list hosts that are not in this
+    What files list is not a pattern of Ansible's, which splits ``!fe80::1`` at its colons. They may list hosts that are not in this
     inventory. Raises UsageError where no host failed, or a file cannot be read or lists something else than hosts.
     """
     words: list[str] = []

@@ -20,8 +20,8 @@ class Host:
     Args:
         name: the name in the inventory, which is its name in every table and report.
         address: what to connect to: ``ansible_host``, else the name.
-        port: None: whatever SSH's own configuration says.
-        user: None: whatever SSH's own configuration says.
+        port: None: as SSH's own configuration says.
+        user: None: as SSH's own configuration says.
         connection: ``ssh``, ``local`` or another of Ansible's connection plugins.
         slots: ranks to start on it; None: from its GPUs and cores.
         variables: its variables as Ansible merges them, templates resolved where the toolkit reads them,

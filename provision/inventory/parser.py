@@ -234,7 +234,7 @@ def _apply_limit(manager: Any, limit: str | None, result: ParsedInventory) -> No
 
 
 def _load_vault_passwords(loader: Any) -> None:
-    """Load the passwords whose files ansible.cfg or the environment names; nobody is prompted."""
+    """Load the passwords whose files ansible.cfg or the environment names; without a prompt."""
     from ansible import constants
     from ansible.parsing.vault import get_file_vault_secret
 

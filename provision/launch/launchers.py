@@ -83,7 +83,7 @@ class Environment:
         )
 
     def variables(self, options: RunOptions) -> dict[str, str]:
-        """What every rank gets, whoever launches it."""
+        """What every rank gets, under any launcher."""
         for name in options.environment:
             if not name.isidentifier() or not name.isascii():
                 raise UsageError(f"{name!r} is not the name of an environment variable")

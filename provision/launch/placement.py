@@ -35,7 +35,7 @@ def fill(
     hosts = hosts[:nodes]
     if per_node is not None:
         for address, count in hosts:
-            if 1 < count < per_node and not oversubscribe:  # one slot is what a host has where nobody says it
+            if 1 < count < per_node and not oversubscribe:  # one slot is what a host has by default
                 hint = "start fewer, give it more slots (`slots` in the inventory, -H a:8), or allow it: --oversubscribe"
                 raise UsageError(f"{per_node} ranks do not fit into the {count} slots of {address}", hint=hint)
         hosts = [(address, per_node) for address, _ in hosts]

@@ -1,7 +1,7 @@
 """Launches a user's program on hosts that `provision up` made ready, from the first of them.
 
 The program runs in ``~/provision-run/NAME`` on the hosts, to which its files are copied each time; the folder stays, so that what the
-program writes is not lost. With a folder of the user's (``--workdir``) nothing is copied.
+program writes is not lost. With the user's own folder (``--workdir``) nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.validation import max_here
 from provision.inventory import Host, Inventory
-from provision.launch import blame, jobs, launchers, placement, program_files
-from provision.launch.blame import Blame
+from provision.launch import jobs, launchers, placement, program_files, root_cause
+from provision.launch.root_cause import RootCause
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
 from provision.launch.rank_output import RankOutput, shortened
@@ -137,7 +137,7 @@ def follow(
         result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, inside)
     finally:
         output.close()
-    found = blame.of(output, result)
+    found = root_cause.of(output, result)
     session.record.exit_code = code = found.code or result.code
     if result.interrupted:
         _end_leftovers(session)
@@ -257,7 +257,7 @@ def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple
 
 
 def _show_failure(
-    found: Blame,
+    found: RootCause,
     output: RankOutput,
     result: JobResult,
     job: Job,
@@ -295,7 +295,7 @@ def _show_failure(
         progress.line(f"{output.verdict} ({whole})", "bold red")
     else:
         progress.line(f"the job failed ({code}; {whole})", "bold red")
-    for line in (*blame.alike(found, output, result), *output.consequences(failure)):
+    for line in (*root_cause.alike(found, output, result), *output.consequences(failure)):
         progress.line(f"  {line}")
 
 
@@ -305,7 +305,7 @@ def _host_of(rank: int, result: JobResult, placed: Sequence[tuple[str, int]], jo
     if recorded:
         return f" on {recorded[0]}"
     if options.elastic is not None or options.binding or options.mpi_args:
-        return ""  # an elastic job's ranks move, and words of the user's for mpirun may place them elsewhere
+        return ""  # an elastic job's ranks move, and the user's words for mpirun may place them elsewhere
     # Both launchers number ranks in the order of the hosts.
     addresses = [address for address, count in placed for _ in range(count)]
     return f" on {job.names.get(addresses[rank], addresses[rank])}" if rank < len(addresses) else " on an unknown host"

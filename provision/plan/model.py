@@ -31,7 +31,7 @@ from provision.base.versions import VERSION
 
 SCHEMA: Literal[1] = 1
 
-# wheel: the Python package index · repository: the vendor's apt or dnf repository · local_repository: a package file of the user's that
+# wheel: the Python package index · repository: the vendor's apt or dnf repository · local_repository: a package file of the user that
 # contains such a repository · distribution: its own packages · source: built from a tarball · index, folder, host: see `Wheel` · uv: see
 # `ManagedPython`.
 Source = Literal[
@@ -164,7 +164,7 @@ class Wheel(Component):
     """A Python package.
 
     Attributes:
-        source: ``wheel``: the host's own index; ``index``: the one in ``index``; ``folder``: a file of the user's; ``host``: a folder of
+        source: ``wheel``: the host's own index; ``index``: the one in ``index``; ``folder``: a user file; ``host``: a folder of
             wheels in the settings of the host's pip.
         index: the package index besides the host's own; it may contain a login.
         file: name of the user's file.
@@ -202,7 +202,7 @@ class SourceBuild(Component):
     """A component built from a tarball.
 
     Attributes:
-        url: of the tarball; None for a file of the user's.
+        url: of the tarball; None for a user file.
         sha256: of the tarball.
         cuda: the CUDA of the build; for Open MPI the lowest of the hosts' drivers.
         options: arguments of configure besides the prefix, e.g. ``--with-cuda``; for NCCL those of make.
@@ -256,7 +256,7 @@ class Driver(Component):
         packages: names for the package manager, of which the newest versions of the branch are installed.
         first: packages to install before, because they choose the branch or where the others come from.
         stream: of dnf's module, which chooses the branch, e.g. ``nvidia-driver:580-open``.
-        held: those of them that are held afterwards, with the packages of the same version that they bring.
+        held: those of them that are held afterwards, with the packages of the same version that they install.
         services: to start.
         repository: the repository to configure before.
         cuda: the newest CUDA that it runs natively.
@@ -377,7 +377,7 @@ class Knowledge:
 
     Attributes:
         pytorch, cuda, nccl: the newest releases that it knows.
-        date: when it was last brought up to date.
+        date: when it was last updated.
         overlay: digest of the user's own files in it.
         newer_drivers: hosts whose driver is for a CUDA that it does not know yet.
     """
@@ -411,7 +411,7 @@ class Plan:
             logins: whether an index keeps its user and password: for installing from it, not for what is shown or kept.
         """
         conflicts = [
-            ConflictDocument(host=each.host, constraint=each.what, ways_out=[remedy.text for remedy in each.remedies])
+            ConflictDocument(host=each.host, constraint=each.what, remedies=[remedy.text for remedy in each.remedies])
             for each in self.conflicts
         ]
         document = PlanDocument(schema=SCHEMA, hosts=self.hosts, conflicts=conflicts, notes=list(self.notes), knowledge=self.knowledge)
@@ -441,7 +441,7 @@ class ConflictDocument(BaseModel):
 
     host: str | None
     constraint: str
-    ways_out: list[str]
+    remedies: list[str]
 
 
 class PlanDocument(BaseModel):

@@ -174,7 +174,7 @@ def recorded(workdir: Path, host: str) -> Iterator[Event]:
     folder = workdir / "artifacts" / "ansible" / "job_events"
     numbered = [(int(path.name.partition("-")[0]), path) for path in folder.glob("*-*.json") if re.match(r"\d{1,9}-", path.name)]
     for _, path in sorted(numbered):
-        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):  # whatever is not a mapping where one should be
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):  # what is not a mapping where one should be
             if path.is_file() and path.stat().st_size <= _LARGEST_EVENT and host.encode() in (content := path.read_bytes()):
                 event = _Collector._translate(json.loads(content))
                 if event is not None and event.host == host:

@@ -14,7 +14,7 @@ from typing import Any
 
 from provision.base.errors import UsageError
 
-# How Ansible's JSON marks a text that is no template, in all supported versions.
+# How Ansible's JSON marks a text that is not a template, in all supported versions.
 _MARK = "__ansible_unsafe"
 # A name cannot be marked. These are special to Ansible's reader, or templates where a name is used as a value.
 _INVALID_NAME = re.compile(r"__ansible_|#jinja2:|.*\{[{%#]", re.DOTALL)

@@ -56,7 +56,7 @@ class Progress:
         """Show that a new part of the run begins.
 
         Args:
-            hosts: where; without them a program of the user's, or a training job, runs.
+            hosts: where; without them the user's program, or a training job, runs.
             steps: the names of its steps in their order, where they are known.
             expected: (host, step) → seconds that earlier runs took.
             run_ends: when the run will end on the monotonic clock, as earlier runs tell.
@@ -97,7 +97,7 @@ class Progress:
         self._console.say(text, style or "")
 
     def detail(self, text: str) -> None:
-        """Write a remark that nobody has to see into the log."""
+        """Write a remark into the log alone."""
         self._note(text)
 
     def doing(self, text: str) -> None:

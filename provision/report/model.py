@@ -213,7 +213,7 @@ def _has_failed_hosts(report: Report) -> bool:
 
 
 def _fitting(listed: list[dict[str, str]], width: int) -> tuple[list[dict[str, str]], str]:
-    """The rows without what nobody has; and where they are wider than the terminal, without what all have, which is returned in words."""
+    """The rows without what no host has; and where they are wider than the terminal, without what all have, which is returned in words."""
     absent = [column for column in _VERSIONS if all(row[column] == "-" for row in listed)]
     listed = [{column: value for column, value in row.items() if column not in absent} for row in listed]
     columns = list(listed[0]) if listed else []

@@ -168,8 +168,8 @@ def _headline(run: Run, report: Report | None) -> str:
             "unreadable": "its report cannot be read: it is of another version, or damaged",
         }.get(run.verdict, "its folder does not say how it ended")
     if not report.ok:
-        blamed = {failure.host for failure in report.failures}
-        failed = [line.host for line in report.hosts if line.host in blamed]
+        causing = {failure.host for failure in report.failures}
+        failed = [line.host for line in report.hosts if line.host in causing]
         if failed:
             return f"{hosts if len(failed) == count > 1 else joined(failed)} failed"
         steps = list(dict.fromkeys(failure.where for failure in report.failures if failure.where))

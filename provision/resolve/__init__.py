@@ -376,7 +376,7 @@ def _host_conflicts(host_classes: HostClasses, driver_offer: str | None) -> dict
             proposals = chain(newer_drivers(host_class, names), older_driver(host_class, names), (exclude(names), CPU_ONLY_REMEDY))
         elif host_class.gpu_fault is not None:
             what = host_class.gpu_fault.what
-            newest = with_newest_driver(host_class)  # nobody knows which driver it will be
+            newest = with_newest_driver(host_class)  # which driver it will be is unknown
             by_hand = change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest)
             if driver_offer and driver.installable(host_class):
                 by_hand = change_hosts(driver_offer, lambda each: with_newest_driver(each) if driver.installable(each) else each)

@@ -1,7 +1,7 @@
 """NVIDIA's driver, where it was asked for: the branch, its kernel modules, and the packages that install it.
 
 Everything else is planned for the hosts as they are with that driver (`with_driver`). A driver is installed by root, needs a reboot, and
-belongs to the system afterwards, so whatever speaks against it is a conflict before anything is changed.
+belongs to the system afterwards, so anything that speaks against it is a conflict before anything is changed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def running(facts: Facts, version: str, cuda: str | None, open_modules: bool | N
 
 
 def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts]) -> list[str]:
-    """What happens on hosts beside the installation of packages."""
+    """What happens on hosts besides the installation of packages."""
     new = sorted(name for name, driver in found.items() if driver.is_new)
     if not new:
         return []
@@ -131,7 +131,7 @@ def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requir
     installed = facts.driver.version if facts.driver and gpus.fault(facts) is None else None
     if installed and facts.driver and (requested == AUTO or key(installed)[0] == int(branch)) and key(installed)[0] >= int(branch):
         why = (
-            f"driver {installed} works, and {branch}, which `auto` would take, is no newer"
+            f"driver {installed} works, and {branch}, which `auto` would take, is not newer"
             if requested == AUTO
             else f"driver {installed} is of that branch"
         )

@@ -74,7 +74,7 @@ class HostClass:
         python: the interpreter for the virtual environment unless another is chosen.
         other_pythons: further ones that are installed, in the distribution, or downloaded by uv.
         offers: package → versions in the host's own package index, newest first.
-        third_party_offers: the same for repositories that were configured on the host by somebody else.
+        third_party_offers: the same for repositories that another user configured on the host.
         torch_wheels: names of wheels in folders from the settings of the host's pip.
         installed_hwloc: installed packages of hwloc with their versions.
         installed_nccl: the same for NCCL, without those that earlier runs installed.
@@ -82,7 +82,7 @@ class HostClass:
         missing_build_tools: what a build from source needs of make and a C++ compiler, is missing, and cannot be installed.
         kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
-        obstacle: why its accelerators cannot be used whatever their driver: another vendor's, a Jetson's, partitioned ones.
+        obstacle: why its accelerators cannot be used with any driver: another vendor's, a Jetson's, partitioned ones.
     """
 
     os_id: str
@@ -124,7 +124,7 @@ class HostClass:
         return dict(self.offers).get(package, ())
 
     def offered_by_third_party(self, package: str, version: str) -> bool:
-        """Whether a repository that was configured by somebody else has it."""
+        """Whether a repository that another user configured has it."""
         return version in dict(self.third_party_offers).get(package, ())
 
     def gpus_without_code(self, compiled: Iterable[str]) -> list[str]:
@@ -291,7 +291,7 @@ def describe_toolkits(able: Iterable[Builder]) -> list[str]:
 
 
 def _installed_nccl(facts: Facts) -> tuple[tuple[str, str], ...]:
-    """A package that an earlier run installed does not count, unless somebody has installed another version of it since."""
+    """A package that an earlier run installed does not count, unless another version of it was installed since."""
     repository = catalog.nccl().repository
     names = repository.rpm if facts.os.family == "rhel" else repository.apt
     installed = facts.installed

@@ -313,7 +313,7 @@ def _proposals(blocking: HostClass, names: list[str], requirements: Requirements
         if requirements.nccl_version and not requirements.nccl_tarball:
             name = f"nccl-{requirements.nccl_version}-1.tar.gz"
             tarball = {"nccl_tarball": name, "nccl_tarball_version": requirements.nccl_version}
-            yield change_requirements(f"--nccl-tarball {name}, a file of yours", **tarball)
+            yield change_requirements(f"--nccl-tarball {name}, your own file", **tarball)
     if requirements.nccl_strict:
         yield change_requirements("--no-nccl-strict: also builds for a newer CUDA of the driver's major", nccl_strict=False)
     if (version := requested_version(requirements)) and not requirements.allow_bad:

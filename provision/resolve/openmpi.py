@@ -110,7 +110,7 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
         proposals = [
             without,
             change_requirements("--allow-bad takes it all the same", allow_bad=True),
-            change_requirements(f"--allow-bad with --openmpi-tarball {name}, a file of yours", allow_bad=True, openmpi_tarball=name),
+            change_requirements(f"--allow-bad with --openmpi-tarball {name}, your own file", allow_bad=True, openmpi_tarball=name),
         ]
         raise Conflict(_first(host_classes), f"Open MPI {version} is known bad: {bad[0]}", proposals)
     return version
@@ -247,7 +247,7 @@ def _proposals(host_classes: HostClasses, requirements: Requirements, host: str)
         yield change_requirements(f"leave {option} out", **{option.lstrip("-").replace("-", "_"): None})
     if requirements.openmpi_version and not requirements.openmpi_tarball:
         name = f"openmpi-{requirements.openmpi_version}.tar.gz"
-        yield change_requirements(f"--openmpi-tarball {name}, a file of yours", openmpi_tarball=name)
+        yield change_requirements(f"--openmpi-tarball {name}, your own file", openmpi_tarball=name)
     yield exclude(next(names for names in host_classes.values() if host in names))
     without_tools, tools = _unable_to_build(host_classes)
     if without_tools:
@@ -283,6 +283,6 @@ def hwloc(host_class: HostClass, openmpi: OpenMpi) -> SystemPackages | Preinstal
     if openmpi.source == "distribution":
         linked = host_class.of_system(known.distribution.versions) or ""
         return SystemPackages(linked, openmpi.package, "distribution", ("the one that the distribution's Open MPI is linked with",))
-    why = [f"inside Open MPI {openmpi.version}: the same on every host, whatever the distribution has"]
+    why = [f"inside Open MPI {openmpi.version}: the same on every host and every distribution"]
     unused = tuple(Rejected(f"{name} {found}", "it is installed and stays, but Open MPI here does not use it") for name, found in installed)
     return Preinstalled(known.embedded.versions.get(minor(openmpi.version), ""), openmpi.package, "bundled", tuple(why), unused)

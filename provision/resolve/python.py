@@ -65,7 +65,7 @@ def _usual(version: str) -> bool:
 
 
 def rejection(python: Interpreter) -> str | None:
-    """Why this interpreter cannot be used, whatever else is chosen."""
+    """Why this interpreter cannot be used with any other choice."""
     if not python.version:
         return "nothing is known of its Python, and the catalogue has none for its distribution"
     if python.minor not in catalog.python_packages().numpy.by_python:

@@ -21,7 +21,7 @@ class Proposal(Remedy):
     """A remedy that may resolve a conflict.
 
     Attributes:
-        apply: the resolver's input after it; None if nobody can know.
+        apply: the resolver's input after it; None if it is unknown.
         group: of several in a group only the first that works is offered.
         excluded: the hosts that it leaves out.
         fields: the fields of ``Requirements`` that it changes.
@@ -88,7 +88,7 @@ def change_class(text: str, before: HostClass, after: HostClass, group: str = ""
 
 
 def change_named(text: str, hosts: Collection[str], change: Callable[[HostClass], HostClass]) -> Proposal:
-    """A change of these hosts alone, whatever their classes are."""
+    """A change of these hosts alone, in any class."""
 
     def apply(host_classes: HostClasses, requirements: Requirements) -> tuple[HostClasses, Requirements]:
         changed: dict[HostClass, list[str]] = {}

@@ -75,12 +75,12 @@ class WhatIfDocument(BaseModel):
 
 
 def parse(texts: Collection[str], facts: Mapping[str, Facts]) -> list[Change]:
-    """The changes of the command line. Raises UsageError for what is no change, unknown hosts, and what the catalogue does not have."""
+    """The changes of the command line. Raises UsageError for an invalid change, unknown hosts, and what the catalogue does not have."""
     changes = []
     for text in texts:
         match = _FORM.fullmatch(text)
         if not match or match["kind"] not in get_args(Kind):
-            raise UsageError("it is no change of hosts", where=f"--what-if {text}", hint=_HINT)
+            raise UsageError("invalid change", where=f"--what-if {text}", hint=_HINT)
         kind: Kind = match["kind"]  # type: ignore[assignment]  # one of the literals
         named = tuple((match["hosts"] or "").split(",")) if match["hosts"] else ()
         removed = tuple(match["value"].split(",")) if kind == "without" else ()
@@ -119,7 +119,7 @@ def _proposal(change: Change) -> Proposal:
         text = f"Python {change.value} on {joined(change.hosts)}"
         return change_named(text, change.hosts, lambda host_class: with_python(host_class, change.value))
     branch = known_branch(change.value, f"--what-if {change.text}")
-    if (cuda := catalog.cuda().toolkits.of_branch(branch)) is None:  # of a catalogue of the user's
+    if (cuda := catalog.cuda().toolkits.of_branch(branch)) is None:  # of the user's own catalogue
         raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
     text = f"driver {change.value} on {joined(change.hosts)}"
     return change_named(text, change.hosts, lambda host_class: _with_driver(host_class, cuda, branch))
@@ -170,7 +170,7 @@ def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[
 
 
 def _releases(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
-    """(component, now, then) of the releases that change, whatever their builds are."""
+    """(component, now, then) of the releases that change; builds do not count."""
     for title, name in (("PyTorch", "torch"), ("NCCL", "nccl")):
         now, then = (
             joined(

@@ -1,6 +1,6 @@
 """Debian from its mirror where the image cannot be pulled: debootstrap runs once, and the cache keeps the result as a tar.
 
-The run is in namespaces of its own: when the controller dies, by whatever signal, the kernel ends it and drops its mounts.
+The run is in namespaces of its own: when the controller dies, by any signal, the kernel ends it and drops its mounts.
 """
 
 from __future__ import annotations

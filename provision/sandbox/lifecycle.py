@@ -104,7 +104,7 @@ def status(name: str = "default") -> Sandbox | None:
         raise ProvisionError(
             f"Sandbox '{name}' is up, but its keys and inventory are not in {sandbox.inventory.parent}.",
             hint="Set PROVISION_HOME as it was when the sandbox was made. "
-            f"If nobody needs it any more, remove it: `{names.command('down', name)}`.",
+            f"If it is no longer needed, remove it: `{names.command('down', name)}`.",
         )
     return sandbox if sandbox.hosts else None
 
@@ -188,7 +188,7 @@ def _existing(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots
 
 
 def _host_keys(runs: Engine, host: SandboxHost, deadline: float) -> str:
-    """The host's public keys, read without its network: nobody there can forge them."""
+    """The host's public keys, read without its network, where they could be forged."""
     with container_engine.explained(f"starting {host.name}"):
         while True:
             runs.require_running(host)
@@ -286,7 +286,7 @@ def _engine_of(name: str, wanted: EngineName | None = None) -> EngineName:
 
 
 def _other_hint(name: str) -> str:
-    return f"Take another name (--name), or if nobody needs it any more, remove it first: `{names.command('down', name)}`."
+    return f"Take another name (--name), or if it is no longer needed, remove it first: `{names.command('down', name)}`."
 
 
 @contextmanager

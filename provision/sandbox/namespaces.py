@@ -41,7 +41,7 @@ HIDDEN = ("home", "mnt", "opt", "root", "run", "srv", "tmp", "usr/local", "var/t
 ADDRESSES = ipaddress.IPv4Network("198.18.0.0/15")
 MAX_HOSTS = 250
 END_SECONDS = 20
-LOCK = Path("/run/provision-sandbox.lock")  # of addresses, whatever PROVISION_HOME is
+LOCK = Path("/run/provision-sandbox.lock")  # of addresses, for any PROVISION_HOME
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # a user who became root by `su` lacks them
 _TOOLS = ("ip", "mount", "pivot_root", "setpriv", "setsid", "tar", "unshare")
 _UNSHARED = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child")
@@ -66,9 +66,9 @@ def missing() -> str | None:
     if absent := [tool for tool in _TOOLS if not _which(tool)]:
         return f"{joined(absent)} is not installed"
     if not (_which("iptables") or _which("nft")):
-        return "hosts would have no way out: neither iptables nor nft is installed"
+        return "hosts would have no network: neither iptables nor nft is installed"
     if (without := debootstrap.missing()) and not _which("apt-get"):
-        return f"{without}, and this machine is no Debian or relative of it"
+        return f"{without}, and this machine is not Debian or derived from it"
     try:
         _run("unshare", "--net", *_UNSHARED[1:], "sh", "-c", _TRIAL)
         _run(*(("iptables", "-w", "-S") if _which("iptables") else ("nft", "list", "tables")))

@@ -154,7 +154,7 @@ def _wrong_hosts(ranks: Sequence[Participant], expected: Mapping[str, str]) -> I
         if hostname not in seen:
             yield f"{name if name == hostname else f'{name} ({hostname})'} did not take part: no rank ran there"
     for hostname in sorted(seen - {*expected.values()}):
-        yield f"rank {_list([one.rank for one in ranks if one.host == hostname])} ran on {hostname}, which is no host of this run"
+        yield f"rank {_list([one.rank for one in ranks if one.host == hostname])} ran on {hostname}, which is not a host of this run"
     # Hosts with the same host name are told apart by their ranks with local rank 0.
     if sum(one.local_rank == 0 for one in ranks) < len(expected) and seen == {*expected.values()}:
         yield f"ranks ran on fewer than {_plural(len(expected), 'host')}; give each host its own host name to see which is missing"

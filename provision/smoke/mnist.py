@@ -1,6 +1,6 @@
 """The training job's data, on the controller: MNIST, or the handwritten digits that provision ships where MNIST is unreachable.
 
-Whatever enters the cache has passed a check of size and SHA-256, is written under a name of its own and renamed into place, and is checked
+What enters the cache has passed a check of size and SHA-256, is written under a name of its own and renamed into place, and is checked
 again whenever it is used: a half-written or damaged file is never copied to hosts, and two controllers do not disturb each other.
 """
 

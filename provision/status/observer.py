@@ -88,7 +88,7 @@ class Observer:
         for host in self._inventory.hosts:
             try:
                 found, of_host = self._read(host, answers[host.name], lock, was_due=host.name in due)
-            except Exception as error:  # noqa: BLE001  whatever one host says, the others are shown
+            except Exception as error:  # noqa: BLE001  one host's answer must not hide the others
                 what = f"its answer cannot be read: {type(error).__name__}"
                 found, of_host = HostStatus(host=host.name, state="unknown", problem=what), ()
             hosts.append(found)
@@ -124,7 +124,7 @@ class Observer:
         sections, timeout = ([*_NOW, *_CHECK], _SECTION_S[0]) if is_due else (_NOW, _SECTION_S[1])
         options: dict[str, object] = {"timeout": timeout, "sections": sections}
         variables = host.variables
-        if prefix := host.prefix or (installed.prefix if installed else None):  # known: nobody has to ask sudo
+        if prefix := host.prefix or (installed.prefix if installed else None):  # known without asking sudo
             options["prefix"] = prefix
         elif str(variables.get("provision_sudo", "yes")).lower() in ("no", "false"):
             options["root"] = "no"
@@ -242,7 +242,7 @@ def _last_run(inventory: Inventory) -> LastRun | None:
 
 
 def _parse(host: Host, answer: ssh.Answer) -> HostAnswer:
-    """Raises ProvisionError for what is no answer of the script."""
+    """Raises ProvisionError for an invalid answer."""
     if answer.code is None:
         raise ProvisionError("it did not answer in time", hint=f"log in: provision ssh {host.name}")
     if answer.code == _NO_PYTHON:

@@ -88,10 +88,10 @@ class Server(ThreadingHTTPServer):
                 _cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is nobody's affair."""
+        """A client that went away is not an error."""
 
     def answer(self, method: str, target: str, host: str, authorization: str) -> _Reply:
-        """The reply to a request: whatever it is, nothing changes."""
+        """The reply to any request; nothing changes."""
         if not _OWN_NAMES.fullmatch(host.strip()):
             return _plain(HTTPStatus.MISDIRECTED_REQUEST, "this server answers to localhost and 127.0.0.1 only")
         if method not in ("GET", "HEAD"):
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             reply = self.server.answer(self.command, self.path, self.headers.get("Host", ""), self.headers.get("Authorization", ""))
         except ValueError:  # an address that is none, or with too many fields
-            reply = _plain(HTTPStatus.BAD_REQUEST, "this is no request of a browser")
+            reply = _plain(HTTPStatus.BAD_REQUEST, "invalid request")
         self.send_response(reply.status)
         headers = {**_HEADERS, "Content-Security-Policy": reply.policy, "Content-Type": reply.kind, "Content-Length": str(len(reply.body))}
         if reply.status == HTTPStatus.UNAUTHORIZED:

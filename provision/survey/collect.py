@@ -215,7 +215,7 @@ def command_on_host(script: str, variable: str, options: Mapping[str, Any], miss
     """A shell command that runs one of our scripts. In it the playbook replaces ``@python@``, the interpreter, and other names between two
     ``@`` for each host.
 
-    The replacements must not contain a single quote: the whole command is quoted for /bin/sh, whatever the login shell is.
+    The replacements must not contain a single quote: the whole command is quoted for /bin/sh, under any login shell.
 
     Args:
         script: a script of ``hostside``.

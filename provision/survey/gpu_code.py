@@ -56,7 +56,7 @@ class Library(BaseModel, strict=True, frozen=True):
 
     @property
     def is_for_some_gpus(self) -> bool:
-        """Whether it is made for single GPUs: whoever calls it has looked at the GPU before."""
+        """Whether it is made for single GPUs: its caller has looked at the GPU before."""
         return all(not each[-1].isdigit() for each in (*self.machine_code, *self.ptx))
 
     @property

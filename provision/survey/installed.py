@@ -24,7 +24,7 @@ from provision.remote.session import Session
 from provision.survey import collect
 
 _NO_PYTHON, _NO_ENGINE = 71, 72  # exit codes
-#: A folder that only has the engine's name, as a checkout has, is no package: it has no origin.
+#: A folder that only has the engine's name, as a checkout has, is not a package: it has no origin.
 _FIND = f'import sys, importlib.util as u; sys.exit(0 if getattr(u.find_spec("collective_core"), "origin", None) else {_NO_ENGINE})'
 _TEST = f'echo "$python" >&2; [ -x "$python" ] || exit {_NO_PYTHON}; "$python" -c {shlex.quote(_FIND)}'
 

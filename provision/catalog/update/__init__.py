@@ -88,7 +88,7 @@ def _write(made: Update, folder: Path, source: str, today: datetime.date) -> Non
 
 
 def _set_aside(path: Path, error: UsageError) -> str:
-    """Rename a file of the user's, so that nothing of theirs is lost; a sentence about it."""
+    """Rename a user file, so that nothing of it is lost; a sentence about it."""
     names = (path.with_name(f"{path.name}.invalid{number or ''}") for number in itertools.count())
     kept = next(each for each in names if not each.exists())
     path.rename(kept)

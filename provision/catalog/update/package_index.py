@@ -56,7 +56,7 @@ class Links(html.parser.HTMLParser):
         try:
             self.feed(page.decode("utf-8", "replace"))
         except (AssertionError, ValueError) as error:  # the parser's own, and an address that is none
-            raise Unavailable("its page is no list of links") from error
+            raise Unavailable("invalid page: expected a list of links") from error
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         named = dict(attributes)

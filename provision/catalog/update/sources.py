@@ -114,7 +114,7 @@ def opened_file(path: Path) -> IO[bytes]:
 
 
 def local_path(place: str) -> Path | None:
-    """The path of a file: address, or of what is no address."""
+    """The path of a file: address, or of what is not an address."""
     parts = urllib.parse.urlsplit(place)
     return Path(urllib.parse.unquote(parts.path)) if parts.scheme in ("", "file") else None
 

@@ -14,7 +14,7 @@ BLOCK = 1 << 20  # bytes read at once
 LONGEST_LINE = 1 << 13  # bytes; what is longer is cut into parts of this size
 NARROWEST, WIDEST = 60, 250  # bytes of lines that a terminal has folded
 MAX_FULL = 0.8  # of the lines of a folded log have its full width; where more have it, it is the program's own
-PART = b"\r"  # begins what is no line of the file: an update of a progress bar, the next part of a long line
+PART = b"\r"  # begins what is not a line of the file: an update of a progress bar, the next part of a long line
 
 _ANSI = Pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 # Prefixes: whose line it is, and when it was printed.
@@ -145,7 +145,7 @@ def _parsed(text: str) -> Any:
 
 
 def blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """A log in blocks of UTF-8; an empty one ends it. Its lines end in ``\\n``; what begins with `PART` is no line of its own.
+    """A log in blocks of UTF-8; an empty one ends it. Its lines end in ``\\n``; what begins with `PART` is not a line of its own.
 
     UTF-16 is known by its mark.
     """

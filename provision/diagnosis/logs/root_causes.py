@@ -120,7 +120,7 @@ def _unknown(scanner: Scanner, found: Mapping[str, Matches], *, only_certain: bo
     """
     symptoms = {name: matches.first[0] for name, matches in found.items() if isinstance(all_signatures()[name], Symptom)}
     match = _decisive(scanner, ("certain",) if only_certain else ("certain", "likely", *(["possible"] if symptoms else [])))
-    if match is None and not only_certain:  # a symptom is no cause, but a sign that something is wrong
+    if match is None and not only_certain:  # a symptom is not a cause, but a sign that something is wrong
         match = min(symptoms.values(), key=_place, default=None)
     if match is None:
         return None

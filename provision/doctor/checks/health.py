@@ -233,7 +233,7 @@ def _rdma(health: Health) -> Observations:
         if _word(port.state) in ("INIT", "ARMED"):
             yield Observation(f"{name} is {_word(port.state)}", "ACTIVE", ("is the subnet manager running? sminfo",))
         elif port not in active:
-            # Many hosts have ports that nobody uses.
+            # Many hosts have unused ports.
             yield Observation(f"{name} is {_word(port.state) or '?'} ({_word(port.phys_state) or '?'})", "ACTIVE", severity="note")
         elif _gbits(port) < usual[port.link_layer]:
             yield Observation(f"{name} has {port.rate}", f"{usual[port.link_layer]:g} Gb/sec, as the others")

@@ -52,7 +52,7 @@ def of_this_machine(request: HealthRequest) -> Health:
 
 
 def parse(output: str, request: HealthRequest) -> Health:
-    """The health in a host's output; one in which nothing is readable where that is no answer of the script."""
+    """The health in a host's output; one in which nothing is readable for another answer."""
     try:
         document = facts.parse_output(output, mark=_BEGIN, what="the check of GPUs")
         # As JSON, where a list may be a tuple: strict models refuse that in Python's data.

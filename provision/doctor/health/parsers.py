@@ -118,7 +118,7 @@ def _last_line(output: Output) -> str:
 def _count(text: str) -> int:
     value = int(text)
     if not 0 <= value <= _LARGEST_COUNT:
-        raise ValueError(f"{text[:20]} is no count")
+        raise ValueError(f"invalid count: {text[:20]}")
     return value
 
 
@@ -129,7 +129,7 @@ def nvidia_smi(text: str) -> Gpus:
     """`nvidia-smi -q -x` of any driver."""
     begin = text.find("<?xml")
     if begin < 0:
-        raise ValueError("it is no XML")
+        raise ValueError("invalid answer: expected XML")
     document = text[begin:]
     if "<!ENTITY" in document or re.search(r"<!DOCTYPE[^>]*\[", document):
         raise ValueError("it declares entities of its own, which nvidia-smi never does")
@@ -337,7 +337,7 @@ def dcgm(text: str) -> Dcgm:
     """`dcgmi diag -j` of DCGM 2 to 4: the latter names entities, and its warnings are objects."""
     begin = text.find("{")
     if begin < 0:
-        raise ValueError("it is no JSON")
+        raise ValueError("invalid answer: expected JSON")
     try:
         document = json.JSONDecoder().raw_decode(text[begin:])[0]
     except ValueError as error:
@@ -426,5 +426,5 @@ def all_reduce(text: str) -> AllReduce:
 def _finite(word: str) -> float:
     value = float(word)
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{word[:20]} is no bandwidth")
+        raise ValueError(f"invalid bandwidth: {word[:20]}")
     return value

@@ -62,7 +62,7 @@ def _gpus(health: Health) -> str:
 
 
 def write_quarantine(path: Path, made: Sequence[Verdict]) -> list[str]:
-    """Bring a list of unfit hosts up to date, one name per line, as `--limit '!@FILE'` reads them: with this examination's unfit hosts, and
+    """Update a list of unfit hosts, one name per line, as `--limit '!@FILE'` reads them: with this examination's unfit hosts, and
     without those that it found fit. A host that was not examined stays listed.
 
     Returns the names in the file.

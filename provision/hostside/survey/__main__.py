@@ -51,7 +51,7 @@ def survey(machine):
             value = function(machine)
             with guard:
                 facts.update(value if name is None else {name: value})
-        except Exception as error:  # whatever is wrong with a section is reported, and the others go on
+        except Exception as error:  # what is wrong with a section is reported, and the others go on
             with guard:
                 errors[function.__name__] = "%s: %s" % (type(error).__name__, error)
 

@@ -180,7 +180,7 @@ def changed_files(machine, record, cluster=None):
     for entry in ((machine.read_json(record) or {}).get("files") or {}).values():
         if entry.get("unwanted") or entry["marker"] not in markers:
             continue
-        content = machine.content(entry["path"], limit=8 << 20)  # bytes: a key is no text
+        content = machine.content(entry["path"], limit=8 << 20)  # bytes: a key is not text
         if content is not None and entry["marker"] is not None:
             begin, end = ((entry["marker"].replace("{mark}", word) + "\n").encode() for word in ("BEGIN", "END"))
             content = content.partition(begin)[2].partition(end)[0] if begin in content and end in content else None
@@ -191,9 +191,9 @@ def changed_files(machine, record, cluster=None):
 
 
 def added_settings(machine, path):
-    """What somebody has set in the file of our own Open MPI's settings, outside the block of provision: it concerns every job.
+    """What a user has set in the file of our own Open MPI's settings, outside the block of provision: it concerns every job.
 
-    As Open MPI brings that file it has comments alone.
+    Open MPI's own file has comments alone.
     """
     outside, inside = [], False
     for line in (machine.read(path) or "").splitlines():

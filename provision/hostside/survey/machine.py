@@ -96,7 +96,7 @@ class Machine:
 
     @once
     def privileges(self):
-        """What sudo allows, and whether the user can become root: not where sudo wants a password that nobody gives and hardly accepts."""
+        """What sudo allows, and whether the user can become root: not where sudo wants a password that is missing, or wrong."""
         root = self.options.get("root")
         if os.geteuid() == 0:
             return {"sudo": "root", "sudo_says": None, "can_become": True}

@@ -6,7 +6,7 @@ import struct
 
 from .machine import number, section
 
-# Interfaces that exist for containers, virtual machines or tunnels: never the way to another host unless somebody says so.
+# Interfaces that exist for containers, virtual machines or tunnels: never the way to another host unless the inventory says so.
 CONTAINER_INTERFACE = re.compile(
     r"^(docker\d*|docker_gwbridge|br-[0-9a-f]{6,}|veth.*|virbr.*|vnet\d+|cni.*|cbr\d+|flannel.*|cali.*|cilium.*|lxc.*|lxd.*|podman.*|nerdctl.*|kube.*|"
     r"weave.*|dummy.*|vmnet.*|vboxnet.*|ifb.*|ovs-.*|vxlan.*|nodelocaldns|incusbr.*)$"

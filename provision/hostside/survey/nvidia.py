@@ -11,7 +11,7 @@ from .user import running_programs
 GPU_TIMEOUT_S = 25.0  # without the persistence daemon nvidia-smi wakes every GPU first: several seconds on an 8-GPU host
 
 
-# Run in a process of its own: a broken driver can crash or hang whoever loads its library.
+# Run in a process of its own: a broken driver can crash or hang what loads its library.
 LIBCUDA_PROBE = """
 import ctypes, json
 cuda = ctypes.CDLL("libcuda.so.1")

@@ -108,7 +108,7 @@ class Apt:
     def download(self, packages: Iterable[str], folder: Path) -> list[str]:
         """Download into ``folder`` these packages, and what the host lacks of their dependencies; returns the names of the files.
 
-        A package may be ``name=version``: that version, whatever the host has or holds. Packages that the host has are downloaded, too: it
+        A package may be ``name=version``: that version, even if the host has or holds another. Packages that the host has are downloaded, too: it
         may have them from an earlier run, and lose them again.
         """
         words = list(packages)
@@ -149,7 +149,7 @@ class Apt:
 
 
 def _unpack(apt_files: str, root: Path) -> None:
-    """Unpack the host's files, and nothing outside ``root``, whatever its answer holds."""
+    """Unpack the host's files, and nothing outside ``root``, for any answer."""
     try:
         content = base64.b64decode("".join(apt_files.split()), validate=True)
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as packed:

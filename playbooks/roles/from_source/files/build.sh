@@ -3,7 +3,7 @@
 #
 # Sources are configured, made and installed; with BUILD_FOLDERS they have a makefile alone, as NCCL's, and these folders of its BUILDDIR are
 # wanted; with BUILD_UV they are a Python package and the archive is its wheel. The arguments are options for configure, or for make where
-# there is no configure. Whatever ends the build, it leaves nothing but the archive with its checksum, or the log of what has failed.
+# there is no configure. However the build ends, it leaves nothing but the archive with its checksum, or the log of what has failed.
 # BUILD_FOLDERS and BUILD_MAKE_WORDS are lists of words.
 # shellcheck disable=SC2086
 set -eu
