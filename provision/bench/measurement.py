@@ -33,7 +33,7 @@ _LONGEST_REASON = 10_000  # letters that are recorded
 class BenchOptions:
     """``sizes``: bytes, as the engine's benchmark takes them. ``pairs``, ``training``: whether to measure these.
 
-    ``repetitions``: how often each is started again, because where the system puts processes stays for a launch; ``rounds``: of each launch.
+    ``repetitions``: how often each is started, because where the system puts processes stays for a launch; ``rounds``: of each launch.
     """
 
     sizes: str = "4K,64K,1M,16M"

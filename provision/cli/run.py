@@ -22,12 +22,13 @@ COMMAND = {"cls": HostsFirst, "context_settings": {"allow_interspersed_args": Fa
 
 @with_options(where=target_hosts.HostOptions, options=run_options, passwords=passwords)
 def run(*, where: target_hosts.HostOptions, options: RunOptions, passwords: Mapping[str, str]) -> None:
-    """Run a program, e.g. `provision run hosts.ini -np 4 train.py`, on hosts that `provision up` made ready."""
+    """Run a program, e.g. `provision run hosts.ini -np 4 train.py`, on hosts that `provision up` made ready, or in containers: --image."""
     if where.version:
         terminal.out().say(f"provision {__version__}")
         return
     use_own_files()
     inventory = target_hosts.select(where, options.np or options.per_node, options.elastic, os.environ, terminal.say)
+    started = job_containers(where, options)
     if where.check_build:
         with progress.make() as shown:
             lines = build_check.check(inventory, options.python, shown, passwords)
@@ -36,7 +37,7 @@ def run(*, where: target_hosts.HostOptions, options: RunOptions, passwords: Mapp
         return
     if not options.command:
         raise UsageError("no program to run", hint="name it: provision run -np 4 python train.py")
-    started, file = job_containers(where, options), options.project
+    file = options.project
     if file is not None:
         environments.read(file)  # what cannot be read is an error before anything is done
     environment = (lambda session, plan: environments.ensure(session, plan, file, options.index_url)) if file is not None else None

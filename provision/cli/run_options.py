@@ -22,7 +22,7 @@ from provision.base.errors import UsageError
 from provision.base.validation import MAX_COUNT, MAX_SECONDS, count
 from provision.cli.help import Command
 from provision.cli.options import one_of, url
-from provision.image import containers
+from provision.containers import image_names
 from provision.inventory import loading
 from provision.launch import forwarded_variables, horovod_config
 from provision.launch.launchers import Elastic, RunOptions
@@ -95,6 +95,9 @@ def job_containers(where: HostOptions, options: RunOptions) -> Callable[[Session
         if where.volume or where.keep_image:
             raise UsageError("--volume and --keep-image need --image", hint="leave them out, or name an image")
         return None
+    image_names.checked(where.image)
+    if where.check_build:
+        raise UsageError("--check-build: an image says by its labels what it holds", hint=f"docker image inspect {where.image}")
     if options.python is not None:
         raise UsageError("--python: the image has its own", hint="leave it out")
     if options.project is not None:
@@ -102,6 +105,8 @@ def job_containers(where: HostOptions, options: RunOptions) -> Callable[[Session
     for volume in where.volume or ():
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
             raise UsageError(f"--volume {volume}: this is not a pair of folders", hint="write it like /data:/data:ro")
+    from provision.image import containers  # it loads the container engine's client
+
     return partial(containers.started, image=where.image, options=options, volumes=tuple(where.volume or ()), keep=where.keep_image)
 
 
@@ -163,7 +168,7 @@ class HostsFirst(Command):
 
 
 def is_hosts(word: str) -> bool:
-    """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is not a program, but for a script."""
+    """Whether a word that may be HOSTS or a program is meant as HOSTS: a file that cannot be executed is a program only as a script."""
     is_data = word.endswith(loading.DATA_ENDINGS) or (os.path.isfile(word) and not word.endswith(loading.FILE_ENDINGS))
     return word == loading.LOCAL or "," in word or (is_data and not os.access(word, os.X_OK))
 

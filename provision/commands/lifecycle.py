@@ -255,9 +255,7 @@ def _install(session: Session, report: Report, plan: Plan, facts: Mapping[str, F
             report.hosts += [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
             holding.update({name: facts[name].installed.files for name in plan.hosts})
             return
-        _announce(
-            session, plan, facts, reasons or dict.fromkeys(plan.hosts, "up to date; all steps run"), options, install=True
-        )
+        _announce(session, plan, facts, reasons or dict.fromkeys(plan.hosts, "up to date; all steps will run"), options, install=True)
         done = installer.install(session, plan, facts, sources, holding.__setitem__, check=options.check, first=options.first_step)
         entries.add_installation(report, session.inventory, plan, done)
         if options.check:

@@ -24,7 +24,7 @@ import stat
 import sys
 import time
 
-from .abandoned import SHARED, environment_of, is_at, is_module, remove_abandoned, started, stat_of
+from .abandoned import SHARED, is_at, remove_abandoned
 
 GRACE_S = 15.0  # what pip, apt and a build need to clean up, thousands of files on a busy machine
 JOB_GRACE_S = 3.0
@@ -33,6 +33,35 @@ SILENT_S = 60.0  # longer than job.py waits for us: it can still say which host 
 OF_RANKS = (b"PROVISION_RANK=", b"COLLECTIVE_WORKER=")  # in the environment of a rank, and of one that comes and goes
 RECORD = "provision-rank-"  # what rank.py writes into the job's folder
 LONGEST_RECORD = 1 << 16
+
+
+def stat_of(pid):
+    """The fields of /proc/PID/stat from the state on; empty when the process is gone. The name before them may hold anything."""
+    try:
+        with open("/proc/%d/stat" % pid, errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def started(pid):
+    """When, in clock ticks since boot; 0 when the process is gone."""
+    return int((stat_of(pid) or [0] * 20)[19])
+
+
+def environment_of(pid, name="environ"):
+    """The entries of a process's environment, or of its ``cmdline``; none when it is gone or another user's."""
+    try:
+        with open("/proc/%d/%s" % (pid, name), "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def is_module(pid):
+    """Whether it is a module of Ansible's, which comes through standard input: a Python without arguments."""
+    words = environment_of(pid, "cmdline")[:-1]
+    return len(words) == 1 and b"python" in os.path.basename(words[0])
 
 
 def parent_of(pid):

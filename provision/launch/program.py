@@ -18,10 +18,10 @@ from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.validation import max_here
 from provision.inventory import Host, Inventory
 from provision.launch import jobs, launchers, placement, program_files, root_cause
-from provision.launch.root_cause import RootCause
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
 from provision.launch.rank_output import RankOutput, shortened
+from provision.launch.root_cause import RootCause
 from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.progress import Progress

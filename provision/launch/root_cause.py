@@ -52,7 +52,7 @@ def of(output: RankOutput, result: JobResult) -> RootCause:
     if not output.has_raised(first.rank):
         return RootCause(None, first, output.last_words(first.rank), output.has_symptoms(), first.code)
     silent = [one for one in result.ended if not output.has_raised(one.rank)]
-    # A launcher may have ended the rank as it ended. Then only the others' errors tell it from those that were still at work.
+    # A launcher may have ended the rank while it was exiting. Then only the others' errors tell it from those that were still at work.
     awaited = [one for one in silent if one.code not in _BY_LAUNCHER] or [one for one in silent if one.rank in output.accused()]
     if not awaited:
         return RootCause(failure)

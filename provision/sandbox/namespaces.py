@@ -66,7 +66,7 @@ def missing() -> str | None:
     if absent := [tool for tool in _TOOLS if not _which(tool)]:
         return f"{joined(absent)} is not installed"
     if not (_which("iptables") or _which("nft")):
-        return "hosts would have no network: neither iptables nor nft is installed"
+        return "hosts would have no access to other networks: neither iptables nor nft is installed"
     if (without := debootstrap.missing()) and not _which("apt-get"):
         return f"{without}, and this machine is not Debian or derived from it"
     try:

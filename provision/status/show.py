@@ -53,9 +53,7 @@ def view(status: Status, console: Console) -> Table:
         hosts, rest = status.worst_first[:count], status.worst_first[count:]
         listed, left_out = _table(status, hosts, console)
         more = [(f"and {len(rest)} more: {joined(list(dict.fromkeys(host.state for host in rest)))}", "dim")] if rest else []
-        lines = [
-            (clipped(text, console.width, _MAX_LINES), style) for text, style in (*more, *left_out, *below, *_troubles(status, hosts))
-        ]
+        lines = [(clipped(text, console.width, _MAX_LINES), style) for text, style in (*more, *left_out, *below, *_troubles(status, hosts))]
         heights = [len(wrapped(text, console.width)) for text, _ in lines]
         height = len(console.render_lines(listed)) - 1
         tall = -(-height // count)  # lines of a host; a long name takes several

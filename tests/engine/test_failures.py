@@ -254,6 +254,12 @@ def test_operations_that_nobody_waits_for_keep_their_memory(launch, case):
     assert set(reports) == {0, 1}
 
 
+def test_a_mismatch_in_a_thread_is_found_before_the_timeout_ends_the_engine(launch):
+    reports = launch("threads_alone.py", 2, 1, env={"COLLECTIVE_TIMEOUT": "16", "COLLECTIVE_STALL_WARNING": "0"}).must_succeed().reports()
+    assert [report["kinds"] for report in reports.values()] == [["mismatch"]] * 2
+    assert {report["then"] for report in reports.values()} == {2.0}
+
+
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 1), (3, 3)))
 def test_threads_may_bring_operations_in_any_order_and_hear_of_disagreements(launch, n, hosts):
     outcome = launch("several_threads.py", n, hosts).must_succeed()

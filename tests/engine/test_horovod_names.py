@@ -68,7 +68,7 @@ def test_the_launchers_module_is_a_program(names):
 
 def test_every_module_has_the_engines_own_objects(names):
     program = """
-import collective_core, collective_core.torch as hvd, horovod, os
+import collective_core, collective_core.torch as hvd, copy, horovod, os
 from horovod.common import basics, elastic, exceptions, process_sets, util
 from horovod.ray import RayExecutor
 from horovod.spark import run as run_on_spark
@@ -83,6 +83,7 @@ assert horovod.torch.elastic.TorchState is horovod.torch.elastic.state.TorchStat
 assert exceptions.HorovodInternalError is hvd.HorovodInternalError
 assert process_sets.global_process_set is hvd.global_process_set
 assert basics.HorovodBasics("horovod", "mpi_lib_v2").size is hvd.size
+assert copy.deepcopy(basics.HorovodBasics("/envs/tensorflow/horovod/torch/mpi_ops.py")).size is hvd.size
 assert horovod.torch.mpi_ops._basics._get_process_set_ids_and_ranks is hvd.get_process_set_ids_and_ranks
 assert util.extension_available("torch") and not util.extension_available("mxnet")
 for arguments in ({"min_workers": 1}, {"num_workers": 1, "gpus_per_worker": 1}):

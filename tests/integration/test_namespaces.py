@@ -164,7 +164,7 @@ def test_after_a_reboot_only_files_are_left_and_down_removes_them(begun, monkeyp
 @pytest.mark.slow
 def test_where_debootstrap_cannot_run_hosts_see_this_machines_programs(sandbox_factory, ssh, monkeypatch, tmp_path):
     if not shutil.which("apt-get"):
-        pytest.skip("this machine is no Debian or relative of it")
+        pytest.skip("this machine is not Debian or derived from it")
     monkeypatch.setattr(sandboxes.lifecycle.debootstrap, "missing", lambda: "debootstrap is not installed (package debootstrap)")
     monkeypatch.setattr(namespaces.debootstrap, "missing", lambda: "debootstrap is not installed (package debootstrap)")
     probe = Path("/opt/provision-test-probe")

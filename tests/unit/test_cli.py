@@ -412,7 +412,7 @@ def test_a_conflict_in_json_has_remedies(tmp_path: Path) -> None:
     done = provision("plan", "--facts", str(tmp_path / "facts.json"), "--json", code=1)
     conflicts = json.loads(done.stdout)["conflicts"]
     assert {conflict["host"] for conflict in conflicts} == {"old"}
-    assert all(conflict["ways_out"] for conflict in conflicts)
+    assert all(conflict["remedies"] for conflict in conflicts)
     assert "old: no plan fits" in done.stderr
 
 

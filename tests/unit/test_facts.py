@@ -66,7 +66,7 @@ def test_line_ends_of_a_terminal_are_accepted() -> None:
         ("motd\nbash: python3: command not found\n", "the survey did not run; the host said: bash: python3: command not found"),
         (f"{facts.BEGIN}\n{{", "the survey's answer is incomplete"),
         (f"{facts.BEGIN}\n{{,}}\n{facts.END}\n", "the survey's answer is damaged"),
-        (f"{facts.BEGIN}\n[]\n{facts.END}\n", "the survey's answer is no JSON object"),
+        (f"{facts.BEGIN}\n[]\n{facts.END}\n", r"the survey: invalid answer \(expected a JSON object\)"),
     ],
 )
 def test_output_without_a_document_is_refused(text: str, sentence: str) -> None:

@@ -41,7 +41,7 @@ def removal(remover: Any, record: Path, prefix: str | None = None, dry_run: bool
 
 def write(tmp_path: Path, record: dict[str, Any]) -> Path:
     path = tmp_path / "record.json"
-    empty = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "taken_off": []}
+    empty = {"schema": 1, "files": {}, "claimed": [], "packages": {"added": [], "before": None}, "held": [], "removed": []}
     path.write_text(json.dumps({**empty, **record}))
     return path
 
@@ -210,7 +210,7 @@ def test_a_prefix_of_somebody_elses_is_refused(prefix_record: Any, tmp_path: Pat
     (tmp_path / "letters").mkdir()
     assert "holds letters, which provision did not make" in prefix_record.refusal(str(tmp_path), names)
     (tmp_path / "record.json").write_text('{"album": 1}')
-    assert "record.json is no record of provision's" in prefix_record.refusal(str(tmp_path), names)
+    assert "record.json is not a record of provision" in prefix_record.refusal(str(tmp_path), names)
 
 
 def test_a_prefix_of_ours_is_taken_again_but_for_what_others_made_there(prefix_record: Any, tmp_path: Path) -> None:

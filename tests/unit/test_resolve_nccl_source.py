@@ -97,7 +97,7 @@ def test_sources_whose_checksum_is_not_known_need_a_file() -> None:
     requirements = Requirements(nccl_source="source", nccl_version="2.28.9")
     (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.4")}, requirements).conflicts
     assert "no checksum of the sources of NCCL 2.28.9 is known" in conflict.what
-    assert remedies(conflict)[1] == "--nccl-tarball nccl-2.28.9-1.tar.gz, a file of yours"
+    assert remedies(conflict)[1] == "--nccl-tarball nccl-2.28.9-1.tar.gz, your own file"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_allowing_a_bad_release_is_offered_with_the_file_that_it_needs() -> None
     made = plan_for({"a": host()}, Requirements(openmpi_version="4.1.7"))  # no checksum of its tarball is known
     assert remedies(made.conflicts[0]) == (
         "leave --openmpi-version out: the plan takes 4.1.8",
-        "--allow-bad with --openmpi-tarball openmpi-4.1.7.tar.gz, a file of yours",
+        "--allow-bad with --openmpi-tarball openmpi-4.1.7.tar.gz, your own file",
     )
 
 

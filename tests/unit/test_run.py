@@ -785,7 +785,7 @@ def test_missing_program_is_named_before_anything_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], refused: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"nosuch\.py: there is no such file here") if refused else contextlib.nullcontext():
+    with pytest.raises(UsageError, match=r"nosuch\.py: no such file") if refused else contextlib.nullcontext():
         program_files.pack(command, [])
 
 

@@ -98,8 +98,8 @@ def test_a_sandbox_without_files_here_may_be_somebody_elses(tmp_path, capsys):
     said = listed(capsys, ["ls"], [named("mine", tmp_path / "mine"), named("default", tmp_path / "default")], 0)
     assert f"not in {tmp_path}/mine" in said
     assert "mine: it was made with another PROVISION_HOME, or its files were removed" in said
-    assert "if nobody needs it any more: provision sandbox down --name mine\n" in said
-    assert "if nobody needs it any more: provision sandbox down\n" in said
+    assert "if it is no longer needed: provision sandbox down --name mine\n" in said
+    assert "if it is no longer needed: provision sandbox down\n" in said
     (tmp_path / "mine").mkdir()
     assert "mine: it is still being made, or its making was interrupted" in listed(capsys, ["ls"], [named("mine", tmp_path / "mine")], 0)
 

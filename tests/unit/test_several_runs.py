@@ -262,7 +262,7 @@ def _of_a_file() -> None:
 @pytest.mark.parametrize(
     ("ends", "host", "said"),
     [
-        (_defect, "controller", "a defect of provision: KeyError: 'openmpi'"),
+        (_defect, "controller", "internal error (please report it): KeyError: 'openmpi'"),
         (_of_ours, "b", "a file answers 404"),
         (_of_a_file, "controller", "/home/ann/hosts.tar: cannot be read"),
         (lambda: signal.raise_signal(signal.SIGINT), "controller", "interrupted"),

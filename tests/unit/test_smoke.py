@@ -130,7 +130,7 @@ def come_from_the_future(report: Report) -> None:
             double_a_rank,
             ["4 ranks should have trained, but rank 3 did not take part", "rank 2 is in the report more than once"],
         ),
-        (run_elsewhere, ["rank 3 ran on stranger, which is no host of this run"]),
+        (run_elsewhere, ["rank 3 ran on stranger, which is not a host of this run"]),
         (differ, ["the parameters are not the same on all ranks at the end: abababababab on rank 0, 2 and 3; cdcdcdcdcdcd on rank 1"]),
         (learn_too_little, ["test accuracy after epoch 2 is 91.99 %, the bar is 92 %"]),
         (learn_nothing, ["test accuracy after epoch 2 is nan %, the bar is 92 %"]),

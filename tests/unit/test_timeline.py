@@ -106,7 +106,7 @@ def test_a_training_job_has_failed_without_its_report_with_a_fault_and_with_an_e
     hosts = [{"host": each.hostname, "ranks": 1} for each in plan.hosts.values()]
     report = {"size": 2, "transport": "tcp", "hosts": hosts, "failures": failures} if failures is not None else None
 
-    def ended(_: Session, __: Job, ___: str, log: Path, *____: object) -> JobResult:
+    def ended(_: Session, __: Job, ___: str, log: Path, *____: object, **_____: object) -> JobResult:
         log.write_text("the last line\n")
         return JobResult(code, report, interrupted=False)
 

@@ -142,6 +142,8 @@ class Engine {
   // each may still bring what the other ranks want, so that is believed only of those that have ended or not run for a
   // while, and after a long time.
   bool all_callers_wait(Search* search, const Deadline& deadline) const;
+  // Seconds in which a stall would be warned of so often, within the operation's timeout.
+  double patience(double warnings, const Deadline& deadline) const;
   // With mutex_ held: nanoseconds that the callers' threads which live and do not wait here have run; -1: there is
   // none.
   int64_t others_ran_ns() const;

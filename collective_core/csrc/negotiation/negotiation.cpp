@@ -11,8 +11,10 @@ namespace {
 constexpr auto between_looks =
     std::chrono::milliseconds(20);  // between checks for failures while waiting for a submission
 // The time before a stall is warned of, so often: then nothing more is expected of threads that have run meanwhile, and
-// of those that have not. Nothing proves that a thread will never submit anything, so both are long.
-constexpr double standstill = 20.0, idle = 6.0;
+// of those that have not. Nothing proves that a thread will never submit anything, so both are long, but shorter than
+// the timeout, which ends the engine.
+constexpr double standstill = 20.0, idle = 6.0, of_timeout = 0.75;
+constexpr double usual_warning_s = 10.0;  // counts where stalls are not warned of
 
 // What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
 struct Payload {
@@ -107,7 +109,7 @@ void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
     if (agreement.verdict == Verdict::agreed && !goes_on_after_it) return;
     if (!begun) {
       const Lock lock(mutex_);
-      begun = Search{task, {task, Stuck::no}, {}, others_ran_ns(), Deadline(idle * group_->warn_after())};
+      begun = Search{task, {task, Stuck::no}, {}, others_ran_ns(), Deadline(patience(idle, deadline))};
     }
     Search& search = *begun;
     if (agreement.verdict == Verdict::reorder) {
@@ -193,8 +195,12 @@ bool Engine::all_callers_wait(Search* search, const Deadline& deadline) const {
   if (ran < 0) return true;
   if (ran != search->ran_ns) search->idle.extend();
   search->ran_ns = ran;
-  const double after = group_->warn_after();
-  return after > 0 && (search->idle.passed() || deadline.waited() >= standstill * after);
+  return search->idle.passed() || deadline.waited() >= patience(standstill, deadline);
+}
+
+double Engine::patience(double warnings, const Deadline& deadline) const {
+  const double after = group_->warn_after() > 0 ? group_->warn_after() : usual_warning_s;
+  return std::min(warnings * after, of_timeout * deadline.seconds());
 }
 
 void Engine::warn_of_disagreement(const Header& wanted, Deadline& deadline) const {

@@ -108,8 +108,8 @@ class Apt:
     def download(self, packages: Iterable[str], folder: Path) -> list[str]:
         """Download into ``folder`` these packages, and what the host lacks of their dependencies; returns the names of the files.
 
-        A package may be ``name=version``: that version, even if the host has or holds another. Packages that the host has are downloaded, too: it
-        may have them from an earlier run, and lose them again.
+        A package may be ``name=version``: that version, even if the host has or holds another. Packages that the host has are downloaded,
+        too: it may have them from an earlier run, and lose them again.
         """
         words = list(packages)
         before = set(self._archives.glob("*.deb"))

@@ -156,7 +156,10 @@ platform = Cuda()
 
 @functools.lru_cache(maxsize=None)
 def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeError(f"NVIDIA's driver library cannot be loaded: {error}") from error
 
 
 def _exchange_capture_mode(mode: int) -> int:

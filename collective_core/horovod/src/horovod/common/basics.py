@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 
@@ -13,7 +14,10 @@ class HorovodBasics:
     """
 
     def __init__(self, pkg_path: str = "", *_: Any) -> None:
-        self._module = "collective_core.tensorflow" if "tensorflow" in pkg_path else "collective_core.torch"
+        framework = "tensorflow" if Path(pkg_path).parent.name == "tensorflow" else "torch"
+        self._module = f"collective_core.{framework}"
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._module), name.lstrip("_"))
+        if name == "_module" or name.startswith("__"):  # of an object that is being copied
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._module), name.removeprefix("_"))

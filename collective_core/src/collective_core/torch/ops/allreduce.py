@@ -201,7 +201,8 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | None, op: str | None, *others: Any) -> torch.Tensor:
     request = _Request(average, op, *others)
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and is_in_host_memory(tensor)
-    if not plain or not tensor.is_contiguous() or objection_to_tensor(tensor) or request.op == Adasum:
+    # A prepared call would not see that a complex tensor has been conjugated since.
+    if not plain or tensor.is_complex() or not tensor.is_contiguous() or objection_to_tensor(tensor) or request.op == Adasum:
         result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
         return result
     who, address = members(request.process_set), tensor.data_ptr()

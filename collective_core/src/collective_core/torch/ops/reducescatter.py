@@ -35,7 +35,7 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work | 
     problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype, request.prescale, request.postscale)
     problem = problem or arrays.objection_to_rows(tensor.shape, "reducescatter")
     on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who) and not problem
-    source, copied = (tensor.detach().contiguous(), None) if on_gpu else host_copy(tensor)
+    source, copied = (tensor.detach().resolve_conj().resolve_neg().contiguous(), None) if on_gpu else host_copy(tensor)
     rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], who.rank, who.size)
     target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
 

@@ -22,7 +22,7 @@ def start_rows(
     The result of the work is the tensor received and the rows from each rank.
     """
     on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
-    source, copied = (tensor.detach().resolve_conj().contiguous(), None) if on_gpu else host_copy(tensor)
+    source, copied = (tensor.detach().resolve_conj().resolve_neg().contiguous(), None) if on_gpu else host_copy(tensor)
     operation = _native.operation(
         kind,
         name,
