@@ -107,8 +107,9 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
   if (groups.size() == 1) {
     const auto other = [&](const Header* header) { return header->shape_hash != headers[0]->shape_hash; };
     const bool shapes = std::any_of(headers.begin(), headers.end(), other);
-    text += shapes ? " (the shapes differ in a part that is not shown: of many dimensions, of what is fused, or complex)"
-                   : " (the requests differ in a part that is not shown, such as a long name)";
+    text += shapes
+                ? " (the shapes differ in a part that is not shown: of many dimensions, of what is fused, or complex)"
+                : " (the requests differ in a part that is not shown, such as a long name)";
   }
   return text;
 }
