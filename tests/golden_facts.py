@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from provision import facts
-from provision.facts import Facts
+from provision.survey import Facts, load_file
 
 DATA = Path(__file__).parent / "data"
 PLANS, DECISIONS = DATA / "plans", DATA / "decisions.yaml"
@@ -27,4 +26,4 @@ def facts_in_table(name: str) -> dict[str, Facts]:
 def facts_of(name: str) -> dict[str, Facts]:
     """The facts of a golden plan, whole or of the table."""
     whole = PLANS / f"{name}.json"
-    return dict(facts.load_file(whole)) if whole.exists() else facts_in_table(name)
+    return dict(load_file(whole)) if whole.exists() else facts_in_table(name)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from provision import catalog, facts
+from provision import catalog
 from provision.base.problems import Problem
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
+from provision.survey import Facts
 
 REQUIREMENTS = Requirements(engine_version="0.1.0", engine_sha256="0" * 64)
 
@@ -35,7 +36,7 @@ def host(
     gpus: int = 0,
     interfaces: list[dict[str, Any]] | None = None,
     **more: Any,
-) -> facts.Facts:
+) -> Facts:
     given_facts = {
         "hostname": "h",
         "os": {"id": system[0], "version": system[1]},
@@ -49,20 +50,20 @@ def host(
         },
         **more,
     }
-    return facts.Facts.model_validate(given_facts)
+    return Facts.model_validate(given_facts)
 
 
-def stated(sections: Mapping[str, Any]) -> facts.Facts:
+def stated(sections: Mapping[str, Any]) -> Facts:
     """Facts of a Debian 12 host with these sections."""
-    return facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections})
+    return Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections})
 
 
-def changed(known: facts.Facts, sections: Mapping[str, Any] | None = None, **more: Any) -> facts.Facts:
+def changed(known: Facts, sections: Mapping[str, Any] | None = None, **more: Any) -> Facts:
     """The same facts with some sections replaced by plain data."""
-    return facts.Facts.model_validate({**known.model_dump(), **(sections or {}), **more})
+    return Facts.model_validate({**known.model_dump(), **(sections or {}), **more})
 
 
-def gpu(cuda: str, capability: str = "8.0", address: str = "10.0.0.1", **more: Any) -> facts.Facts:
+def gpu(cuda: str, capability: str = "8.0", address: str = "10.0.0.1", **more: Any) -> Facts:
     return changed(host(address, system=("ubuntu", "22.04"), cuda=cuda, **more), gpus=[{"compute_capability": capability}])
 
 
@@ -71,7 +72,7 @@ def toolkit(version: str | None, *, nvcc: bool = True) -> dict[str, Any]:
     return {"toolkits": [{"path": "/usr/local/cuda", "version": version, "nvcc": nvcc}] if version else [], "nvcc": None}
 
 
-def equipped(found: dict[str, Any] | None, cuda: str, *where: str, **more: Any) -> facts.Facts:
+def equipped(found: dict[str, Any] | None, cuda: str, *where: str, **more: Any) -> Facts:
     """A host with a GPU whose facts say this of CUDA toolkits, or nothing."""
     known = gpu(cuda, *where, **more)
     if found is None:
@@ -79,7 +80,7 @@ def equipped(found: dict[str, Any] | None, cuda: str, *where: str, **more: Any) 
     return changed(known, cuda=found, missing=[part for part in known.missing if part != "cuda"])
 
 
-def plan_for(hosts: dict[str, facts.Facts], requirements: Requirements = REQUIREMENTS, **asked: HostRequirements) -> Any:
+def plan_for(hosts: dict[str, Facts], requirements: Requirements = REQUIREMENTS, **asked: HostRequirements) -> Any:
     return resolve(hosts, requirements, asked)
 
 

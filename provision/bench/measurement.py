@@ -17,11 +17,11 @@ from provision.base.errors import ProvisionError, UsageError, as_provision_error
 from provision.bench.results import Figure, HostSlots, Incomplete, Measured, Measurements, Pair, Ranks, Result, Training, significant
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers
+from provision.launch.smoke import training_job
 from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.smoke import training_job
 from provision.survey import installed
 
 _PACKAGE = "engine_benchmark"  # what the benchmark is called on the hosts

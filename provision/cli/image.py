@@ -14,12 +14,12 @@ from provision.base.errors import UsageError
 from provision.base.validation import max_here
 from provision.cli.help import App
 from provision.cli.options import Cpu, Data, Json, Limit, inventory_of, passwords, requirements, url, with_options
-from provision.containers import image_names
 from provision.image import build, render, targets, verification
 from provision.image.targets import ImageRequest
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.report import model
+from provision.sandbox.containers import image_names
 
 app = App(
     no_args_is_help=True,

@@ -27,7 +27,6 @@ from provision.cli.options import (
     with_options,
 )
 from provision.commands import planning
-from provision.facts import Facts
 from provision.install import engine_builds, installer
 from provision.inventory import Inventory
 from provision.plan import summary
@@ -38,7 +37,7 @@ from provision.remote.session import Session
 from provision.report import model
 from provision.resolve.driver import AUTO, known_branch
 from provision.resolve.what_if import WhatIf
-from provision.survey import collect
+from provision.survey import Facts, collect
 
 
 @with_options(options=requirements, passwords=passwords)

@@ -22,7 +22,6 @@ from provision.base.errors import UsageError
 from provision.base.validation import MAX_COUNT, MAX_SECONDS, count
 from provision.cli.help import Command
 from provision.cli.options import one_of, url
-from provision.containers import image_names
 from provision.inventory import loading
 from provision.launch import forwarded_variables, horovod_config
 from provision.launch.launchers import Elastic, RunOptions
@@ -30,6 +29,7 @@ from provision.launch.option_table import ELASTIC, HOROVOD, HOST_OPTIONS, JOB_OP
 from provision.launch.program import Containers
 from provision.launch.target_hosts import HostOptions
 from provision.remote.session import Session
+from provision.sandbox.containers import image_names
 
 
 def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:

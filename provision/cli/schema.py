@@ -15,13 +15,13 @@ from provision.base.errors import UsageError
 from provision.base.validation import did_you_mean
 from provision.bench.results import Measurements
 from provision.diagnosis.signatures import Signatures
-from provision.facts.document import FactsFile
 from provision.plan.lock_file import LockDocument
 from provision.plan.model import PlanDocument
 from provision.plan.requirements import Requirements
 from provision.report.model import Report
+from provision.report.status.model import Status
 from provision.resolve.what_if import WhatIfDocument
-from provision.status.model import Status
+from provision.survey.document import FactsFile
 
 Mode = Literal["validation", "serialization"]  # of what is read, keys with a default may be missing; what we write has them all
 

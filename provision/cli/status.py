@@ -19,9 +19,9 @@ from provision.base.errors import UsageError
 from provision.cli.help import Command
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.inventory import last_run
-from provision.status import show
-from provision.status.model import Status
-from provision.status.observer import Observer, Poller
+from provision.report.status import show
+from provision.report.status.model import Status
+from provision.report.status.observer import Observer, Poller
 
 _TICK_S = 0.1  # how soon Ctrl-C is noticed
 _PATIENCE_S = 5.0  # after which the hosts that are waited for are named
@@ -153,7 +153,7 @@ def _watch(observer: Observer, interval: float, console: terminal.Console) -> No
 
 def _serve(observer: Observer, port: int, token: str, interval: float) -> None:
     with signals.as_event() as stopped:
-        from provision.status.server import Server  # it takes a moment, in which Ctrl-C must end this as later
+        from provision.report.status.server import Server  # it takes a moment, in which Ctrl-C must end this as later
 
         poller = Poller(observer, interval, stopped)
         with Server(port, token, lambda: poller.latest, interval) as server:

@@ -16,13 +16,13 @@ from provision.base.errors import Interrupted, ProvisionError, as_provision_erro
 from provision.base.problems import Problem
 from provision.base.text import about, joined
 from provision.commands import planning
-from provision.facts import Facts
 from provision.install import drift, engine_builds, environments, installer, removal
 from provision.install.bundle.archive import Bundle, unpack
 from provision.install.bundle.gather import gather
 from provision.install.installer import PackageSources
 from provision.install.removal import HostRemoval
 from provision.inventory import Inventory, last_run
+from provision.launch.smoke import training_job
 from provision.plan import lock, lock_file, summary
 from provision.plan.model import Plan, without_credentials
 from provision.plan.options import Options, SmokeOptions
@@ -34,8 +34,7 @@ from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.report import entries, page
 from provision.report.model import Environment, Report
-from provision.smoke import training_job
-from provision.survey import collect, installed
+from provision.survey import Facts, collect, installed
 from provision.survey.collect import Survey
 
 _SOURCES = "sources.json"  # in a run's folder

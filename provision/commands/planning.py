@@ -8,7 +8,6 @@ from dataclasses import replace
 from provision import catalog
 from provision.base.errors import ProvisionError
 from provision.base.problems import Remedy
-from provision.facts import Facts
 from provision.install.artifacts import UserFiles, with_checksums
 from provision.install.installer import PackageSources
 from provision.inventory import Inventory
@@ -20,7 +19,7 @@ from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve, what_if
 from provision.resolve.host_classes import host_class_of
 from provision.resolve.nccl_builds import downgrades
-from provision.survey import collect, installed
+from provision.survey import Facts, collect, installed
 
 
 def make_plan(request: Request, facts: Mapping[str, Facts]) -> tuple[Plan, PackageSources]:

@@ -19,15 +19,14 @@ from provision.base.errors import Interrupted, ProvisionError
 from provision.commands import lifecycle
 from provision.diagnosis.findings import Finding
 from provision.doctor.host_checks import Examination
-from provision.facts import Facts
-from provision.facts.model import Limits
 from provision.inventory import Inventory
 from provision.plan.options import Options
 from provision.plan.requirements import OpenMpiSource
 from provision.remote import host_locks
 from provision.remote.ansible import Event
 from provision.remote.session import Session
-from provision.survey import installed
+from provision.survey import Facts, installed
+from provision.survey.model import Limits
 
 WITHOUT_ROOT = frozenset(("ssh-permission-denied",))  # small fixes that need no root
 

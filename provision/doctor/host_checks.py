@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from provision import facts
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
 from provision.diagnosis.findings import Finding
@@ -16,9 +15,8 @@ from provision.doctor.checks import examine
 from provision.doctor.health import collect as health
 from provision.doctor.health.collect import HealthRequest
 from provision.doctor.health.model import Health
-from provision.facts import Facts, Unsurveyed
 from provision.remote.session import Session
-from provision.survey import collect, gpu_code
+from provision.survey import Facts, Unsurveyed, collect, gpu_code, host_problems, parse_survey, unsurveyed_problem
 
 THIS_MACHINE = "localhost"
 _TIMEOUT_S = 60.0
@@ -40,13 +38,13 @@ def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
     try:
         script = resources.script("survey").encode()
         survey = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_TIMEOUT_S, check=False)
-        found = facts.parse_survey(survey.stdout.decode(errors="replace"))
+        found = parse_survey(survey.stdout.decode(errors="replace"))
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"this machine cannot be surveyed: {error}") from error
     if isinstance(found, Unsurveyed):  # it runs on the Python that runs this
-        raise UsageError(f"this machine cannot be surveyed: {facts.unsurveyed_problem(THIS_MACHINE, found).what}")
+        raise UsageError(f"this machine cannot be surveyed: {unsurveyed_problem(THIS_MACHINE, found).what}")
     prefix = found.installed.prefix or "/opt"
-    problems = facts.host_problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
+    problems = host_problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
     healths = {THIS_MACHINE: health.of_this_machine(gpu)} if gpu else {}
     return Examination({THIS_MACHINE: found}, examine({THIS_MACHINE: found}, problems, {}, healths), [THIS_MACHINE], healths)
 

@@ -10,14 +10,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision import facts
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.doctor import host_scripts
 from provision.doctor.checks import Reachability
-from provision.facts import Facts
 from provision.inventory import Host
 from provision.remote.session import Session
+from provision.survey import Facts, parse_output
 
 GROUP = 50  # hosts that try to reach each other; of more, each tries those of its own fifty
 _BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it
@@ -87,7 +86,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> dict[str, dict[
 
 def parse(output: str) -> Reachability:
     """The answer in a host's output. Raises ProvisionError when there is none."""
-    document = facts.parse_output(output, mark=_BEGIN, what="the check of connections")
+    document = parse_output(output, mark=_BEGIN, what="the check of connections")
     try:
         port, problem, peers = document["port"], document["problem"], document["peers"]
         return Reachability(

@@ -17,7 +17,7 @@ from provision.base.errors import UsageError
 from provision.diagnosis.findings import document
 from provision.diagnosis.patterns import Pattern
 from provision.doctor.host_checks import Examination
-from provision.facts import Facts
+from provision.survey import Facts
 
 LARGEST_LOG = 20 << 20  # bytes kept of each log, from its end
 _HIDDEN = "***"

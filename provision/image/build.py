@@ -26,8 +26,6 @@ from provision import catalog
 from provision.base import aptsources, paths, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.containers import container_engine, controller_settings, image_names
-from provision.containers.controller_settings import Settings
 from provision.diagnosis import logs
 from provision.image import local_images, render
 from provision.image.output import BuildOutput
@@ -37,6 +35,8 @@ from provision.install import artifacts, wheels
 from provision.plan.options import Options
 from provision.remote.progress import Progress
 from provision.sandbox import debootstrap
+from provision.sandbox.containers import container_engine, controller_settings, image_names
+from provision.sandbox.containers.controller_settings import Settings
 
 _MADE_BASE = "provision-base"  # repository of the images that debootstrap makes; the tag is the suite
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")

@@ -13,13 +13,12 @@ import jinja2
 
 from provision import catalog
 from provision.base import resources
-from provision.containers import ssh_keys
-from provision.facts import Facts
 from provision.install.ssh_mesh import Member
 from provision.inventory import Inventory
 from provision.plan.model import Plan
 from provision.resolve import network
-from provision.survey import installed
+from provision.sandbox.containers import ssh_keys
+from provision.survey import Facts, installed
 
 HOST_KEY = ".provision-sshd/host_ed25519"
 AUTHORIZED = ".ssh/authorized_keys"

@@ -21,9 +21,6 @@ from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
-from provision.containers import container_engine
-from provision.facts import Facts
-from provision.facts.model import Installed
 from provision.image import container_hosts, local_images
 from provision.image.local_images import ImageInfo
 from provision.launch import placement
@@ -33,7 +30,9 @@ from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.session import Session
 from provision.resolve import network
-from provision.survey import collect
+from provision.sandbox.containers import container_engine
+from provision.survey import Facts, collect
+from provision.survey.model import Installed
 
 LABEL = "org.provision.run"  # of containers: the run that they belong to
 NAME = "provision-run"  # of containers and images; the run's id follows

@@ -16,8 +16,8 @@ import docker.errors
 from docker import DockerClient
 
 from provision.base.errors import UsageError
-from provision.containers import container_engine
 from provision.image.recipe import LABEL
+from provision.sandbox.containers import container_engine
 
 VERIFIED = f"{LABEL}.verified"  # when
 VERIFIED_LAYERS = f"{LABEL}.verified.layers"  # of what

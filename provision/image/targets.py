@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import catalog, facts
+from provision import catalog
 from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.versions import minor
 from provision.commands import planning
-from provision.facts import Facts
 from provision.image import bases
 from provision.image.bases import Base
 from provision.inventory import Inventory
@@ -30,7 +29,7 @@ from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.resolve import resolve
 from provision.resolve.host_classes import host_class_of
-from provision.survey import collect
+from provision.survey import Facts, collect
 
 _INVENTED = "image"
 
@@ -191,7 +190,7 @@ def _invented(system: str, cuda: str | None) -> Facts:
     described: dict[str, Any] = {"os": {"id": os_id, "version": version}, "arch": "x86_64", "user": {"name": "root", "can_become": True}}
     if cuda is not None:
         described |= {"driver": {"cuda": minor(cuda)}, "gpus": [{}]}
-    return facts.Facts.model_validate(described)
+    return Facts.model_validate(described)
 
 
 def _as_image(host: HostPlan) -> HostPlan:

@@ -25,21 +25,20 @@ from docker.types import DeviceRequest
 from provision import catalog
 from provision.base import paths, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
-from provision.containers import container_engine
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
-from provision.facts import Facts
 from provision.image import container_hosts, local_images
 from provision.image.local_images import ImageInfo
 from provision.inventory import loading
 from provision.launch import jobs, launchers, placement, rank_output
+from provision.launch.smoke import evaluation, training_job
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote import progress
 from provision.remote.session import Session
-from provision.smoke import evaluation, training_job
-from provision.survey import collect
+from provision.sandbox.containers import container_engine
+from provision.survey import Facts, collect
 
 LABEL = "org.provision.verify"  # of containers and networks; its value is the process that runs them
 _SLOTS = 1  # ranks in each container

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provision.facts import Facts
 from provision.plan import lock as locks
 from provision.plan.lock import Files, Lock, LockedComponent
 from provision.plan.model import HostPlan, Plan
 from provision.plan.summary import TITLES
+from provision.survey import Facts
 
 
 def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Facts]) -> dict[str, str]:

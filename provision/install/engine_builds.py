@@ -24,9 +24,9 @@ from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError
 from provision.base.versions import key as version_key
-from provision.facts import Facts
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan
+from provision.survey import Facts
 
 #: What zipfile raises for a file that is damaged somewhere, encrypted, or of another kind.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)

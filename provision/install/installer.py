@@ -16,8 +16,6 @@ from provision import __version__, catalog
 from provision.base import aptsources, resources, uv_support
 from provision.base.engine_source import EngineSource, pack_horovod_names
 from provision.base.errors import UsageError
-from provision.facts import Facts
-from provision.facts.model import noted_files
 from provision.install import artifacts, builds, engine_builds, from_source
 from provision.install.bundle.archive import Bundle
 from provision.install.ssh_mesh import Member, cluster_id, members, networks, remembered
@@ -27,6 +25,8 @@ from provision.plan.model import COMPONENTS, HOROVOD_NAMES, HostPlan, Plan
 from provision.remote import ansible_vars
 from provision.remote.ansible import Event, Outcome, headline
 from provision.remote.session import Session
+from provision.survey import Facts
+from provision.survey.model import noted_files
 
 # In the order they run. The linker comes after everything that installs libraries and before everything that loads them.
 ROLES = (

@@ -6,13 +6,12 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from provision import facts
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.inventory import Host
 from provision.remote.ansible import Event
 from provision.remote.session import Session
-from provision.survey import collect
+from provision.survey import END, Facts, collect, parse_output, why_no_root
 from provision.survey.collect import Survey
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="  # as hostside/remove.py writes it
@@ -90,7 +89,7 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
         found.error, found.hint = (problem.what, problem.hint) if refusal.kind == "unreachable" else (refusal.text, None)
     for answer in answers:
         try:
-            answered = facts.parse_output(answer, BEGIN, "the removal")
+            answered = parse_output(answer, BEGIN, "the removal")
         except ProvisionError as error:
             found.state, found.error, found.hint = "failed", error.what, error.hint
             continue
@@ -106,7 +105,7 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
     return found
 
 
-def add_other_prefixes(removal: HostRemoval, host: Host, found: facts.Facts, *, dry_run: bool) -> None:
+def add_other_prefixes(removal: HostRemoval, host: Host, found: Facts, *, dry_run: bool) -> None:
     """Report installations in other prefixes than the host's: as an error where the user lacks root to remove them.
 
     Args:
@@ -117,7 +116,7 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: facts.Facts, *, 
         is_ours = host.prefix is None and not found.installed.manifest
         if is_ours and not found.user.can_become:
             needs = f"{prefix}, and all that was installed with it, stays, because its removal needs root"
-            removal.error = f"{needs}: {facts.why_no_root(found)}"
+            removal.error = f"{needs}: {why_no_root(found)}"
             removal.hint = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
             if not dry_run or removal.state == "nothing to do":
                 removal.state = "failed"
@@ -135,4 +134,4 @@ def _unreachable(name: str, survey: Survey) -> HostRemoval:
 def _command(options: dict[str, Any]) -> str:
     # Where Python is missing, nothing of ours can have run.
     absent = json.dumps({"nothing": True, "removed": [], "left": [], "error": None})
-    return collect.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{facts.END}\n")
+    return collect.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{END}\n")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from provision.facts import Facts
 from provision.inventory import Inventory
 from provision.plan.model import HostPlan, Plan
+from provision.survey import Facts
 
 # A host's address, port and login, its host keys, and its own public key (None: not known yet).
 Member = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from provision.base.text import joined
 from provision.bench import results
-from provision.facts import Facts, hardware
 from provision.remote.timeline import State, StepTime
+from provision.survey import Facts, hardware
 
 FOLD_FROM = 13  # hosts from which on those that are alike are one entry
 MAX_ROWS = 40  # of the picture of steps; the rest is counted

@@ -8,7 +8,6 @@ from typing import Any
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.diagnosis import logs
-from provision.facts import Facts
 from provision.install import drift, installer
 from provision.install.installer import Installed
 from provision.inventory import Host, Inventory
@@ -16,7 +15,7 @@ from provision.plan import lock
 from provision.plan.model import HostPlan, Plan
 from provision.remote.ansible import Event, HostResult, Outcome
 from provision.report.model import HostReport, Prospect, Report, State
-from provision.survey import collect
+from provision.survey import Facts, collect
 from provision.survey.collect import Survey
 
 

@@ -22,9 +22,9 @@ from provision.bench.charts import Chart, Series
 from provision.bench.results import Figure
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
-from provision.facts import Facts
-from provision.facts.document import FactsFile
 from provision.launch import rank_output
+from provision.launch.smoke import evaluation
+from provision.launch.smoke.evaluation import TrainingReport
 from provision.plan.model import COMPONENTS, HostPlan, PlanDocument
 from provision.plan.summary import TITLES, by_cause, groups_of, origin
 from provision.remote import timeline
@@ -32,8 +32,8 @@ from provision.remote.session import RECORD, Record
 from provision.report import drawings, runs
 from provision.report.model import HostReport, Report
 from provision.report.runs import Run
-from provision.smoke import evaluation
-from provision.smoke.evaluation import TrainingReport
+from provision.survey import Facts
+from provision.survey.document import FactsFile
 
 NAME = "report.html"
 _MAX_FAILURES = 25  # that are shown; failures of several hosts with the same words are one

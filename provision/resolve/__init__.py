@@ -19,8 +19,6 @@ from provision import catalog
 from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key
-from provision.facts import Facts, gpus
-from provision.facts import hardware as hardware_facts
 from provision.plan.model import (
     CPU_ONLY,
     HOROVOD_NAMES,
@@ -63,6 +61,8 @@ from provision.resolve.remedies import (
     older_driver,
     other_pythons,
 )
+from provision.survey import Facts, gpus
+from provision.survey import hardware as hardware_facts
 
 __all__ = ["HostRequirements", "Requirements", "resolve"]
 

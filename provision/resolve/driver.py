@@ -15,13 +15,13 @@ from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.catalog.models import DriverPackages
-from provision.facts import Facts, gpus
-from provision.facts.model import Driver as DriverFacts
-from provision.facts.model import Gpu
 from provision.plan.model import Driver, Rejected, Repository
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, nvidia_repository
 from provision.resolve.remedies import Conflict, Proposal, change_requirements, exclude
+from provision.survey import Facts, gpus
+from provision.survey.model import Driver as DriverFacts
+from provision.survey.model import Gpu
 
 AUTO = "auto"
 _KINDS = {"long-term": "a long-term branch", "production": "a production branch", "feature": "a branch for new features"}

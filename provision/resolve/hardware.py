@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from provision import catalog
 from provision.base.text import joined
-from provision.facts import Facts, hardware
+from provision.survey import Facts, hardware
 
 
 def notes(facts: Mapping[str, Facts], *, gpus_used: bool) -> list[str]:

@@ -11,8 +11,8 @@ from typing import TypeVar
 from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key, minor
-from provision.facts import Facts, gpus, hardware
 from provision.plan.model import Builder, Repository
+from provision.survey import Facts, gpus, hardware
 
 T = TypeVar("T")
 

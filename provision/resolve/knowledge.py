@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key
-from provision.facts import Facts
 from provision.plan.model import Knowledge
+from provision.survey import Facts
 
 
 def knowledge(facts: Mapping[str, Facts]) -> Knowledge:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 
-from provision.facts import Facts
-from provision.facts.model import Interface
 from provision.plan.model import Network
 from provision.resolve.remedies import Conflict, Proposal, exclude
+from provision.survey import Facts
+from provision.survey.model import Interface
 
 
 def network(name: str, host: Facts, requested: str | None, *, alone: bool) -> Network:

@@ -14,13 +14,13 @@ from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
-from provision.facts import Facts, gpus
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
 from provision.resolve.driver import known_branch, oldest_version
 from provision.resolve.host_classes import HostClass, host_class_of, with_driver_for
 from provision.resolve.remedies import Proposal, change_named, exclude, with_python
+from provision.survey import Facts, gpus
 
 Kind = Literal["driver", "python", "without"]
 _FORM = re.compile(r"(?:(?P<hosts>[^=:]+):)?(?P<kind>[a-z]+)=(?P<value>[^=:]+)")

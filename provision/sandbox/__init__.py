@@ -3,7 +3,7 @@
 ``up`` makes them, ``status`` and ``every`` describe them, ``down`` removes every trace. They have nothing that a bare host would not have.
 """
 
-from provision.containers.container_engine import engine_available
+from provision.sandbox.containers.container_engine import engine_available
 from provision.sandbox.lifecycle import down, engine_for_hosts, every, status, up
 from provision.sandbox.model import EngineName, Sandbox, SandboxHost, SudoMode
 

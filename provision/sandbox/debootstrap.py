@@ -16,8 +16,8 @@ from pathlib import Path
 
 from provision.base import paths, process_locks
 from provision.base.errors import ProvisionError
-from provision.containers.controller_settings import Settings
 from provision.sandbox import names
+from provision.sandbox.containers.controller_settings import Settings
 
 #: Debian's image tag -> the suite that debootstrap makes instead.
 SUITES = {"12": "bookworm", "bookworm": "bookworm", "13": "trixie", "trixie": "trixie"}

@@ -17,9 +17,9 @@ from docker.types import Mount
 
 from provision.base import signals
 from provision.base.errors import ProvisionError
-from provision.containers import controller_settings
-from provision.containers.controller_settings import Settings
 from provision.sandbox import debootstrap, names
+from provision.sandbox.containers import controller_settings
+from provision.sandbox.containers.controller_settings import Settings
 from provision.sandbox.engine import Files, Say
 from provision.sandbox.host_files import FOLDER, PACKAGES, archive
 from provision.sandbox.model import EngineName, SandboxHost

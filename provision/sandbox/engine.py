@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from provision.containers.controller_settings import Settings
+from provision.sandbox.containers.controller_settings import Settings
 from provision.sandbox.model import EngineName, SandboxHost
 
 Say = Callable[[str], None]

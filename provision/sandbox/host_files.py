@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import resources
 
 from provision.base import aptsources
-from provision.containers import controller_settings
-from provision.containers.controller_settings import BUNDLE_VARIABLES, PROXY_VARIABLES, Settings
 from provision.sandbox import names
+from provision.sandbox.containers import controller_settings
+from provision.sandbox.containers.controller_settings import BUNDLE_VARIABLES, PROXY_VARIABLES, Settings
 from provision.sandbox.model import SudoMode
 
 FOLDER = "etc/provision-sandbox"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from provision.base import process_locks, signals, terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.containers import container_engine, controller_settings, ssh_keys
 from provision.sandbox import debootstrap, names, namespaces
+from provision.sandbox.containers import container_engine, controller_settings, ssh_keys
 from provision.sandbox.docker_engine import DockerEngine
 from provision.sandbox.engine import Engine, Say
 from provision.sandbox.host_files import Login, host_files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from provision.base import paths
 from provision.base.errors import UsageError
-from provision.containers import image_names
+from provision.sandbox.containers import image_names
 
 USER = "trainer"
 

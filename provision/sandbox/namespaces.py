@@ -26,9 +26,9 @@ from pathlib import Path
 from provision.base import paths, process_locks, signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.text import joined
-from provision.containers import controller_settings
-from provision.containers.controller_settings import Settings
 from provision.sandbox import debootstrap, names
+from provision.sandbox.containers import controller_settings
+from provision.sandbox.containers.controller_settings import Settings
 from provision.sandbox.engine import Files, Say
 from provision.sandbox.host_files import FOLDER, PACKAGES
 from provision.sandbox.model import EngineName, SandboxHost

@@ -11,17 +11,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import catalog, facts
+from provision import catalog
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
-from provision.facts import Facts, Unsurveyed
 from provision.inventory import Host, Inventory, by_name, last_run
 from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote.ansible import ANSWER_S, Event
 from provision.remote.session import Session
+from provision.survey import (
+    BEGIN,
+    END,
+    Facts,
+    Unsurveyed,
+    cluster_problems,
+    host_problems,
+    inventory_problems,
+    lasting_problems,
+    load_file,
+    parse_survey,
+    unsurveyed_problem,
+    untested_system,
+    with_python,
+)
 
 #: The variables that may have the sudo password in an inventory, in Ansible's order.
 PASSWORD_VARIABLES = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
@@ -77,14 +91,14 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
         answer, output = answers.get(event.host, _Answer()), event.result.get("stdout")
         if event.kind in ("failed", "unreachable"):
             answer.failure = event
-        elif output is not None and (answer.output is None or facts.BEGIN in output):
+        elif output is not None and (answer.output is None or BEGIN in output):
             answer.output, answer.received_at = str(output), time.time()
 
     prompted = "become" in session.passwords
     with_password = [
         host.name for host in session.inventory.hosts if prompted or any(name in host.variables for name in PASSWORD_VARIABLES)
     ]
-    missing_python = f'{facts.BEGIN}\n{{"missing_python": true}}\n{facts.END}\n'
+    missing_python = f'{BEGIN}\n{{"missing_python": true}}\n{END}\n'
     session.play(
         resources.folder("playbooks") / "survey.yml",
         "Survey",
@@ -103,8 +117,8 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
     survey = Survey()
     for host in session.inventory.hosts:
         survey.problems += _read_answer(host, answers[host.name], survey, has_engine, become_password=host.name in with_password)
-    survey.problems += facts.cluster_problems(survey.hosts, {name: answer.received_at for name, answer in answers.items() if answer.output})
-    survey.problems += facts.inventory_problems(session.inventory, survey.hosts)
+    survey.problems += cluster_problems(survey.hosts, {name: answer.received_at for name, answer in answers.items() if answer.output})
+    survey.problems += inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
     session.privileged = {name for name, found in survey.hosts.items() if found.user.can_become}
     pythons = {name: found.python.executable or "" for name, found in survey.hosts.items()}
@@ -121,16 +135,16 @@ def _read_answer(
         yield connection_problem(host, answer.failure.text if answer.failure else "no answer")
         return
     try:
-        found = facts.parse_survey(answer.output)
+        found = parse_survey(answer.output)
     except ProvisionError as error:
-        yield Problem("error", error.what, error.hint, host=host.name, message="" if facts.BEGIN in answer.output else answer.output)
+        yield Problem("error", error.what, error.hint, host=host.name, message="" if BEGIN in answer.output else answer.output)
         return
     if isinstance(found, Unsurveyed):
-        yield facts.unsurveyed_problem(host.name, found, host.python)
+        yield unsurveyed_problem(host.name, found, host.python)
     else:
         survey.hosts[host.name] = found
         needed, prefix = _needed_mb(found), prefix_of(host, found)
-        yield from facts.host_problems(
+        yield from host_problems(
             host.name, found, needed_mb=needed, prefix=prefix, become_password=become_password, has_engine=has_engine(found)
         )
     if answer.failure is not None:
@@ -152,7 +166,7 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
     Raises:
         UsageError: the file cannot be used, or has facts of none of the hosts.
     """
-    read = facts.load_file(path)
+    read = load_file(path)
     if inventory is None:
         if limit and last_run.FAILED in limit.split(","):
             raise UsageError(f"--limit {limit}: a facts file has no last run", hint="name HOSTS next to --facts")
@@ -162,16 +176,16 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
     for host in inventory.hosts:
         found = read.get(host.name)
         if isinstance(found, Facts):
-            known[host.name] = facts.with_python(found, host.python, f"{inventory.where}, host {host.name}")
-            problems += facts.lasting_problems(host.name, found, needed_mb=_needed_mb(found), prefix=prefix_of(host, found))
-            if warning := facts.untested_system(found.os):
+            known[host.name] = with_python(found, host.python, f"{inventory.where}, host {host.name}")
+            problems += lasting_problems(host.name, found, needed_mb=_needed_mb(found), prefix=prefix_of(host, found))
+            if warning := untested_system(found.os):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:
-            problems.append(facts.unsurveyed_problem(host.name, found, host.python))
+            problems.append(unsurveyed_problem(host.name, found, host.python))
     if not known:
         what = "; ".join(map(str, problems)) or "it has facts of none of the inventory's hosts"
         raise UsageError(what, where=str(path), hint=f"survey them again: provision survey {inventory.argument} --json")
-    problems += facts.cluster_problems(known)
+    problems += cluster_problems(known)
     return inventory, known, [*problems, *(Problem("warning", warning, host=joined(names)) for warning, names in untested.items())]
 
 

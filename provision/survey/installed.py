@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from provision.base.errors import ProvisionError
-from provision.facts import Facts
 from provision.inventory import Host, Inventory
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh
 from provision.remote.session import Session
-from provision.survey import collect
+from provision.survey import Facts, collect
 
 _NO_PYTHON, _NO_ENGINE = 71, 72  # exit codes
 #: A folder that only has the engine's name, as a checkout has, is not a package: it has no origin.

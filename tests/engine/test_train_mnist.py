@@ -48,7 +48,7 @@ def toolkit(program: str, *words: str) -> Any:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """{"folder", "flags", "bar"} of the shipped digits for two ranks."""
     program = (
-        "import json, sys; from pathlib import Path; from provision.smoke import mnist; "
+        "import json, sys; from pathlib import Path; from provision.launch.smoke import mnist; "
         "got = mnist.obtain(Path(sys.argv[1]), source='digits'); "
         "print(json.dumps({'folder': str(got.folder), 'flags': got.flags(2), 'bar': got.bar_for(2)}))"
     )
@@ -95,7 +95,7 @@ def judged(outcome: Outcome, bar: float, np: int = 2) -> list[str]:
     """Why the toolkit would not count it."""
     assert outcome.report is not None, outcome.output
     program = (
-        "import json, sys; from provision.smoke import evaluation; report, host, np, bar = map(json.loads, sys.argv[1:]); "
+        "import json, sys; from provision.launch.smoke import evaluation; report, host, np, bar = map(json.loads, sys.argv[1:]); "
         "print(json.dumps(evaluation.evaluate_training(report, {'localhost': host}, np, bar)[1]))"
     )
     return toolkit(program, *map(json.dumps, (outcome.report, socket.gethostname(), np, bar)))

@@ -33,12 +33,12 @@ from remote_engines import engine_of_its_own
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError
 from provision.cli import main
-from provision.containers import controller_settings
 from provision.image import containers, local_images, verification
 from provision.image.containers import LABEL, NAME, PORTS
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.sandbox import Sandbox, debootstrap
+from provision.sandbox.containers import controller_settings
 
 BASE = f"{PREFIX}-image/base"
 IMAGE = f"{PREFIX}-image/cpu:1"

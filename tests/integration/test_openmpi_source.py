@@ -26,8 +26,8 @@ from hosts import RUN_S, Running, good, marked_processes, report, root, tasks
 
 from provision import catalog
 from provision.base import paths
-from provision.containers import controller_settings
 from provision.sandbox import Sandbox
+from provision.sandbox.containers import controller_settings
 
 pytestmark = pytest.mark.slow
 

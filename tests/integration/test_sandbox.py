@@ -27,8 +27,8 @@ from hosts import images_of_image_tests, wait_until
 from provision import sandbox as sandboxes
 from provision.base import paths
 from provision.base.errors import ProvisionError, UsageError
-from provision.containers import controller_settings
 from provision.sandbox import Sandbox, debootstrap, names
+from provision.sandbox.containers import controller_settings
 
 BASES = ["debian:12", "debian:13"]
 CODENAMES = {"debian:12": "bookworm", "debian:13": "trixie"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import facts
+from provision.survey import BEGIN, END
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_a_browser_shows_what_hosts_say_and_runs_none_of_it(browser: str, tmp_pa
         "gpu_load": {"gpus": [gpu], "error": None},
         "installed": {"prefix": "/opt/provision"},
     }
-    (tmp_path / "node1").write_text(f"{facts.BEGIN}\n{json.dumps(answer)}\n{facts.END}\n")
+    (tmp_path / "node1").write_text(f"{BEGIN}\n{json.dumps(answer)}\n{END}\n")
     command = [sys.executable, "-m", "provision", "status", str(inventory), "--serve", "0", "--interval", "3600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None

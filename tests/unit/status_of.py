@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import facts
 from provision.cli import main
+from provision.survey import BEGIN, END
 
 _SSH = """#!/bin/sh
 for word; do address=$last; last=$word; done
@@ -59,7 +59,7 @@ class Hosts:
         """What a host says: these sections in place of those of one with an installation that is not there."""
         usual = {"activity": ACTIVITY, "gpu_load": {"gpus": [], "error": None}, "installed": INSTALLED, "drift": None, "errors": {}}
         text = document if isinstance(document, str) else json.dumps({**usual, **(document or {}), **sections})
-        (self.folder / f"{name}.example").write_text(f"a banner\n{facts.BEGIN}\n{text}\n{facts.END}\n")
+        (self.folder / f"{name}.example").write_text(f"a banner\n{BEGIN}\n{text}\n{END}\n")
 
     def script(self, name: str) -> str:
         """The command that a host got last."""

@@ -22,7 +22,7 @@ from loading import load_ansible_module
 from rendered import variables_in
 from test_remove_script import ROOT
 
-from provision import facts, inventory
+from provision import inventory
 from provision.base import aptsources
 from provision.base.errors import UsageError
 from provision.cli.options import url as address
@@ -30,6 +30,7 @@ from provision.commands import planning
 from provision.install import installer
 from provision.plan.options import Options
 from provision.plan.request import Request
+from provision.survey import load_file
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="apt is on Debian and Ubuntu")
 
@@ -226,7 +227,7 @@ def test_what_is_no_address_is_refused(value: str) -> None:
 
 
 def test_the_playbook_gets_the_login_apart_in_a_file_of_its_own(tmp_path: Path) -> None:
-    known = facts.load_file(ROOT / "tests/data/lint-facts.json")
+    known = load_file(ROOT / "tests/data/lint-facts.json")
     hosts = inventory.load(str(ROOT / "tests/data/lint.ini"))
     options = Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
     plan, sources = planning.make_plan(Request(hosts, options), known)

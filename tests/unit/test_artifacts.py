@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from changed_catalogue import change
 
-from provision import catalog, facts
+from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
 from provision.install import artifacts, builds, engine_builds, from_source, wheels
 from provision.install.artifacts import UserFiles
 from provision.plan.model import Plan, Repository, SystemPackages
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
+from provision.survey import Facts
 
 TARBALL = b"sources"
 REQUIREMENTS = Requirements(
@@ -43,7 +44,7 @@ def planned(requirements: Requirements = REQUIREMENTS, **hosts: dict[str, Any]) 
             "ssh_connection": {"interface": "eth0"},
         }
     }
-    plan = resolve({name: facts.Facts.model_validate({**network, **known}) for name, known in hosts.items()}, requirements, {})
+    plan = resolve({name: Facts.model_validate({**network, **known}) for name, known in hosts.items()}, requirements, {})
     assert not plan.conflicts, plan.conflicts
     return plan
 

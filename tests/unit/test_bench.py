@@ -23,9 +23,9 @@ from provision.bench import charts, measurement, page, results
 from provision.bench.measurement import BenchOptions, EngineReport, Experiment, experiments, measure, outcome
 from provision.bench.results import Figure, Measurements, Ranks, Training
 from provision.cli.bench import bench, tables
+from provision.launch.smoke import training_job
 from provision.remote import ssh
 from provision.remote.progress import Progress
-from provision.smoke import training_job
 from provision.survey import installed
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from provision import facts
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.install import wheels
@@ -29,13 +28,14 @@ from provision.plan.model import Plan, SourceBuild
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
+from provision.survey import load_file
 
 OUTSIDE = "wheels/../../evil"
 DATA = Path(__file__).parents[1] / "data"
 
 
 def plan() -> Plan:
-    known = facts.load_file(DATA / "lint-facts.json")
+    known = load_file(DATA / "lint-facts.json")
     return resolve(known, Requirements(), {name: HostRequirements() for name in known})
 
 
@@ -284,7 +284,7 @@ def gather_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 
 def test_nccls_wheel_is_gathered_next_to_the_one_that_pytorch_pins(tmp_path: Path, gather_wheels: Callable[..., list[str]]) -> None:
-    known = facts.load_file(DATA / "lint-facts.json")
+    known = load_file(DATA / "lint-facts.json")
     host = resolve(known, Requirements(nccl_source="wheel"), {}).hosts["gpu1"]
     assert host.nccl is not None
     assert host.torch is not None

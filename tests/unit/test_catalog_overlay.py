@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from provision import catalog, facts, inventory
+from provision import catalog, inventory
 from provision.base.errors import UsageError
 from provision.catalog import overlay
 from provision.cli.main import app
@@ -20,6 +20,7 @@ from provision.plan.lock import Lock
 from provision.plan.model import Plan, PlanDocument
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
+from provision.survey import Facts
 
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 HEAD = "schema: 1\nsource: the test\ndate: 2027-03-01\n"
@@ -130,14 +131,14 @@ def test_hostile_files_are_refused(tmp_path: Path) -> None:
     assert "not a file" in refused(tmp_path / "pipe")
 
 
-def facts_of(name: str, **driver: str) -> dict[str, facts.Facts]:
+def facts_of(name: str, **driver: str) -> dict[str, Facts]:
     found = json.loads((PLANS / f"{name}.json").read_text(encoding="utf-8"))
     for host in found["hosts"].values():
         host["driver"].update(driver)
-    return {host: facts.Facts.model_validate(each) for host, each in found["hosts"].items()}
+    return {host: Facts.model_validate(each) for host, each in found["hosts"].items()}
 
 
-def plan_of(known: dict[str, facts.Facts]) -> Plan:
+def plan_of(known: dict[str, Facts]) -> Plan:
     return resolve(known, Requirements(engine_version="0.0.0"), {})
 
 

@@ -21,9 +21,8 @@ from typer.testing import CliRunner
 import provision as provision_package
 from provision.base.errors import UsageError
 from provision.cli import main, up
-from provision.facts import preflight
 from provision.launch import program_files
-from provision.survey import collect
+from provision.survey import collect, preflight
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -464,4 +463,4 @@ def test_a_command_is_imported_when_it_is_called() -> None:
 
     assert not {"provision.cli.options", "provision.catalog", "ansible_runner", "docker", "requests"} & loaded("--version")
     assert not {"docker", "prometheus_client", "provision.cli.up", "provision.image"} & loaded("runs")
-    assert not {"prometheus_client", "provision.status.server"} & loaded("status", "--help")
+    assert not {"prometheus_client", "provision.report.status.server"} & loaded("status", "--help")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from provision import facts as reading
 from provision.base import paths
 from provision.base.errors import UsageError
 from provision.install import drift, installer, ssh_mesh
@@ -16,6 +15,7 @@ from provision.inventory import Inventory, last_run, load
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
+from provision.survey import Facts, load_file
 
 DATA = Path(__file__).parents[1] / "data"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
@@ -35,7 +35,7 @@ def plan_of(facts: dict[str, Any]) -> Plan:
 @pytest.fixture
 def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
     """The facts of hosts on which a run has just ended."""
-    facts = {name: found.model_dump() for name, found in reading.load_file(DATA / "lint-facts.json").items()}
+    facts = {name: found.model_dump() for name, found in load_file(DATA / "lint-facts.json").items()}
     for found in facts.values():
         found["ssh"]["mesh_key"] = KEY
         found["user"]["name"] = "trainer"
@@ -45,8 +45,8 @@ def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
     return facts
 
 
-def read(facts: dict[str, dict[str, Any]]) -> dict[str, reading.Facts]:
-    return {name: reading.Facts.model_validate(each) for name, each in facts.items()}
+def read(facts: dict[str, dict[str, Any]]) -> dict[str, Facts]:
+    return {name: Facts.model_validate(each) for name, each in facts.items()}
 
 
 def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str, str | None]:

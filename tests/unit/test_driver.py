@@ -14,11 +14,11 @@ from rendered import variables_in
 from provision import catalog, inventory
 from provision.base import engine_source, resources
 from provision.base.errors import UsageError
-from provision.facts import Facts
 from provision.install import installer
 from provision.install.installer import PackageSources
 from provision.plan.requirements import Requirements
 from provision.resolve.driver import known_branch
+from provision.survey import Facts
 
 H100, A100, V100, P100, GB200 = "2330", "20b2", "1db5", "15f8", "2941"
 UBUNTU, DEBIAN, ROCKY = ("ubuntu", "24.04"), ("debian", "12"), ("rocky", "9.6")

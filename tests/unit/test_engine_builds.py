@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from provision import facts
 from provision.base import engine_source
 from provision.base.errors import ProvisionError
 from provision.install import artifacts, builds, engine_builds
@@ -18,6 +17,7 @@ from provision.install.artifacts import UserFiles
 from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
+from provision.survey import Facts
 
 ENGINE = engine_source.pack()
 REQUIREMENTS = Requirements(torch=False, engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
@@ -35,10 +35,10 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-def host(system: str, version: str, libc: str | None, arch: str = "x86_64", **more: Any) -> facts.Facts:
+def host(system: str, version: str, libc: str | None, arch: str = "x86_64", **more: Any) -> Facts:
     interfaces = [{"name": "eth0", "addresses": ["192.0.2.1/24"], "up": True}]
     network = {"interfaces": interfaces, "ssh_connection": {"interface": "eth0"}}
-    return facts.Facts.model_validate({"os": {"id": system, "version": version, "libc": libc}, "arch": arch, "network": network, **more})
+    return Facts.model_validate({"os": {"id": system, "version": version, "libc": libc}, "arch": arch, "network": network, **more})
 
 
 def wheel(folder: Path, platform: str, *, version: str = ENGINE.version, changed: str = "") -> Path:
@@ -53,7 +53,7 @@ def wheel(folder: Path, platform: str, *, version: str = ENGINE.version, changed
     return path
 
 
-def planned(known: dict[str, facts.Facts]) -> Plan:
+def planned(known: dict[str, Facts]) -> Plan:
     plan = resolve(known, REQUIREMENTS, {})
     assert not plan.conflicts, plan.conflicts
     return plan

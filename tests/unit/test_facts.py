@@ -12,15 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from invented_hosts import stated
 
-from provision import catalog, facts
+from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
 from provision.doctor.checks import examine
-from provision.facts import gpus
-from provision.facts.document import sanitized
 from provision.inventory import Host
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
-from provision.survey import collect
+from provision.survey import (
+    BEGIN,
+    END,
+    Facts,
+    Unsurveyed,
+    cluster_problems,
+    collect,
+    gpus,
+    host_problems,
+    lasting_problems,
+    load_file,
+    parse_output,
+    parse_survey,
+    unsurveyed_problem,
+)
+from provision.survey.document import sanitized
 
 MINIMAL = {
     "os": {"id": "ubuntu", "version": "22.04"},
@@ -30,7 +43,7 @@ MINIMAL = {
 }
 
 
-def host(**changes: Any) -> facts.Facts:
+def host(**changes: Any) -> Facts:
     """A healthy host, changed: `disk__tmp__free_mb=1` reaches into the sections."""
     found = stated({}).model_dump()
     for path, value in changes.items():
@@ -39,11 +52,11 @@ def host(**changes: Any) -> facts.Facts:
         for section in sections:
             place = place[section]
         place[key] = value
-    return facts.Facts.model_validate(found)
+    return Facts.model_validate(found)
 
 
-def said(found: facts.Facts, **more: Any) -> list[str]:
-    problems = facts.host_problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
+def said(found: Facts, **more: Any) -> list[str]:
+    problems = host_problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
     return [f"{problem.severity} {problem}" for problem in problems]
 
 
@@ -51,12 +64,12 @@ def said(found: facts.Facts, **more: Any) -> list[str]:
 
 
 def test_banners_before_and_after_the_document_are_ignored() -> None:
-    text = f'Welcome to node1!\n{{"not": "this"}}\n{facts.BEGIN}\n{{"arch": "x86_64"}}\n{facts.END}\nlogout\n'
-    assert facts.parse_output(text) == {"arch": "x86_64"}
+    text = f'Welcome to node1!\n{{"not": "this"}}\n{BEGIN}\n{{"arch": "x86_64"}}\n{END}\nlogout\n'
+    assert parse_output(text) == {"arch": "x86_64"}
 
 
 def test_line_ends_of_a_terminal_are_accepted() -> None:
-    assert facts.parse_output(f"{facts.BEGIN}\r\n{{}}\r\n{facts.END}\r\n") == {}
+    assert parse_output(f"{BEGIN}\r\n{{}}\r\n{END}\r\n") == {}
 
 
 @pytest.mark.parametrize(
@@ -64,19 +77,19 @@ def test_line_ends_of_a_terminal_are_accepted() -> None:
     [
         ("", "the survey did not run; the host said nothing"),
         ("motd\nbash: python3: command not found\n", "the survey did not run; the host said: bash: python3: command not found"),
-        (f"{facts.BEGIN}\n{{", "the survey's answer is incomplete"),
-        (f"{facts.BEGIN}\n{{,}}\n{facts.END}\n", "the survey's answer is damaged"),
-        (f"{facts.BEGIN}\n[]\n{facts.END}\n", r"the survey: invalid answer \(expected a JSON object\)"),
+        (f"{BEGIN}\n{{", "the survey's answer is incomplete"),
+        (f"{BEGIN}\n{{,}}\n{END}\n", "the survey's answer is damaged"),
+        (f"{BEGIN}\n[]\n{END}\n", r"the survey: invalid answer \(expected a JSON object\)"),
     ],
 )
 def test_output_without_a_document_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(ProvisionError, match=sentence):
-        facts.parse_output(text)
+        parse_output(text)
 
 
 def test_facts_that_nobody_reads_are_kept() -> None:
     known = {"os": {"id": "debian", "version": "12", "kernel": "6.1"}, "arch": "x86_64", "gcc": None, "cpu": {"sockets": 2, "quota": None}}
-    found = facts.Facts.model_validate(known).model_dump()
+    found = Facts.model_validate(known).model_dump()
     assert (found["os"]["kernel"], found["gcc"], found["cpu"]["sockets"], found["cpu"]["quota"]) == ("6.1", None, 2, None)
 
 
@@ -102,27 +115,27 @@ SURVEYED = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "packages
 )
 def test_invalid_answers_are_refused(odd: dict[str, Any], said: str) -> None:
     def printed(document: dict[str, Any]) -> str:
-        return f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n"
+        return f"{BEGIN}\n{json.dumps(document)}\n{END}\n"
 
-    assert facts.parse_survey(printed(SURVEYED)) == facts.Facts.model_validate(SURVEYED)
-    unknown = facts.parse_survey(printed({"arch": "x86_64", "os": None}))
-    assert isinstance(unknown, facts.Facts)
+    assert parse_survey(printed(SURVEYED)) == Facts.model_validate(SURVEYED)
+    unknown = parse_survey(printed({"arch": "x86_64", "os": None}))
+    assert isinstance(unknown, Facts)
     assert (unknown.os.id, "os" in unknown.missing, "arch" in unknown.missing) == ("linux", True, False)
     with pytest.raises(ProvisionError) as refused:
-        facts.parse_survey(printed({**SURVEYED, **odd}))
+        parse_survey(printed({**SURVEYED, **odd}))
     assert said in refused.value.what
 
 
 @given(st.text(max_size=80), st.dictionaries(st.text(max_size=5), st.integers(), max_size=3), st.text(max_size=80))
 def test_any_banner_is_ignored(before: str, document: dict[str, int], after: str) -> None:
-    assert facts.parse_output(f"{before}\n{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n{after}") == sanitized(document)
+    assert parse_output(f"{before}\n{BEGIN}\n{json.dumps(document)}\n{END}\n{after}") == sanitized(document)
 
 
 # --------------------------------------------------------------------------------------------------------- completing
 
 
 def test_a_minimal_document_is_completed() -> None:
-    found = facts.Facts.model_validate(MINIMAL)
+    found = Facts.model_validate(MINIMAL)
     assert (found.os.family, found.os.codename) == ("debian", "jammy")
     assert found.manager == "apt"
     assert found.gpus[0].model_dump(exclude_defaults=True) == {"name": "NVIDIA A100", "compute_capability": "8.0"}
@@ -132,18 +145,18 @@ def test_a_minimal_document_is_completed() -> None:
 
 
 def test_unknown_facts_are_named() -> None:
-    found = facts.Facts.model_validate(
+    found = Facts.model_validate(
         {"os": {"id": "rocky", "version": "9.4"}, "arch": "arm64", "driver": {"version": "470.1"}, "gpus": [{"name": "T4"}]}
     )
     assert {"driver.cuda", "gpus[0].compute_capability"} <= set(found.missing)
     assert (found.arch, found.os.family, found.manager) == ("aarch64", "rhel", "dnf")
 
 
-def answered(**sections: Any) -> facts.Facts:
+def answered(**sections: Any) -> Facts:
     """The facts of a host whose survey prints this."""
     document = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections}
-    found = facts.parse_survey(f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n")
-    assert isinstance(found, facts.Facts)
+    found = parse_survey(f"{BEGIN}\n{json.dumps(document)}\n{END}\n")
+    assert isinstance(found, Facts)
     return found
 
 
@@ -174,7 +187,7 @@ def test_an_invalid_manifest_prevents_no_plan(manifest: Any) -> None:
 def test_a_deeply_nested_manifest_is_refused() -> None:
     text = "[" * 900 + "]" * 900
     with pytest.raises(ProvisionError, match="nested too deeply"):
-        facts.parse_output(f'{facts.BEGIN}\n{{"installed": {text}}}\n{facts.END}\n')
+        parse_output(f'{BEGIN}\n{{"installed": {text}}}\n{END}\n')
 
 
 def test_unknown_ports_and_limits_are_accepted() -> None:
@@ -185,21 +198,21 @@ def test_unknown_ports_and_limits_are_accepted() -> None:
 
 def test_validating_twice_changes_nothing() -> None:
     given_facts = copy.deepcopy(MINIMAL)
-    once = facts.Facts.model_validate(given_facts)
+    once = Facts.model_validate(given_facts)
     assert given_facts == MINIMAL
-    assert facts.Facts.model_validate(once.model_dump()) == once
+    assert Facts.model_validate(once.model_dump()) == once
 
 
 def test_candidates_that_are_no_versions_are_dropped_and_named() -> None:
     odd = "2.1\n- hosts: all"
-    found = facts.Facts.model_validate({**MINIMAL, "candidates": {"libnccl2": ["2.21.5-1+cuda12.2", odd, "$(id)"]}})
+    found = Facts.model_validate({**MINIMAL, "candidates": {"libnccl2": ["2.21.5-1+cuda12.2", odd, "$(id)"]}})
     assert found.candidates == {"libnccl2": ["2.21.5-1+cuda12.2"]}
     assert "$(id)" in found.errors["candidates"]
-    assert facts.Facts.model_validate(found.model_dump()) == found
+    assert Facts.model_validate(found.model_dump()) == found
 
 
 def test_a_section_that_failed_is_missing() -> None:
-    found = facts.Facts.model_validate({**MINIMAL, "errors": {"packages": "no answer within 8 s"}})
+    found = Facts.model_validate({**MINIMAL, "errors": {"packages": "no answer within 8 s"}})
     assert "packages" in found.missing
     assert found.errors == {"packages": "no answer within 8 s"}
 
@@ -214,8 +227,8 @@ def write(folder: Path, document: Any) -> Path:
 
 
 def test_a_hand_written_file(tmp_path: Path) -> None:
-    found = facts.load_file(write(tmp_path, {"hosts": {"a": MINIMAL, "b": {**MINIMAL, "driver": None, "gpus": []}}}))
-    assert found == {"a": facts.Facts.model_validate(MINIMAL), "b": facts.Facts.model_validate({**MINIMAL, "driver": None, "gpus": []})}
+    found = load_file(write(tmp_path, {"hosts": {"a": MINIMAL, "b": {**MINIMAL, "driver": None, "gpus": []}}}))
+    assert found == {"a": Facts.model_validate(MINIMAL), "b": Facts.model_validate({**MINIMAL, "driver": None, "gpus": []})}
 
 
 def test_a_saved_survey_is_read(tmp_path: Path) -> None:
@@ -224,9 +237,9 @@ def test_a_saved_survey_is_read(tmp_path: Path) -> None:
         "hosts": {"a": host().model_dump(), "b": {"missing_python": True}, "c": {"unreachable": "no route to host"}},
         "problems": [],
     }
-    found = facts.load_file(write(tmp_path, document))
+    found = load_file(write(tmp_path, document))
     assert found["a"] == host()
-    assert found["b"] == facts.Unsurveyed(missing_python=True)
+    assert found["b"] == Unsurveyed(missing_python=True)
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -283,7 +296,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_mistakes_in_a_file_are_named_with_their_key(tmp_path: Path, document: Any, sentence: str) -> None:
     path = write(tmp_path, document)
     with pytest.raises(UsageError) as caught:
-        facts.load_file(path)
+        load_file(path)
     assert str(caught.value).startswith(f"{path}:")
     assert sentence in str(caught.value)
     assert caught.value.exit_code == 2
@@ -292,7 +305,7 @@ def test_mistakes_in_a_file_are_named_with_their_key(tmp_path: Path, document: A
 def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     document = {"hosts": {"a": {"arch": 3}, "b": {**MINIMAL, "gpus": 1}}}
     with pytest.raises(UsageError) as caught:
-        facts.load_file(write(tmp_path, document))
+        load_file(write(tmp_path, document))
     for key in ("`hosts.a.os` is missing", "`hosts.a.arch` must be in quotes", "`hosts.b.gpus` must be a list"):
         assert key in str(caught.value)
 
@@ -302,12 +315,12 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
 )
 def test_text_that_is_not_json_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        facts.load_file(write(tmp_path, text))
+        load_file(write(tmp_path, text))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nope\.json: the facts cannot be read: No such file"):
-        facts.load_file(tmp_path / "nope.json")
+        load_file(tmp_path / "nope.json")
 
 
 INSIDE = sorted(
@@ -328,11 +341,11 @@ json_values = st.recursive(
 
 
 @settings(deadline=None)  # the first of them reads the catalogue
-@given(st.dictionaries(st.sampled_from([*facts.Facts.model_fields, "missing_python"]), json_values, max_size=6))
+@given(st.dictionaries(st.sampled_from([*Facts.model_fields, "missing_python"]), json_values, max_size=6))
 def test_any_document_is_facts_or_an_error(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     path = write(tmp_path_factory.mktemp("facts"), {"hosts": {"a": {**MINIMAL, **document}}})
     try:
-        loaded = facts.load_file(path)
+        loaded = load_file(path)
     except UsageError:
         return
     assert set(loaded) == {"a"}
@@ -348,19 +361,19 @@ def test_a_healthy_host_has_no_problems() -> None:
 
 
 def test_no_python() -> None:
-    sentence = f"error {facts.unsurveyed_problem('a', facts.Unsurveyed(missing_python=True))}"
+    sentence = f"error {unsurveyed_problem('a', Unsurveyed(missing_python=True))}"
     assert sentence.startswith(
         "error a: there is no Python 3, which the survey and Ansible need\n  → install it there (Debian, Ubuntu: apt-get"
     )
 
 
 def test_the_python_that_the_inventory_names_is_not_there() -> None:
-    sentence = f"error {facts.unsurveyed_problem('a', facts.Unsurveyed(missing_python=True), '/nope')}"
+    sentence = f"error {unsurveyed_problem('a', Unsurveyed(missing_python=True), '/nope')}"
     assert sentence.startswith("error a: there is no /nope, which the inventory names (provision_python)\n  → install it there")
 
 
 def test_an_unreachable_host() -> None:
-    problem = facts.unsurveyed_problem("a", facts.Unsurveyed(unreachable="no route to host"))
+    problem = unsurveyed_problem("a", Unsurveyed(unreachable="no route to host"))
     assert str(problem) == "a: it cannot be reached: no route to host"
 
 
@@ -429,7 +442,7 @@ def test_the_oldest_python_is_that_of_ansible_where_it_needs_a_newer_one(monkeyp
 @pytest.mark.parametrize(("can_become", "count"), [(True, 1), (False, 0)])
 def test_release_8_of_the_red_hat_family_is_refused_where_packages_are_installed(can_become: bool, count: int) -> None:
     known = {"os": {"id": "rocky", "version": "8.10"}, "arch": "x86_64", "user": {"can_become": can_become, "sudo": "none"}}
-    problems = said(facts.Facts.model_validate(known))
+    problems = said(Facts.model_validate(known))
     assert len(problems) == count
     assert all("rocky 8.10: Ansible cannot install packages there: dnf needs the system's Python 3.6" in each for each in problems)
 
@@ -438,17 +451,17 @@ def test_a_sudo_password_that_will_be_given_is_no_problem() -> None:
     assert said(host(user__sudo="password"), become_password=True) == []
 
 
-def without_root(**changes: Any) -> facts.Facts:
+def without_root(**changes: Any) -> Facts:
     """A host whose user cannot be root and that has all that is needed, changed."""
     tools = {"compiler": {"path": "/usr/bin/g++"}, "ssh": {"client": {"path": "/usr/bin/ssh"}}}
     bare = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"name": "bob", "sudo": "none"}}
-    return facts.Facts.model_validate({**bare, **tools, **changes})
+    return Facts.model_validate({**bare, **tools, **changes})
 
 
 def test_packages_that_only_root_can_install_must_be_there() -> None:
     assert said(without_root()) == []
     assert (
-        said(facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []
+        said(Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "user": {"sudo": "none"}})) == []
     )  # not known
     assert said(without_root(compiler=None), has_engine=True) == []
     (sentence,) = said(without_root(compiler=None, ssh={"client": None}))
@@ -486,13 +499,13 @@ def test_a_prefix_that_cannot_be_written_without_root() -> None:
 
 
 def test_one_prefix_on_a_file_server_for_several_hosts() -> None:
-    def on(kind: str) -> facts.Facts:
+    def on(kind: str) -> Facts:
         return without_root(disk={"prefix": {"path": "/home/bob/provision", "filesystem": kind, "total_mb": 4096}})
 
-    (problem,) = facts.cluster_problems({"a": on("nfs4"), "b": on("nfs4")})
+    (problem,) = cluster_problems({"a": on("nfs4"), "b": on("nfs4")})
     assert (problem.severity, problem.host) == ("error", "b")
     assert "the same as on `a`" in problem.what
-    assert facts.cluster_problems({"a": on("ext4"), "b": on("ext4")}) == []
+    assert cluster_problems({"a": on("ext4"), "b": on("ext4")}) == []
 
 
 def test_a_facts_file_shows_what_is_wrong_between_hosts_and_tmp_without_programs(tmp_path: Path) -> None:
@@ -524,7 +537,7 @@ def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
             "arch": "aarch64",
             "user": {"can_become": entry.family == "debian", "sudo": "none"},
         }
-        found = facts.Facts.model_validate(known)
+        found = Facts.model_validate(known)
         assert said(found) == []
         assert found.os.family == entry.family
 
@@ -533,7 +546,7 @@ def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
 
 
 def across(received_at: dict[str, float] | None = None, **hosts: dict[str, Any]) -> list[str]:
-    return [f"{problem.severity} {problem}" for problem in facts.cluster_problems(hosts, received_at)]
+    return [f"{problem.severity} {problem}" for problem in cluster_problems(hosts, received_at)]
 
 
 def test_one_machine_under_two_names() -> None:
@@ -580,7 +593,7 @@ HOSTILE = """{{ lookup("pipe", "touch /tmp/owned") }} {% raw %} {# note #}"""
 
 
 def test_text_from_a_host_is_never_a_template() -> None:
-    said = facts.parse_output(f"{facts.BEGIN}\n{json.dumps({'hostname': HOSTILE, 'list': [{HOSTILE: HOSTILE}], 'number': 3})}\n{facts.END}")
+    said = parse_output(f"{BEGIN}\n{json.dumps({'hostname': HOSTILE, 'list': [{HOSTILE: HOSTILE}], 'number': 3})}\n{END}")
     text = json.dumps(said)
     for opening in ("{{", "{%", "{#"):
         assert opening not in text
@@ -588,13 +601,11 @@ def test_text_from_a_host_is_never_a_template() -> None:
 
 
 def test_text_from_a_host_cannot_leave_its_line() -> None:
-    assert (
-        facts.parse_output(f"{facts.BEGIN}\n{json.dumps({'hostname': 'a' + chr(13) + chr(27) + 'b'})}\n{facts.END}")["hostname"] == "a  b"
-    )
+    assert parse_output(f"{BEGIN}\n{json.dumps({'hostname': 'a' + chr(13) + chr(27) + 'b'})}\n{END}")["hostname"] == "a  b"
 
 
 def test_text_from_a_host_can_be_encoded() -> None:
-    said = facts.parse_output(f"{facts.BEGIN}\n{json.dumps({chr(0xDC9B): ['a' + chr(0xD800)], 'b': chr(0x1F600)})}\n{facts.END}")
+    said = parse_output(f"{BEGIN}\n{json.dumps({chr(0xDC9B): ['a' + chr(0xD800)], 'b': chr(0x1F600)})}\n{END}")
     assert said == {"?": ["a?"], "b": chr(0x1F600)}
 
 
@@ -645,7 +656,7 @@ NODE = ["/dev/nvidia0"]
     ],
 )
 def test_why_gpus_cannot_be_used(known: dict[str, Any], cause: str | None) -> None:
-    found = gpus.fault(facts.Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **known}))
+    found = gpus.fault(Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **known}))
     assert (found and found.cause) == cause
     assert found is None or "{" not in found.remedy.format(host="a")
 
@@ -654,7 +665,7 @@ def test_why_gpus_cannot_be_used(known: dict[str, Any], cause: str | None) -> No
 def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) -> None:
     disk = {"prefix": {"path": "/opt/provision", "free_mb": 1100}}
     found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
-    answer = f"{facts.BEGIN}\n{json.dumps(found)}\n{facts.END}\n"
+    answer = f"{BEGIN}\n{json.dumps(found)}\n{END}\n"
     problems = collect._read_answer(Host("a", "a"), collect._Answer(answer), collect.Survey(), collect._is_installed, become_password=False)
     assert any("the disk is full" in problem.what for problem in problems) == full
 
@@ -678,6 +689,6 @@ def test_a_facts_file_shows_where_no_packages_can_be_installed(name: str, says: 
     ],
 )
 def test_distributions_made_from_release_8_are_managed_as_little_as_it(system: dict[str, Any], unmanaged: bool) -> None:
-    known = facts.Facts.model_validate({"os": system, "arch": "x86_64"})
-    found = facts.lasting_problems("a", known, needed_mb=0, prefix="/opt/provision")
+    known = Facts.model_validate({"os": system, "arch": "x86_64"})
+    found = lasting_problems("a", known, needed_mb=0, prefix="/opt/provision")
     assert [problem.severity for problem in found] == (["error"] if unmanaged else [])

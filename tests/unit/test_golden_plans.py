@@ -17,13 +17,12 @@ import pytest
 import yaml
 from golden_facts import DECISIONS, PLANS, facts_in_table
 
-from provision import facts
 from provision.base.terminal import Console
-from provision.facts import Facts
 from provision.plan import summary
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
+from provision.survey import Facts, load_file
 
 INVENTORIES = sorted(PLANS.glob("*.json"))
 HEAD = """\
@@ -58,7 +57,7 @@ def planned(name: str, known: Mapping[str, Facts]) -> Plan:
 
 def as_text(known: Path) -> str:
     text = io.StringIO()
-    summary.show(planned(known.stem, facts.load_file(known)), Console(file=text, width=100, color_system=None))
+    summary.show(planned(known.stem, load_file(known)), Console(file=text, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
 
 

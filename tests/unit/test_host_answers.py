@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from invented_hosts import stated
 
-from provision import facts, inventory
+from provision import inventory
 from provision.doctor.checks import examine
 from provision.install import removal
 from provision.inventory import Host, Inventory
@@ -19,7 +19,7 @@ from provision.remote import progress
 from provision.remote.ansible import Event
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.survey import collect
+from provision.survey import END, collect
 from provision.survey.collect import Survey
 
 NOTHING = '{"nothing": true, "removed": [], "left": [], "error": null}'
@@ -46,7 +46,7 @@ def test_the_survey_quotes_the_host_and_the_doctor_explains_it() -> None:
 
 
 def test_a_removal_that_ran_half_has_failed() -> None:
-    half = f"{removal.BEGIN}\n{NOTHING}\n{facts.END}\n"
+    half = f"{removal.BEGIN}\n{NOTHING}\n{END}\n"
     found = removal.remove(session_in_which(MENU, half), Survey(hosts={"a": stated({})}), dry_run=False)
     assert [(one.state, one.error) for one in found] == [("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")]
 

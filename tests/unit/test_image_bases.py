@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from provision import facts
 from provision.base.errors import UsageError
 from provision.cli import main
 from provision.image import bases
 from provision.resolve.host_classes import HostClass, host_class_of
+from provision.survey import Facts
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -24,7 +24,7 @@ def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> HostClas
     described: dict[str, object] = {"os": {"id": os_id, "version": version}, "arch": arch}
     if cuda:
         described |= {"driver": {"version": None, "cuda": cuda}, "gpus": [{}]}
-    return host_class_of(facts.Facts.model_validate(described))
+    return host_class_of(Facts.model_validate(described))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from invented_hosts import stated
 
 from provision.base.errors import UsageError
-from provision.facts import Facts, inventory_problems
 from provision.inventory import InventoryError, load
+from provision.survey import Facts, inventory_problems
 
 
 @pytest.fixture(autouse=True)

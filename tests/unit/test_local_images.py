@@ -14,13 +14,13 @@ from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
 from provision.base.terminal import Console
 from provision.cli import image, main
-from provision.containers.controller_settings import Settings
 from provision.image import build, local_images, recipe, render, targets
 from provision.image.output import BuildOutput
 from provision.image.render import File
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
 from provision.remote.progress import LiveProgress, Progress
+from provision.sandbox.containers.controller_settings import Settings
 
 ENGINE = EngineSource(b"sources", "0.0.0", "e" * 64)
 TARGET = targets.of_system("debian 12", None, Requirements(engine_version=ENGINE.version, engine_sha256=ENGINE.sha256), ENGINE)

@@ -17,7 +17,6 @@ from changed_catalogue import change
 from invented_hosts import changed, remedies
 from rendered import variables_in
 
-from provision import facts
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
 from provision.install import installer
@@ -28,6 +27,7 @@ from provision.plan.options import Options
 from provision.plan.request import Request
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
+from provision.survey import Facts, load_file
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.18.3-cuda12.2_1.0-1_amd64.deb"
 TOOLKIT = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
@@ -43,8 +43,8 @@ FILES: dict[str, dict[str, Any]] = {
 }
 
 
-def known_of(*names: str) -> dict[str, facts.Facts]:
-    known = facts.load_file(DATA / "lint-facts.json")
+def known_of(*names: str) -> dict[str, Facts]:
+    known = load_file(DATA / "lint-facts.json")
     known = {name: changed(each, cuda=TOOLKIT) for name, each in known.items()}
     return {name: known[name] for name in names or known}
 
@@ -128,7 +128,7 @@ def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: In
 
 
 def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inventory: Inventory, written: Path) -> None:
-    known = facts.load_file(DATA / "lint-facts.json")
+    known = load_file(DATA / "lint-facts.json")
 
     def with_driver(version: str, cuda: str) -> Plan:
         other = {**known, "gpu1": changed(known["gpu1"], {"driver": {"version": version, "cuda": cuda}})}

@@ -25,9 +25,9 @@ from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.install.bundle import archive, gather
+from provision.launch.smoke import mnist
 from provision.plan import lock
 from provision.plan.options import SmokeOptions
-from provision.smoke import mnist
 
 
 def idx(shape: tuple[int, ...], data: bytes) -> bytes:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import provision
 from provision.base import engine_source
 from provision.cli.main import app
-from provision.smoke import mnist
+from provision.launch.smoke import mnist
 
 tomllib = pytest.importorskip("tomllib", reason="Python before 3.11 reads no TOML")
 

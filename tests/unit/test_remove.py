@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from invented_hosts import stated
 
-from provision.facts import Facts
 from provision.install.removal import HostRemoval, add_other_prefixes
 from provision.inventory import Host
+from provision.survey import Facts
 
 PREFIX = "/opt/provision"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from loading import load_ansible_module, load_script
 
-from provision import facts
+from provision.survey import parse_output
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,7 +86,7 @@ def test_what_killed_jobs_have_left_is_removed_where_nothing_is_installed(
             options = {"record": str(tmp_path / "record.json"), "prefix": None, "dry_run": dry_run}
             monkeypatch.setenv("PROVISION_REMOVE_OPTIONS", json.dumps(options))
             remover.main()
-            answer = facts.parse_output(capsys.readouterr().out, remover.BEGIN, "the removal")
+            answer = parse_output(capsys.readouterr().out, remover.BEGIN, "the removal")
             assert (answer["nothing"], answer["removed"]) == (not was_there, [str(left)] * was_there)
             assert left.exists() == (dry_run and was_there)
         assert running.exists()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provision import facts, inventory
+from provision import inventory
 from provision.base import paths
 from provision.base.problems import Problem
 from provision.bench import results
@@ -28,6 +28,7 @@ from provision.remote.timeline import StepTime
 from provision.report import drawings, page, runs
 from provision.report.model import Environment, HostReport, Report
 from provision.resolve import resolve
+from provision.survey import load_file
 from tests.unit.test_report import DOCUMENT
 
 EVIL = '<script>alert(1)</script>" onload="x\'\u202egnp\x1b[31m{{ 7 * 7 }}'
@@ -125,7 +126,7 @@ def cluster(count: int, smoke: Mapping[str, Any] | None = None, failed: Sequence
             "network": {"interfaces": [{"name": "eth0", "addresses": [f"10.0.0.{number + 1}/16"]}], "default_route_interface": "eth0"},
         }  # fmt: skip
     made = folder(facts={"schema": 1, "hosts": described, "problems": []})
-    plan = resolve(facts.load_file(made / "facts.json"), Requirements(engine_version="0.1.0"), {})
+    plan = resolve(load_file(made / "facts.json"), Requirements(engine_version="0.1.0"), {})
     (made / "plan.json").write_text("".join(plan.json()), encoding="utf-8")
     steps = []
     report = Report(

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from invented_hosts import REQUIREMENTS, changed, gpu, host, plan_for, remedies
 
-from provision import facts
 from provision.plan.model import HostPlan
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements
+from provision.survey import Facts
 
 
 def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
@@ -144,7 +144,7 @@ def test_a_driver_without_a_gpu_gets_no_nccl() -> None:
 
 def test_cuda_follows_from_the_drivers_version() -> None:
     known = {"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", "driver": {"version": "455.23.05"}}
-    made = plan_for({"a": facts.Facts.model_validate(known)})
+    made = plan_for({"a": Facts.model_validate(known)})
     assert made.hosts["a"].nccl.cuda == "11.0"
     assert "CUDA 11.1 by NVIDIA's table" in made.hosts["a"].nccl.why[0]
     assert any("driver.cuda" in note and "gpus" in note for note in made.notes)
@@ -165,7 +165,7 @@ def test_a_release_that_is_too_old_is_refused() -> None:
 
 
 def test_reasons_tell_missing_facts_from_known_ones() -> None:
-    bare = facts.Facts.model_validate({"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64"})
+    bare = Facts.model_validate({"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64"})
     made = plan_for({"a": bare}).hosts["a"]
     assert made.network.why == "the only host, and nothing is known of its network"
     assert "its facts name none" in made.python.why[0]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from invented_hosts import changed, gpu, host, plan_for, remedies
 
-from provision import facts
 from provision.base.versions import key
 from provision.plan.model import Component
 from provision.plan.requirements import Requirements
+from provision.survey import Facts
 
 
 def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() -> None:
@@ -215,7 +215,7 @@ def test_options_for_nccl_have_no_effect_without_gpus(asked: dict[str, Any], sai
     )
 
 
-def with_driver(driver: str, cuda: str, *capabilities: str) -> facts.Facts:
+def with_driver(driver: str, cuda: str, *capabilities: str) -> Facts:
     gpus = [{"compute_capability": each} for each in capabilities] or [{"name": "GPU"}]
     return changed(gpu(cuda), driver={"version": driver, "cuda": cuda}, gpus=gpus)
 

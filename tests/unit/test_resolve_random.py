@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from invented_hosts import changed, remedies
 
-from provision import catalog, facts
+from provision import catalog
 from provision.base.versions import key, package_key
 from provision.plan import lock
 from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
+from provision.survey import Facts
 
 SYSTEMS = [(name, release) for name, entry in catalog.os().distributions.items() for release in entry.pythons]
 RECENT = [("ubuntu", "22.04"), ("ubuntu", "24.04"), ("debian", "12"), ("debian", "13")]
@@ -53,10 +54,10 @@ looks = st.lists(
 )
 
 
-def known(kinds: list[Any]) -> dict[str, facts.Facts]:
+def known(kinds: list[Any]) -> dict[str, Facts]:
     made = {}
     for number, ((system, version), arch, gpu) in enumerate(kinds):
-        made[f"h{number}"] = facts.Facts.model_validate(
+        made[f"h{number}"] = Facts.model_validate(
             {
                 "os": {"id": system, "version": version},
                 "arch": arch,
@@ -67,7 +68,7 @@ def known(kinds: list[Any]) -> dict[str, facts.Facts]:
     return made
 
 
-def looked_at(hosts: dict[str, facts.Facts], seen: list[Any], after: Plan | None = None) -> dict[str, facts.Facts]:
+def looked_at(hosts: dict[str, Facts], seen: list[Any], after: Plan | None = None) -> dict[str, Facts]:
     """The hosts with what their own package indexes say, and without root on some; ``after`` a plan was installed: some offer more then."""
     made = {}
     for (name, host), (now, openmpi, root, then) in zip(hosts.items(), seen, strict=False):
@@ -93,7 +94,7 @@ def essence(plan: Plan) -> dict[str, HostPlan]:
     return found
 
 
-def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
+def check(hosts: dict[str, Facts], plan: Plan) -> None:
     data = catalog.nccl()
     floors, ceilings = catalog.cuda().gpu_floors.lowest, catalog.cuda().gpu_ceilings.oldest
     assert bool(plan.hosts) != bool(plan.conflicts)
@@ -136,7 +137,7 @@ def check(hosts: dict[str, facts.Facts], plan: Plan) -> None:
             assert data.wheels.builds[package][version] == one.nccl.cuda
 
 
-def check_driver(host: facts.Facts, one: HostPlan) -> None:
+def check_driver(host: Facts, one: HostPlan) -> None:
     """The policy for drivers: never above its CUDA's major, above its CUDA only with machine code for every GPU."""
     known, capabilities = catalog.cuda().minor_compatibility.drivers, [gpu.compute_capability for gpu in host.gpus]
     for component in (one.nccl, one.torch):
@@ -383,7 +384,7 @@ choices = st.sampled_from(
 )
 
 
-def survey_of(kinds: list[Any]) -> dict[str, facts.Facts]:
+def survey_of(kinds: list[Any]) -> dict[str, Facts]:
     made = {}
     for number, ((system, release), arch, state, version, capabilities, python, nccl, root) in enumerate(kinds):
         fitting = [cuda for cuda, oldest in DRIVERS.items() if key(oldest) <= key(version)]
@@ -392,7 +393,7 @@ def survey_of(kinds: list[Any]) -> dict[str, facts.Facts]:
         listed = state in ("works", "no CUDA")
         family = catalog.os().distributions[system].family
         names = ["libnccl", "libnccl-devel"] if family == "rhel" else ["libnccl2", "libnccl-dev"]
-        made[f"h{number}"] = facts.Facts.model_validate(
+        made[f"h{number}"] = Facts.model_validate(
             {
                 "os": {"id": system, "version": release},
                 "arch": arch,
@@ -425,7 +426,7 @@ def runs(compiled: list[str], capability: str, *, ptx: bool) -> bool:
     return any(key(each.removesuffix("+PTX")) <= gpu and (key(each)[0] == gpu[0] or (ptx and each.endswith("+PTX"))) for each in compiled)
 
 
-def check_hosts(hosts: dict[str, facts.Facts], plan: Plan, asked: Requirements) -> None:
+def check_hosts(hosts: dict[str, Facts], plan: Plan, asked: Requirements) -> None:
     assert bool(plan.hosts) != bool(plan.conflicts)
     for conflict in plan.conflicts:
         assert conflict.host in hosts

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from invented_hosts import changed, gpu, host, plan_for, remedies
 
-from provision import catalog, facts
+from provision import catalog
 from provision.plan.model import HostPlan
 from provision.plan.requirements import Requirements
+from provision.survey import Facts
 
 
 def test_a_requested_release_is_checked_too() -> None:
@@ -175,7 +176,7 @@ def test_a_requested_index_is_used_with_any_build_of_the_release() -> None:
 
 
 def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> None:
-    def of(capability: str) -> facts.Facts:
+    def of(capability: str) -> Facts:
         gpus = [{"name": "GPU", "compute_capability": capability}]
         return changed(gpu("13.0"), driver={"version": "580.65.06", "cuda": "13.0"}, gpus=gpus)
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from invented_hosts import FROM_SOURCE, changed, equipped, host, plan_for, remedies, toolkit
 
-from provision import facts
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements
+from provision.survey import Facts
 
 MAKE = {"path": "/usr/bin/make", "version": "4.3"}
 
 NO_ROOT = {"name": "bob", "home": "/home/bob", "sudo": "none"}
 
 
-def rootless(found: dict[str, Any] | None, make: dict[str, str] | None, **more: Any) -> facts.Facts:
+def rootless(found: dict[str, Any] | None, make: dict[str, str] | None, **more: Any) -> Facts:
     """A host with a GPU whose user cannot be root, with or without make."""
     me = {"name": "me", "home": "/home/me", "can_become": False}
     known = equipped(found, "12.4", user=me, **more)

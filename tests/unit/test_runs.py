@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from provision import cli, inventory
-from provision import facts as reading
 from provision.base import paths, run_folders
 from provision.base.errors import Interrupted, UsageError
 from provision.base.problems import Problem
@@ -24,7 +23,7 @@ from provision.remote.forecast import forecast
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.report import page, runs
-from provision.survey import collect
+from provision.survey import collect, load_file
 from provision.survey.collect import Survey
 from tests.unit.test_report import DOCUMENT
 
@@ -91,7 +90,7 @@ def test_every_run_is_closed_with_the_error_that_ended_it() -> None:
 
 def test_a_command_that_exits_with_1_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The host is a recorded one.
-    fit = reading.load_file(DATA / "lint-facts.json")["gpu1"]
+    fit = load_file(DATA / "lint-facts.json")["gpu1"]
     assert fit.driver is not None
     old = fit.model_copy(update={"driver": fit.driver.model_copy(update={"version": "390.157"})})
     survey = Survey({"gpu1": old}, [Problem("error", "a full disk", host="gpu1")])

@@ -18,8 +18,8 @@ from provision import sandbox as sandboxes
 from provision.base import aptsources
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli import main
-from provision.containers import container_engine, controller_settings, image_names, ssh_keys
 from provision.sandbox import Sandbox, SandboxHost, SudoMode, debootstrap, host_files, lifecycle, names, namespaces
+from provision.sandbox.containers import container_engine, controller_settings, image_names, ssh_keys
 from provision.sandbox.host_files import Login
 
 # Bases and names

@@ -19,7 +19,6 @@ import yaml
 from invented_hosts import changed
 from typer.testing import CliRunner
 
-from provision import facts
 from provision.base import run_folders
 from provision.base.errors import Interrupted, ProvisionError
 from provision.base.problems import Problem
@@ -39,6 +38,7 @@ from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.report import entries
 from provision.report.model import HostReport, Report
+from provision.survey import Facts
 from provision.survey.collect import Survey
 
 WITHOUT_TORCH = Options(torch=False, smoke=None)
@@ -62,8 +62,8 @@ class Hosts:
         self.ends: Callable[[], object] | None = None
 
     @staticmethod
-    def _facts(address: str, gpu: dict[str, str]) -> facts.Facts:
-        return facts.Facts.model_validate(
+    def _facts(address: str, gpu: dict[str, str]) -> Facts:
+        return Facts.model_validate(
             {
                 "os": {"id": "ubuntu", "version": "22.04"},
                 "arch": "x86_64",

@@ -13,11 +13,11 @@ import pytest
 from invented_hosts import host, plan_for
 
 from provision import inventory
+from provision.launch.smoke import evaluation, training_job
 from provision.plan.options import SmokeOptions
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
-from provision.smoke import evaluation, training_job
 
 Report = dict[str, Any]
 

@@ -18,7 +18,6 @@ from status_of import ACTIVITY, GPU, INSTALLED, JOB, Hosts, end_of
 from survey_module import machine, survey
 from test_drift import plan_of
 
-from provision import facts as reading
 from provision import inventory
 from provision.base import paths
 from provision.base.terminal import Console
@@ -27,9 +26,10 @@ from provision.install import drift
 from provision.plan import lock_file
 from provision.plan.lock import Lock, environments
 from provision.plan.model import HostPlan, Plan
-from provision.status import metrics, observer, show
-from provision.status.model import Job, Status
-from provision.status.observer import Observer, Poller
+from provision.report.status import metrics, observer, show
+from provision.report.status.model import Job, Status
+from provision.report.status.observer import Observer, Poller
+from provision.survey import load_file
 
 DATA = Path(__file__).parents[1] / "data"
 FILE = {"version": "2.0.2", "url": "https://example.org/numpy.whl", "sha256": "a" * 64}
@@ -42,7 +42,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return plan_of({name: found.model_dump() for name, found in reading.load_file(DATA / "lint-facts.json").items()})
+    return plan_of({name: found.model_dump() for name, found in load_file(DATA / "lint-facts.json").items()})
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ from provision import inventory
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli import main
 from provision.cli.status import _serve, _token
-from provision.status import server as serving
-from provision.status.model import Status
-from provision.status.observer import Observer, Poller
-from provision.status.server import Server
+from provision.report.status import server as serving
+from provision.report.status.model import Status
+from provision.report.status.observer import Observer, Poller
+from provision.report.status.server import Server
 
 TOKEN = secrets.token_urlsafe(32)
 EVIL = '<script>alert(1)</script>"} 1\n\x1b[2J\u202e\\'
@@ -334,7 +334,7 @@ def test_ctrl_c_while_the_server_is_loaded_ends_it_as_later(monkeypatch: pytest.
             signal.raise_signal(signal.SIGINT)
             return getattr(serving, name)
 
-    monkeypatch.setitem(sys.modules, "provision.status.server", Loading("server"))
+    monkeypatch.setitem(sys.modules, "provision.report.status.server", Loading("server"))
     monkeypatch.setattr(Poller, "start", lambda _: None)
     _serve(Observer(inventory.load("a,"), {}), 0, TOKEN, 1.0)
 

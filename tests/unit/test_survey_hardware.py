@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from survey_module import machine, survey
 
-from provision.facts import Facts, hardware
+from provision.survey import Facts, hardware
 
 OUTPUTS = Path(__file__).parents[1] / "data" / "nvidia-smi"
 PCI = "/sys/bus/pci/devices"

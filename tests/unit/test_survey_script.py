@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from provision import facts
 from provision.base import resources
+from provision.survey import Facts, parse_output
 
 SCRIPT = resources.script("survey")
 
@@ -48,7 +48,7 @@ def run(
 
 
 def survey(options: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return facts.parse_output(run(options, **more).stdout)
+    return parse_output(run(options, **more).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +72,15 @@ def program(folder: Path, name: str, body: str) -> Path:
 def test_it_runs_under_every_python(python: str) -> None:
     done = run({"prefix": "/opt/provision"}, python=python)
     assert (done.returncode, done.stderr) == (0, "")
-    found = facts.parse_output(done.stdout)
+    found = parse_output(done.stdout)
     assert found["errors"] == {}
     asked = subprocess.run([python, "-c", "import platform; print(platform.python_version())"], capture_output=True, text=True, check=True)
     assert found["python"]["version"] == asked.stdout.strip()
-    assert set(found) >= set(facts.Facts.model_fields) - {"missing"}
+    assert set(found) >= set(Facts.model_fields) - {"missing"}
 
 
 def test_its_sections_have_all_keys_of_the_model(here: dict[str, Any]) -> None:
-    expected = facts.Facts.model_validate(here).model_dump(exclude={"network": {"asked_for"}, "python": {"asked_for"}})  # of the inventory
+    expected = Facts.model_validate(here).model_dump(exclude={"network": {"asked_for"}, "python": {"asked_for"}})  # of the inventory
     missing = {
         f"{name}.{key}"
         for name, section in expected.items()
@@ -89,7 +89,7 @@ def test_its_sections_have_all_keys_of_the_model(here: dict[str, Any]) -> None:
         if key not in here.get(name, section)
     }
     assert missing == set()
-    assert facts.Facts.model_validate(here).missing == []
+    assert Facts.model_validate(here).missing == []
 
 
 def test_it_takes_less_than_three_seconds(here: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ def test_it_can_be_sent_as_one_argument() -> None:
     code = f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
     assert len(code) < 100_000  # the kernel allows one argument 128 KiB
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert facts.parse_output(done.stdout)["hostname"]
+    assert parse_output(done.stdout)["hostname"]
 
 
 def test_facts_of_this_machine_are_true(here: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def test_a_bare_environment_is_enough() -> None:
 
 @pytest.mark.parametrize("options", ["{", "[1]", '"x"'])
 def test_broken_options_are_reported_and_the_survey_goes_on(options: str) -> None:
-    found = facts.parse_output(run(options).stdout)
+    found = parse_output(run(options).stdout)
     assert found["errors"]["options"].startswith("PROVISION_SURVEY_OPTIONS: ")
     assert found["hostname"]
 
@@ -171,7 +171,7 @@ def test_no_secret_leaves_the_host(tmp_path: Path) -> None:
     text = run(env=environment).stdout
     for secret in ("s3cret", "t0ken", "h1dden", "pr0xy", "n0token", "0mpi", "aws0"):
         assert secret not in text
-    found = facts.parse_output(text)
+    found = parse_output(text)
     assert found["pip"]["index_url"] == "https://***@pypi.lab/simple"
     assert "https_proxy" in found["pip"]["proxies"]
     assert found["environment"]["variables"]["NCCL_DEBUG"] == "INFO"
@@ -307,7 +307,7 @@ def test_a_program_that_hangs_costs_only_its_section(tmp_path: Path) -> None:
     assert time.time() - started < 10
     assert "dpkg-query: no answer within" in found["errors"]["packages"].replace(f"{tmp_path}/", "")
     assert found["hostname"]
-    assert "packages" in facts.Facts.model_validate(found).missing
+    assert "packages" in Facts.model_validate(found).missing
 
 
 def test_a_program_that_prints_rubbish_does_no_harm(tmp_path: Path) -> None:

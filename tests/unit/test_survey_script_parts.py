@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from survey_module import machine, survey
 
-from provision import facts
 from provision.base import resources
+from provision.survey import Facts
 
 UBUNTU = 'NAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\nVERSION_CODENAME=jammy\nID=ubuntu\nID_LIKE=debian\n'
 
@@ -214,7 +214,7 @@ def test_a_section_that_fails_is_named_and_the_others_are_kept(tmp_path: Path, m
 def test_an_empty_root_causes_no_errors(tmp_path: Path) -> None:
     found = survey.survey(machine(tmp_path, timeout=5))
     assert found["errors"] == {}
-    assert facts.Facts.model_validate(found).os.id == "linux"
+    assert Facts.model_validate(found).os.id == "linux"
 
 
 def test_credentials_are_removed_from_addresses() -> None:

@@ -26,7 +26,6 @@ import yaml
 from invented_hosts import changed
 from rendered import variables_in
 
-from provision import facts
 from provision.base import engine_source, resources
 from provision.base.errors import ProvisionError
 from provision.commands import planning
@@ -36,6 +35,7 @@ from provision.inventory import Host, Inventory, load
 from provision.plan import lock, lock_file
 from provision.plan.options import Options
 from provision.plan.request import Request
+from provision.survey import BEGIN, END, Facts, load_file, parse_survey
 
 DATA = Path(__file__).parents[1] / "data"
 Place = tuple[Any, ...]
@@ -104,8 +104,8 @@ def inventory(tmp_path: Path) -> Inventory:
     return load(str(tmp_path / "hosts.ini"))
 
 
-def known() -> dict[str, facts.Facts]:
-    return facts.load_file(DATA / "lint-facts.json")
+def known() -> dict[str, Facts]:
+    return load_file(DATA / "lint-facts.json")
 
 
 def rich_facts() -> dict[str, Any]:
@@ -139,11 +139,11 @@ def from_facts(folder: Path, inventory: Inventory, text: str) -> Iterator[Render
 
     def of_a_file(document: Any, place: Path) -> None:
         (folder / "facts.json").write_text(json.dumps({"hosts": {"gpu1": document}}))
-        rendered(place, inventory, facts.load_file(folder / "facts.json"))
+        rendered(place, inventory, load_file(folder / "facts.json"))
 
     def of_a_host(document: Any, place: Path) -> None:
-        said = facts.parse_survey(f"{facts.BEGIN}\n{json.dumps(document)}\n{facts.END}\n")
-        rendered(place, inventory, {"gpu1": facts.Facts.model_validate(said)})
+        said = parse_survey(f"{BEGIN}\n{json.dumps(document)}\n{END}\n")
+        rendered(place, inventory, {"gpu1": Facts.model_validate(said)})
 
     for at in texts(rich_facts()):
         yield partial(of_a_file, planted(rich_facts(), at, text))

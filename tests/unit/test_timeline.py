@@ -14,13 +14,13 @@ from provision import inventory
 from provision.base import run_folders
 from provision.launch import jobs
 from provision.launch.jobs import Job, JobResult
+from provision.launch.smoke import training_job
 from provision.plan.options import SmokeOptions
 from provision.remote import timeline
 from provision.remote.ansible import Event, Kind
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.remote.timeline import Recorder
-from provision.smoke import training_job
 
 
 def event(kind: Kind, role: str = "openmpi", host: str = "a") -> Event:

@@ -17,7 +17,7 @@ from loading import load_ansible_module, load_script, run_ansible_module
 from survey_module import machine, survey
 from test_remove_script import write
 
-from provision import facts
+from provision.survey import host_problems, parse_output
 
 MALLORY = 54321
 Pretend = Callable[..., None]
@@ -177,7 +177,7 @@ def test_nothing_is_removed_by_a_record_that_another_user_could_have_written(
     monkeypatch.setenv("PROVISION_REMOVE_OPTIONS", options)
     monkeypatch.setattr(remover, "remove_abandoned", lambda _dry_run: [])
     remover.main()
-    answer = facts.parse_output(capsys.readouterr().out, remover.BEGIN, "the removal")
+    answer = parse_output(capsys.readouterr().out, remover.BEGIN, "the removal")
     assert f"{path.parent} belongs to {MALLORY}" in answer["error"]
     assert answer["removed"] == []
     assert (path.parent / "venv").exists()
@@ -209,6 +209,6 @@ def test_the_survey_reports_it_before_anything_is_changed(pretend: Pretend, tmp_
     os.mkfifo(prefix / "manifest.json")  # whose reader would wait
     pretend(prefix, uid=MALLORY)
     found = stated({"installed": {"distrust": survey.installed(host)["distrust"]}})
-    (problem,) = [each for each in facts.host_problems("a", found, needed_mb=0, prefix="/prefix") if each.id == "prefix-of-another-user"]
+    (problem,) = [each for each in host_problems("a", found, needed_mb=0, prefix="/prefix") if each.id == "prefix-of-another-user"]
     assert (problem.severity, problem.host) == ("error", "a")
     assert f"{prefix} belongs to {MALLORY}" in problem.what

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from provision import facts, inventory
+from provision import inventory
 from provision.base import terminal
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
@@ -39,7 +39,7 @@ from provision.remote.stage import Stage
 from provision.remote.stage_view import stage_view
 from provision.report import model
 from provision.resolve import resolve
-from provision.survey import collect
+from provision.survey import BEGIN, END, collect, host_problems, load_file, parse_survey
 
 DATA = Path(__file__).parents[1] / "data"
 FORGED = "ready in 3 s; everything about this run: /tmp"
@@ -175,7 +175,7 @@ def with_text(value: Any, path: tuple[Any, ...], attack: str) -> Any:
 
 
 def surveyed() -> dict[str, dict[str, Any]]:
-    found = {"new": facts.load_file(DATA / "plans" / "blackwell-580.json")["b200"].model_dump()}
+    found = {"new": load_file(DATA / "plans" / "blackwell-580.json")["b200"].model_dump()}
     for host in found.values():
         host["nvidia"] = {**host["nvidia"], "smi_error": "Failed to initialize NVML: Driver/library version mismatch"}
         host["packages"] = {"libnccl2": "2.21.5-1+cuda12.4", "libnccl-dev": "2.20.5-1+cuda12.4"}
@@ -194,9 +194,9 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
         hosts = with_text(clean, place, attack)
 
         def views(console: Console, answered: dict[str, Any] = hosts) -> None:
-            hosts = {name: facts.parse_survey(f"{facts.BEGIN}\n{json.dumps(each)}\n{facts.END}") for name, each in answered.items()}
+            hosts = {name: parse_survey(f"{BEGIN}\n{json.dumps(each)}\n{END}") for name, each in answered.items()}
             console.print(terminal.table(collect.summary(hosts)))
-            problems = [one for name, each in hosts.items() for one in facts.host_problems(name, each, needed_mb=0, prefix="/opt")]
+            problems = [one for name, each in hosts.items() for one in host_problems(name, each, needed_mb=0, prefix="/opt")]
             model.show_problems(problems, console)
             found = examine(hosts, problems)
             show.overview(found, list(hosts), console)

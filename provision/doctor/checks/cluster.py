@@ -10,8 +10,8 @@ from typing import Any
 
 from provision.base.text import joined
 from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, cluster_check, connection_check
-from provision.facts import Facts
-from provision.facts.model import Interface
+from provision.survey import Facts
+from provision.survey.model import Interface
 
 
 def _differing(hosts: Hosts, what: str, value: Callable[[Facts], Any]) -> Observations:

@@ -12,7 +12,7 @@ from provision.diagnosis.signatures import LAYERS, known_error
 from provision.doctor.checks.registry import CHECKS, Reachability, texts
 from provision.doctor.health.model import Health
 from provision.doctor.health.parsers import xids
-from provision.facts import Facts
+from provision.survey import Facts
 
 LOGIN_FIX = ("provision up HOSTS   # sets up ssh between all hosts, host keys included", "ssh -v ADDRESS true   # on this host, to see why")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from provision.base.versions import key
 from provision.doctor.checks.registry import Observation, Observations, host_check
-from provision.facts import Facts, gpus, hardware
-from provision.facts.model import Limits
+from provision.survey import Facts, gpus, hardware
+from provision.survey.model import Limits
 
 ENOUGH_SHM_MB = 1024  # NCCL and data loaders; Docker's default is 64 MB
 

@@ -14,7 +14,7 @@ from provision.base import validation
 from provision.base.problems import Severity
 from provision.base.validation import Model
 from provision.doctor.health.model import Health
-from provision.facts import Facts
+from provision.survey import Facts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shlex
 
 from provision.base.versions import key
 from provision.doctor.checks.registry import Observation, Observations, host_check
-from provision.facts import Facts
+from provision.survey import Facts
 
 # CUDA release → the newest major version of gcc that its nvcc accepts, from NVIDIA's installation guides, seen 2026-11.
 NEWEST_GCC = {"11.8": 11, "12.0": 12, "12.3": 12, "12.4": 13, "12.7": 13, "12.8": 14, "12.9": 14}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 from provision.doctor.checks.registry import Observation, Observations, host_check
-from provision.facts import Facts
-from provision.facts.model import Limits
+from provision.survey import Facts
+from provision.survey.model import Limits
 
 FEW_FILES = 4096  # a rank with eight data loader workers and 64 peers passes 1024
 LITTLE_DISK_MB = 1024

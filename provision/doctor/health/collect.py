@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from provision import facts
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.doctor import host_scripts
 from provision.doctor.health import parsers
 from provision.doctor.health.model import Health, HostAnswer, Test, Unreadable
-from provision.facts import Facts
 from provision.remote.session import Session
+from provision.survey import Facts, parse_output
 
 _BEGIN = "===PROVISION-GPU-HEALTH-BEGIN==="  # as hostside/gpu_health.py writes it
 _SCRIPT = "gpu_health.py"
@@ -54,7 +53,7 @@ def of_this_machine(request: HealthRequest) -> Health:
 def parse(output: str, request: HealthRequest) -> Health:
     """The health in a host's output; one in which nothing is readable for another answer."""
     try:
-        document = facts.parse_output(output, mark=_BEGIN, what="the check of GPUs")
+        document = parse_output(output, mark=_BEGIN, what="the check of GPUs")
         # As JSON, where a list may be a tuple: strict models refuse that in Python's data.
         return parsers.health(HostAnswer.model_validate_json(json.dumps(document)), request.tests)
     except ValidationError:

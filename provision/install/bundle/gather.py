@@ -11,16 +11,16 @@ from pathlib import Path
 from provision.base import aptsources, paths
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
-from provision.facts import Facts
 from provision.install import artifacts, engine_builds, installer, wheels
 from provision.install.bundle import debs
 from provision.install.bundle.archive import BundledHost, machine_of, pack, package_name, requirements_of
+from provision.launch.smoke import mnist
 from provision.plan.lock import Files, Lock
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options
 from provision.remote import ssh
 from provision.remote.session import Session
-from provision.smoke import mnist
+from provision.survey import Facts
 
 Say = Callable[[str], None]
 

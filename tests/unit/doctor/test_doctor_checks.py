@@ -15,8 +15,8 @@ from provision.doctor import checks
 from provision.doctor.checks import CHECKS
 from provision.doctor.checks.registry import texts
 from provision.doctor.host_checks import with_logs
-from provision.facts import Facts, host_problems
 from provision.inventory import Host
+from provision.survey import Facts, host_problems
 from provision.survey.collect import connection_problem
 
 VENV = "/opt/provision/venv"

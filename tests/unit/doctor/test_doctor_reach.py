@@ -18,8 +18,8 @@ from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.doctor import reachability
 from provision.doctor.checks import Reachability, examine
-from provision.facts import Facts
 from provision.inventory import Host
+from provision.survey import Facts
 
 SCRIPT = resources.hostside("reach.py")
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from provision.base.terminal import Console, Table, clipped, styled, table, wrapped
 from provision.base.text import joined
-from provision.status.model import STATES, HostStatus, Status, command
+from provision.report.status.model import STATES, HostStatus, Status, command
 
 STYLES = {
     "installed": "green",

@@ -9,7 +9,7 @@ from typing import Literal
 
 from provision import catalog
 from provision.base.versions import key
-from provision.facts.model import Facts
+from provision.survey.model import Facts
 
 Cause = Literal[
     "no-driver",

@@ -16,7 +16,6 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from provision import facts
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
 from provision.install import drift
@@ -26,9 +25,20 @@ from provision.plan.lock import Lock
 from provision.plan.model import HostPlan
 from provision.remote import ssh
 from provision.report import runs
-from provision.status.model import MAX_DIFFERENCES, HostAnswer, HostStatus, Installed, Job, LastRun, RanksOfJob, State, Status, command
-from provision.status.show import moment
-from provision.survey import collect
+from provision.report.status.model import (
+    MAX_DIFFERENCES,
+    HostAnswer,
+    HostStatus,
+    Installed,
+    Job,
+    LastRun,
+    RanksOfJob,
+    State,
+    Status,
+    command,
+)
+from provision.report.status.show import moment
+from provision.survey import BEGIN, collect, parse_output
 
 CHECK_EVERY_S = 120.0  # of installations
 _CHECK_S, _NOW_S = 80.0, 30.0  # for a host's whole answer, with what is installed and without
@@ -247,10 +257,10 @@ def _parse(host: Host, answer: ssh.Answer) -> HostAnswer:
         raise ProvisionError("it did not answer in time", hint=f"log in: provision ssh {host.name}")
     if answer.code == _NO_PYTHON:
         raise ProvisionError("there is no Python 3", hint="install python3, or name one: provision_python in the inventory")
-    if facts.BEGIN not in answer.out:
+    if BEGIN not in answer.out:
         raise ProvisionError(f"the survey did not run: {answer.error}", hint=f"log in: provision ssh {host.name}")
     try:
-        return HostAnswer.model_validate_json(json.dumps(facts.parse_output(answer.out)))
+        return HostAnswer.model_validate_json(json.dumps(parse_output(answer.out)))
     except ValidationError as error:
         raise ProvisionError("its answer is invalid", hint=f"is its python3 what it should be? provision ssh {host.name}") from error
 

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from provision.base.terminal import neutral
-from provision.status.model import STATES, Gpu, HostStatus, Status
+from provision.report.status.model import STATES, Gpu, HostStatus, Status
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _Samples = Iterable[tuple[tuple[str, ...], float | None]]

@@ -15,11 +15,11 @@ from provision.base.errors import ProvisionError
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
 from provision.launch.launchers import Environment, RunOptions
+from provision.launch.smoke import evaluation, mnist
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
 from provision.remote.session import Session
 from provision.remote.stage_view import TrainingProgress
-from provision.smoke import evaluation, mnist
 
 
 @dataclass(frozen=True)

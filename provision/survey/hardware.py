@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from provision import catalog
 from provision.base.versions import key
-from provision.facts import gpus
-from provision.facts.model import Facts, InfinibandPort
+from provision.survey import gpus
+from provision.survey.model import Facts, InfinibandPort
 
 _NO_CLUSTER = re.compile(r"[0-]*")  # NVML's answer where GPUs have no NVLink beyond their host
 

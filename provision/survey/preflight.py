@@ -15,8 +15,8 @@ from provision import catalog
 from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key, minor
-from provision.facts.model import Facts, Interpreter, System, Unsurveyed
 from provision.inventory import Host, Inventory
+from provision.survey.model import Facts, Interpreter, System, Unsurveyed
 
 OLDEST_PYTHON = "3.8"  # of the training environment: mpi4py 4 and the engine need no newer one
 CLOCKS_APART_S = 5.0  # from here on, logs of two hosts cannot be compared, and short-lived certificates fail

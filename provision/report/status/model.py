@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from provision.facts.model import noted_files
+from provision.survey.model import noted_files
 
 State = Literal["installed", "drifted", "busy", "GPU error", "not installed", "unknown", "unreachable"]
 STATES: tuple[State, ...] = ("unreachable", "unknown", "not installed", "GPU error", "drifted", "busy", "installed")  # worst first

@@ -14,8 +14,8 @@ from pydantic import JsonValue as Json
 from provision.base import validation
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import Form
-from provision.facts.model import Facts, Interpreter, Unsurveyed
 from provision.inventory.checks import HOST_NAME
+from provision.survey.model import Facts, Interpreter, Unsurveyed
 
 BEGIN = "===PROVISION-FACTS-BEGIN==="
 END = "===END==="

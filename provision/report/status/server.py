@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from provision import __version__
 from provision.base import pages
 from provision.base.errors import ProvisionError
-from provision.status import metrics, show
-from provision.status.model import Status
+from provision.report.status import metrics, show
+from provision.report.status.model import Status
 
 LOOPBACK = "127.0.0.1"
 _MAX_CONNECTIONS = 32  # without a complete request; beyond that, the oldest gives way to the newest
@@ -176,7 +176,7 @@ def page(status: Status | None, interval: float, nonce: str, *, paused: bool = F
         paused: the browser does not load it again.
         turn: the address of the same page in the other of these two states, for a link.
     """
-    return pages.template("provision.status").render(
+    return pages.template("provision.report.status").render(
         status=status,
         nonce=nonce,
         paused=paused,
