@@ -12,7 +12,7 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.options import AptMirror, Cpu, Hosts, Limit, inventory_of, passwords, requirements, url, with_options
-from provision.commands import lifecycle
+from provision.commands.bundle import write_bundle
 from provision.plan.options import Options
 from provision.remote import progress
 from provision.report import model
@@ -35,7 +35,7 @@ def bundle(
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no such folder")
     with progress.make() as shown:
-        survey = lifecycle.bundle(inventory, options, out.absolute(), shown, passwords)
+        survey = write_bundle(inventory, options, out.absolute(), shown, passwords)
     model.show_problems(survey.problems, terminal.err())
     if survey.blocked:
         raise typer.Exit(1)

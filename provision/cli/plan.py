@@ -113,8 +113,9 @@ def _show_plan(
         planning.refuse_conflicts(after.plan)
         return True
     request = Request.of(inventory, options)
-    made, sources = planning.make_plan(request, found)
-    for line in planning.describe_upgrade(request, found, made) if options.upgrade else ():
+    rollout = planning.make_plan(request, found)
+    made = rollout.plan
+    for line in planning.describe_upgrade(rollout) if options.upgrade else ():
         terminal.say(line)
     if as_json:
         console = terminal.out()
@@ -126,7 +127,7 @@ def _show_plan(
         return False
     else:
         summary.show(made, terminal.out())
-        if (hint := planning.hint(request, found)) is not None:
+        if (hint := planning.hint(rollout)) is not None:
             terminal.out().say(f"hint: {hint}", "cyan")
         if errors := [problem for problem in problems if problem.severity == "error" and problem.host in made.hosts]:
             count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
@@ -134,7 +135,7 @@ def _show_plan(
             terminal.err().say(f"provision up would not install this: {count} at the top ({where})", "red")
     if out is not None and made.hosts:
         try:
-            playbook, _variables = installer.render(made, inventory, found, sources, out.resolve())
+            playbook, _variables = installer.render(rollout, out.resolve())
         except OSError as error:
             raise UsageError(f"cannot be written: {error.strerror}", where=str(out), hint="name another folder: --out DIR") from error
         terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")

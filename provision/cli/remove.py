@@ -11,7 +11,7 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
-from provision.commands import lifecycle
+from provision.commands.remove import remove_installations
 from provision.install import removal
 from provision.remote import progress
 from provision.report import model
@@ -39,7 +39,7 @@ def remove(
         return terminal.confirm("Remove all of this?")
 
     with progress.make() as shown:
-        found = lifecycle.remove(inventory, shown, passwords, confirmed)
+        found = remove_installations(inventory, shown, passwords, confirmed)
     if json_:
         terminal.print_json(removal.as_dict(found))
     else:

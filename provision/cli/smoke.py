@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from provision.cli.options import Data, Epochs, Hosts, Json, Limit, Np, Oversubscribe, inventory_of, passwords, with_options
 from provision.cli.up import print_report
-from provision.commands import lifecycle
+from provision.commands.smoke import verify
 from provision.plan.options import SmokeOptions
 from provision.remote import progress
 from provision.report import model
@@ -28,5 +28,5 @@ def smoke(
     """Run the training job alone, on hosts that `provision up` made ready."""
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown:
-        result = lifecycle.smoke(inventory, SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords)
+        result = verify(inventory, SmokeOptions(np=np, epochs=epochs, data=data, oversubscribe=oversubscribe), shown, passwords)
     print_report(result, json_, model.commands_after(result, hosts, sys.argv[1:], limit=limit))

@@ -29,8 +29,8 @@ from provision.cli.options import (
     url,
     with_options,
 )
-from provision.commands import lifecycle
-from provision.install import installer
+from provision.commands.up import make_ready
+from provision.install import roles
 from provision.plan.options import Options, SmokeOptions
 from provision.remote import progress
 from provision.report import model
@@ -66,7 +66,7 @@ def up(
     passwords: Mapping[str, str],
 ) -> None:
     """Survey the hosts, plan, install, and verify it with a training job over all of them."""
-    installer.steps(first_step)  # an unknown step is an error before anything is done
+    roles.steps(first_step)  # an unknown step is an error before anything is done
     if driver and (bundle or first_step):
         raise UsageError(
             f"--driver and {'--bundle' if bundle else '--from'} exclude each other", hint="install the driver in a run of its own"
@@ -97,7 +97,7 @@ def up(
         return yes or check or (sys.stdin.isatty() and terminal.confirm("Replace newer packages by older ones?"))
 
     with progress.make() as shown:
-        result = lifecycle.up(inventory, options, shown, passwords, downgrade)
+        result = make_ready(inventory, options, shown, passwords, downgrade)
     print_report(result, json_, model.commands_after(result, hosts, sys.argv[1:], limit=limit, check=check))
 
 

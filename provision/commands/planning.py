@@ -9,7 +9,7 @@ from provision import catalog
 from provision.base.errors import ProvisionError
 from provision.base.problems import Remedy
 from provision.install.artifacts import UserFiles, with_checksums
-from provision.install.installer import PackageSources
+from provision.install.installer import PackageSources, Rollout
 from provision.inventory import Inventory
 from provision.plan.lock import Lock
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, NCCL_STRICT, Plan
@@ -22,7 +22,7 @@ from provision.resolve.nccl_builds import downgrades
 from provision.survey import Facts, collect, installed
 
 
-def make_plan(request: Request, facts: Mapping[str, Facts]) -> tuple[Plan, PackageSources]:
+def make_plan(request: Request, facts: Mapping[str, Facts]) -> Rollout:
     """The plan for the hosts in ``facts``, and where its parts come from.
 
     What the user left open is as the lock says; without a lock as earlier runs installed it on the hosts. A plan that is incompatible with
@@ -48,24 +48,23 @@ def make_plan(request: Request, facts: Mapping[str, Facts]) -> tuple[Plan, Packa
             sources = replace(sources, locked=files)
     if request.previous and (conflicts := tuple(request.previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
         plan = Plan(conflicts=conflicts)
-    return with_checksums(plan, options.wheels), sources
+    return Rollout(request, with_checksums(plan, options.wheels), facts, sources)
 
 
-def agreed_downgrade(plan: Plan, request: Request, facts: Mapping[str, Facts], agreed: Callable[[list[str]], bool]) -> Request:
-    """The request with ``--allow-downgrade`` where a requested NCCL is older than installed packages, nothing else is in conflict, and
+def with_agreed_downgrade(rollout: Rollout, agreed: Callable[[list[str]], bool]) -> Rollout:
+    """The rollout with ``--allow-downgrade`` where a requested NCCL is older than installed packages, nothing else is in conflict, and
     ``agreed`` says so of the lines that announce it; else as it is."""
-    options = request.options
-    if not plan.conflicts or options.allow_downgrade or options.driver or not (options.nccl_version or options.nccl_local):
-        return request
-    with_downgrade = replace(request, options=replace(options, allow_downgrade=True))
-    changed, _sources = make_plan(with_downgrade, facts)
+    options = rollout.request.options
+    if not rollout.plan.conflicts or options.allow_downgrade or options.driver or not (options.nccl_version or options.nccl_local):
+        return rollout
+    changed = make_plan(replace(rollout.request, options=replace(options, allow_downgrade=True)), rollout.facts)
     lines = [
         f"{name}: {package} {now} would be replaced by the older {then}"
-        for name, host in changed.hosts.items()
+        for name, host in changed.plan.hosts.items()
         if host.nccl_packages
-        for package, now, then in downgrades(host.nccl_packages.packages, host_class_of(facts[name]))
+        for package, now, then in downgrades(host.nccl_packages.packages, host_class_of(rollout.facts[name]))
     ]
-    return with_downgrade if lines and agreed(lines) else request
+    return changed if lines and agreed(lines) else rollout
 
 
 def plan_after(request: Request, facts: Mapping[str, Facts], changes: Sequence[str]) -> what_if.WhatIf:
@@ -76,8 +75,9 @@ def plan_after(request: Request, facts: Mapping[str, Facts], changes: Sequence[s
     return what_if.what_if(facts, *_requirements(request, facts), what_if.parse(changes, facts))
 
 
-def hint(request: Request, facts: Mapping[str, Facts]) -> str | None:
+def hint(rollout: Rollout) -> str | None:
     """A change of the hosts that would lift them all; None without one, and where a lock has decided."""
+    request, facts = rollout.request, rollout.facts
     return what_if.hint(facts, *_requirements(request, facts)) if request.lock is None else None
 
 
@@ -142,12 +142,13 @@ def refuse_conflicts(plan: Plan) -> None:
         raise ProvisionError(f"no plan fits: {first.what}{others}", where=first.host, hint=first.advice)
 
 
-def describe_upgrade(request: Request, facts: Mapping[str, Facts], plan: Plan) -> list[str]:
+def describe_upgrade(rollout: Rollout) -> list[str]:
     """What a plan with ``--upgrade`` changes compared with the lock, or without one with what is installed; a line each."""
+    request = rollout.request
     if (error := request.invalid) is not None:
         return [f"{f'{error.where}: ' if error.where else ''}{error.what}; --upgrade replaces it"]
-    baseline = request.previous or _installed(request.inventory, facts)
-    if baseline is None or plan.conflicts:
+    baseline = request.previous or _installed(request.inventory, rollout.facts)
+    if baseline is None or rollout.plan.conflicts:
         return []
-    changes = baseline.differences(plan) or [f"no change: the plan is the same as {baseline.title}"]
+    changes = baseline.differences(rollout.plan) or [f"no change: the plan is the same as {baseline.title}"]
     return [f"upgrade: {line}" for line in changes]

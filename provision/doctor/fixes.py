@@ -16,7 +16,7 @@ import yaml
 
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
-from provision.commands import lifecycle
+from provision.commands.up import make_ready, with_earlier_sources
 from provision.diagnosis.findings import Finding
 from provision.doctor.host_checks import Examination
 from provision.inventory import Inventory
@@ -80,7 +80,7 @@ class FixPlan:
 def plan(examination: Examination) -> FixPlan:
     """Which findings can be fixed automatically, and how."""
     fixes = FixPlan()
-    anything_installed = any(facts.installed.manifest for facts in examination.facts.values())
+    anything_installed = any(facts.installed.was_completed for facts in examination.facts.values())
     for finding in examination.findings:
         facts = examination.facts.get(finding.host or "")
         if finding.id in BY_INSTALLATION and anything_installed and facts:
@@ -130,8 +130,8 @@ def apply(
             results += [FixResult(host, name, "not tried", str(error)) for host, names in sorted(fixes.tasks.items()) for name in names]
     if fixes.installation:
         try:
-            options = lifecycle.with_earlier_sources(inventory, _as_installed(examination))
-            report = lifecycle.up(inventory, options, session.progress, passwords)
+            options = with_earlier_sources(inventory, _as_installed(examination))
+            report = make_ready(inventory, options, session.progress, passwords)
             reason = "; ".join(f"{failure.host}: {failure.what}" for failure in report.failures)
         except Interrupted:
             raise

@@ -72,7 +72,7 @@ def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examina
 
 def _python(found: Facts) -> str:
     """The Python with which jobs run: of the installation, else the host's own."""
-    return f"{found.installed.prefix}/venv/bin/python" if found.installed.manifest else found.python.executable or "python3"
+    return f"{found.installed.prefix}/venv/bin/python" if found.installed.was_completed else found.python.executable or "python3"
 
 
 def with_logs(on_hosts: list[Finding], in_logs: list[Finding], checked: Set[str]) -> list[Finding]:

@@ -77,7 +77,7 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> dict[str, dict[
                 "address": me["address"],
                 "ports": me["ports"],
                 "seconds": _WAIT_S + len(group) * _WAIT_PER_HOST_S,
-                "ssh": bool(found.mpi.found or found.installed.manifest),  # mpirun needs it
+                "ssh": bool(found.mpi.found or found.installed.was_completed),  # mpirun needs it
                 "peers": peers[number + 1 :] + peers[:number],  # each begins with another, so that no host gets all logins at once
             },
         }

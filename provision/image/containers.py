@@ -362,7 +362,7 @@ docker image inspect {self.tag}
                 what = f"the container does not come up: {answer.error}"
                 raise ProvisionError(what, where=name, hint="see there: docker info, free -h, df -h")
             members[name] = container_hosts.member(networks[name].address, started[0], keys[name].public)
-            held[name] = self.facts[name].model_copy(update={"installed": Installed(manifest=started[1])})
+            held[name] = self.facts[name].model_copy(update={"installed": Installed.model_validate({"manifest": started[1]})})
         files = container_hosts.ssh_files(members)
         script = f"docker cp - {self.container}:{container_hosts.home()}"
         self._must(self._ask({first: script}, stdin=container_hosts.home_archive(files)), "copying ssh's files into the container")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from provision import __version__, catalog
 from provision.base.errors import UsageError
 from provision.base.versions import minor
 from provision.image.targets import Target
-from provision.install.installer import build_packages, manifest
-from provision.plan.model import COMPONENTS, HostPlan, Plan, SystemPackages, without_credentials
+from provision.install.installer import build_packages
+from provision.plan.manifest import Manifest
+from provision.plan.model import COMPONENTS, HostPlan, SystemPackages, without_credentials
 
 LABEL = "org.provision.image"
 OCI = "org.opencontainers.image"
@@ -91,9 +91,9 @@ def recipe(target: Target) -> Recipe:
     )
 
 
-def image_manifest(target: Target) -> dict[str, Any]:
+def image_manifest(target: Target) -> Manifest:
     """The manifest in the image's prefix, as on hosts: the plan without reasons. A survey of a container reads it."""
-    return manifest(Plan({target.host.name: target.host}), target.host.name, "image", {})
+    return Manifest.of(target.host, "image", {}, build_packages())
 
 
 def versions(host: HostPlan) -> dict[str, str]:

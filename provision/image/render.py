@@ -128,7 +128,7 @@ def _installed(made: Recipe) -> dict[str, File]:
     linker = "".join(f"{line}\n" for line in ("# Written by provision.", *made.libraries))
     return {
         **{f"{prefix}/bin/{path.name}": File(path.read_bytes(), executable=True) for path in sorted(scripts.iterdir())},
-        f"{prefix}/manifest.json": _json(image_manifest(made.target)),
+        f"{prefix}/manifest.json": _json(image_manifest(made.target).as_dict()),
         "etc/ld.so.conf.d/00-provision.conf": File(linker.encode()),
         "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, fetched=False)),
     }

@@ -140,7 +140,8 @@ def _of_facts(
     if absent:
         reasons = "; ".join(str(problem) for problem in problems if problem.host in absent)
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {reasons}", hint="fix that, or leave them out: --limit")
-    plan, sources = planning.make_plan(Request.of(inventory, options), known)
+    rollout = planning.make_plan(Request.of(inventory, options), known)
+    plan, sources = rollout.plan, rollout.sources
     planning.refuse_conflicts(plan)
     targets = []
     for target in of_hosts(plan, known, sources.engine, base=request.base):

@@ -9,39 +9,41 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from provision.install.installer import Rollout
 from provision.plan import lock as locks
 from provision.plan.lock import Files, Lock, LockedComponent
-from provision.plan.model import HostPlan, Plan
+from provision.plan.manifest import Manifest
+from provision.plan.model import HostPlan
 from provision.plan.summary import TITLES
 from provision.survey import Facts
 
 
-def reasons_to_run(plan: Plan, manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Facts]) -> dict[str, str]:
+def reasons_to_run(rollout: Rollout) -> dict[str, str]:
     """Host → why the installation has to run there; complete hosts are left out."""
     found = {}
-    for name, wanted in manifests.items():
-        bad = plan.hosts[name].hwloc
-        reason = f"{bad.package} must be removed" if bad and bad.source == "remove" else reason_to_run(wanted, facts[name])
+    for name, wanted in rollout.manifests.items():
+        bad = rollout.plan.hosts[name].hwloc
+        reason = f"{bad.package} must be removed" if bad and bad.source == "remove" else reason_to_run(wanted, rollout.facts[name])
         if reason:
             found[name] = reason
     return found
 
 
-def reason_to_run(wanted: Mapping[str, Any], facts: Facts) -> str | None:
+def reason_to_run(wanted: Manifest, facts: Facts) -> str | None:
     """Why the installation must run on a host; None where it is complete.
 
     Args:
         wanted: the manifest that a run would write.
         facts: the host's.
     """
-    manifest = facts.installed.manifest
-    if not isinstance(manifest, dict):
-        return "nothing is installed yet"
+    installed = facts.installed
+    if installed.manifest is None:
+        return installed.manifest_error or "nothing is installed yet"
     if facts.drift is None or "drift" in facts.errors:
         return "the survey could not find out what has changed there"
     if facts.dpkg_interrupted or facts.broken_packages:
         return "a package installation was interrupted"
-    if difference := _difference(_essence(wanted), _essence(manifest)):
+    if difference := _difference(_essence(wanted.as_dict()), _essence(installed.manifest.as_dict())):
         return f"the plan differs from what was installed: {difference}"
     if without_key := _without_key(wanted):
         return f"the key of {', '.join(without_key)} is not known"
@@ -81,16 +83,15 @@ def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[str]:
                 yield f"{package} in {host.prefix}/{folder} is {version or 'not installed'}, {lock.title} says {' or '.join(versions)}"
 
 
-def is_rewritten(wanted: Mapping[str, Any], facts: Facts) -> bool:
+def is_rewritten(wanted: Manifest, facts: Facts) -> bool:
     """Whether a run will change a host's manifest."""
     manifest = facts.installed.manifest
-    return _difference(_essence(wanted), _essence(manifest)) is not None or bool(_without_key(wanted))
+    return manifest is None or _essence(wanted.as_dict()) != _essence(manifest.as_dict()) or bool(_without_key(wanted))
 
 
-def _without_key(wanted: Mapping[str, Any]) -> list[str]:
+def _without_key(wanted: Manifest) -> list[str]:
     """The members whose public key is not known yet."""
-    members = wanted["members"]
-    return [name for name, member in members.items() if member["key"] is None] if len(members) > 1 else []
+    return [name for name, member in wanted.members.items() if member["key"] is None] if len(wanted.members) > 1 else []
 
 
 def _essence(value: Any) -> Any:

@@ -63,7 +63,7 @@ def known_for(folder: Path | None, bundled: Path | None = None) -> Callable[[Fac
 
     def is_known(facts: Facts) -> bool:
         arch = str(facts.arch)
-        if facts.installed.component("engine").get("sha256") == engine.sha256:
+        if facts.installed.plan and facts.installed.plan.engine.sha256 == engine.sha256:
             return True
         if folder is not None and _fitting(folder, engine, arch, facts.os.libc):
             return True

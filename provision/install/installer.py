@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,38 +15,22 @@ from urllib.parse import urlsplit
 from provision import __version__, catalog
 from provision.base import aptsources, resources, uv_support
 from provision.base.engine_source import EngineSource, pack_horovod_names
-from provision.base.errors import UsageError
-from provision.install import artifacts, builds, engine_builds, from_source
+from provision.install import artifacts, builds, engine_builds, from_source, ssh_mesh
 from provision.install.bundle.archive import Bundle
-from provision.install.ssh_mesh import Member, cluster_id, members, networks, remembered
+from provision.install.roles import ROLES, Role, steps
+from provision.install.ssh_mesh import Member
 from provision.inventory import Inventory
 from provision.plan.lock import Files
-from provision.plan.model import COMPONENTS, HOROVOD_NAMES, HostPlan, Plan
+from provision.plan.manifest import Manifest
+from provision.plan.model import HOROVOD_NAMES, HostPlan, Plan
+from provision.plan.request import Request
 from provision.remote import ansible_vars
 from provision.remote.ansible import Event, Outcome, headline
 from provision.remote.session import Session
 from provision.survey import Facts
 from provision.survey.model import noted_files
 
-# In the order they run. The linker comes after everything that installs libraries and before everything that loads them.
-ROLES = (
-    *("guard", "bundle", "packages", "hwloc", "python", "from_source", "openmpi"),
-    *("nccl", "linker", "pytorch", "engine", "mpi_network"),
-)
-
-# Left out on hosts where the user cannot become root.
-ONLY_AS_ROOT = ("packages", "hwloc")
-
-AFTER_THE_ROLES = ("ssh_mesh", "manifest", "smoke")
-# Not left out by --from: the host lock, and the files that a closed network cannot reach.
-ALWAYS = ("guard", "bundle")
-# A step that reads what an earlier one has found.
-NEEDS = {"linker": "nccl"}
-# Roles that configure the cluster and not a single host.
-FOR_THE_CLUSTER = ("mpi_network",)
-
 DRIVER = "driver.yml"  # the playbook of drivers, next to site.yml, which runs it first
-MANIFEST_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -68,30 +52,77 @@ class PackageSources:
     bundle: Bundle | None = None
 
 
-def manifest(plan: Plan, name: str, cluster: str, known: Mapping[str, Member]) -> dict[str, Any]:
-    """What is installed on one host, for its users and for the next survey, which compares it with the plan."""
-    host = plan.hosts[name].as_dict()
-    for component in (host[name] for name in COMPONENTS if host[name] is not None):
-        component["why"], component["rejected"] = [], []  # their wording may change; they are in the run's plan
-        component.pop("builders", None)
-    del host["driver"]  # it belongs to the system
-    host["hwloc"] = None  # it was removed, not installed
-    return {"schema": MANIFEST_SCHEMA, "cluster": cluster, "host": host, "members": dict(known), "build": build_packages()}
+@dataclass(frozen=True)
+class Rollout:
+    """What is installed on which hosts, and from where. What follows from that is computed once.
+
+    Attributes:
+        facts: of the hosts, as the survey before has found them.
+    """
+
+    request: Request
+    plan: Plan
+    facts: Mapping[str, Facts]
+    sources: PackageSources
+
+    @property
+    def inventory(self) -> Inventory:
+        """The hosts of the run, of which some may have no plan."""
+        return self.request.inventory
+
+    @property
+    def complete(self) -> bool:
+        """Whether the plan has every host of the run; otherwise the cluster's configuration stays as it is, instead of shrinking."""
+        return {host.name for host in self.inventory.hosts} == set(self.plan.hosts)
+
+    @cached_property
+    def members(self) -> dict[str, Member]:
+        """The members of the cluster."""
+        return ssh_mesh.members(self.plan, self.inventory, self.facts)
+
+    @cached_property
+    def manifests(self) -> dict[str, Manifest]:
+        """Each host's manifest, as it will be once the plan is installed."""
+        cluster, build = ssh_mesh.cluster_id(self.inventory), build_packages()
+        return {
+            name: Manifest.of(host, cluster, self.members if self.complete else ssh_mesh.remembered(self.facts.get(name)), build)
+            for name, host in self.plan.hosts.items()
+        }
+
+    @cached_property
+    def roles(self) -> list[Role]:
+        """The roles of the playbook, in their order."""
+        wanted, hosts = steps(self.request.options.first_step), self.plan.hosts.values()
+        left_out = set() if self.sources.bundle else {"bundle"}
+        if len(self.members) < 2:
+            left_out.add("ssh_mesh")
+        return [
+            role
+            for role in ROLES
+            if (role.always or role.name in wanted)
+            and role.name not in left_out
+            and (self.complete or not role.whole_cluster)
+            and any(map(role.used, hosts))
+        ]
+
+    @property
+    def drivers(self) -> list[str]:
+        """The hosts on which the plan installs a driver."""
+        return [name for name, host in self.plan.hosts.items() if host.driver is not None and host.driver.is_new]
 
 
-def variables(
-    plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: PackageSources, engine_archive: Path
-) -> dict[str, Any]:
+def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, Any]:
     """The playbook's Ansible variables, but for those of `artifacts.gather`."""
-    cluster_members = members(plan, inventory, facts)
+    plan, sources = rollout.plan, rollout.sources
     found: dict[str, Any] = {
         "provision_plan": plan.as_dict(logins=True),
-        "provision_cluster": cluster_id(inventory),
-        "provision_members": cluster_members,
-        "provision_manifests": manifests(plan, inventory, facts),
-        "provision_networks": networks(cluster_members),
+        "provision_cluster": ssh_mesh.cluster_id(rollout.inventory),
+        "provision_members": rollout.members,
+        "provision_manifests": {name: manifest.as_dict() for name, manifest in rollout.manifests.items()},
+        "provision_networks": ssh_mesh.networks(rollout.members),
         "provision_build_packages": build_packages(),
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
+        "provision_whole": rollout.request.options.first_step is None,
     }
     if any(HOROVOD_NAMES in host.engine.options for host in plan.hosts.values()):
         names = pack_horovod_names()
@@ -119,34 +150,8 @@ def build_packages() -> list[str]:
     return [f"{name}=={version}" for name, version in catalog.python_packages().build.items()]
 
 
-def is_complete(plan: Plan, inventory: Inventory) -> bool:
-    """Whether the plan has every host of the run; otherwise the cluster's configuration stays as it is, instead of shrinking."""
-    return {host.name for host in inventory.hosts} == set(plan.hosts)
-
-
-def steps(first: str | None = None) -> list[str]:
-    """The names of the steps, from ``first`` on; raises UsageError when there is no step of that name."""
-    names = [*ROLES[1:], *AFTER_THE_ROLES]
-    if first is None:
-        return names
-    if first not in names:
-        close = difflib.get_close_matches(first, names, n=1)
-        raise UsageError(
-            f"invalid --from {first}: expected a step", hint=f"did you mean {close[0]}?" if close else f"steps are {', '.join(names)}"
-        )
-    return names[names.index(NEEDS.get(first, first)) :]
-
-
 def render(
-    plan: Plan,
-    inventory: Inventory,
-    facts: Mapping[str, Facts],
-    sources: PackageSources,
-    folder: Path,
-    *,
-    first: str | None = None,
-    fetch: bool = True,
-    say: Callable[[str], None] = lambda _line: None,
+    rollout: Rollout, folder: Path, *, fetch: bool = True, say: Callable[[str], None] = lambda _line: None
 ) -> tuple[Path, dict[str, Any]]:
     """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path, and its
     variables.
@@ -154,11 +159,10 @@ def render(
     The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does. Without
     ``fetch`` it lacks the downloaded files, which a dry run does not need.
     """
-    origin = resources.folder("playbooks")
+    plan, sources = rollout.plan, rollout.sources
     copy_modules(folder, "roles")
-    archive = sources.engine.save(folder)
-    made = variables(plan, inventory, facts, sources, archive) | {"provision_whole": first is None}
-    engine_builds.adopt_wheels(plan, facts, sources.engine, sources.wheels)
+    made = _variables(rollout, sources.engine.save(folder))
+    engine_builds.adopt_wheels(plan, rollout.facts, sources.engine, sources.wheels)
     made |= artifacts.gather(
         plan,
         folder / "supplies",
@@ -170,38 +174,14 @@ def render(
         say=say,
     )
     if fetch and sources.bundle is None:
-        made["provision_torch_wheels"] = _torch_wheels(plan, facts, sources.wheels)
+        made["provision_torch_wheels"] = _torch_wheels(plan, rollout.facts, sources.wheels)
     ansible_vars.write(folder / "vars.json", made)
-    playbook = folder / "site.yml"
-    run = roles_of(plan, inventory, facts, sources, first)
-    drivers = new_drivers(plan)
-    templates = resources.templates(origin, _one_line)
-    text = templates.get_template("site.yml.j2").render(
-        hosts=plan.hosts,
-        drivers=drivers,
-        roles=[role for role in run if role in ROLES],
-        only_as_root=ONLY_AS_ROOT,
-        connect="ssh_mesh" in run,
-        mirrored="provision_apt_mirror" in made,
-        notes=plan.notes,
-        version=__version__,
-    )
-    playbook.write_text(text, encoding="utf-8")
-    if drivers:
-        text = templates.get_template("driver.yml.j2").render(hosts=drivers, version=__version__)
-        (folder / DRIVER).write_text(text, encoding="utf-8")
-    return playbook, made
-
-
-def roles_of(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], sources: PackageSources, first: str | None = None) -> list[str]:
-    """The roles of the rendered playbook, in their order."""
-    complete = is_complete(plan, inventory)
-    wanted = steps(first)
-    unused = _unused_roles(plan, sources) | (set() if complete else set(FOR_THE_CLUSTER))
-    roles = [role for role in ROLES if (role in ALWAYS or role in wanted) and role not in unused]
-    if complete and len(members(plan, inventory, facts)) > 1 and "ssh_mesh" in wanted:
-        roles.append("ssh_mesh")
-    return [*roles, "manifest"]
+    shown = {"hosts": plan.hosts, "drivers": rollout.drivers, "notes": plan.notes, "roles": rollout.roles, "version": __version__}
+    templates = resources.templates(resources.folder("playbooks"), _one_line)
+    for name in ("site.yml", *([DRIVER] if rollout.drivers else [])):
+        text = templates.get_template(f"{name}.j2").render(shown, mirrored="provision_apt_mirror" in made)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder / "site.yml", made
 
 
 def copy_modules(folder: Path, *more: str) -> None:
@@ -214,49 +194,18 @@ def copy_modules(folder: Path, *more: str) -> None:
         shutil.copy(helper, folder / "module_utils")
 
 
-def new_drivers(plan: Plan) -> list[str]:
-    """The hosts on which the plan installs a driver."""
-    return [name for name, host in plan.hosts.items() if host.driver is not None and host.driver.is_new]
-
-
-def install_drivers(session: Session, plan: Plan, facts: Mapping[str, Facts], sources: PackageSources) -> Outcome:
+def install_drivers(session: Session, rollout: Rollout) -> Outcome:
     """Install the plan's drivers and reboot these hosts, one after the other. What else is installed depends on the survey after it."""
-    names = new_drivers(plan)
+    names = rollout.drivers
     folder = session.folder / "driver-playbook"
-    only = replace(plan, hosts={name: plan.hosts[name] for name in names})
-    _playbook, variables_ = render(only, session.inventory, facts, sources, folder, fetch=False)
-    keys = artifacts.repository_keys(only, folder / "supplies", session.progress.doing)
-    extra = {**variables_, "provision_repository_keys": keys, **session.of_locks}
+    only = replace(rollout, plan=replace(rollout.plan, hosts={name: rollout.plan.hosts[name] for name in names}))
+    _playbook, variables = render(only, folder, fetch=False)
+    keys = artifacts.repository_keys(only.plan, folder / "supplies", session.progress.doing)
+    extra = {**variables, "provision_repository_keys": keys, **session.of_locks}
     outcome = session.play(folder / DRIVER, "Driver", hosts=names, extra_vars=extra)
     if outcome.failed:
         session.release(names)
     return outcome
-
-
-def _unused_roles(plan: Plan, sources: PackageSources) -> set[str]:
-    """Roles that would do nothing on any host: a task that Ansible skips costs a process per host on the controller."""
-    hosts = plan.hosts.values()
-    used = {
-        "bundle": sources.bundle is not None,
-        "hwloc": any(host.hwloc is not None and host.hwloc.source == "remove" for host in hosts),
-        "from_source": any(recipe.of(host) is not None for recipe in from_source.RECIPES for host in hosts),
-        "pytorch": any(host.torch is not None for host in hosts),
-    }
-    return {role for role, is_used in used.items() if not is_used}
-
-
-def partly_checked(host: HostPlan) -> set[str]:
-    """Roles of which a dry run leaves out tasks on this host, because they read what earlier tasks would have installed."""
-    roles = {"openmpi", "engine", "ssh_mesh", "manifest"}
-    if host.root:
-        roles.add("packages")
-    if host.root or host.nccl is not None:
-        roles.add("linker")
-    if host.nccl_packages is not None:
-        roles.add("nccl")
-    if host.driver is not None:
-        roles.add("driver")
-    return roles
 
 
 def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
@@ -296,27 +245,16 @@ class Installed:
     fallbacks: list[str]
 
 
-def install(
-    session: Session,
-    plan: Plan,
-    facts: Mapping[str, Facts],
-    sources: PackageSources,
-    on_complete: Callable[[str, Files], None],
-    *,
-    check: bool = False,
-    first: str | None = None,
-) -> Installed:
-    """Run the rendered playbook on the plan's hosts, from the step ``first`` on. With ``check`` nothing is changed; Ansible reports what
-    would be.
+def install(session: Session, rollout: Rollout, on_complete: Callable[[str, Files], None], *, check: bool = False) -> Installed:
+    """Run the rendered playbook on the plan's hosts. With ``check`` nothing is changed; Ansible reports what would be.
 
     Args:
         on_complete: called for each host as soon as its manifest is written, with the files that its packages came from: the caller knows
             the complete hosts of an interrupted run, too.
     """
-    folder = session.folder / "playbook"
-    say = session.progress.doing
-    playbook, variables_ = render(plan, session.inventory, facts, sources, folder, first=first, fetch=not check, say=say)
-    extra = {**variables_, **session.of_locks}
+    folder, hosts = session.folder / "playbook", list(rollout.plan.hosts)
+    playbook, variables = render(rollout, folder, fetch=not check, say=session.progress.doing)
+    extra = {**variables, **session.of_locks}
     unlocked: dict[str, list[str]] = {}
     made: dict[str, str] = {}
     failures: dict[tuple[str, str], str] = {}
@@ -337,17 +275,11 @@ def install(
 
     title = "Install (dry run)" if check else "Install"
     try:
-        roles = roles_of(plan, session.inventory, facts, sources, first)
-        outcome = session.play(playbook, title, hosts=list(plan.hosts), steps=roles, extra_vars=extra, check=check, on_event=note)
+        steps_ = [role.name for role in rollout.roles]
+        outcome = session.play(playbook, title, hosts=hosts, steps=steps_, extra_vars=extra, check=check, on_event=note)
     finally:
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:
-        session.release(list(plan.hosts))
+        session.release(hosts)
     parts = {**extra["provision_from_source"], "engine": {"title": "the engine", **extra["provision_engine_builds"]}}
     return Installed(outcome, unlocked, from_source.fallbacks(parts, made, failures))
-
-
-def manifests(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
-    """Each host's manifest, as it will be once the plan is installed."""
-    cluster, everyone, complete = cluster_id(inventory), members(plan, inventory, facts), is_complete(plan, inventory)
-    return {name: manifest(plan, name, cluster, everyone if complete else remembered(facts.get(name))) for name in plan.hosts}

@@ -113,7 +113,7 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: Facts, *, dry_ru
     """
     for prefix in found.installed.elsewhere if removal.error is None else ():
         # Next to an installation in the user's home, one of root's is another user's.
-        is_ours = host.prefix is None and not found.installed.manifest
+        is_ours = host.prefix is None and not found.installed.was_completed
         if is_ours and not found.user.can_become:
             needs = f"{prefix}, and all that was installed with it, stays, because its removal needs root"
             removal.error = f"{needs}: {why_no_root(found)}"

@@ -33,7 +33,7 @@ def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dic
     """All members by name: the plan's hosts first, then those outside ``--limit`` that their manifests name."""
     found = {name: _member(host, facts.get(name)) for name, host in plan.hosts.items()}
     left_out = inventory.left_out
-    for name in plan.hosts:
+    for name in plan.hosts if left_out else ():
         for other, known in remembered(facts.get(name)).items():
             if other in left_out:
                 found.setdefault(other, known)
@@ -43,8 +43,7 @@ def members(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts]) -> dic
 def remembered(facts: Facts | None) -> dict[str, Member]:
     """The members that a host's manifest names, without entries that could break out of a line of a file: a host may say anything."""
     manifest = facts.installed.manifest if facts else None
-    known = manifest.get("members") if isinstance(manifest, dict) else None
-    return {name: member for name, member in (known or {}).items() if _is_valid(name, member)} if isinstance(known, dict) else {}
+    return {name: member for name, member in manifest.members.items() if _is_valid(name, member)} if manifest else {}
 
 
 def _is_valid(name: str, member: Any) -> bool:

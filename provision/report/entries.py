@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.diagnosis import logs
-from provision.install import drift, installer
-from provision.install.installer import Installed
+from provision.install import drift
+from provision.install.installer import Installed, Rollout
+from provision.install.roles import partly_checked
 from provision.inventory import Host, Inventory
 from provision.plan import lock
 from provision.plan.model import HostPlan, Plan
 from provision.remote.ansible import Event, HostResult, Outcome
 from provision.report.model import HostReport, Prospect, Report, State
-from provision.survey import Facts, collect
+from provision.survey import collect
 from provision.survey.collect import Survey
 
 
@@ -59,16 +59,15 @@ def add_driver_failures(report: Report, inventory: Inventory, outcome: Outcome) 
     report.failures += [task_failure(inventory.host(name), failure) for name, failure in failed]
 
 
-def add_dry_run(
-    report: Report, plan: Plan, outcome: Outcome, facts: Mapping[str, Facts], manifests: Mapping[str, Any], *, partial: bool
-) -> None:
-    """What a run without ``--check`` would do on each host; ``partial``: it leaves out steps, and so does not write the manifest."""
+def add_dry_run(report: Report, rollout: Rollout, outcome: Outcome) -> None:
+    """What a run without ``--check`` would do on each host."""
+    partial = rollout.request.options.first_step is not None  # it leaves out steps, and so does not write the manifest
     for line in report.hosts:
-        result, found = outcome.hosts.get(line.host), facts.get(line.host)
+        result, found = outcome.hosts.get(line.host), rollout.facts.get(line.host)
         if result is None or found is None or result.failure is not None:
             continue
-        rewritten = not partial and drift.is_rewritten(manifests[line.host], found)
-        unchecked = installer.partly_checked(plan.hosts[line.host])
+        rewritten = not partial and drift.is_rewritten(rollout.manifests[line.host], found)
+        unchecked = partly_checked(rollout.plan.hosts[line.host])
         set_prospects(line, result, unchecked, rewritten=rewritten, drifted=bool(found.drift))
 
 

@@ -296,10 +296,10 @@ def _installed_nccl(facts: Facts) -> tuple[tuple[str, str], ...]:
     names = repository.rpm if facts.os.family == "rhel" else repository.apt
     installed = facts.installed
     ours = {*installed.system_packages.added, *installed.system_packages.replaced}
-    pins = installed.component("nccl").get("packages")
+    pins = installed.plan.nccl_packages.packages if installed.plan and installed.plan.nccl_packages else ()
 
     def is_ours(name: str, version: str) -> bool:
-        return name in ours and isinstance(pins, list) and (f"{name}={version}" in pins or f"{name}-{version}" in pins)
+        return name in ours and (f"{name}={version}" in pins or f"{name}-{version}" in pins)
 
     found = ((name, version.rpartition(":")[2]) for name, version in facts.packages.items() if name in names)
     return tuple(sorted((name, version) for name, version in found if not is_ours(name, version)))

@@ -76,7 +76,7 @@ class _Answer:
 
 
 def _is_installed(found: Facts) -> bool:
-    return found.installed.manifest is not None
+    return found.installed.was_completed
 
 
 def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_installed) -> Survey:
@@ -155,7 +155,7 @@ def _needed_mb(found: Facts) -> int:
     """The disk space that is still needed in the prefix."""
     needed = catalog.system_packages().needed_mb
     whole = needed.cuda if found.driver else needed.cpu
-    return _UPDATE_MB if found.installed.manifest else max(_UPDATE_MB, whole - int(found.installed.partial_mb))
+    return _UPDATE_MB if found.installed.was_completed else max(_UPDATE_MB, whole - int(found.installed.partial_mb))
 
 
 def read_file(path: Path, inventory: Inventory | None, limit: str | None = None) -> tuple[Inventory, dict[str, Facts], list[Problem]]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from provision.base.errors import ProvisionError
 from provision.inventory import Host, Inventory
+from provision.plan.manifest import UNREADABLE, Manifest
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
 from provision.remote import ssh
@@ -35,8 +35,8 @@ class NothingInstalled(ProvisionError):
 def plans(known: Mapping[str, Facts]) -> Iterator[HostPlan]:
     """The plans in the manifests of the hosts that have one which this version can read."""
     for name, found in known.items():
-        with suppress(KeyError, TypeError, ValueError):
-            yield replace(HostPlan.from_dict(found.installed.manifest["host"]), name=name)
+        if found.installed.plan is not None:
+            yield replace(found.installed.plan, name=name)
 
 
 def plan(inventory: Inventory, known: Mapping[str, Facts]) -> Plan:
@@ -48,15 +48,12 @@ def plan(inventory: Inventory, known: Mapping[str, Facts]) -> Plan:
     return _plan(inventory, {name: found.installed.manifest for name, found in known.items()})
 
 
-def _plan(inventory: Inventory, manifests: Mapping[str, Any]) -> Plan:
+def _plan(inventory: Inventory, manifests: Mapping[str, Manifest | None]) -> Plan:
     hosts: dict[str, HostPlan] = {}
     for name in (host.name for host in inventory.hosts if host.name in manifests):
-        try:
-            found = HostPlan.from_dict(manifests[name]["host"])
-        except (KeyError, TypeError, ValueError) as error:
-            again = f"provision up {inventory.argument}"
-            raise ProvisionError("its manifest was written by another version or is damaged", where=name, hint=again) from error
-        hosts[name] = replace(found, name=name, slots=inventory.host(name).slots or found.slots)
+        if (manifest := manifests[name]) is None:
+            raise ProvisionError(UNREADABLE, where=name, hint=f"provision up {inventory.argument}")
+        hosts[name] = replace(manifest.host, name=name, slots=inventory.host(name).slots or manifest.host.slots)
     return Plan(hosts)
 
 
@@ -105,11 +102,9 @@ def read_plan(session: Session, timeout: float = ssh.TIMEOUT_S) -> Plan:
     """
     again = f"provision up {session.inventory.argument}"
     answers = _ask(session, {host.name: _manifest_script(host) for host in session.inventory.hosts}, timeout, again)
-    manifests = {name: _manifest(answer) for name, answer in answers.items()}
-    bare = [name for name, manifest in manifests.items() if not manifest]
-    if bare:
+    if bare := [name for name, answer in answers.items() if not answer.body]:
         raise NothingInstalled("nothing is installed here yet", where=", ".join(bare), hint=again)
-    return _plan(session.inventory, manifests)
+    return _plan(session.inventory, {name: _manifest(answer.body) for name, answer in answers.items()})
 
 
 def check_python(session: Session, python: str, timeout: float = ssh.TIMEOUT_S) -> None:
@@ -148,9 +143,8 @@ def _ask(session: Session, scripts: Mapping[str, str], timeout: float, hint: str
     return answers
 
 
-def _manifest(answer: ssh.Answer) -> Any:
-    text = answer.body
+def _manifest(text: str) -> Manifest | None:
     try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text  # which `_plan` refuses
+        return Manifest.model_validate_json(text)
+    except ValidationError:
+        return None

@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from provision import catalog
 from provision.base.validation import Form, did_you_mean
 from provision.base.versions import VERSION
 from provision.catalog import architectures
+from provision.plan.manifest import UNREADABLE, Manifest
+from provision.plan.model import HostPlan
 
 OFFERS = ("candidates", "candidates_elsewhere")
 _PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
@@ -492,12 +494,13 @@ def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class Installed(Section):
-    """The installation in the prefix; ``distrust``: why others could write there. ``manifest`` is unchecked: its readers validate it."""
+    """The installation in the prefix; ``distrust``: why others could write there; ``manifest_error``: why the manifest cannot be read."""
 
     prefix: str | None = None
     exists: bool = False
     distrust: str | None = None
-    manifest: Any = None
+    manifest: Manifest | None = None
+    manifest_error: str | None = None
     elsewhere: list[str] = []
     venv: Venv = Venv()
     packages: dict[str, str] = {}
@@ -507,16 +510,25 @@ class Installed(Section):
     partial_mb: Number = 0
     engine_libraries: list[str] = []
 
-    @property
-    def host(self) -> dict[str, Any]:
-        """The host's plan in its manifest, empty where there is none."""
-        host = self.manifest.get("host") if isinstance(self.manifest, dict) else None
-        return host if isinstance(host, dict) else {}
+    @model_validator(mode="before")
+    @classmethod
+    def _read_manifest(cls, stated: Any) -> Any:
+        if not isinstance(stated, dict) or stated.get("manifest") is None:
+            return stated
+        try:
+            return {**stated, "manifest": Manifest.model_validate(stated["manifest"])}
+        except ValidationError:
+            return {**stated, "manifest": None, "manifest_error": UNREADABLE}
 
-    def component(self, name: str) -> dict[str, Any]:
-        """A component of that plan, empty where there is none."""
-        found = self.host.get(name)
-        return found if isinstance(found, dict) else {}
+    @property
+    def was_completed(self) -> bool:
+        """Whether a run has completed an installation in the prefix."""
+        return self.manifest is not None or self.manifest_error is not None
+
+    @property
+    def plan(self) -> HostPlan | None:
+        """What the last complete run has installed."""
+        return self.manifest.host if self.manifest else None
 
 
 class Facts(Section):

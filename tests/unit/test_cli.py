@@ -23,6 +23,7 @@ from provision.base.errors import UsageError
 from provision.cli import main, up
 from provision.launch import program_files
 from provision.survey import collect, preflight
+from tests.unit.rollouts import manifest_with
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -142,7 +143,7 @@ def test_full_disks_of_the_facts_are_named(tmp_path: Path) -> None:
     assert "/tmp (temporary files) has 5 MB free, 100 MB are needed" in said
     assert "well:" not in said
     assert said.rstrip().endswith("provision up would not install this: 2 errors at the top (full)")
-    installed = BARE | {"disk": full, "installed": {"manifest": {"host": {}}}}
+    installed = BARE | {"disk": full, "installed": {"manifest": manifest_with()}}
     assert "/opt/provision has" not in provision("plan", "--facts", facts_file(tmp_path, full=installed)).stderr
 
 

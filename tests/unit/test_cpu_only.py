@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,10 @@ from provision.cli import options
 from provision.commands import planning
 from provision.doctor import fixes
 from provision.doctor.host_checks import Examination
-from provision.install import installer
 from provision.plan.model import Plan
 from provision.plan.options import Options
 from provision.plan.request import Request
+from tests.unit.rollouts import as_json, rollout
 
 
 def builds(plan: Plan) -> dict[str, tuple[str, bool]]:
@@ -32,7 +31,7 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     known = {"a": gpu("12.4"), "b": gpu("12.4", address="10.0.0.2")}
 
     def planned(facts: Mapping[str, Any], given: Options) -> Plan:
-        return planning.make_plan(Request(inventory, given), facts)[0]
+        return planning.make_plan(Request(inventory, given), facts).plan
 
     asked = Options(smoke=None)
     with_cuda = builds(planned(known, asked))
@@ -40,10 +39,10 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     first = planned(known, replace(asked, cpu=True))
     for_cpus = builds(first)
     assert all(torch.endswith("+cpu") and not nccl for torch, nccl in for_cpus.values())
-    manifests = json.loads(json.dumps(installer.manifests(first, inventory, known)))
-    later = {**known, "a": gpu("12.4", installed={"manifest": manifests["a"], "packages": {}})}
+    done = as_json(rollout(first, inventory, known).manifests["a"])
+    later = {**known, "a": gpu("12.4", installed={"manifest": done, "packages": {}})}
     assert builds(planned(later, asked)) == for_cpus
     assert builds(planned(later, fixes._as_installed(Examination(later, [], ["a", "b"])))) == for_cpus
     assert builds(planned(later, replace(asked, upgrade=True))) == for_cpus
     assert builds(planned(later, replace(asked, cpu=False))) == with_cuda
-    assert installer.manifests(planned(later, asked), inventory, later)["a"]["host"]["engine"] == manifests["a"]["host"]["engine"]
+    assert as_json(rollout(planned(later, asked), inventory, later).manifests["a"])["host"]["engine"] == done["host"]["engine"]

@@ -10,12 +10,13 @@ import pytest
 
 from provision.base import paths
 from provision.base.errors import UsageError
-from provision.install import drift, installer, ssh_mesh
+from provision.install import drift, roles, ssh_mesh
 from provision.inventory import Inventory, last_run, load
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 from provision.survey import Facts, load_file
+from tests.unit.rollouts import as_json, rollout
 
 DATA = Path(__file__).parents[1] / "data"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
@@ -39,8 +40,8 @@ def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
     for found in facts.values():
         found["ssh"]["mesh_key"] = KEY
         found["user"]["name"] = "trainer"
-    for name, manifest in installer.manifests(plan_of(facts), inventory, read(facts)).items():
-        facts[name]["installed"]["manifest"] = json.loads(json.dumps(manifest))
+    for name, manifest in rollout(plan_of(facts), inventory, read(facts)).manifests.items():
+        facts[name]["installed"]["manifest"] = as_json(manifest)
         facts[name]["drift"] = []
     return facts
 
@@ -50,7 +51,7 @@ def read(facts: dict[str, dict[str, Any]]) -> dict[str, Facts]:
 
 
 def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str, str | None]:
-    wanted = installer.manifests(plan_of(facts), inventory, read(facts))
+    wanted = rollout(plan_of(facts), inventory, read(facts)).manifests
     return {name: drift.reason_to_run(wanted[name], read(facts)[name]) for name in wanted}
 
 
@@ -72,7 +73,7 @@ def test_a_reworded_reason_changes_nothing(inventory: Inventory, done: dict[str,
 def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on_the_host(
     inventory: Inventory, done: dict[str, dict[str, Any]]
 ) -> None:
-    wanted = installer.manifests(plan_of(done), inventory, read(done))["node1"]
+    wanted = rollout(plan_of(done), inventory, read(done)).manifests["node1"]
     done["node1"]["drift"] = ["package g++ is gone"]
     assert drift.reason_to_run(wanted, read(done)["node1"])
     assert not drift.is_rewritten(wanted, read(done)["node1"])
@@ -91,7 +92,7 @@ def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on
         (lambda found: found.update(drift=["package g++ is gone"]), r"package g\+\+ is gone"),
         (lambda found: found.update(dpkg_interrupted=True), "interrupted"),
         (lambda found: found["installed"]["manifest"]["host"]["openmpi"].update(version="4.1.7"), r'openmpi.version is "4.1.7"'),
-        (lambda found: found["installed"]["manifest"].update(schema=1), "schema is 1, not 2"),
+        (lambda found: found["installed"]["manifest"].update(schema=1), "written by another version"),
         (lambda found: found["installed"]["manifest"]["members"].pop("gpu1"), "members.gpu1 is null"),
         (lambda found: found["ssh"].update(mesh_key=None), "key"),
     ],
@@ -150,8 +151,8 @@ def test_the_hosts_that_failed_last_time(inventory: Inventory, tmp_path: Path, m
 
 
 def test_steps_begin_where_they_are_told_to() -> None:
-    assert installer.steps("engine") == ["engine", "mpi_network", "ssh_mesh", "manifest", "smoke"]
-    assert installer.steps("linker")[0] == "nccl"  # the linker reads what that step finds
+    assert roles.steps("engine") == ["engine", "mpi_network", "ssh_mesh", "manifest", "smoke"]
+    assert roles.steps("linker")[0] == "nccl"  # the linker reads what that step finds
     with pytest.raises(UsageError, match="expected a step") as refused:
-        installer.steps("engin")
-    assert "did you mean engine?" in str(refused.value)
+        roles.steps("engin")
+    assert "did you mean `engine`?" in str(refused.value)

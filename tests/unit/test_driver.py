@@ -12,13 +12,13 @@ from invented_hosts import REQUIREMENTS, changed, host, plan_for, remedies
 from rendered import variables_in
 
 from provision import catalog, inventory
-from provision.base import engine_source, resources
+from provision.base import resources
 from provision.base.errors import UsageError
 from provision.install import installer
-from provision.install.installer import PackageSources
 from provision.plan.requirements import Requirements
 from provision.resolve.driver import known_branch
 from provision.survey import Facts
+from tests.unit.rollouts import rollout
 
 H100, A100, V100, P100, GB200 = "2330", "20b2", "1db5", "15f8", "2941"
 UBUNTU, DEBIAN, ROCKY = ("ubuntu", "24.04"), ("debian", "12"), ("rocky", "9.6")
@@ -189,7 +189,7 @@ def test_the_playbook_installs_on_all_hosts_and_reboots_one_at_a_time(system, tm
     facts = {"a": machine(system), "b": host("10.0.0.2", system=system)}
     plan = plan_for(facts, requirements("580"))
     listed = inventory.load(str(hosts))
-    installer.render(plan, listed, facts, PackageSources(engine_source.pack()), tmp_path / "book", fetch=False)
+    installer.render(rollout(plan, listed, facts), tmp_path / "book", fetch=False)
     install, reboot, release = yaml.safe_load((tmp_path / "book/driver.yml").read_text())
     assert [each["hosts"] for each in (install, reboot, release)] == [["a"]] * 3
     assert [each["role"] for each in install["roles"]] == ["guard", "driver"]

@@ -18,6 +18,7 @@ from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 from provision.survey import Facts
+from tests.unit.rollouts import manifest_with
 
 ENGINE = engine_source.pack()
 REQUIREMENTS = Requirements(torch=False, engine_version=ENGINE.version, engine_sha256=ENGINE.sha256)
@@ -107,6 +108,6 @@ def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
 
 
 def test_a_host_that_holds_the_engine_needs_nothing() -> None:
-    manifest = {"host": {"engine": {"sha256": ENGINE.sha256}}}
+    manifest = manifest_with(engine={"sha256": ENGINE.sha256})
     assert engine_builds.known_for(None)(host("debian", "12", "2.36", installed={"manifest": manifest}))
     assert not engine_builds.known_for(None)(host("debian", "12", "2.36", installed={"manifest": {"host": "odd"}}))

@@ -20,12 +20,13 @@ from loading import run_ansible_module
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
-from provision.install import environments, installer, wheels
+from provision.install import environments, wheels
 from provision.launch.launchers import Environment, RunOptions, mpi_job, own_job
 from provision.plan.model import HostPlan
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
+from tests.unit.rollouts import manifest
 
 
 def wheel(folder: Path, name: str, version: str, *requires: str) -> str:
@@ -264,7 +265,7 @@ def test_jobs_run_in_the_environment_and_find_our_programs() -> None:
 
 def test_run_finds_what_up_has_created() -> None:
     plan = plan_for({"a": host()})
-    recorded = HostPlan.from_dict(json.loads(json.dumps(installer.manifest(plan, "a", "cluster", {})["host"])))
+    recorded = HostPlan.from_dict(manifest(plan, "a")["host"])
     assert environments._kind(recorded) == environments._kind(plan.hosts["a"])
 
 

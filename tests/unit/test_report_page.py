@@ -19,7 +19,7 @@ from provision.base.problems import Problem
 from provision.bench import results
 from provision.bench.results import Measurements
 from provision.cli import main
-from provision.commands import lifecycle
+from provision.commands import run
 from provision.inventory import by_name
 from provision.plan.requirements import Requirements
 from provision.remote.progress import Progress
@@ -396,7 +396,7 @@ def test_a_page_that_cannot_be_written_does_not_break_the_run() -> None:
 
     with Session(inventory.load("localhost"), Shown()) as session:
         (session.folder / page.NAME).mkdir()
-        lifecycle._write_page(session)
+        run._write_page(session)
     assert said
     assert "page" in said[0]
 

@@ -12,6 +12,7 @@ from provision.base.versions import key
 from provision.plan.model import Component
 from provision.plan.requirements import Requirements
 from provision.survey import Facts
+from tests.unit.rollouts import manifest_with
 
 
 def test_an_exact_version_from_nvidias_repository_is_exact_strings_to_be_held() -> None:
@@ -162,7 +163,7 @@ def test_the_build_has_code_for_the_gpu(capability: str, cuda: str, asked: dict[
 NEWER = {"libnccl2": "2.27.3-1+cuda12.4", "libnccl-dev": "2.27.3-1+cuda12.4"}
 OF_AN_EARLIER_RUN = {
     "system_packages": {"added": ["libnccl-dev"], "replaced": ["libnccl2"]},
-    "manifest": {"host": {"nccl": {"packages": [f"{name}={version}" for name, version in NEWER.items()]}}},
+    "manifest": manifest_with(nccl={"source": "repository", "packages": [f"{name}={version}" for name, version in NEWER.items()]}),
 }
 
 

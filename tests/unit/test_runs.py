@@ -14,7 +14,7 @@ from provision.base import paths, run_folders
 from provision.base.errors import Interrupted, UsageError
 from provision.base.problems import Problem
 from provision.cli import doctor, main
-from provision.commands import lifecycle
+from provision.commands.run import started
 from provision.diagnosis import signatures
 from provision.diagnosis.findings import Finding
 from provision.doctor.host_checks import Examination
@@ -68,16 +68,16 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
     assert "interrupted: the run was interrupted" in page.render(runs.find(third.run_id))
     with (
         pytest.raises(Interrupted),
-        lifecycle._reported_run(inventory.load("localhost"), "provision up", Progress(), {}) as (installing, _),
+        started(inventory.load("localhost"), "provision up", Progress(), {}) as begun,
     ):
         raise KeyboardInterrupt
-    assert "interrupted: the run ended early" in (installing.folder / page.NAME).read_text()
+    assert "interrupted: the run ended early" in (begun.session.folder / page.NAME).read_text()
     with pytest.raises(UsageError), session("provision run") as fourth:
         raise UsageError("no such <script>", hint="name another")
     failed = page.render(runs.find(fourth.run_id))
     assert "failed: the command failed" in failed
     assert "no such &lt;script&gt;\n  → name another" in failed
-    assert sorted(run.id for run in runs.runs()) == sorted(each.run_id for each in (one, another, third, own, installing, fourth))
+    assert sorted(run.id for run in runs.runs()) == sorted(each.run_id for each in (one, another, third, own, begun.session, fourth))
 
 
 def test_every_run_is_closed_with_the_error_that_ended_it() -> None:

@@ -19,7 +19,7 @@ from loading import run_ansible_module
 from provision import inventory
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
-from provision.commands import lifecycle
+from provision.commands.remove import remove_installations
 from provision.remote.ansible import Event
 from provision.remote.progress import Progress
 from provision.remote.session import Session, new_run_id
@@ -100,7 +100,7 @@ def test_interrupted_removal_is_recorded_as_dead(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("provision.survey.collect.survey_hosts", lambda *_, **__: Survey())
     monkeypatch.setattr("provision.install.removal.remove", ended)
     with pytest.raises(Interrupted, match="interrupted"):
-        lifecycle.remove(hosts, Progress(), {}, lambda _: True)
+        remove_installations(hosts, Progress(), {}, lambda _: True)
     (folder,) = (tmp_path / "runs").glob("2*")
     assert Session(hosts, Progress()).dead_runs() == [folder.name]
 

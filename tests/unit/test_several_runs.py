@@ -24,7 +24,7 @@ from provision.base.errors import Interrupted, ProvisionError
 from provision.base.problems import Problem
 from provision.cli import main
 from provision.cli.options import inventory_of
-from provision.commands import lifecycle, planning
+from provision.commands import planning, up
 from provision.doctor import fixes
 from provision.doctor.host_checks import Examination
 from provision.install import installer
@@ -40,6 +40,7 @@ from provision.report import entries
 from provision.report.model import HostReport, Report
 from provision.survey import Facts
 from provision.survey.collect import Survey
+from tests.unit.rollouts import as_json
 
 WITHOUT_TORCH = Options(torch=False, smoke=None)
 M40 = {"name": "Tesla M40", "compute_capability": "5.2"}
@@ -86,8 +87,9 @@ class Hosts:
         return Survey({host.name: self.facts[host.name] for host in session.inventory.hosts})
 
     def install(
-        self, session: Session, plan: Plan, known: Any, _sources: Any, on_complete: Callable[..., None], *, check: bool, **_more: Any
+        self, session: Session, rollout: installer.Rollout, on_complete: Callable[..., None], *, check: bool
     ) -> installer.Installed:
+        plan = rollout.plan
         if self.ends is not None:
             self.ends()
         if self.unavailable:
@@ -95,12 +97,11 @@ class Hosts:
         results = {name: HostResult(steps=self.steps) for name in plan.hosts}
         for name in self.failing & set(plan.hosts):
             results[name].failure = Event("failed", name, "nccl", "Install it", {"msg": "out of plumbus"})
-        manifests = installer.manifests(plan, session.inventory, known)
         for name in [name for name in plan.hosts if name not in self.failing and not check]:
             self.installed.append(name)
             on_complete(name, {})
             venv = {"path": "/opt/provision/venv", "python_version": "3.10.12", "works": True}
-            self.change(name, installed={"manifest": json.loads(json.dumps(manifests[name])), "venv": venv}, drift=[])
+            self.change(name, installed={"manifest": as_json(rollout.manifests[name]), "venv": venv}, drift=[])
         if self.interrupted:
             raise Interrupted("on a")
         outcome = Outcome(2 if self.failing else 0, results, session.folder / "log")
@@ -108,15 +109,15 @@ class Hosts:
 
     def up(self, options: Options = WITHOUT_TORCH, limit: str | None = None) -> Report:
         self.installed.clear()
-        return lifecycle.up(self.inventory(limit), options, Progress(), {})
+        return up.make_ready(self.inventory(limit), options, Progress(), {})
 
     def inventory(self, limit: str | None = None) -> Inventory:
         return inventory_of(str(self.file), limit)
 
     def nccl(self) -> dict[str, str | None]:
         """The NCCL that hosts hold."""
-        held = {name: (each.installed.manifest or {}).get("host") for name, each in self.facts.items()}
-        return {name: lock.release(host["nccl"]["version"]) if host else None for name, host in held.items()}
+        held = {name: each.installed.plan for name, each in self.facts.items()}
+        return {name: lock.release(host.nccl.version) if host and host.nccl else None for name, host in held.items()}
 
 
 @pytest.fixture
@@ -354,7 +355,8 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
     """A colleague's, by way of version control."""
     hosts.failing = {"b"}
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
-    theirs, _ = planning.make_plan(Request(hosts.inventory(), replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5")), hosts.facts)
+    asked = replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5")
+    theirs = planning.make_plan(Request(hosts.inventory(), asked), hosts.facts).plan
     lock_file.write(hosts.inventory(), lock.Lock.from_plan(theirs, {}, None, hosts.inventory()))
     hosts.failing = set()
     assert hosts.up(limit="b").ok
@@ -363,7 +365,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
 
 def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
     plans = [
-        planning.make_plan(Request(hosts.inventory(), replace(WITHOUT_TORCH, nccl_version=version)), hosts.facts)[0]
+        planning.make_plan(Request(hosts.inventory(), replace(WITHOUT_TORCH, nccl_version=version)), hosts.facts).plan
         for version in ("2.21.5", "2.24.3")
     ]
     both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
@@ -407,8 +409,8 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
 
 
 def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
-    plan, sources = planning.make_plan(Request(hosts.inventory(), WITHOUT_TORCH), hosts.facts)
-    book, _ = installer.render(plan, hosts.inventory(), hosts.facts, sources, tmp_path / "book", first="engine", fetch=False)
+    request = Request(hosts.inventory(), replace(WITHOUT_TORCH, first_step="engine"))
+    book, _ = installer.render(planning.make_plan(request, hosts.facts), tmp_path / "book", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
     assert roles == ["guard", "engine", "mpi_network", "ssh_mesh", "manifest"]
 
@@ -449,8 +451,8 @@ def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: 
 def test_no_driver_is_installed_on_the_machine_that_a_run_is_on(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, check: bool) -> None:
     begun: list[list[str]] = []
 
-    def install_drivers(_session: Session, plan: Plan, *_more: Any) -> Outcome:
-        begun.append(installer.new_drivers(plan))
+    def install_drivers(_session: Session, rollout: installer.Rollout) -> Outcome:
+        begun.append(rollout.drivers)
         return Outcome(2, {}, hosts.file)
 
     monkeypatch.setattr("provision.install.installer.install_drivers", install_drivers)
@@ -462,7 +464,7 @@ def test_no_driver_is_installed_on_the_machine_that_a_run_is_on(hosts: Hosts, mo
     assert begun == ([] if check else [["a", "b"]])
     begun.clear()
     refused = "a new driver needs a reboot, and this run is on that machine; nothing was changed → run provision from another machine"
-    hosts.change("b", boot_id=lifecycle.BOOT_ID.read_text().strip())  # over ssh to this machine
+    hosts.change("b", boot_id=up.BOOT_ID.read_text().strip())  # over ssh to this machine
     assert only(hosts.up(with_driver)).startswith(f"b: {refused}")
     hosts.change("b", boot_id="another")
     hosts.file.write_text("a ansible_connection=local\nb ansible_host=10.0.0.2\n")
@@ -498,17 +500,17 @@ def test_a_downgrade_is_announced_and_asked_for(hosts: Hosts) -> None:
     hosts.change("a", packages=NEWER_NCCL)
     asked: list[list[str]] = []
 
-    def up(options: Options, answer: bool) -> Report:
+    def run(options: Options, answer: bool) -> Report:
         def agreed(lines: list[str]) -> bool:
             asked.append(lines)
             return answer
 
-        return lifecycle.up(hosts.inventory("a"), options, Progress(), {}, agreed)
+        return up.make_ready(hosts.inventory("a"), options, Progress(), {}, agreed)
 
-    assert "libnccl2 2.27.7-1+cuda12.9 is installed there, which is newer" in only(up(OLDER_NCCL, answer=False))
+    assert "libnccl2 2.27.7-1+cuda12.9 is installed there, which is newer" in only(run(OLDER_NCCL, answer=False))
     assert hosts.installed == []
     assert asked[0][0].startswith("a: libnccl2 2.27.7-1+cuda12.9 would be replaced by the older 2.21.5-1+cuda12.")
-    assert up(OLDER_NCCL, answer=True).ok
+    assert run(OLDER_NCCL, answer=True).ok
     assert hosts.nccl()["a"] == "2.21.5"
     assert len(asked) == 2
 
@@ -519,7 +521,7 @@ def test_nobody_is_asked_where_nothing_older_was_requested(hosts: Hosts) -> None
 
     hosts.change("a", packages=NEWER_NCCL)
     for options in (WITHOUT_TORCH, replace(OLDER_NCCL, allow_downgrade=True), replace(WITHOUT_TORCH, nccl_version="2.99.1")):
-        lifecycle.up(hosts.inventory("a"), replace(options, upgrade=True), Progress(), {}, agreed)
+        up.make_ready(hosts.inventory("a"), replace(options, upgrade=True), Progress(), {}, agreed)
 
 
 def test_without_a_terminal_a_downgrade_needs_yes(hosts: Hosts) -> None:
@@ -541,11 +543,11 @@ def test_doctor_installs_again_from_the_sources_of_the_installation(hosts: Hosts
     hosts.up(replace(WITHOUT_TORCH, check=True))
     used: list[Options] = []
 
-    def up(_inventory: Inventory, options: Options, *_: Any) -> Report:
+    def make_ready(_inventory: Inventory, options: Options, *_: Any) -> Report:
         used.append(options)
         return Report(run_id="r", folder="/f", inventory="hosts.ini")
 
-    monkeypatch.setattr(lifecycle, "up", up)
+    monkeypatch.setattr(fixes, "make_ready", make_ready)
 
     def fixed() -> list[fixes.FixResult]:
         session = SimpleNamespace(progress=Progress())

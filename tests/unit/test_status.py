@@ -30,6 +30,7 @@ from provision.report.status import metrics, observer, show
 from provision.report.status.model import Job, Status
 from provision.report.status.observer import Observer, Poller
 from provision.survey import load_file
+from tests.unit.rollouts import manifest
 
 DATA = Path(__file__).parents[1] / "data"
 FILE = {"version": "2.0.2", "url": "https://example.org/numpy.whl", "sha256": "a" * 64}
@@ -56,7 +57,7 @@ def look(hosts: Hosts) -> Status:
 
 def held(plan: Plan, name: str) -> dict[str, Any]:
     """The section `installed` of a host that holds the plan."""
-    return {**INSTALLED, "manifest": json.loads(json.dumps({"host": plan.hosts[name].as_dict()})), "files": {"venv": {"numpy": FILE}}}
+    return {**INSTALLED, "manifest": manifest(plan, name), "files": {"venv": {"numpy": FILE}}}
 
 
 def lock(hosts: Hosts, plan: Plan) -> None:

@@ -129,9 +129,9 @@ def rich_facts() -> dict[str, Any]:
 
 def rendered(place: Path, inventory: Inventory, found: dict[str, Any], locked: lock.Lock | None = None, **sources: Any) -> None:
     """Leave in ``place`` what `provision plan --out` leaves there, without what is fetched."""
-    plan, made = planning.make_plan(Request(inventory, Options(), locked), found)
-    planning.refuse_conflicts(plan)
-    installer.render(plan, inventory, found, replace(made, **sources), place, fetch=False)
+    rollout = planning.make_plan(Request(inventory, Options(), locked), found)
+    planning.refuse_conflicts(rollout.plan)
+    installer.render(replace(rollout, sources=replace(rollout.sources, **sources)), place, fetch=False)
 
 
 def from_facts(folder: Path, inventory: Inventory, text: str) -> Iterator[Render]:
@@ -153,7 +153,7 @@ def from_facts(folder: Path, inventory: Inventory, text: str) -> Iterator[Render
 def a_lock(inventory: Inventory) -> dict[str, Any]:
     """A lock of hosts, with all that one can hold."""
     file = {"version": "1.0", "file": "f.whl", "url": "https://index.example/f.whl", "sha256": "a" * 64}
-    plan = planning.make_plan(Request(inventory, Options()), known())[0]
+    plan = planning.make_plan(Request(inventory, Options()), known()).plan
     files = {name: {folder: {"filelock": file} for folder in ("venv", "nccl")} for name in plan.hosts}
     found: dict[str, Any] = json.loads(json.dumps(lock.Lock.from_plan(plan, files, None, inventory).as_dict()))
     return {part: found[part] for part in ("components", "environments")}
@@ -170,7 +170,7 @@ def from_a_lock(_folder: Path, inventory: Inventory, text: str) -> Iterator[Rend
 
 
 def from_a_bundle(folder: Path, inventory: Inventory, text: str) -> Iterator[Render]:
-    plan = planning.make_plan(Request(inventory, Options()), known())[0]
+    plan = planning.make_plan(Request(inventory, Options()), known()).plan
     names = {"wheels": "kind/demo-1.0-py3-none-any.whl", "debs": "make_4.3_amd64.deb", "supplies": "openmpi/openmpi-4.1.8.tar.gz"}
     hosts = {
         name: {

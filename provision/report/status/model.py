@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from provision.survey.model import noted_files
+from provision.survey.model import Installed
 
 State = Literal["installed", "drifted", "busy", "GPU error", "not installed", "unknown", "unreachable"]
 STATES: tuple[State, ...] = ("unreachable", "unknown", "not installed", "GPU error", "drifted", "busy", "installed")  # worst first
@@ -86,14 +86,6 @@ class GpuLoad(_Part):
 
     gpus: Annotated[tuple[Gpu, ...], Field(max_length=64)] = ()
     error: _Text | None = None
-
-
-class Installed(_Part):
-    """What is read of the section `installed`. ``manifest`` is unchecked: its reader validates it."""
-
-    prefix: _Text
-    manifest: Any = None
-    files: Annotated[dict[str, dict[str, dict[str, Any]]], BeforeValidator(noted_files)] = {}
 
 
 class HostAnswer(_Part):

