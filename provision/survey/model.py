@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -531,6 +532,11 @@ class Installed(Section):
         return self.manifest.host if self.manifest else None
 
 
+@lru_cache(1000)
+def _meant(name: str, unused: frozenset[str]) -> str:
+    return did_you_mean(name, unused, cutoff=0.75)
+
+
 class Facts(Section):
     """The facts of one host.
 
@@ -592,8 +598,9 @@ class Facts(Section):
         if not isinstance(stated, dict):
             return validate(stated)
         facts = validate(stated)
+        unused = frozenset(set(cls.model_fields) - facts.model_fields_set)
         for name in facts.model_extra or ():  # unknown names are kept unless they look misspelt
-            if meant := did_you_mean(name, set(cls.model_fields) - facts.model_fields_set, cutoff=0.75):
+            if meant := _meant(name, unused):
                 raise ValueError(f"`{name}` is unknown{meant}")
         offers: dict[str, dict[str, list[str]]] = {}
         errors = dict(facts.errors)

@@ -184,6 +184,23 @@ def test_an_invalid_manifest_prevents_no_plan(manifest: Any) -> None:
     examine({"a": odd})
 
 
+def test_hosts_share_what_they_have_in_common(tmp_path: Path) -> None:
+    file, packages = tmp_path / "facts.json", {"g++": "4:12.2.0-3"}
+    hosts: dict[str, Any] = {name: {**MINIMAL, "hostname": name, "ssh": {"ports": [22]}, "packages": packages} for name in ("a", "b")}
+    file.write_text(json.dumps({"schema": 1, "hosts": hosts}))
+    read = load_file(file)
+    a, b = read["a"], read["b"]
+    assert isinstance(a, Facts)
+    assert isinstance(b, Facts)
+    assert a.ssh is b.ssh
+    assert (a.hostname, b.hostname, a.packages) == ("a", "b", packages)
+    hosts["b"]["ssh"]["ports"] = ["{{ x }}"]
+    file.write_text(json.dumps({"schema": 1, "hosts": hosts}, indent=1))
+    line = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if "{{ x }}" in text)
+    with pytest.raises(UsageError, match=f"facts.json:{line}: .*ports"):
+        load_file(file)
+
+
 def test_a_deeply_nested_manifest_is_refused() -> None:
     text = "[" * 900 + "]" * 900
     with pytest.raises(ProvisionError, match="nested too deeply"):
