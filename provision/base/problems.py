@@ -25,7 +25,7 @@ class Problem:
         severity: an error stops the command, a warning is shown.
         what: one sentence, what is wrong.
         hint: what to do about it; None when the sentence says it.
-        id: the doctor's id of this known error; empty where it has none.
+        id: of the kind of problem; the doctor's, where it is one of its known errors. Empty only in records of runs.
         host: the host that it is about, where it is about one.
         where: the file, with a line where one is known, the argument, or the step.
         message: of ssh or sudo, where that is the problem.

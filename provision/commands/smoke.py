@@ -35,5 +35,7 @@ def _installed(run: Run) -> Plan:
     entries.add_survey(run.report, survey)
     for name in (name for name, found in survey.hosts.items() if not found.installed.was_completed):
         what = "nothing is installed here yet"
-        run.report.failures.append(Problem("error", what, f"provision up {inventory.argument}", host=name, where="smoke"))
+        run.report.failures.append(
+            Problem("error", what, f"provision up {inventory.argument}", host=name, where="smoke", id="not-installed")
+        )
     return Plan() if run.report.failures else installed.plan(inventory, survey.hosts)

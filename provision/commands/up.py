@@ -93,7 +93,9 @@ def _survey(run: Run, options: Options, bundle: Bundle | None) -> Hosts:
         return usable
     what = f"--from {first}: earlier steps have not run here: the prefix has no working environment; nothing was changed"
     without = [name for name, facts in usable.items() if not facts.installed.venv.works]
-    run.report.failures += [Problem("error", what, "leave --from out", host=name, where="survey") for name in without]
+    run.report.failures += [
+        Problem("error", what, "leave --from out", host=name, where="survey", id="earlier-steps-missing") for name in without
+    ]
     return {} if without else usable
 
 
@@ -108,7 +110,9 @@ def _own_reboots(rollout: Rollout) -> Iterator[Problem]:
     for name in rollout.drivers:
         if name in local or (boot and rollout.facts[name].boot_id == boot):
             what = "a new driver needs a reboot, and this run is on that machine; nothing was changed"
-            yield Problem("error", what, "run provision from another machine, or leave --driver out", host=name, where="driver")
+            yield Problem(
+                "error", what, "run provision from another machine, or leave --driver out", host=name, where="driver", id="own-reboot"
+            )
 
 
 def _install_drivers(run: Run, rollout: Rollout, bundle: Bundle | None) -> Hosts:

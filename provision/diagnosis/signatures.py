@@ -186,6 +186,11 @@ def error_shapes() -> tuple[ErrorShape, ...]:
     return validation.load(RootModel[tuple[ErrorShape, ...]], FOLDER / "error_shapes.yaml").root
 
 
+def is_known(name: str) -> bool:
+    """Whether there is a known error of that id, conditions included."""
+    return name in conditions() or name in all_signatures()
+
+
 def known_error(name: str) -> Signature:
     """The known error of that id, a condition included. Raises UsageError with the nearest ids if there is none."""
     import difflib

@@ -43,7 +43,9 @@ def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reach
                     connections[host.name] = parse(output)
                 except ProvisionError as error:
                     what = f"its connections to the other hosts could not be checked: {error.what}"
-                    problems.append(Problem("warning", what, host=host.name, message="" if _BEGIN in output else output))
+                    problems.append(
+                        Problem("warning", what, host=host.name, message="" if _BEGIN in output else output, id="survey-failed")
+                    )
     return connections, problems
 
 

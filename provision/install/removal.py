@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
 from provision.inventory import Host
 from provision.remote.ansible import Event
 from provision.remote.session import Session
@@ -22,18 +23,21 @@ State = Literal["removed", "would remove", "nothing to do", "failed", "unreachab
 
 @dataclass
 class HostRemoval:
-    """One host: what was (or would be) removed, what stays and why, and the error, if any."""
+    """One host: what was (or would be) removed, what stays and why, and what prevented the removal."""
 
     host: str
     state: State = "nothing to do"
     removed: list[str] = field(default_factory=list)
     left: list[dict[str, str]] = field(default_factory=list)
-    error: str | None = None
-    hint: str | None = None
+    problem: Problem | None = None
 
     @property
     def bad(self) -> bool:
-        return self.error is not None
+        return self.problem is not None
+
+    def fail(self, what: str, hint: str | None = None, id: str = "removal-failed") -> None:
+        """Note that the host keeps something that it should not."""
+        self.state, self.problem = "failed", Problem("error", what, hint, host=self.host, where="remove", id=id)
 
 
 def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemoval]:
@@ -77,31 +81,34 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
 
 def as_dict(removals: list[HostRemoval]) -> dict[str, Any]:
     """``{"schema": 1, "ok": …, "hosts": [{"host", "state", "removed", "left", "error", "todo"}]}``"""
-    hosts = [{"todo" if name == "hint" else name: value for name, value in vars(one).items()} for one in removals]
+    hosts = [
+        {"host": one.host, "state": one.state, "removed": one.removed, "left": one.left}
+        | {"error": one.problem and one.problem.what, "todo": one.problem and one.problem.hint}
+        for one in removals
+    ]
     return {"schema": 1, "ok": not any(one.bad for one in removals), "hosts": hosts}
 
 
 def _host(session: Session, name: str, answers: list[str], refusal: Event | None, dry_run: bool) -> HostRemoval:
     found = HostRemoval(name)
-    if refusal is not None:
-        found.state = "unreachable" if refusal.kind == "unreachable" else "failed"
-        problem = collect.connection_problem(session.inventory.host(name), refusal.text)
-        found.error, found.hint = (problem.what, problem.hint) if refusal.kind == "unreachable" else (refusal.text, None)
+    if refusal is not None and refusal.kind == "unreachable":
+        found.state, found.problem = "unreachable", collect.connection_problem(session.inventory.host(name), refusal.text)
+    elif refusal is not None:
+        found.fail(refusal.text)
     for answer in answers:
         try:
             answered = parse_output(answer, BEGIN, "the removal")
         except ProvisionError as error:
-            found.state, found.error, found.hint = "failed", error.what, error.hint
+            found.fail(error.what, error.hint)
             continue
         found.removed += [one for one in answered["removed"] if one not in found.removed]  # both scripts look for what is abandoned
         found.left += answered["left"]
         if answered["error"]:
-            found.state, found.error = "failed", answered["error"]
-            found.hint = "fix it, then run the same command again: it goes on where it stopped"
+            found.fail(answered["error"], "fix it, then run the same command again: it goes on where it stopped")
         elif not answered["nothing"] and found.state == "nothing to do":
             found.state = "would remove" if dry_run else "removed"
     if not answers and refusal is None:
-        found.state, found.error = "failed", "Ansible reported nothing about this host"
+        found.fail("Ansible reported nothing about this host")
     return found
 
 
@@ -111,15 +118,15 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: Facts, *, dry_ru
     Args:
         found: the host's survey.
     """
-    for prefix in found.installed.elsewhere if removal.error is None else ():
+    for prefix in found.installed.elsewhere if not removal.bad else ():
         # Next to an installation in the user's home, one of root's is another user's.
         is_ours = host.prefix is None and not found.installed.was_completed
         if is_ours and not found.user.can_become:
             needs = f"{prefix}, and all that was installed with it, stays, because its removal needs root"
-            removal.error = f"{needs}: {why_no_root(found)}"
-            removal.hint = "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
-            if not dry_run or removal.state == "nothing to do":
-                removal.state = "failed"
+            before, hint = removal.state, "run it with root: --ask-become-pass, and without provision_sudo=no in the inventory"
+            removal.fail(f"{needs}: {why_no_root(found)}", hint, id="needs-root")
+            if dry_run and before != "nothing to do":
+                removal.state = before
         else:
             why = f"it is another installation; to remove it, name it in the inventory: provision_prefix={prefix}"
             removal.left.append({"what": prefix, "why": why})
@@ -127,8 +134,7 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: Facts, *, dry_ru
 
 def _unreachable(name: str, survey: Survey) -> HostRemoval:
     """A host that the survey could not reach."""
-    problem = next(problem for problem in survey.problems if problem.host == name)
-    return HostRemoval(name, "unreachable", error=problem.what, hint=problem.hint)
+    return HostRemoval(name, "unreachable", problem=next(problem for problem in survey.problems if problem.host == name))
 
 
 def _command(options: dict[str, Any]) -> str:

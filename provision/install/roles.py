@@ -10,7 +10,7 @@ from provision.base.validation import did_you_mean
 from provision.install import from_source
 from provision.plan.model import HostPlan
 
-SMOKE = "smoke"  # the last step, which is no role
+SMOKE = "smoke"  # the last step, which has no role
 
 
 def _on_all(_host: HostPlan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
@@ -23,7 +24,7 @@ def add_survey(report: Report, survey: Survey) -> None:
     """The survey's problems: errors are failures of their host, warnings are notes."""
     for problem in survey.problems:
         if problem.severity == "error":
-            report.failures.append(Problem("error", problem.what, problem.hint, host=problem.host, where="survey"))
+            report.failures.append(replace(problem, where="survey"))
         else:
             report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.hint}" if problem.hint else ""))
 
@@ -31,7 +32,7 @@ def add_survey(report: Report, survey: Survey) -> None:
 def add_conflicts(report: Report, plan: Plan) -> None:
     """Why there is no plan."""
     for conflict in plan.conflicts:
-        report.failures.append(Problem("error", f"no plan fits: {conflict.what}", conflict.advice, host=conflict.host, where="plan"))
+        report.failures.append(replace(conflict, what=f"no plan fits: {conflict.what}", hint=conflict.advice, remedies=(), where="plan"))
 
 
 def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Installed) -> None:
@@ -42,7 +43,7 @@ def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Ins
         report.hosts.append(host_line(host, result))
         if result is None:
             what = "Ansible reported nothing about this host"
-            report.failures.append(Problem("error", what, f"read {outcome.log}", host=name, where="install"))
+            report.failures.append(Problem("error", what, f"read {outcome.log}", host=name, where="install", id="no-result"))
         elif result.failure is not None:
             report.failures.append(task_failure(inventory.host(name), result.failure))
     report.notes += done.fallbacks
@@ -137,14 +138,14 @@ def task_failure(host: Host, event: Event) -> Problem:
     step = " / ".join(part for part in (event.role, event.task) if part)
     again = "run the same command again: finished steps are kept (--limit @failed: only the hosts that failed)"
     if event.kind == "unreachable":
-        return Problem("error", event.text, collect.connection_problem(host, event.text).hint, host=host.name, where=step)
+        return replace(collect.connection_problem(host, event.text), what=event.text, where=step)
     known = logs.root_cause(event.text, step)
     hint = f"{known.what}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
-    return Problem("error", event.text, hint, host=host.name, where=step)
+    return Problem("error", event.text, hint, host=host.name, where=step, id=known.id if known else "task-failed")
 
 
 def error_failure(error: ProvisionError, inventory: Inventory, step: str) -> Problem:
     """An error that ended the run, as a failure of the host that it names, else of the controller."""
-    if error.where in [host.name for host in inventory.hosts]:
-        return Problem("error", error.what, error.hint, host=error.where, where=step)
-    return Problem("error", f"{error.where}: {error.what}" if error.where else error.what, error.hint, host="controller", where=step)
+    of_host = error.where in [host.name for host in inventory.hosts]
+    what = f"{error.where}: {error.what}" if error.where and not of_host else error.what
+    return Problem("error", what, error.hint, host=error.where if of_host else "controller", where=step, id="run-ended-early")

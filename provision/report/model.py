@@ -54,8 +54,9 @@ class HostReport(_Document):
 
 
 class Failure(_Document):
-    """A failure on a host, or on the ``controller``, as JSON has it; ``todo`` is the hint."""
+    """A failure on a host, or on the ``controller``, as JSON has it; ``todo`` is the hint, ``id`` the kind of problem."""
 
+    id: str = ""
     host: str | None
     step: str | None
     error: str
@@ -63,14 +64,14 @@ class Failure(_Document):
 
 
 def _as_failure(problem: Problem) -> Failure:
-    return Failure(host=problem.host, step=problem.where, error=problem.what, todo=problem.hint)
+    return Failure(id=problem.id, host=problem.host, step=problem.where, error=problem.what, todo=problem.hint)
 
 
 def _as_problem(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     found = Failure.model_validate(value)
-    return Problem("error", found.error, found.todo, host=found.host, where=found.step)
+    return Problem("error", found.error, found.todo, host=found.host, where=found.step, id=found.id)
 
 
 class Environment(_Document):
@@ -228,7 +229,7 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
     """Print what was or would be removed, what is kept and why, and what failed: once for hosts where all that is the same."""
     alike: dict[str, list[HostRemoval]] = {}
     for each in removals:
-        alike.setdefault(repr(replace(each, host="")), []).append(each)
+        alike.setdefault(repr(replace(each, host="", problem=each.problem and replace(each.problem, host=None))), []).append(each)
     for group in alike.values():
         one = group[0]
         console.say(f"{folded([each.host for each in group])}: {one.state}", "bold red" if one.bad else "bold")
@@ -236,10 +237,8 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
             _say_folded(console, what, indent=4)
         for kept in one.left:
             _say_folded(console, f"stays: {kept['what']}: {kept['why']}", "yellow", indent=2)
-        if one.error:
-            console.say(f"  {one.error}", "red")
-        if one.hint:
-            console.say(f"  → {one.hint}", "bold")
+        if one.problem:
+            console.say(f"  {one.problem.what}", "red", hint=one.problem.hint)
 
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:

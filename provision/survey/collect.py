@@ -62,7 +62,7 @@ class Survey:
 
     def as_dict(self) -> dict[str, Any]:
         """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it."""
-        listed = [{"level": p.severity, "host": p.host, "what": p.what, "todo": p.hint} for p in self.problems]
+        listed = [{"id": p.id, "level": p.severity, "host": p.host, "what": p.what, "todo": p.hint} for p in self.problems]
         return {"schema": 1, "hosts": {name: each.model_dump() for name, each in self.hosts.items()}, "problems": listed}
 
 
@@ -137,7 +137,9 @@ def _read_answer(
     try:
         found = parse_survey(answer.output)
     except ProvisionError as error:
-        yield Problem("error", error.what, error.hint, host=host.name, message="" if BEGIN in answer.output else answer.output)
+        yield Problem(
+            "error", error.what, error.hint, host=host.name, message="" if BEGIN in answer.output else answer.output, id="survey-failed"
+        )
         return
     if isinstance(found, Unsurveyed):
         yield unsurveyed_problem(host.name, found, host.python)
@@ -186,7 +188,11 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
         what = "; ".join(map(str, problems)) or "it has facts of none of the inventory's hosts"
         raise UsageError(what, where=str(path), hint=f"survey them again: provision survey {inventory.argument} --json")
     problems += cluster_problems(known)
-    return inventory, known, [*problems, *(Problem("warning", warning, host=joined(names)) for warning, names in untested.items())]
+    return (
+        inventory,
+        known,
+        [*problems, *(Problem("warning", warning, host=joined(names), id="untested-system") for warning, names in untested.items())],
+    )
 
 
 def connection_problem(host: Host, message: str) -> Problem:
@@ -198,8 +204,17 @@ def connection_problem(host: Host, message: str) -> Problem:
     last = message.strip().splitlines()[-1] if message.strip() else ""
     for entry in catalog.connection().messages:
         if re.search(entry.match, message):
-            return Problem("error", f"{entry.what.format(**names)} ({last})", entry.hint.format(**names), host=host.name, message=message)
-    return Problem("error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, message=message)
+            return Problem(
+                "error",
+                f"{entry.what.format(**names)} ({last})",
+                entry.hint.format(**names),
+                host=host.name,
+                message=message,
+                id="unreachable",
+            )
+    return Problem(
+        "error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, message=message, id="unreachable"
+    )
 
 
 def _jump_problem(host: Host, message: str) -> Problem | None:
@@ -214,7 +229,14 @@ def _jump_problem(host: Host, message: str) -> Problem | None:
         what = f"no connection by way of the jump host {named[1]}: that, or what is behind it, does not answer"
     else:
         return None
-    return Problem("error", what, "log in to the jump host by hand first; start or correct it", host=host.name, message=message)
+    return Problem(
+        "error",
+        what,
+        "log in to the jump host by hand first; start or correct it",
+        host=host.name,
+        message=message,
+        id="jump-host-unreachable",
+    )
 
 
 def prefix_of(host: Host, found: Facts) -> str:

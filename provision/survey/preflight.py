@@ -35,10 +35,10 @@ def unsurveyed_problem(name: str, why: Unsurveyed, python: str | None = None) ->
     """Why there are no facts of a host. ``python``: the one that its inventory names (``provision_python``)."""
     if why.missing_python and python is not None:
         what = f"there is no {python}, which the inventory names (provision_python)"
-        return Problem("error", what, "install it there, name another one, or leave provision_python out", host=name)
+        return Problem("error", what, "install it there, name another one, or leave provision_python out", host=name, id="python-missing")
     if why.missing_python:
-        return Problem("error", "there is no Python 3, which the survey and Ansible need", _INSTALL_PYTHON, host=name)
-    return Problem("error", f"it cannot be reached: {why.unreachable}", host=name, message=why.unreachable or "")
+        return Problem("error", "there is no Python 3, which the survey and Ansible need", _INSTALL_PYTHON, host=name, id="python-missing")
+    return Problem("error", f"it cannot be reached: {why.unreachable}", host=name, message=why.unreachable or "", id="unreachable")
 
 
 def host_problems(
@@ -92,14 +92,19 @@ def inventory_problems(inventory: Inventory, known: Mapping[str, Facts]) -> list
 def _system(facts: Facts) -> Iterator[Problem]:
     system, known = facts.os, catalog.os()
     if facts.arch and facts.arch not in known.architectures:
-        yield Problem("error", f"its architecture {facts.arch} is not supported", "supported are " + ", ".join(known.architectures))
+        yield Problem(
+            "error",
+            f"its architecture {facts.arch} is not supported",
+            "supported are " + ", ".join(known.architectures),
+            id="unsupported-architecture",
+        )
     entry = known.distributions.get(system.id)
     if entry is None and system.family not in ("debian", "rhel"):
-        yield Problem("error", f"{_name(system)} is not supported", f"supported are {known.supported}")
+        yield Problem("error", f"{_name(system)} is not supported", f"supported are {known.supported}", id="unsupported-system")
     elif entry is not None and _release(system.version) < key(entry.oldest):
-        yield Problem("error", f"{_name(system)} is too old", f"supported are {known.supported}")
+        yield Problem("error", f"{_name(system)} is too old", f"supported are {known.supported}", id="unsupported-system")
     elif warning := untested_system(system):
-        yield Problem("warning", warning)
+        yield Problem("warning", warning, id="untested-system")
     yield from _unmanaged_packages(facts)
 
 
@@ -111,7 +116,7 @@ def _unmanaged_packages(facts: Facts) -> Iterator[Problem]:
             "upgrade it to a newer release; or install without root: provision_sudo=no in the inventory, "
             "and provision_python with the path of a newer Python"
         )
-        yield Problem("error", f"{_name(system)}: {unmanaged}", hint)
+        yield Problem("error", f"{_name(system)}: {unmanaged}", hint, id="unmanaged-packages")
 
 
 def _release_of_family(system: System) -> str:
@@ -155,6 +160,7 @@ def _python(facts: Facts) -> Iterator[Problem]:
         f"name a newer one in the inventory: provision_python={newer.path}"
         if newer
         else "install a newer one next to it and name it: provision_python=/usr/bin/python3.11",
+        id="python-too-old",
     )
 
 
@@ -179,11 +185,11 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
     if user.can_become:
         if password and not become_password:
             hint = "add --ask-become-pass, or install without root: provision_sudo=no in the inventory"
-            yield Problem("error", f"sudo asks {who} for a password", hint)
+            yield Problem("error", f"sudo asks {who} for a password", hint, id="sudo-password")
         return
     why = why_no_root(facts)
     if password:
-        yield Problem("warning", why, "if the user may use sudo: --ask-become-pass")
+        yield Problem("warning", why, "if the user may use sudo: --ask-become-pass", id="no-root")
     names = catalog.system_packages().without_root.get(facts.os.family)
     compiler, ssh = (names.compiler, names.ssh) if names else ("a C++ compiler", "an ssh client")
     lacks_compiler = facts.compiler is None and "compiler" not in facts.missing and not has_engine
@@ -195,10 +201,10 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
         hint = f"ask an administrator to run there: {install} {' '.join(missing)}; or let {who} use sudo"
         hint += "; or give a release's wheel of the engine, which needs no compiler: --wheels DIR" if lacks_compiler else ""
         hint += "; or log in as root (ansible_user=root)" + ("; or give the sudo password: --ask-become-pass" if password else "")
-        yield Problem("error", f"{why}, and packages that only root can install are missing: {', '.join(missing)}", hint)
+        yield Problem("error", f"{why}, and packages that only root can install are missing: {', '.join(missing)}", hint, id="needs-root")
     if facts.disk.prefix.writable is False:
         hint = f"ask an administrator to create it: install -d -o {user.name or 'USER'} {prefix}; or choose another with provision_prefix"
-        yield Problem("error", f"{why}, and only root can create or write {prefix}", hint)
+        yield Problem("error", f"{why}, and only root can create or write {prefix}", hint, id="needs-root")
 
 
 def _other_users(facts: Facts, prefix: str) -> Iterator[Problem]:
@@ -233,7 +239,7 @@ def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
         another = f"or choose another place{option}"
         if disk.read_only:
             hint = f"mount it for writing (mount -o remount,rw), {another}"
-            yield Problem("error", f"the file system of {name} is mounted read-only", hint)
+            yield Problem("error", f"the file system of {name} is mounted read-only", hint, id="disk-read-only")
         elif disk.free_mb is not None and disk.free_mb < needed:
             if filesystem not in full:
                 what = f"the disk is full: {name} has {_size(disk.free_mb)} free, {_size(needed)} are needed"
@@ -243,10 +249,12 @@ def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
             what = f"the file system of {name} has only {disk.free_inodes} inodes free"
             yield Problem("warning", what, f"remove small files (df -i {path})", id="disk-full")
         if disk is facts.disk.prefix and disk.noexec:
-            yield Problem("error", f"programs may not run from {name}: it is mounted noexec", f"choose another place{option}")
+            yield Problem(
+                "error", f"programs may not run from {name}: it is mounted noexec", f"choose another place{option}", id="disk-noexec"
+            )
         elif disk is facts.disk.tmp and disk.noexec:
             what = f"programs may not run from {name}: it is mounted noexec, which fails what is built or compiled there"
-            yield Problem("warning", what, f"mount it with exec, {another}")
+            yield Problem("warning", what, f"mount it with exec, {another}", id="disk-noexec")
 
 
 def _packages(facts: Facts) -> Iterator[Problem]:
@@ -275,11 +283,15 @@ def _slots(host: Host, facts: Facts) -> Iterator[Problem]:
     gpus, cores = len(facts.gpus), facts.cpu.cores
     has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
     if gpus and host.slots > gpus:
-        yield Problem("error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", host=host.name)
+        yield Problem(
+            "error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", host=host.name, id="slots-above-gpus"
+        )
     elif gpus and host.slots < gpus:
-        yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", host=host.name)
+        yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", host=host.name, id="slots-below-gpus")
     elif not gpus and cores and host.slots > cores:
-        yield Problem("warning", f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", host=host.name)
+        yield Problem(
+            "warning", f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", host=host.name, id="slots-above-cores"
+        )
 
 
 def _interface(host: Host, facts: Facts) -> Iterator[Problem]:
@@ -288,9 +300,13 @@ def _interface(host: Host, facts: Facts) -> Iterator[Problem]:
         return
     usable = joined([name for name, each in present.items() if each.up and not each.loopback and not each.virtual]) or "none"
     if host.interface not in present:
-        yield Problem("error", f"host `{host.name}` has no interface `{host.interface}`", f"it has {usable}", host=host.name)
+        yield Problem(
+            "error", f"host `{host.name}` has no interface `{host.interface}`", f"it has {usable}", host=host.name, id="interface-missing"
+        )
     elif not present[host.interface].up:
-        yield Problem("error", f"interface `{host.interface}` of host `{host.name}` is down", f"up are {usable}", host=host.name)
+        yield Problem(
+            "error", f"interface `{host.interface}` of host `{host.name}` is down", f"up are {usable}", host=host.name, id="interface-down"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ between hosts
@@ -331,7 +347,9 @@ def _shared_prefixes(known: Mapping[str, Facts]) -> Iterator[Problem]:
             what = (
                 f"{disk.path} is on a file server ({disk.filesystem}), the same as on `{seen[place]}`: they would install over each other"
             )
-            yield Problem("error", what, "choose a folder on each host's own disk: provision_prefix=/var/tmp/provision", host=name)
+            yield Problem(
+                "error", what, "choose a folder on each host's own disk: provision_prefix=/var/tmp/provision", host=name, id="shared-prefix"
+            )
         seen.setdefault(place, name)
 
 

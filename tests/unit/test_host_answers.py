@@ -48,7 +48,9 @@ def test_the_survey_quotes_the_host_and_the_doctor_explains_it() -> None:
 def test_a_removal_that_ran_half_has_failed() -> None:
     half = f"{removal.BEGIN}\n{NOTHING}\n{END}\n"
     found = removal.remove(session_in_which(MENU, half), Survey(hosts={"a": stated({})}), dry_run=False)
-    assert [(one.state, one.error) for one in found] == [("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")]
+    assert [(one.state, one.problem and one.problem.what) for one in found] == [
+        ("failed", f"the removal did not run; the host said: {MENU.splitlines()[-1]}")
+    ]
 
 
 def test_hosts_that_hang_or_flood_are_named_and_the_others_answer(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from invented_hosts import stated
 
+from provision.base.problems import Problem
 from provision.install.removal import HostRemoval, add_other_prefixes
 from provision.inventory import Host
 from provision.survey import Facts
@@ -37,8 +38,11 @@ def judged(removal: HostRemoval, found: Facts, prefix: str | None = None, *, dry
 def test_what_stays_for_lack_of_root_is_an_error_with_the_way_out(before: Any, dry_run: bool, after: str) -> None:
     found = judged(HostRemoval("node1", before), seen(PREFIX, can_become=False), dry_run=dry_run)
     assert (found.state, found.bad) == (after, True)
-    assert found.error == "/opt/provision, and all that was installed with it, stays, because its removal needs root: provision_sudo=no"
-    assert "--ask-become-pass" in str(found.hint)
+    assert found.problem
+    assert (
+        found.problem.what == "/opt/provision, and all that was installed with it, stays, because its removal needs root: provision_sudo=no"
+    )
+    assert "--ask-become-pass" in str(found.problem.hint)
 
 
 @pytest.mark.parametrize(("prefix", "can_become"), [("/data/p", False), ("/data/p", True), (None, True)])
@@ -55,8 +59,10 @@ def test_beside_an_installation_of_the_users_own_that_of_root_is_somebody_elses(
 
 
 def test_a_host_that_could_not_be_used_keeps_its_own_error() -> None:
-    found = judged(HostRemoval("node1", "unreachable", error="no route"), seen(PREFIX, can_become=False))
-    assert (found.state, found.error, found.left) == ("unreachable", "no route", [])
+    found = judged(
+        HostRemoval("node1", "unreachable", problem=Problem("error", "no route", id="unreachable")), seen(PREFIX, can_become=False)
+    )
+    assert (found.state, str(found.problem), found.left) == ("unreachable", "no route", [])
 
 
 def test_nothing_elsewhere_is_nothing_to_say() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 from pathlib import Path
@@ -29,7 +30,9 @@ DOCUMENT = {
             "changed": 3, "seconds": 12.5, "steps": {"linker": "will change"},
         }
     ],
-    "failures": [{"host": "a", "step": "engine / Build it", "error": "make: *** [all] Error 1", "todo": "read the log"}],
+    "failures": [
+        {"id": "task-failed", "host": "a", "step": "engine / Build it", "error": "make: *** [all] Error 1", "todo": "read the log"}
+    ],
     "notes": ["a: little memory"],
     "smoke": {"schema": 1, "np": 2, "ranks": [{"rank": 0}]},
     "smoke_summary": "MNIST: 2 ranks",
@@ -40,7 +43,9 @@ DOCUMENT = {
 
 def test_a_report_is_read_and_written_as_it_was() -> None:
     read = Report.model_validate(DOCUMENT)
-    assert read.failures == [Problem("error", "make: *** [all] Error 1", "read the log", host="a", where="engine / Build it")]
+    assert read.failures == [
+        Problem("error", "make: *** [all] Error 1", "read the log", host="a", where="engine / Build it", id="task-failed")
+    ]
     assert read.hosts[0].steps == {"linker": "will change"}
     assert read.as_dict() == {**DOCUMENT, "command": "", "began": None, "environment": None, "np": None}
     assert list(read.as_dict())[:2] == ["schema", "ok"]
@@ -50,10 +55,10 @@ def test_a_report_grows_while_a_run_goes_on_and_is_written_whatever_hosts_have_s
     report = Report(run_id="r", folder="/f", inventory="hosts.ini")
     assert report.ok
     report.hosts.append(HostReport(host="a", state="blocked"))
-    report.failures.append(Problem("error", "bytes that are no text: \udcff", host="a", where="survey"))
+    report.failures.append(Problem("error", "bytes that are no text: \udcff", host="a", where="survey", id="x"))
     written = json.loads(json.dumps(report.as_dict()))
     assert not written["ok"]
-    assert written["failures"] == [{"host": "a", "step": "survey", "error": "bytes that are no text: \udcff", "todo": None}]
+    assert written["failures"] == [{"id": "x", "host": "a", "step": "survey", "error": "bytes that are no text: \udcff", "todo": None}]
 
 
 def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +131,7 @@ def test_hosts_that_failed_are_named_only_where_there_are_any() -> None:
 def test_a_removal_that_is_the_same_on_several_hosts_is_told_once() -> None:
     packages = "38 packages: " + " ".join(f"package-{number}" for number in range(38))
     removals = [HostRemoval(f"node{number}", "removed", removed=[packages], left=[{"what": "x", "why": "y"}]) for number in range(1, 17)]
-    removals[4].error = "it failed"
+    removals[4].problem = Problem("error", "it failed", id="x")
     for width, is_terminal in ((80, True), (200, False)):
         stream = io.StringIO()
         show_removals(removals, Console(file=stream, width=width, force_terminal=is_terminal, color_system=None))
@@ -171,3 +176,14 @@ def test_a_jump_host_that_is_down_is_reported_once_for_the_hosts_behind_it(messa
 def test_a_host_that_its_jump_host_does_not_reach_is_reported_itself() -> None:
     message = f"channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n{CLOSED}"
     assert connection_problem(Host("gpu1", "gpu1"), message).what.startswith("nothing listens on its ssh port")
+
+
+def test_every_problem_has_an_id() -> None:
+    """Programs tell problems apart by it; those of the inventory are about its text alone."""
+    without = []
+    for path in (Path(__file__).parents[2] / "provision").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem"
+            if called and "id" not in {each.arg for each in node.keywords}:  # type: ignore[attr-defined]
+                without.append(f"{path}:{node.lineno}")  # type: ignore[attr-defined]
+    assert [each for each in without if "/inventory/" not in each] == []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from provision.base.problems import SEVERITIES, Problem, Severity
 from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
-from provision.diagnosis.signatures import LAYERS, known_error
+from provision.diagnosis.signatures import LAYERS, is_known, known_error
 from provision.doctor.checks.registry import CHECKS, Reachability, texts
 from provision.doctor.health.model import Health
 from provision.doctor.health.parsers import xids
@@ -71,8 +71,9 @@ def _merged(found: Iterable[Finding]) -> Iterable[Finding]:
 
 def _of_problem(problem: Problem) -> Finding:
     """A problem of the survey as the known error that it is: by its own id, or by ssh's message."""
-    name = problem.id or next((error.id for error in logs.known_errors(problem.message, "survey")), "")
-    error = known_error(name or ("host-not-usable" if problem.severity == "error" else "host-warning"))
+    by_message = next((error.id for error in logs.known_errors(problem.message, "survey")), "")
+    of_others = "host-not-usable" if problem.severity == "error" else "host-warning"
+    error = known_error(problem.id if is_known(problem.id) else by_message or of_others)
     fix = (problem.hint,) if problem.hint else error.fix
     of_host = texts().get(error.id, {})
     return Finding.of(error, severity=problem.severity, host=problem.host, observed=problem.what, fix=fix, **of_host)
