@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 
 from provision import __version__
 from provision.base.problems import Problem
-from provision.base.terminal import Console, Padding, styled, table
+from provision.base.terminal import Console, styled, table
 from provision.base.text import folded
 from provision.install.removal import HostRemoval
 from provision.inventory import last_run
@@ -155,9 +155,9 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
         for prospect in dict.fromkeys(host.steps.values()):
             console.say(f"{host.host}: {prospect}: {', '.join(step for step, each in host.steps.items() if each == prospect)}")
     if report.smoke_summary:
-        _say_folded(console, report.smoke_summary)
+        console.prose(report.smoke_summary)
     for note in report.notes:
-        _say_folded(console, f"note: {note}", "cyan")
+        console.prose(f"note: {note}", "cyan")
     for fault in report.smoke_faults:
         console.say(f"training: {fault}", "red")
     for names, failure in _alike(report.failures):
@@ -170,15 +170,6 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
     console.print(styled(report.verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
     for number, command in enumerate(following):
         console.say(f"{'      ' if number else 'Next: '}{command}")
-
-
-def _say_folded(console: Console, text: str, style: str = "", indent: int = 0) -> None:
-    """Print sentences, on a terminal folded between words."""
-    if not console.is_terminal:
-        console.say(f"{' ' * indent}{text}", style)
-        return
-    for number, line in enumerate(text.splitlines()):
-        console.print(Padding(styled(line, style), (0, 0, 0, indent + 4 if number else indent)))
 
 
 def commands_after(report: Report, hosts: str, typed: Sequence[str], *, limit: str | None = None, check: bool = False) -> list[str]:
@@ -234,9 +225,9 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
         one = group[0]
         console.say(f"{folded([each.host for each in group])}: {one.state}", "bold red" if one.bad else "bold")
         for what in one.removed:
-            _say_folded(console, what, indent=4)
+            console.prose(f"    {what}")
         for kept in one.left:
-            _say_folded(console, f"stays: {kept['what']}: {kept['why']}", "yellow", indent=2)
+            console.prose(f"  stays: {kept['what']}: {kept['why']}", "yellow")
         if one.problem:
             console.say(f"  {one.problem.what}", "red", hint=one.problem.hint)
 
