@@ -59,21 +59,6 @@ def read(url: str, *, size: int | None = None, sha256: str | None = None) -> byt
     return content.getvalue()
 
 
-class _NotWritten(Exception):
-    """An error of this machine's disk, in the middle of errors of the network."""
-
-    def __init__(self, reason: OSError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-def _write(out: IO[bytes], chunk: bytes) -> None:
-    try:
-        out.write(chunk)
-    except OSError as error:
-        raise _NotWritten(error) from error
-
-
 def _receive(
     url: str,
     out: IO[bytes],
@@ -85,22 +70,32 @@ def _receive(
     opener: urllib.request.OpenerDirector | None = None,
 ) -> None:
     """Write what is behind ``url`` to ``out``, as `read`; it is checked when all of it is there."""
+    deadline = time.monotonic() + seconds
+    received, checksum = 0, hashlib.sha256()
+    for chunk in _chunks(url, opener):
+        received += len(chunk)
+        checksum.update(chunk)
+        out.write(chunk)
+        if received > (largest if size is None else size):
+            raise Unavailable(f"more than the {size or largest:,} bytes that the file has; probably an error page")
+        if time.monotonic() > deadline:
+            of = f" of {size:,}" if size is not None else ""
+            raise Unavailable(f"only {received:,}{of} bytes after {seconds:.0f} s", whole_server=True)
+    if size is not None and received != size:
+        raise Unavailable(f"truncated: {received:,} of {size:,} bytes")
+    if sha256 is not None and (found := checksum.hexdigest()) != sha256:
+        raise Unavailable(f"wrong content: SHA-256 {found[:12]}…, expected {sha256[:12]}…")
+
+
+def _chunks(url: str, opener: urllib.request.OpenerDirector | None) -> Iterator[bytes]:
+    """What is behind ``url``, as it comes. All errors of the network, and no others, are Unavailable."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise Unavailable("not an http or https address", whole_server=True)
     request = urllib.request.Request(url, headers={"User-Agent": "provision"})  # noqa: S310 (scheme checked above)
-    deadline = time.monotonic() + seconds
-    received, checksum = 0, hashlib.sha256()
     try:
         with (opener.open if opener else urllib.request.urlopen)(request, timeout=SILENCE_SECONDS) as answer:
             while chunk := answer.read1(CHUNK_BYTES):
-                received += len(chunk)
-                checksum.update(chunk)
-                _write(out, chunk)
-                if received > (largest if size is None else size):
-                    raise Unavailable(f"more than the {size or largest:,} bytes that the file has; probably an error page")
-                if time.monotonic() > deadline:
-                    of = f" of {size:,}" if size is not None else ""
-                    raise Unavailable(f"only {received:,}{of} bytes after {seconds:.0f} s", whole_server=True)
+                yield chunk
     except urllib.error.HTTPError as error:
         raise Unavailable(f"HTTP {error.code} {error.reason}") from error
     except TimeoutError as error:
@@ -109,14 +104,8 @@ def _receive(
         if isinstance(error.reason, TimeoutError):
             raise Unavailable(f"no connection in {SILENCE_SECONDS:g} s", whole_server=True) from error
         raise Unavailable(str(error.reason), whole_server=True) from error
-    except _NotWritten as error:
-        raise error.reason from error
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise Unavailable(f"{type(error).__name__}: {error}", whole_server=True) from error
-    if size is not None and received != size:
-        raise Unavailable(f"truncated: {received:,} of {size:,} bytes")
-    if sha256 is not None and (found := checksum.hexdigest()) != sha256:
-        raise Unavailable(f"wrong content: SHA-256 {found[:12]}…, expected {sha256[:12]}…")
 
 
 def index_opener(url: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> urllib.request.OpenerDirector:

@@ -13,7 +13,7 @@ from provision.base.terminal import neutral
 from provision.base.versions import key
 from provision.catalog.update.found import Update
 from provision.catalog.update.package_index import Links
-from provision.catalog.update.sources import Sources, content_of
+from provision.catalog.update.sources import Sources, below
 
 
 class _Driver(BaseModel):
@@ -37,7 +37,7 @@ def add_toolkits(made: Update, sources: Sources) -> None:
         cuda = re.fullmatch(r"redistrib_(\d+\.\d+)\.\d+\.json", name)
         if cuda is None or key(cuda[1]) <= newest:
             continue
-        content = content_of(place / name) if isinstance(place, Path) else sources.page(f"{place.rstrip('/')}/{name}")
+        content = sources.content(below(place, name))
         try:
             read = _Redistributables.model_validate_json(content)
         except ValidationError:
@@ -53,8 +53,7 @@ def add_toolkits(made: Update, sources: Sources) -> None:
 def _lists(sources: Sources) -> list[str]:
     if isinstance(sources.cuda, Path):
         return sorted(path.name for path in sources.cuda.glob("redistrib_*.json"))
-    links = Links(sources.page(f"{sources.cuda.rstrip('/')}/"))
-    return sorted({file.filename for file in links.files})
+    return sorted({file.filename for file in Links(sources.content(below(sources.cuda, ""))).files})
 
 
 class _DriverRelease(BaseModel):
@@ -79,7 +78,7 @@ def add_branches(made: Update, sources: Sources) -> None:
     if isinstance(place, Path) and not place.exists():
         return  # a folder need not have it
     try:
-        branches = _DriverReleases.model_validate_json(content_of(place) if isinstance(place, Path) else sources.page(place)).root
+        branches = _DriverReleases.model_validate_json(sources.content(place)).root
     except ValidationError as error:
         raise Unavailable("it does not name branches and their releases as NVIDIA's list does") from error
     newest = max(map(int, catalog.driver().branches.of))

@@ -15,7 +15,7 @@ from provision import catalog
 from provision.base.downloads import Unavailable
 from provision.base.versions import key
 from provision.catalog.update.found import Update
-from provision.catalog.update.sources import LARGEST_LIST, Absent, Sources, content_of, local_path, sentence, shown
+from provision.catalog.update.sources import Absent, Sources, below, content_of, local_path, sentence, shown
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 
@@ -95,12 +95,9 @@ def _listed(package: str, sources: Sources, made: Update) -> Iterable[_IndexFile
 
 def _files(package: str, index: str | Path, sources: Sources) -> list[_IndexFile]:
     if isinstance(index, Path):
-        return _files_of_folder(package, index)
-    address = f"{index.rstrip('/')}/{package}/"
-    with sources.opened(address, {"Accept": f"{_JSON}, text/html;q=0.2"}) as answer:
-        content, kind, address = answer.read(LARGEST_LIST + 1), answer.headers.get_content_type(), answer.url
-    if len(content) > LARGEST_LIST:
-        raise Unavailable(f"its list of {package} is larger than {LARGEST_LIST:,} bytes")
+        return _files_of_folder(package, index, sources)
+    with sources.opened(f"{below(index, package)}/", {"Accept": f"{_JSON}, text/html;q=0.2"}) as answer:
+        content, kind, address = content_of(answer, f"its list of {package}"), answer.headers.get_content_type(), answer.url
     try:
         files = _IndexPage.model_validate_json(content).files if kind == _JSON else Links(content).files
         files = [file.model_copy(update={"url": urllib.parse.urljoin(address, file.url)}) for file in files]
@@ -109,11 +106,11 @@ def _files(package: str, index: str | Path, sources: Sources) -> list[_IndexFile
     return [file for file in files if local_path(file.url) is None]  # a server names no files of this machine
 
 
-def _files_of_folder(package: str, folder: Path) -> list[_IndexFile]:
+def _files_of_folder(package: str, folder: Path, sources: Sources) -> list[_IndexFile]:
     """The wheels in a folder, or those that its page of the package names, where it has one as an index does."""
     page = folder / package / "index.html"
     if page.is_file():
-        files = Links(content_of(page)).files
+        files = Links(sources.content(page)).files
         return [each.model_copy(update={"url": urllib.parse.urljoin(page.absolute().as_uri(), each.url)}) for each in files]
     found = sorted(folder.rglob("*.whl"))
     return [_IndexFile(filename=path.name, url=path.absolute().as_uri(), size=path.stat().st_size) for path in found]

@@ -87,12 +87,10 @@ class Sources:
         except http.client.HTTPException as error:
             raise Unavailable("its answer is cut off") from error
 
-    def page(self, url: str) -> bytes:
-        with self.opened(url, {}) as answer:
-            content: bytes = answer.read(LARGEST_LIST + 1)
-        if len(content) > LARGEST_LIST:
-            raise Unavailable(f"{url} is larger than {LARGEST_LIST:,} bytes")
-        return content
+    def content(self, place: str | Path) -> bytes:
+        """What a file or an address holds, at most `LARGEST_LIST` bytes. Raises Unavailable, and OSError for a file."""
+        with opened_file(place) if isinstance(place, Path) else self.opened(place, {}) as source:
+            return content_of(source, shown(place))
 
 
 def _index_of(pip: Mapping[str, Any]) -> list[str]:
@@ -119,11 +117,16 @@ def local_path(place: str) -> Path | None:
     return Path(urllib.parse.unquote(parts.path)) if parts.scheme in ("", "file") else None
 
 
-def content_of(path: Path) -> bytes:
-    with opened_file(path) as file:
-        content = file.read(LARGEST_LIST + 1)
+def below(place: str | Path, name: str) -> str | Path:
+    """The path or address of what is in a folder."""
+    return place / name if isinstance(place, Path) else f"{place.rstrip('/')}/{name}"
+
+
+def content_of(source: IO[bytes], what: str) -> bytes:
+    """The rest of a file or an answer. Raises Unavailable, which says ``what`` it is, where that is too large."""
+    content = source.read(LARGEST_LIST + 1)
     if len(content) > LARGEST_LIST:
-        raise Unavailable(f"{path.name} is larger than {LARGEST_LIST:,} bytes")
+        raise Unavailable(f"{what} is larger than {LARGEST_LIST:,} bytes")
     return content
 
 
