@@ -51,6 +51,12 @@ class Finding(Problem):
         entry = {"severity": error.severity, "layer": error.layer, "summary": error.summary, "cause": error.cause, "fix": error.fix}
         return cls(**{"what": error.title, "id": error.id, **entry, **details})
 
+    @classmethod
+    def on_host(cls, error: Signature, host: str | None, **details: Any) -> Finding:
+        """The finding of a check of hosts, in the entry's words for these."""
+        words = error.on_host or error
+        return cls.of(error, what=words.title, summary=words.summary, host=host, **details)
+
     @property
     def is_root_cause(self) -> bool:
         return self.caused_by is None

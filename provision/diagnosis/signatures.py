@@ -73,15 +73,23 @@ Step = Annotated[Annotated[_Text, Tag("look")] | Annotated[Change, Tag("change")
 _Steps = Annotated[tuple[Step, ...], Field(min_length=1, alias="fix")]
 
 
+class Words(Model):
+    """Title and summary of an error on a host, where nothing may have failed yet; the entry's own speak of what a program printed."""
+
+    title: str
+    summary: str
+
+
 class Signature(Model):
     """A known error.
 
     ``layer`` is the file's name; files of several layers have it in each entry. ``summary``: one sentence for people who do not know the
-    field. ``steps`` (in files ``fix``): what helps, in its order. ``patterns``: regular expressions for the stable part of the message, in
-    any case; a space stands for any white space. ``probe``: how to see the error on a live host. ``sources``: public reports and
-    documentation. ``supersedes``: ids that do not count where this one matches the same lines. ``symptom_of``: ids or layers of root causes
-    that explain this error when they are in the same log; `any` stands for all. ``recovered_by``: a later line which shows that it went
-    well after all. ``is_retried``: programs only warn of it while they try again.
+    field. ``on_host``: the same for what checks of hosts find. ``fixed_by``: what `doctor --fix` does: the `installation`, or the tasks in
+    playbooks/fix/ID.yml, as `root` or as the login `user`. ``steps`` (in files ``fix``): what helps, in its order. ``patterns``: regular
+    expressions for the stable part of the message, in any case; a space stands for any white space. ``probe``: how to see the error on a
+    live host. ``sources``: public reports and documentation. ``supersedes``: ids that do not count where this one matches the same lines.
+    ``symptom_of``: ids or layers of root causes that explain this error when they are in the same log; `any` stands for all.
+    ``recovered_by``: a later line which shows that it went well after all. ``is_retried``: programs only warn of it while they try again.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -91,7 +99,9 @@ class Signature(Model):
     severity: Severity
     title: Annotated[str, Form(r".{10,}", "a title of at least 10 letters")]
     summary: Annotated[str, Form(r"[\s\S]*\.", "a sentence that ends with a full stop")]
+    on_host: Words | None = None
     cause: Annotated[str, Form(r"[\s\S]{40,}", "a text of at least 40 letters")]
+    fixed_by: Literal["installation", "root", "user"] | None = None
     steps: _Steps
     patterns: _Patterns
     sources: Annotated[tuple[_Url, ...], Field(min_length=1)]
@@ -192,11 +202,8 @@ def is_known(name: str) -> bool:
 
 
 def known_error(name: str) -> Signature:
-    """The known error of that id, a condition included. Raises UsageError with the nearest ids if there is none."""
-    import difflib
-
+    """The known error of that id, a condition included. Raises UsageError with the nearest id if there is none."""
     known = {**conditions(), **all_signatures()}
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    raise UsageError(f"no known error has the id {name}", hint=("perhaps " + ", ".join(near)) if near else "provision doctor list")
+    if name not in known:
+        raise UsageError(f"no known error has the id {name}{validation.did_you_mean(name, known)}", hint="provision doctor list names them")
+    return known[name]

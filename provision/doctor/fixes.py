@@ -1,7 +1,7 @@
 """Fixes of findings, for `doctor --fix`: which are automatic, and the run that applies them.
 
-Small fixes are tasks of Ansible, ``playbooks/fix/ID.yml``; what an installation repairs is left to `provision up`. Nothing here reboots a
-host or removes a driver.
+Which they are is in the errors' entries (``fixed_by``): small ones are tasks of Ansible, ``playbooks/fix/ID.yml``; what an installation
+repairs is left to `provision up`. Nothing here reboots a host or removes a driver.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
 from provision.commands.up import make_ready, with_earlier_sources
 from provision.diagnosis.findings import Finding
+from provision.diagnosis.signatures import known_error
 from provision.doctor.host_checks import Examination
 from provision.inventory import Inventory
 from provision.plan.options import Options
@@ -27,27 +28,6 @@ from provision.remote.ansible import Event
 from provision.remote.session import Session
 from provision.survey import Facts, installed
 from provision.survey.model import Limits
-
-WITHOUT_ROOT = frozenset(("ssh-permission-denied",))  # small fixes that need no root
-
-# Fixed by `provision up`, where something is installed.
-BY_INSTALLATION = frozenset(
-    (
-        "engine-not-built",
-        "engine-other-python",
-        "engine-differs",
-        "torch-differs",
-        "python-version-differs",
-        "remote-python-env",
-        "ompi-version-mismatch",
-        "orte-unpack-past-end",
-        "cuda-driver-insufficient",
-        "btl-tcp-docker0",
-        "ssh-between-hosts",
-        "ssh-host-key-changed",
-        "ssh-host-key-verification",
-    )
-)
 
 
 @dataclass
@@ -70,7 +50,7 @@ class FixPlan:
             f"{host}: {name}: {task['name']}"
             for host, names in sorted(self.tasks.items())
             for name in names
-            for task in yaml.safe_load(_tasks_file(name).read_text(encoding="utf-8"))
+            for task in yaml.safe_load((resources.folder("playbooks") / "fix" / f"{name}.yml").read_text(encoding="utf-8"))
         ]
         if self.installation:
             lines.append(f"all hosts: the installation again, as `provision up --no-smoke` does ({', '.join(self.installation)})")
@@ -82,11 +62,11 @@ def plan(examination: Examination) -> FixPlan:
     fixes = FixPlan()
     anything_installed = any(facts.installed.was_completed for facts in examination.facts.values())
     for finding in examination.findings:
-        facts = examination.facts.get(finding.host or "")
-        if finding.id in BY_INSTALLATION and anything_installed and facts:
+        facts, fixed_by = examination.facts.get(finding.host or ""), known_error(finding.id).fixed_by
+        if fixed_by == "installation" and anything_installed and facts:
             if finding.id not in fixes.installation:
                 fixes.installation.append(finding.id)
-        elif _tasks_file(finding.id).is_file() and facts and (facts.user.can_become or finding.id in WITHOUT_ROOT):
+        elif facts and (fixed_by == "user" or (fixed_by == "root" and facts.user.can_become)):
             fixes.tasks[str(finding.host)].append(finding.id)
         else:
             fixes.manual.append(finding)
@@ -110,10 +90,6 @@ def apply(
     results: list[FixResult] = []
     if fixes.tasks:
         events: list[Event] = []
-
-        def note(event: Event) -> None:
-            events.append(event)
-
         try:
             with host_locks.acquired(inventory, "provision doctor --fix"):
                 session.play(
@@ -121,7 +97,7 @@ def apply(
                     "Fix",
                     hosts=sorted(fixes.tasks),
                     extra_vars={"provision_fix": {host: _variables(examination.facts[host], names) for host, names in fixes.tasks.items()}},
-                    on_event=note,
+                    on_event=events.append,
                 )
             results += [result for host, names in sorted(fixes.tasks.items()) for result in results_on(host, names, events)]
         except Interrupted:
@@ -187,7 +163,3 @@ def _variables(facts: Facts, names: Sequence[str]) -> dict[str, Any]:
         "ssh_files": [file.model_dump() for file in facts.ssh.files],
         "open_mpi": next((each.path.rpartition("/")[0] for each in facts.mpi.found if each.flavour == "openmpi"), None),
     }
-
-
-def _tasks_file(name: str) -> Path:
-    return resources.folder("playbooks") / "fix" / f"{name}.yml"

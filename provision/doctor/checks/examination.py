@@ -9,7 +9,7 @@ from provision.base.problems import SEVERITIES, Problem, Severity
 from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import LAYERS, is_known, known_error
-from provision.doctor.checks.registry import CHECKS, Reachability, texts
+from provision.doctor.checks.registry import CHECKS, Reachability
 from provision.doctor.health.model import Health
 from provision.doctor.health.parsers import xids
 from provision.survey import Facts
@@ -37,14 +37,13 @@ def examine(
         for seen in check.observe(hosts, connections, healths):
             error = known_error(seen.id or check.id)
             found.append(
-                Finding.of(
+                Finding.on_host(
                     error,
+                    seen.host,
                     severity=seen.severity or check.severity or error.severity,
-                    host=seen.host,
                     observed=seen.what,
                     expected=seen.expected,
                     fix=seen.fix or error.fix,
-                    **texts().get(error.id, {}),
                 )
             )
     for name, facts in hosts.items():
@@ -75,8 +74,7 @@ def _of_problem(problem: Problem) -> Finding:
     of_others = "host-not-usable" if problem.severity == "error" else "host-warning"
     error = known_error(problem.id if is_known(problem.id) else by_message or of_others)
     fix = (problem.hint,) if problem.hint else error.fix
-    of_host = texts().get(error.id, {})
-    return Finding.of(error, severity=problem.severity, host=problem.host, observed=problem.what, fix=fix, **of_host)
+    return Finding.on_host(error, problem.host, severity=problem.severity, observed=problem.what, fix=fix)
 
 
 def _of_kernel_log(host: str, facts: Facts) -> Iterator[Finding]:

@@ -1,18 +1,12 @@
-"""Checks: the id of a known error, and a function over facts that yields what it observes. An error's texts are data: its entry's
-(`diagnosis`), and where these speak of what a program printed, those of texts.yaml."""
+"""Checks: the id of a known error, and a function over facts that yields what it observes. All else about the error is in its entry
+(`diagnosis`): the texts for hosts, what helps, and whether `--fix` does it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 
-from pydantic import RootModel
-
-from provision.base import validation
 from provision.base.problems import Severity
-from provision.base.validation import Model
 from provision.doctor.health.model import Health
 from provision.survey import Facts
 
@@ -70,21 +64,6 @@ class Check:
 
 
 CHECKS: list[Check] = []
-
-
-class Text(Model):
-    """What checks say of an error instead of its entry (texts.yaml)."""
-
-    id: str
-    title: str
-    summary: str
-
-
-@cache
-def texts() -> dict[str, dict[str, str]]:
-    """id → attributes of a finding on a host that replace those of its error."""
-    file = Path(__file__).with_name("texts.yaml")
-    return {each.id: {"what": each.title, "summary": each.summary} for each in validation.load(RootModel[tuple[Text, ...]], file).root}
 
 
 def host_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Facts], Observations]], None]:
