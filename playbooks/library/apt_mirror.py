@@ -62,7 +62,7 @@ def moved_lists(folder, mirror, distribution, codename):
         with open(path, encoding="utf-8", errors="replace") as file:
             binary = re.sub(r"(?m)^\s*deb-src\b.*$", "", file.read())  # not needed, and aptsources does not change them
         text = aptsources.moved(binary, mirror, distribution, codename)
-        entries = aptsources.parse_list(text) + aptsources.parse_deb822(text)
+        entries = aptsources.parse(text)
         used = used or any(entry.uri in (mirror.archive, mirror.security) for entry in entries)
         found[os.path.relpath(path, folder)] = text
     return found if used else None

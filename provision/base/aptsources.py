@@ -40,6 +40,11 @@ class Mirror:
     security: str | None = None
 
 
+def parse(text: str) -> list[Entry]:
+    """Entries of a list in either format."""
+    return [*parse_list(text), *parse_deb822(text)]
+
+
 def parse_list(text: str) -> list[Entry]:
     """Entries of a one-line-style ``sources.list``; comments, source packages and invalid lines are left out."""
     entries = []

@@ -25,11 +25,14 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pip_settings(environ: Mapping[str, str], prefix: str | None = None) -> dict[str, str]:
-    """What pip is set up for, in pip's order: system, user, the environment ``prefix``, PIP_CONFIG_FILE, then variables; later ones win."""
-    home = os.path.expanduser("~")
-    files = [os.path.join(folder, "pip", "pip.conf") for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
-    files += ["/etc/pip.conf", home + "/.pip/pip.conf", environ.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
+def pip_settings(environ: Mapping[str, str], prefix: str | None = None, root: str = "") -> dict[str, str]:
+    """What pip is set up for, in pip's order: system, user, the environment ``prefix``, PIP_CONFIG_FILE, then variables; later ones win.
+
+    ``root``: where the file system begins (another folder in tests).
+    """
+    home = environ.get("HOME") or os.path.expanduser("~")
+    files = [os.path.join(root + folder, "pip", "pip.conf") for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
+    files += [root + "/etc/pip.conf", home + "/.pip/pip.conf", environ.get("XDG_CONFIG_HOME", home + "/.config") + "/pip/pip.conf"]
     files += [os.path.join(prefix, "pip.conf")] if prefix else []
     own = environ.get("PIP_CONFIG_FILE")
     files = [] if own == os.devnull else [*files, own] if own else files
@@ -37,8 +40,8 @@ def pip_settings(environ: Mapping[str, str], prefix: str | None = None) -> dict[
     for name in files:
         parser = configparser.RawConfigParser(strict=False)
         try:
-            parser.read(name)
-        except configparser.Error:
+            parser.read(name, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError):
             continue  # pip itself reports it
         parsers.append(parser)
     settings: dict[str, str] = {}
@@ -46,7 +49,7 @@ def pip_settings(environ: Mapping[str, str], prefix: str | None = None) -> dict[
         for parser in parsers:
             if parser.has_section(section):
                 settings.update({key.replace("_", "-"): value for key, value in parser.items(section)})
-    settings.update({key[4:].lower().replace("_", "-"): value for key, value in environ.items() if key.startswith("PIP_")})
+    settings.update({key[4:].lower().replace("_", "-"): value for key, value in environ.items() if key.startswith("PIP_") and value})
     return {_ALIASES.get(key, key): value for key, value in settings.items()}
 
 

@@ -94,7 +94,7 @@ def status(name: str = "default") -> Sandbox | None:
     """
     names.check(name)
     with _engine(f"looking for sandbox {name}", _engine_of(name)) as runs:
-        sandbox = _sandbox(name, runs.hosts(name), runs.name)
+        sandbox = Sandbox(name, runs.hosts(name), names.folder(name), runs.name)
     if sandbox.hosts and not sandbox.inventory.exists():
         if names.folder(name).exists():
             raise ProvisionError(
@@ -115,7 +115,7 @@ def every() -> list[Sandbox]:
     also: tuple[EngineName, ...] = () if namespaces.missing() else ("namespaces",)
     for kind in {engine_for_hosts(), *also}:
         with _engine("looking for sandboxes", kind) as runs:
-            found += [_sandbox(name, runs.hosts(name), runs.name) for name in runs.sandboxes()]
+            found += [Sandbox(name, runs.hosts(name), names.folder(name), runs.name) for name in runs.sandboxes()]
     return sorted(found, key=lambda sandbox: sandbox.name)
 
 
@@ -163,7 +163,7 @@ def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: in
     say(f"waiting for sshd on {len(hosts)} host(s)")
     deadline = time.monotonic() + START_SECONDS
     keys_of = {host.name: _host_keys(runs, host, deadline) for host in started}
-    sandbox = _sandbox(name, runs.hosts(name), runs.name)
+    sandbox = Sandbox(name, runs.hosts(name), names.folder(name), runs.name)
     known_hosts = ssh_keys.known_hosts({(host.name, host.address): keys_of[host.name] for host in sandbox.hosts})
     sandbox.known_hosts.write_text(known_hosts, encoding="utf-8")
     sandbox.inventory.write_text(sandbox.inventory_text(slots), encoding="utf-8")
@@ -174,7 +174,7 @@ def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: in
 
 def _existing(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: int, say: Say) -> Sandbox:
     """The sandbox that exists already, if it is the requested one and healthy."""
-    sandbox = _sandbox(name, runs.hosts(name), runs.name)
+    sandbox = Sandbox(name, runs.hosts(name), names.folder(name), runs.name)
     same = [(host.base, host.sudo) for host in sandbox.hosts] == [(base, sudo) for base in base_of]
     if same and sandbox.running and sandbox.inventory.exists() and sandbox.key.exists():
         deadline = time.monotonic() + START_SECONDS
@@ -244,21 +244,6 @@ def _remove(runs: Engine, name: str, say: Say) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
-
-
-def _sandbox(name: str, hosts: list[SandboxHost], engine: EngineName = "docker") -> Sandbox:
-    folder = names.folder(name)
-    password = folder / "become_password"
-    return Sandbox(
-        name=name,
-        hosts=hosts,
-        inventory=folder / "hosts.ini",
-        user=names.USER,
-        key=folder / "id_ed25519",
-        known_hosts=folder / "known_hosts",
-        become_password=password if password.exists() else None,
-        engine=engine,
-    )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from provision.sandbox import names
 
@@ -41,22 +41,36 @@ class Sandbox:
     Attributes:
         name: the sandbox's name; several can exist side by side.
         hosts: in the order of their numbers.
-        inventory: the inventory file.
-        user: the ordinary user on every host; root takes the same key.
-        key: the private key (mode 0600).
-        known_hosts: the hosts' public keys, read through the engine and so trusted from the first connection.
-        become_password: file with ``user``'s password for sudo (mode 0600); None unless sudo asks for one.
+        folder: where its files are.
         engine: what runs the hosts.
+        user: the ordinary user on every host; root takes the same key.
     """
 
     name: str
     hosts: list[SandboxHost]
-    inventory: Path
-    user: str
-    key: Path
-    known_hosts: Path
-    become_password: Path | None = None
+    folder: Path
     engine: EngineName = "docker"
+    user: ClassVar[str] = names.USER
+
+    @property
+    def inventory(self) -> Path:
+        return self.folder / "hosts.ini"
+
+    @property
+    def key(self) -> Path:
+        """The private key (mode 0600)."""
+        return self.folder / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The hosts' public keys, read through the engine and so trusted from the first connection."""
+        return self.folder / "known_hosts"
+
+    @property
+    def become_password(self) -> Path | None:
+        """The file with the user's password for sudo (mode 0600); None unless sudo asks for one."""
+        file = self.folder / "become_password"
+        return file if file.exists() else None
 
     @property
     def running(self) -> bool:

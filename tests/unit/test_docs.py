@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from provision import inventory
 from provision.cli.main import app
-from provision.sandbox import lifecycle
+from provision.sandbox import Sandbox, names
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -261,7 +261,7 @@ def test_a_sandbox_is_where_the_tutorial_says(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("PROVISION_HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     (copied,) = re.findall(r"^cp (~/.*) \.$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE)
-    assert lifecycle._sandbox("tutorial", []).inventory == Path(copied).expanduser()
+    assert Sandbox("tutorial", [], names.folder("tutorial")).inventory == Path(copied).expanduser()
 
 
 def test_the_forges_workflow_runs_what_exists() -> None:

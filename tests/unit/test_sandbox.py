@@ -82,7 +82,7 @@ def test_two_bases_never_share_a_tag():
 
 def named(name: str, folder: Path) -> Sandbox:
     hosts = [SandboxHost("node1", "172.30.0.2", f"provision-{name}-node1", "debian:12")]
-    return Sandbox(name, hosts, folder / "hosts.ini", "trainer", folder / "key", folder / "known_hosts")
+    return Sandbox(name, hosts, folder)
 
 
 def listed(capsys, words, found, code):
@@ -338,7 +338,9 @@ def machine(tmp_path: Path) -> Path:
 
 def test_pip_settings_in_pips_own_order(machine):
     found = controller_settings.read(
-        {"PIP_DEFAULT_TIMEOUT": "99", "PIP_INDEX_URL": "https://index.example/simple", "PIP_NO_INPUT": "1"}, root=machine, apt_dump=""
+        {"HOME": "/none", "PIP_DEFAULT_TIMEOUT": "99", "PIP_INDEX_URL": "https://index.example/simple", "PIP_NO_INPUT": "1"},
+        root=machine,
+        apt_dump="",
     )
     assert found.pip == {
         "find-links": (str(machine / "wheels"),),
@@ -350,7 +352,7 @@ def test_pip_settings_in_pips_own_order(machine):
 
 
 def test_a_local_index_is_mounted_with_the_files_that_it_links_to(machine):
-    assert controller_settings.read({}, root=machine, apt_dump="").mounts == (machine / "index", machine / "wheels")
+    assert controller_settings.read({"HOME": "/none"}, root=machine, apt_dump="").mounts == (machine / "index", machine / "wheels")
 
 
 def test_variables_override_the_empty_configuration(machine):
@@ -460,16 +462,13 @@ def test_archive_belongs_to_root():
 # Inventory and keys
 
 
-def sandbox_at(folder: Path) -> Sandbox:
+def test_inventory_text(tmp_path):
     hosts = [SandboxHost("node1", "192.0.2.1", "c1", "debian:12"), SandboxHost("node2", "192.0.2.2", "c2", "debian:13")]
-    return Sandbox("default", hosts, folder / "hosts.ini", "trainer", folder / "key", folder / "known_hosts", folder / "become_password")
-
-
-def test_inventory_text():
-    text = sandbox_at(Path("/s")).inventory_text(slots=3)
+    (tmp_path / "become_password").touch()
+    text = Sandbox("default", hosts, tmp_path).inventory_text(slots=3)
     assert "node2  ansible_host=192.0.2.2  slots=3" in text
     assert "StrictHostKeyChecking=yes" in text
-    assert "# trainer's sudo asks for the password in /s/become_password" in text
+    assert f"# trainer's sudo asks for the password in {tmp_path}/become_password" in text
 
 
 def test_known_hosts_name_both_name_and_address():

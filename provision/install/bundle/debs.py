@@ -183,7 +183,7 @@ def adapt_lists(root: Path, release: Release) -> list[str]:
             text = aptsources.moved(text, release.mirror, release.distribution, release.codename)
         text = re.sub(r"(?m)^\s*deb\s+cdrom:.*$", "", text)  # a disc of the host's
         text = re.sub(r"(?<!\+)\bfile:/", "copy:/", text)  # from folders that are here, too, apt would not copy the packages
-        found += [*aptsources.parse_list(text), *aptsources.parse_deb822(text)]
+        found += aptsources.parse(text)
         # Keys and lists of mirrors are below ``root`` here.
         text = re.sub(r"(?i)(signed-by\s*[=:]\s*|mirror\+file:/*)/(?=(etc|usr)/)", rf"\1{root}/", text)
         path.write_text(text, encoding="utf-8")

@@ -21,14 +21,15 @@ DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 PING_SECONDS = 10
 #: An engine that sends nothing for this long is considered hung: a slow mirror can keep apt quiet for minutes.
 SILENCE_SECONDS = 600
+FAILURES = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
 
 
 def engine_available() -> tuple[bool, str]:
     """Whether a container engine answers, and a sentence for the user: which one, or why none does and how to get one."""
     try:
-        with contextlib.closing(_client(PING_SECONDS)) as client:
+        with contextlib.closing(docker.from_env(timeout=PING_SECONDS)) as client:
             version = client.version()
-    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
+    except FAILURES as failure:
         what, hint = unavailable(failure)
         return False, f"{what} {hint}"
     return True, f"The container engine answers (version {version.get('Version', 'unknown')})."
@@ -41,10 +42,10 @@ def connect() -> DockerClient:
         ProvisionError: none answers; the error says why and how to get one.
     """
     try:
-        with contextlib.closing(_client(PING_SECONDS)) as client:
+        with contextlib.closing(docker.from_env(timeout=PING_SECONDS)) as client:
             client.ping()
-        return _client(SILENCE_SECONDS)
-    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
+        return docker.from_env(timeout=SILENCE_SECONDS)
+    except FAILURES as failure:
         what, hint = unavailable(failure)
         raise ProvisionError(what, where="container engine", hint=hint) from failure
 
@@ -61,7 +62,7 @@ def explained(step: str) -> Iterator[None]:
     """
     try:
         yield
-    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
+    except FAILURES as failure:
         raise explain(failure, step) from failure
 
 
@@ -108,10 +109,6 @@ def unavailable(failure: Exception, environ: dict[str, str] | None = None) -> tu
         return "No container engine is installed.", "On Debian or Ubuntu: `sudo apt-get install docker.io`."
     start = "`sudo systemctl start docker`" if Path("/run/systemd/system").is_dir() else "`sudo dockerd &` (this machine runs no systemd)"
     return "The container engine is installed but does not run.", f"Start it: {start}."
-
-
-def _client(seconds: int) -> DockerClient:
-    return docker.from_env(timeout=seconds)
 
 
 def _caused_by(failure: BaseException, kind: type[BaseException]) -> bool:

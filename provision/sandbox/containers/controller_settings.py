@@ -6,7 +6,6 @@ builds as secrets, but no image contains them.
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import os
 import re
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from provision.base import aptsources
+from provision.base import aptsources, uv_support
 
 BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
@@ -28,7 +27,6 @@ SYSTEM_BUNDLES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bun
 #: pip's options about where packages come from, with one value and with several.
 PIP_SINGLE = ("index-url", "timeout", "retries", "no-index", "proxy", "prefer-binary")
 PIP_SEVERAL = ("extra-index-url", "find-links", "trusted-host")
-PIP_ALIASES = {"default-timeout": "timeout"}
 
 #: apt's options about reaching a mirror, proxies of single hosts (``Acquire::http::Proxy::host``) included.
 APT_OPTIONS = re.compile(r"Acquire::(https?::Proxy(::[^:]+)?|Retries|https?::Timeout|Check-Valid-Until|Check-Date)", re.IGNORECASE)
@@ -74,7 +72,8 @@ def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | N
         apt_dump: the output of ``apt-config dump``, which is run when None.
     """
     release = parse_os_release(_text(root / "etc/os-release"))
-    pip = _read_pip(environ, root, prefix)
+    told = uv_support.pip_settings(environ, str(prefix) if prefix else None, str(root).rstrip("/"))
+    pip = {option: values for option, value in told.items() if (values := _values(option, value))}
     certificates, bundle = _read_certificates(environ, root, pip)
     apt = parse_apt_dump(_apt_dump() if apt_dump is None else apt_dump)
     proxies = {name: value for name in PROXY_VARIABLES if (value := environ.get(name) or environ.get(name.upper()))}
@@ -138,47 +137,14 @@ def _read_certificates(environ: Mapping[str, str], root: Path, pip: Mapping[str,
     return tuple(own), "".join(dict.fromkeys(split_certificates(system) + trusted + local))
 
 
-def _read_pip(environ: Mapping[str, str], root: Path, prefix: Path | None) -> dict[str, tuple[str, ...]]:
-    """pip's settings in pip's own order: global, user, environment's folder, ``PIP_CONFIG_FILE``, then variables."""
-    home = Path(environ.get("HOME", "/nonexistent"))
-    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [root / "etc/xdg/pip/pip.conf", root / "etc/pip.conf", home / ".pip/pip.conf", config / "pip/pip.conf"]
-    if prefix:
-        files.append(prefix / "pip.conf")
-    extra = environ.get("PIP_CONFIG_FILE")
-    if extra == "/dev/null":  # pip's own way of saying "no configuration files"
-        files = []
-    elif extra:
-        files.append(Path(extra))
-    settings: dict[str, tuple[str, ...]] = {}
-    for section in ("global", "install"):
-        for path in files:
-            parser = configparser.RawConfigParser()
-            try:
-                parser.read_string(_text(path))
-            except configparser.Error:
-                continue
-            if parser.has_section(section):
-                settings |= {option: _values(option, value) for option, value in parser.items(section)}
-    for variable, value in environ.items():
-        if variable.startswith("PIP_") and value:
-            option = variable[4:].lower().replace("_", "-")
-            settings[option] = _values(option, value)
-    return {PIP_ALIASES.get(option, option): values for option, values in settings.items() if values}
-
-
 def _values(option: str, value: str) -> tuple[str, ...]:
     return tuple(value.split()) if option in PIP_SEVERAL else tuple(filter(None, [value.strip()]))
 
 
 def _read_apt_entries(root: Path) -> list[aptsources.Entry]:
     parts = root / "etc/apt/sources.list.d"
-    entries = aptsources.parse_list(_text(root / "etc/apt/sources.list"))
-    for path in sorted(parts.glob("*.list")):
-        entries += aptsources.parse_list(_text(path))
-    for path in sorted(parts.glob("*.sources")):
-        entries += aptsources.parse_deb822(_text(path))
-    return entries
+    lists = (root / "etc/apt/sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources")))
+    return [entry for path in lists for entry in aptsources.parse(_text(path))]
 
 
 def _unreachable(places: Iterable[str]) -> list[str]:
