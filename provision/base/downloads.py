@@ -218,6 +218,12 @@ def fetch(
     return path
 
 
+def local_path(place: str) -> Path | None:
+    """The path of a ``file:`` address, or of what is not an address; None for other addresses."""
+    parts = urllib.parse.urlsplit(place)
+    return Path(urllib.parse.unquote(parts.path)) if parts.scheme in ("", "file") else None
+
+
 def check_user_file(path: Path, sha256: str | None, *, what: str) -> Path:
     """Check a user file against ``sha256``, where that is known; returns its path.
 

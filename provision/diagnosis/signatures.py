@@ -64,12 +64,11 @@ def halves(line: str) -> tuple[str, str]:
     return (command, text) if remark else ("", line)
 
 
-def _kind_of_step(step: Any) -> str:
-    return "look" if isinstance(step, str) else "change"
-
-
 # A text is a command that changes nothing, or a sentence where there is no command.
-Step = Annotated[Annotated[_Text, Tag("look")] | Annotated[Change, Tag("change")], Discriminator(_kind_of_step)]
+Step = Annotated[
+    Annotated[_Text, Tag("look")] | Annotated[Change, Tag("change")],
+    Discriminator(lambda step: "look" if isinstance(step, str) else "change"),
+]
 _Steps = Annotated[tuple[Step, ...], Field(min_length=1, alias="fix")]
 
 

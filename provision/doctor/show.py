@@ -68,16 +68,12 @@ def verdicts(made: Sequence[Verdict], console: Console) -> None:
     """Print the table of verdicts on GPUs, the worst host first."""
     if not made:
         return
-    rows = [("host", "verdict", "GPUs", "because of"), *((each.host, each.word, each.gpus, _reasons(each)) for each in made)]
+    rows = [("host", "verdict", "GPUs", "because of"), *((each.host, each.word, each.gpus, ", ".join(each.ids) or "-") for each in made)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     console.say("")
     for row in rows:
         line = "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=False)) + f"  {row[3]}"
         console.say(line.rstrip(), VERDICT_STYLES.get(row[1], "bold"))
-
-
-def _reasons(verdict: Verdict) -> str:
-    return ", ".join(dict.fromkeys(each.id for each in verdict.reasons)) or "-"
 
 
 def _root_cause(group: Sequence[Finding], console: Console) -> None:

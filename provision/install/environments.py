@@ -26,7 +26,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
-from provision.base import resources, uv_support, validation
+from provision.base import downloads, resources, uv_support, validation
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.paths import home
 from provision.base.text import joined
@@ -372,9 +372,7 @@ def _resolved(session: Session, plan: Plan, kinds: Mapping[str, str], project: P
         torch = plan.hosts[name].torch
         found[kind] = resolve(project, base, name, index_url, torch.index if torch else None)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    draft = kept.with_suffix(f".{session.run_id}")
-    draft.write_bytes(_Resolved.dump_json(found))
-    draft.replace(kept)
+    downloads.store(kept, _Resolved.dump_json(found))
     return found
 
 
@@ -408,21 +406,16 @@ def _bases(session: Session, plan: Plan, kinds: Mapping[str, str]) -> dict[str, 
 
 def _difference(base: _Base, expected: _Base) -> str | None:
     """What one environment has and another has not. Patch releases of Python may differ, as hosts are updated one after the other."""
-    for what, found, other in (
-        ("Python", minor(base.python), minor(expected.python)),
-        ("architecture", base.arch, expected.arch),
-        ("glibc", base.glibc, expected.glibc),
-    ):
-        if found != other:
-            return f"{what} {found} instead of {other}"
-    for name in sorted(base.packages.keys() | expected.packages.keys()):
-        package, other_package = base.packages.get(name), expected.packages.get(name)
-        if package is None or other_package is None or package.version != other_package.version:
-            versions = (each.version if each else "none" for each in (package, other_package))
-            return f"{name} {' instead of '.join(versions)}"
-        if package.requires != other_package.requires:
-            return f"{name} {package.version} requires other packages"
-    return None
+    found, other = (
+        {"Python": minor(each.python), "architecture": each.arch, "glibc": each.glibc}
+        | {name: package.version for name, package in sorted(each.packages.items())}
+        for each in (base, expected)
+    )
+    for name in found | other:
+        if found.get(name) != other.get(name):
+            return f"{name} {found.get(name, 'none')} instead of {other.get(name, 'none')}"
+    requiring = (name for name, package in base.packages.items() if package.requires != expected.packages[name].requires)
+    return next((f"{name} {found[name]} requires other packages" for name in requiring), None)
 
 
 def ensure(session: Session, plan: Plan, file: Path, index_url: str | None = None, *, locks: bool = True) -> str:

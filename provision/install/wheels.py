@@ -214,8 +214,7 @@ def _choose(text: str, platform: Platform, locked: Sequence[Mapping[str, Any]]) 
 
 def _fetch(wheel: WheelFile, settings: Mapping[str, Any], variables: Mapping[str, str], say: Say) -> Path:
     """The file of a wheel, checked: where it is on this machine, else in the cache."""
-    place = urlsplit(wheel.url)
-    if place.scheme in ("", "file"):
-        return downloads.check_user_file(Path(unquote(place.path)), wheel.sha256, what=f"the wheel of {wheel.name} {wheel.version}")
+    if (path := downloads.local_path(wheel.url)) is not None:
+        return downloads.check_user_file(path, wheel.sha256, what=f"the wheel of {wheel.name} {wheel.version}")
     opener = downloads.index_opener(wheel.url, settings, variables)
     return downloads.fetch(wheel.url, wheel.sha256, what=wheel.file, hint=_HINT, say=say, opener=opener)

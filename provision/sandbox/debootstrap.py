@@ -11,7 +11,6 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 
 from provision.base import paths, process_locks
@@ -99,7 +98,7 @@ def _run(suite: str, work: Path, settings: Settings, packages: Sequence[str]) ->
     proxies, apt = settings.proxies or {}, settings.apt or {}
     # debootstrap fetches with wget, which does not know a proxy that only apt's configuration names.
     proxy_of = {scheme: proxies.get(f"{scheme}_proxy") or apt.get(f"Acquire::{scheme}::Proxy") for scheme in ("http", "https")}
-    script = resources.files("provision.sandbox").joinpath("host", "debootstrap.sh").read_text(encoding="utf-8")
+    script = names.script("debootstrap.sh")
     process = subprocess.Popen(
         [*_NAMESPACES, "sh", "-c", script, "debootstrap", suite, str(work), str(KEYRING), ",".join(packages), mirror],
         stdin=subprocess.DEVNULL,

@@ -9,7 +9,6 @@ import io
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 
 from provision.base import aptsources
 from provision.sandbox import names
@@ -43,8 +42,8 @@ def host_files(settings: Settings, release: Mapping[str, str], login: Login, hos
         hosts: names that are reached without a proxy.
     """
     files = {
-        "start.sh": _script("start.sh"),
-        "sshd.conf": _script("sshd.conf"),
+        "start.sh": names.script("start.sh"),
+        "sshd.conf": names.script("sshd.conf"),
         "packages": " ".join(PACKAGES) + "\n",
         "user": names.USER + "\n",
         "authorized_keys": login.public_key,
@@ -112,7 +111,3 @@ def _sudoers(sudo: SudoMode) -> str:
     kept = [spelling for name in PROXY_VARIABLES for spelling in (name, name.upper())] + list(BUNDLE_VARIABLES)
     rule = "NOPASSWD: ALL" if sudo == "nopasswd" else "ALL"
     return f'Defaults env_keep += "{" ".join(kept)}"\n{names.USER} ALL=(ALL:ALL) {rule}\n'
-
-
-def _script(name: str) -> str:
-    return resources.files("provision.sandbox").joinpath("host", name).read_text(encoding="utf-8")

@@ -87,6 +87,7 @@ class Sandbox:
         """An Ansible inventory in INI form, commented for the person who opens it. ``slots``: ranks per host."""
         width = max(len(host.name) for host in self.hosts)
         hosts = "\n".join(f"{host.name:<{width}}  ansible_host={host.address}  slots={slots}" for host in self.hosts)
+        quoted = [option if " " not in option else '"' + option.replace('"', '\\"') + '"' for option in self.ssh_options()]
         become = f"\n# {self.user}'s sudo asks for the password in {self.become_password}\n" if self.become_password else ""
         return f"""\
 # Throw-away hosts of the sandbox '{self.name}', made by `provision sandbox up`. `{names.command("down", self.name)}` removes them.
@@ -97,10 +98,6 @@ class Sandbox:
 [all:vars]
 ansible_user={self.user}
 ansible_ssh_private_key_file={self.key}
-ansible_ssh_common_args='{" ".join(_quoted(option) for option in self.ssh_options())}'
+ansible_ssh_common_args='{" ".join(quoted)}'
 ansible_python_interpreter=/usr/bin/python3
 {become}"""
-
-
-def _quoted(argument: str) -> str:
-    return argument if " " not in argument else '"' + argument.replace('"', '\\"') + '"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 from provision.base import paths
@@ -81,6 +82,11 @@ def image_tag(sandbox: str, base: str) -> str:
 def folder(sandbox: str) -> Path:
     """Keys, known hosts and inventory of one sandbox."""
     return paths.sandbox() / sandbox
+
+
+def script(name: str) -> str:
+    """The text of a script for hosts (``host/``)."""
+    return resources.files("provision.sandbox").joinpath("host", name).read_text(encoding="utf-8")
 
 
 def lock(what: str) -> Path:

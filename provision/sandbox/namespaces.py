@@ -20,7 +20,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 
 from provision.base import paths, process_locks, signals
@@ -149,7 +148,7 @@ class NamespaceEngine:
         (here / "upper/etc/hosts").write_text(f"127.0.0.1 localhost\n::1 localhost ip6-localhost\n{addresses}", encoding="utf-8")
         (here / "upper/etc/hostname").write_text(f"{host}\n", encoding="utf-8")
         (here / "upper/etc/resolv.conf").write_text(_name_servers(), encoding="utf-8")
-        script = resources.files("provision.sandbox").joinpath("host", "namespaces.sh").read_text(encoding="utf-8")
+        script = names.script("namespaces.sh")
         enter = ["ip", "netns", "exec", names.container(sandbox, host), "setsid", "--fork"]  # returns when the process is in the namespace
         command = [*enter, *_UNSHARED, "sh", "-c", script, "sh", host, *map(str, settings.mounts)]
         env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -29,8 +29,7 @@ from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import overlay, update
 from provision.catalog.update import archive, wheels
-from provision.catalog.update.found import Update
-from provision.catalog.update.sources import Sources
+from provision.catalog.update.sources import Sources, Update
 from provision.cli.main import app
 from provision.hostside import gpu_code
 

@@ -21,10 +21,9 @@ from provision.base import downloads
 from provision.base.downloads import Unavailable
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import overlay
-from provision.catalog.update.found import Update
 from provision.catalog.update.nvidia import add_branches, add_toolkits
 from provision.catalog.update.package_index import newer_wheels
-from provision.catalog.update.sources import Sources, sentence, shown
+from provision.catalog.update.sources import Sources, Update, sentence, shown
 from provision.catalog.update.wheels import add_release
 
 PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch")

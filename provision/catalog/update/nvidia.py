@@ -11,9 +11,8 @@ from provision import catalog
 from provision.base.downloads import Unavailable
 from provision.base.terminal import neutral
 from provision.base.versions import key
-from provision.catalog.update.found import Update
 from provision.catalog.update.package_index import Links
-from provision.catalog.update.sources import Sources, below
+from provision.catalog.update.sources import Sources, Update, below
 
 
 class _Driver(BaseModel):

@@ -12,10 +12,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from pydantic import BaseModel, Field
 
 from provision import catalog
-from provision.base.downloads import Unavailable
+from provision.base.downloads import Unavailable, local_path
 from provision.base.versions import key
-from provision.catalog.update.found import Update
-from provision.catalog.update.sources import Absent, Sources, below, content_of, local_path, sentence, shown
+from provision.catalog.update.sources import Absent, Sources, Update, below, content_of, sentence, shown
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 

@@ -1,4 +1,4 @@
-"""Where an update of the catalogue looks, and how it reads there: what comes back is data, bounded in size."""
+"""Where an update of the catalogue looks, how it reads there (what comes back is data, bounded in size), and what it has found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import uv
 from provision import catalog
 from provision.base import downloads, uv_support
 from provision.base.aptsources import without_logins
-from provision.base.downloads import Unavailable
+from provision.base.downloads import Unavailable, local_path
 from provision.base.errors import UsageError
 
 _SECONDS = 30.0  # a server that is silent for this long counts as unavailable
@@ -93,6 +93,23 @@ class Sources:
             return content_of(source, shown(place))
 
 
+@dataclass
+class Update:
+    """What an update found: rows by catalogue file, a line for each new fact, and why what else was looked for could not be had.
+
+    Attributes:
+        index_read: a package index, or a folder with wheels, answered.
+        set_aside: files of the folder that were invalid, and where they are now.
+    """
+
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    found: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+    index_read: bool = False
+
+
 def _index_of(pip: Mapping[str, Any]) -> list[str]:
     """pip's main index; where it is set up for none, the one that uv, as pip, has for that case. uv tells it without a network."""
     if "index-url" in pip:
@@ -109,12 +126,6 @@ def opened_file(path: Path) -> IO[bytes]:
         return file
     file.close()
     raise Unavailable(f"{path} is not a regular file")
-
-
-def local_path(place: str) -> Path | None:
-    """The path of a file: address, or of what is not an address."""
-    parts = urllib.parse.urlsplit(place)
-    return Path(urllib.parse.unquote(parts.path)) if parts.scheme in ("", "file") else None
 
 
 def below(place: str | Path, name: str) -> str | Path:

@@ -17,9 +17,8 @@ from provision import catalog
 from provision.base.downloads import Unavailable
 from provision.base.versions import key
 from provision.catalog.update.archive import DAMAGED, opened_wheel, text_of, unpacked
-from provision.catalog.update.found import Update
 from provision.catalog.update.package_index import Wheel
-from provision.catalog.update.sources import Sources, sentence
+from provision.catalog.update.sources import Sources, Update, sentence
 from provision.hostside import gpu_code
 
 NCCL_LIBRARY = "nvidia/nccl/lib/libnccl.so.2"

@@ -13,6 +13,7 @@ from provision.diagnosis.signatures import Signature, Symptom, all_signatures, e
 
 SHOWN_LINES = 5  # of evidence per finding
 LINES_TO_TRACEBACK = 4  # after a message that announces it
+_NEVER = (-1, -1)  # before every place in a log
 _TRACEBACK = ("exception", "traceback")  # ids of error shapes
 _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
 
@@ -20,7 +21,11 @@ _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that somethi
 def findings(scanner: Scanner) -> list[Finding]:
     """The findings of all logs that the scanner read: root causes, worst first, each followed by its symptoms."""
     signatures = all_signatures()
-    found = {name: matches for name, matches in _without_superseded(scanner.known).items() if not _recovered(scanner, name, matches)}
+    found = {
+        name: matches
+        for name, matches in _without_superseded(scanner.known).items()
+        if scanner.recovered.get(name, _NEVER) <= _place(matches.first[-1])
+    }
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
@@ -64,15 +69,8 @@ def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
 
 def _claims(rival: Matches, match: Match) -> bool:
     """Whether an error shows on the match's lines. Of one that was no longer looked for, that is not known: it is assumed."""
-    return any(_overlap(match, each) for each in rival.first) or (rival.is_full and _place(match) > _place(rival.first[-1]))
-
-
-def _overlap(one: Match, other: Match) -> bool:
-    return one.file == other.file and one.first <= other.last and other.first <= one.last
-
-
-def _recovered(scanner: Scanner, name: str, matches: Matches) -> bool:
-    return name in scanner.recovered and scanner.recovered[name] > _place(matches.first[-1])
+    overlaps = (match.file == each.file and match.first <= each.last and each.first <= match.last for each in rival.first)
+    return any(overlaps) or (rival.is_full and _place(match) > _place(rival.first[-1]))
 
 
 def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:

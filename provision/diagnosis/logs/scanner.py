@@ -100,7 +100,9 @@ class Scanner:
         fresh = 0  # index of the first line that has not been examined
         for data in blocks(stream):
             block, lines = with_short_lines(carried + data)
-            numbers = _numbers(lines, before) if PART in block else range(before + 1, before + 1 + len(lines))
+            numbers: Sequence[int] = range(before + 1, before + 1 + len(lines))  # in the file
+            if PART in block:  # parts of lines have the number of the line
+                numbers = list(accumulate((not line.startswith(PART) for line in lines), initial=before))[1:]
             # The last lines wait for the lines that follow them, unless there are none.
             done = len(lines) if not data else max(fresh, len(lines) - 1 - LINES_AFTER)
             reduced_lines = reduced(block).split(b"\n")
@@ -199,11 +201,6 @@ class Scanner:
             self.unknown[rule.id].add(match)
         else:
             self.recovered[rule.id] = (match.file, match.first)
-
-
-def _numbers(lines: Sequence[bytes], before: int) -> Sequence[int]:
-    """The number of each line in the file; parts of lines have that of the line."""
-    return list(accumulate((not line.startswith(PART) for line in lines), initial=before))[1:]
 
 
 class _Span(NamedTuple):

@@ -84,7 +84,6 @@ class Gpu(Answer):
     unrepairable: bool = False
     remap_pending: bool = False
     remap_failed: bool = False
-    remapped_rows: int | None = None
     retirement_pending: bool = False
     temperature: int | None = None
     highest_temperature: int | None = None

@@ -152,14 +152,13 @@ def nvidia_smi(text: str) -> Gpus:
 def _gpu(node: ElementTree.Element) -> Gpu:
     link, ecc = "pci/pci_gpu_link_info/", "ecc_errors/"
     power = node.find("gpu_power_readings") if node.find("gpu_power_readings") is not None else node.find("power_readings")
-    rows = node.find("remapped_rows")
     words = [each.text or "" for each in node.iter()]
     return Gpu(
         bus_id=(_text(node, "pci/pci_bus_id") or node.get("id") or "")[:40],
         name=(_text(node, "product_name") or "GPU")[:100],
         lost=any(_LOST.search(word) for word in words) or any(_UNKNOWN.search(node.findtext(path) or "") for path in _ALWAYS_KNOWN),
         recovery=_recovery(node),
-        persistence=_switch(node, "persistence_mode"),
+        persistence={"enabled": True, "disabled": False}.get((_text(node, "persistence_mode") or "").lower()),
         virtual=_text(node, "gpu_virtualization_mode/virtualization_mode") is not None,
         busy=_text(node, "performance_state") == "P0",
         pcie_width=_number(node, link + "link_widths/current_link_width", int),
@@ -177,7 +176,6 @@ def _gpu(node: ElementTree.Element) -> Gpu:
         unrepairable=_yes(node, ecc + "unrepairable_memory"),
         remap_pending=_yes(node, "remapped_rows/remapped_row_pending") or _yes(node, "remapped_banks/bank_remapper_pending"),
         remap_failed=_yes(node, "remapped_rows/remapped_row_failure"),
-        remapped_rows=None if rows is None else _sum(rows, ("remapped_row_corr", "remapped_row_unc")),
         retirement_pending=_yes(node, "retired_pages/pending_retirement") or _yes(node, "retired_pages/pending_blacklist"),
         temperature=_number(node, "temperature/gpu_temp", int),
         highest_temperature=_number(node, "temperature/gpu_temp_max_gpu_threshold", int),
@@ -210,21 +208,11 @@ def _yes(node: ElementTree.Element, path: str) -> bool:
     return (_text(node, path) or "").lower() in ("yes", "true")
 
 
-def _switch(node: ElementTree.Element, path: str) -> bool | None:
-    return {"enabled": True, "disabled": False}.get((_text(node, path) or "").lower())
-
-
-def _sum(node: ElementTree.Element, names: tuple[str, ...]) -> int | None:
-    numbers = [number for name in names if (number := _number(node, name, int)) is not None]
-    return sum(numbers) if numbers else None
-
-
 def _uncorrectable(node: ElementTree.Element | None) -> int | None:
     """Since driver 545 the SRAM's errors are counted by kind; before Ampere, `double_bit` has all of them."""
-    if node is None:
-        return None
     names = ("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable", "double_bit/total")
-    return _sum(node, names)
+    counts = [count for name in names if node is not None and (count := _number(node, name, int)) is not None]
+    return sum(counts) if counts else None
 
 
 def _recovery(node: ElementTree.Element) -> str | None:

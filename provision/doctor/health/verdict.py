@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from provision.base import downloads
 from provision.base.errors import UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor.health.model import Health
@@ -26,6 +26,11 @@ class Verdict:
     word: Word
     gpus: str
     reasons: tuple[Finding, ...] = ()
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the reasons, each once."""
+        return list(dict.fromkeys(each.id for each in self.reasons))
 
     def as_dict(self) -> dict[str, Any]:
         return {"verdict": self.word, "gpus": self.gpus, "findings": [each.id for each in self.reasons]}
@@ -73,10 +78,8 @@ def write_quarantine(path: Path, made: Sequence[Verdict]) -> list[str]:
     examined = {verdict.host: verdict.word for verdict in made}
     before = listed(path) if path.exists() else []
     unfit = sorted({*(name for name in before if name not in examined), *(name for name, word in examined.items() if word == "unfit")})
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_text("".join(f"{host}\n" for host in unfit), encoding="utf-8")
-        fresh.replace(path)  # who reads it meanwhile sees the old list or the new one
+        downloads.store(path, "".join(f"{host}\n" for host in unfit).encode())  # who reads it meanwhile sees the old list or the new one
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
     return unfit

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from provision.base import aptsources, uv_support
+from provision.base.downloads import local_path
 
 BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
@@ -79,7 +80,7 @@ def read(environ: Mapping[str, str], *, root: Path = Path("/"), prefix: Path | N
     proxies = {name: value for name in PROXY_VARIABLES if (value := environ.get(name) or environ.get(name.upper()))}
     distribution = release.get("ID", "")
     places = [*pip.get("index-url", ()), *pip.get("extra-index-url", ()), *pip.get("find-links", ())]
-    mounts = sorted({_folder_with_links(path) for place in places if (path := _local_path(place)) and path.exists()})
+    mounts = sorted({_folder_with_links(path) for place in places if (path := local_path(place)) and path.is_absolute() and path.exists()})
     return Settings(
         own_certificates=certificates,
         bundle=bundle,
@@ -154,13 +155,6 @@ def _unreachable(places: Iterable[str]) -> list[str]:
         for place, host in hosts.items()
         if host == "localhost" or host.startswith("127.") or host == "::1"
     ]
-
-
-def _local_path(place: str) -> Path | None:
-    """The path of a pip ``find-links`` or index value; None when it is remote."""
-    if place.startswith("file:"):
-        return Path(unquote(urlsplit(place).path))
-    return Path(place) if place.startswith("/") else None
 
 
 def _folder_with_links(index: Path) -> Path:
