@@ -215,24 +215,16 @@ def _outcome(experiment: Experiment, reports: Sequence[EngineReport]) -> Pair | 
         return Training(
             np=experiment.ranks,
             hosts=experiment.hosts,
-            samples_per_second=speed.median,
-            low=speed.low,
-            high=speed.high,
-            launches=speed.launches,
-            alone=without.median,
-            alone_low=without.low,
-            alone_high=without.high,
-            efficiency=left.median if experiment.ranks > 1 else None,
-            efficiency_low=left.low if experiment.ranks > 1 else None,
-            efficiency_high=left.high if experiment.ranks > 1 else None,
+            samples_per_second=speed,
+            alone=without,
+            efficiency=left if experiment.ranks > 1 else None,
         )
     results = []
     for count in sorted({row.bytes for report in reports for row in report.results if row.bytes is not None}):
         took = Figure.of(*_rounds(experiment, reports, "collective_core", "arena", count))
         # As nccl-tests define it: bytes per second, times 2 (n-1)/n.
         bus = count / took.median / 1e3 * 2 * (experiment.ranks - 1) / experiment.ranks
-        spread = {"low_us": took.low, "high_us": took.high, "launches_us": took.launches}
-        results.append(Result(bytes=count, median_us=took.median, **spread, busbw_gbs=significant(bus)))
+        results.append(Result(bytes=count, latency_us=took, busbw_gbs=significant(bus)))
     limit = significant(statistics.median(report.limit_gbs for report in reports))
     of: Measured = "memory" if reports[0].network_gbs_each_way is None else "network"
     if experiment.kind == "pair":

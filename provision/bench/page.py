@@ -45,7 +45,7 @@ def heat_maps(measurements: Measurements) -> list[HeatMap]:
     """Latency and bandwidth of all pairs of hosts; none where there is nothing to compare a pair with."""
     hosts = [host.name for host in measurements.hosts]
     pairs = {frozenset(pair.hosts): pair for pair in measurements.pairs}
-    latency = {names: pair.smallest.latency for names, pair in pairs.items()}
+    latency = {names: pair.smallest.latency_us for names, pair in pairs.items()}
     bandwidth = {names: pair.largest.bandwidth for names, pair in pairs.items()}
     if len(pairs) < 2:
         return []
@@ -73,8 +73,8 @@ def _allreduce(measurements: Measurements) -> Chart | None:
 
 def _training(measurements: Measurements) -> Chart | None:
     curves = [
-        Series("communicating", [(run.np, run.speed) for run in measurements.training]),
-        Series("not communicating", [(run.np, run.speed_alone) for run in measurements.training]),
+        Series("communicating", [(run.np, run.samples_per_second) for run in measurements.training]),
+        Series("not communicating", [(run.np, run.alone) for run in measurements.training]),
     ]
     axes = ("ranks", "samples/s of all ranks")
     return charts.chart("Speed of training by ranks", curves, axes, {run.np: str(run.np) for run in measurements.training})
@@ -105,9 +105,9 @@ def _summary(run: Measurements) -> list[Named]:
     found: list[Named] = []
     if run.pairs:
         slowest = min(run.pairs, key=lambda pair: pair.largest.busbw_gbs)
-        latest = max(run.pairs, key=lambda pair: pair.smallest.median_us)
+        latest = max(run.pairs, key=lambda pair: pair.smallest.latency_us.median)
         for count, unit, figure in (
-            (latest.smallest.bytes, "µs", latest.smallest.latency),
+            (latest.smallest.bytes, "µs", latest.smallest.latency_us),
             (slowest.largest.bytes, "GB/s", slowest.largest.bandwidth),
         ):
             found.append(Named(("slowest pair", count, unit), f"slowest pair, {size(count)}", unit, figure))

@@ -11,9 +11,10 @@ import hashlib
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
+from pydantic.dataclasses import dataclass
 
 from provision.base import downloads, paths
 from provision.base.process_locks import acquired
@@ -32,6 +33,37 @@ _MAX_BYTES = 16 << 20  # of a document: 64 hosts have some 2 MB
 Measured = Literal["network", "memory"]
 
 
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+class Figure:
+    """A median and its quartiles, None if there were too few rounds; and the median of each launch, as far as that was kept."""
+
+    median: float
+    low: float | None = None
+    high: float | None = None
+    launches: tuple[float, ...] = ()
+
+    @property
+    def spread(self) -> float | None:
+        """How far the quartiles and the launches are apart; None without quartiles."""
+        return None if self.low is None or self.high is None else max((self.high, *self.launches)) - min((self.low, *self.launches))
+
+    @classmethod
+    def of(cls, *launches: Sequence[float]) -> Figure:
+        """The median and quartiles of values as measured in each launch."""
+        values = [value for launch in launches for value in launch]
+        medians = tuple(significant(statistics.median(launch)) for launch in launches)
+        if len(values) < MIN_ROUNDS:
+            return cls(significant(statistics.median(values)), launches=medians)
+        low, median, high = map(significant, statistics.quantiles(values, n=4, method="inclusive"))
+        return cls(median, low, high, medians)
+
+
+def _positive(figure: Figure) -> Figure:
+    if any(value is not None and value <= 0 for value in (figure.median, figure.low, figure.high, *figure.launches)):
+        raise ValueError("must be greater than 0")
+    return figure
+
+
 class _Document(BaseModel):
     """Other versions may write more keys."""
 
@@ -39,31 +71,20 @@ class _Document(BaseModel):
 
 
 class Result(_Document):
-    """An allreduce of one size. ``busbw_gbs``: gigabytes per second of bus bandwidth, as nccl-tests define it.
-
-    ``low_us``, ``high_us``: the quartiles of the rounds; None if there were too few. ``launches_us``: the median of each launch.
-    """
+    """An allreduce of one size: its time, and its bus bandwidth in gigabytes per second, as nccl-tests define it."""
 
     bytes: PositiveInt
-    median_us: PositiveFloat
-    low_us: PositiveFloat | None = None
-    high_us: PositiveFloat | None = None
-    launches_us: Sequence[PositiveFloat] = ()
+    latency_us: Annotated[Figure, AfterValidator(_positive)]
     busbw_gbs: NonNegativeFloat
 
     @property
     def bandwidth(self) -> Figure:
         """The bus bandwidth with its quartiles: those of the times, the other way round."""
-        moved = self.busbw_gbs * self.median_us
-        launches = tuple(moved / took for took in self.launches_us)
-        if self.low_us is None or self.high_us is None:
+        moved = self.busbw_gbs * self.latency_us.median
+        launches = tuple(moved / took for took in self.latency_us.launches)
+        if self.latency_us.low is None or self.latency_us.high is None:
             return Figure(self.busbw_gbs, launches=launches)
-        return Figure(self.busbw_gbs, moved / self.high_us, moved / self.low_us, launches)
-
-    @property
-    def latency(self) -> Figure:
-        """The time in microseconds with its quartiles."""
-        return Figure(self.median_us, self.low_us, self.high_us, tuple(self.launches_us))
+        return Figure(self.busbw_gbs, moved / self.latency_us.high, moved / self.latency_us.low, launches)
 
 
 class _Allreduce(_Document):
@@ -113,42 +134,22 @@ class Ranks(_Allreduce):
 
 
 class Training(_Document):
-    """Training steps of ``np`` ranks. ``launches``: the median of each launch.
+    """Training steps of ``np`` ranks. ``alone``: samples per second of the same processes without communication.
 
-    ``alone``: samples per second of the same processes without communication. ``efficiency``: how much of that is left, round by round;
-    None for one rank, which has no peer. ``…low``, ``…high``: the quartiles.
+    ``efficiency``: how much of that is left, round by round; None for one rank, which has no peer.
     """
 
     np: PositiveInt
     hosts: Sequence[str] = Field(min_length=1)
-    samples_per_second: PositiveFloat
-    low: PositiveFloat | None = None
-    high: PositiveFloat | None = None
-    launches: Sequence[PositiveFloat] = ()
-    alone: PositiveFloat
-    alone_low: PositiveFloat | None = None
-    alone_high: PositiveFloat | None = None
-    efficiency: NonNegativeFloat | None
-    efficiency_low: NonNegativeFloat | None = None
-    efficiency_high: NonNegativeFloat | None = None
-
-    @property
-    def speed(self) -> Figure:
-        """Samples per second with their quartiles."""
-        return Figure(self.samples_per_second, self.low, self.high, tuple(self.launches))
-
-    @property
-    def speed_alone(self) -> Figure:
-        """The same without communication."""
-        return Figure(self.alone, self.alone_low, self.alone_high)
+    samples_per_second: Annotated[Figure, AfterValidator(_positive)]
+    alone: Annotated[Figure, AfterValidator(_positive)]
+    efficiency: Figure | None
 
     @property
     def share_left(self) -> Figure | None:
-        """The efficiency with its quartiles; None for one rank, and above 100 % where no quartiles say whether that is noise."""
-        share, low = self.efficiency, self.efficiency_low
-        if share is None or self.np == 1 or (share > 1 and low is None):
-            return None
-        return Figure(share, low, self.efficiency_high)
+        """The efficiency; None for one rank, and above 100 % where no quartiles say whether that is noise."""
+        share = self.efficiency
+        return None if share is None or self.np == 1 or (share.median > 1 and share.low is None) else share
 
     @property
     def disturbed(self) -> bool:
@@ -182,7 +183,7 @@ class Incomplete(_Document):
 class Measurements(_Document):
     """The whole document. ``when`` is in ISO 8601."""
 
-    schema_number: Literal[3] = Field(3, alias="schema")
+    schema_number: Literal[4] = Field(4, alias="schema")
     when: str
     hosts: Sequence[HostSlots]
     pairs: Sequence[Pair]
@@ -201,12 +202,12 @@ class Measurements(_Document):
         None where one rank's speed is nothing to compare with: it was not measured, its quartiles are far apart or unknown, or more ranks
         are faster than linear beyond the noise.
         """
-        one = next((each.speed for each in self.training if each.np == 1), Figure(0))
-        if one.low is None or one.high is None or one.high > WIDE * one.low or run.low is None or run.high is None:
+        one, speed = next((each.samples_per_second for each in self.training if each.np == 1), Figure(0)), run.samples_per_second
+        if one.low is None or one.high is None or one.high > WIDE * one.low or speed.low is None or speed.high is None:
             return None
         if run.np == 1:
             return Figure(1.0)
-        share = Figure(run.samples_per_second / run.np / one.median, run.low / run.np / one.high, run.high / run.np / one.low)
+        share = Figure(speed.median / run.np / one.median, speed.low / run.np / one.high, speed.high / run.np / one.low)
         return None if (share.low or 0) > 1 else share
 
 
@@ -225,30 +226,6 @@ def remarks(measurements: Measurements) -> Iterator[str]:
     if low:
         why = "arrays stay in caches, one connection does not fill the link, or the hosts were busy"
         yield f"the limit was measured too low for {joined(low)} ({why}): no share of it is given"
-
-
-class Figure(NamedTuple):
-    """A median and its quartiles, None if there were too few rounds; and the median of each launch, as far as that was kept."""
-
-    median: float
-    low: float | None = None
-    high: float | None = None
-    launches: tuple[float, ...] = ()
-
-    @property
-    def spread(self) -> float | None:
-        """How far the quartiles and the launches are apart; None without quartiles."""
-        return None if self.low is None or self.high is None else max((self.high, *self.launches)) - min((self.low, *self.launches))
-
-    @classmethod
-    def of(cls, *launches: Sequence[float]) -> Figure:
-        """The median and quartiles of values as measured in each launch."""
-        values = [value for launch in launches for value in launch]
-        medians = tuple(significant(statistics.median(launch)) for launch in launches)
-        if len(values) < MIN_ROUNDS:
-            return cls(significant(statistics.median(values)), launches=medians)
-        low, median, high = map(significant, statistics.quantiles(values, n=4, method="inclusive"))
-        return cls(median, low, high, medians)
 
 
 def significant(value: float) -> float:
@@ -417,12 +394,14 @@ def figures(measurements: Measurements) -> Iterator[Named]:
         yield from _of_allreduce(f"{run.np} ranks", run, _placement(measurements, run))
     for training in measurements.training:
         where = _placement(measurements, training)
-        yield Named(("training", where), f"training, {training.np} rank{'s' * (training.np != 1)}", "samples/s", training.speed)
+        yield Named(
+            ("training", where), f"training, {training.np} rank{'s' * (training.np != 1)}", "samples/s", training.samples_per_second
+        )
 
 
 def _of_allreduce(title: str, run: _Allreduce, where: Hashable) -> Iterator[Named]:
     smallest, largest = run.smallest, run.largest
-    yield Named((where, smallest.bytes, "µs"), f"{title}, {size(smallest.bytes)}", "µs", smallest.latency)
+    yield Named((where, smallest.bytes, "µs"), f"{title}, {size(smallest.bytes)}", "µs", smallest.latency_us)
     if largest.busbw_gbs:
         yield Named((where, largest.bytes, "GB/s"), f"{title}, {size(largest.bytes)}", "GB/s", largest.bandwidth)
 

@@ -93,7 +93,7 @@ def tables(measurements: Measurements) -> list[tuple[str, list[dict[str, str]]]]
     pairs = [{"between": " – ".join(pair.hosts), **_columns(pair)} for pair in measurements.pairs]
     ranks = [{"ranks": str(run.np), "hosts": str(len(run.hosts)), **_columns(run)} for run in measurements.ranks]
     training = [
-        {"ranks": str(run.np), "samples/s": charts.spelled(run.speed), "efficiency": charts.percent(run.share_left)}
+        {"ranks": str(run.np), "samples/s": charts.spelled(run.samples_per_second), "efficiency": charts.percent(run.share_left)}
         for run in measurements.training
     ]
     titled = [("allreduce between two hosts", pairs), ("allreduce of more and more ranks", ranks), ("training steps", training)]
@@ -102,7 +102,7 @@ def tables(measurements: Measurements) -> list[tuple[str, list[dict[str, str]]]]
 
 def _columns(run: Pair | Ranks) -> dict[str, str]:
     return {
-        f"{results.size(run.smallest.bytes)}, µs": charts.spelled(run.smallest.latency),
+        f"{results.size(run.smallest.bytes)}, µs": charts.spelled(run.smallest.latency_us),
         f"{results.size(run.largest.bytes)}, GB/s": charts.spelled(run.largest.bandwidth),
         "of the limit": charts.share_of_limit(run),
     }

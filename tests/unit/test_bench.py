@@ -33,15 +33,15 @@ def allreduce(gbs: float, us: float = 50.0, launches: Sequence[float] = (0.99, 1
     """The quartiles are 2 % below and above the medians; ``launches``: their medians next to that of all rounds."""
 
     def result(count: int, took: float, gbs: float) -> dict[str, Any]:
-        spread = {"low_us": 0.98 * took, "high_us": 1.02 * took, "launches_us": [took * each for each in launches]}
-        return {"bytes": count, "median_us": took, **spread, "busbw_gbs": gbs}
+        latency = {"median": took, "low": 0.98 * took, "high": 1.02 * took, "launches": [took * each for each in launches]}
+        return {"bytes": count, "latency_us": latency, "busbw_gbs": gbs}
 
     return [result(4096, us, 0.1), result(16 << 20, (16 << 20) / gbs / 1e3, gbs)]
 
 
 def measurements(gbs: float = 2.0, **replaced: Any) -> Measurements:
     document = {
-        "schema": 3,
+        "schema": 4,
         "when": "2026-11-21T10:00:00+00:00",
         "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 2}, {"name": "<c>", "slots": 1}],
         "pairs": [
@@ -54,12 +54,9 @@ def measurements(gbs: float = 2.0, **replaced: Any) -> Measurements:
             {
                 "np": n,
                 "hosts": ["a"],
-                "samples_per_second": 900.0 * n,
-                "low": 890.0 * n,
-                "high": 910.0 * n,
-                "launches": [895.0 * n, 905.0 * n],
-                "alone": 1e3 * n,
-                "efficiency": 0.9 if n > 1 else None,
+                "samples_per_second": {"median": 900.0 * n, "low": 890.0 * n, "high": 910.0 * n, "launches": [895.0 * n, 905.0 * n]},
+                "alone": {"median": 1e3 * n},
+                "efficiency": {"median": 0.9} if n > 1 else None,
             }
             for n in (1, 2, 4, 5)
         ],
@@ -92,11 +89,11 @@ def report(rounds: Sequence[float], limit: float = 3.0, **more: Any) -> EngineRe
 
 def test_rounds_of_all_launches_are_one_sample() -> None:
     pair = outcome(Experiment("pair", (("a", 1), ("b", 1))), [report([4.0, 8.0]), report([5.0, 6.5, 7.0], 5.0)])
-    only = {"bytes": 4096, "median_us": 6.5, "low_us": 5.0, "high_us": 7.0, "launches_us": (6.0, 6.5), "busbw_gbs": 0.6302}
+    only = {"bytes": 4096, "latency_us": {"median": 6.5, "low": 5.0, "high": 7.0, "launches": (6.0, 6.5)}, "busbw_gbs": 0.6302}
     assert pair.model_dump() == {"hosts": ["a", "b"], "limit_gbs": 4.0, "limit_of": "network", "results": [only]}
     few = outcome(Experiment("ranks", (("a", 2),)), [report([4.0, 6.0], network_gbs_each_way=None)])
     assert isinstance(few, Ranks)
-    assert (few.limit_of, few.smallest.latency) == ("memory", Figure(5.0, launches=(5.0,))), "too few rounds for quartiles"
+    assert (few.limit_of, few.smallest.latency_us) == ("memory", Figure(5.0, launches=(5.0,))), "too few rounds for quartiles"
 
 
 def test_training_steps_are_samples_per_second_of_all_ranks() -> None:
@@ -106,21 +103,13 @@ def test_training_steps_are_samples_per_second_of_all_ranks() -> None:
     ]
     report = EngineReport.model_validate({"results": rows, "batch": 64})
     found = outcome(Experiment("training", (("a", 2),)), [report])
-    assert found.model_dump(exclude={"hosts", "np"}) == {
-        "samples_per_second": 64_000.0,
-        "low": 64_000.0,
-        "high": 64_000.0,
-        "launches": (64_000.0,),
-        "alone": 96_000.0,
-        "alone_low": 64_000.0,
-        "alone_high": 128_000.0,
-        "efficiency": 0.75,
-        "efficiency_low": 0.5,
-        "efficiency_high": 1.0,
-    }
+    assert isinstance(found, Training)
+    assert found.samples_per_second == Figure(64_000.0, 64_000.0, 64_000.0, (64_000.0,))
+    assert found.alone == Figure(96_000.0, 64_000.0, 128_000.0, (96_000.0,))
+    assert found.efficiency == Figure(0.75, 0.5, 1.0, (0.75,))
     one = outcome(Experiment("training", (("a", 1),)), [report])
     assert isinstance(one, Training)
-    assert (one.efficiency, one.efficiency_low, one.efficiency_high) == (None, None, None), "it has nobody to communicate with"
+    assert one.efficiency is None, "it has no peer"
     with pytest.raises(ProvisionError, match="the benchmark's report lacks none"):
         outcome(Experiment("training", (("a", 2),)), [EngineReport.model_validate({"results": rows[:1]})])
 
@@ -211,9 +200,11 @@ def test_a_limit_that_was_exceeded_by_far_was_measured_too_low() -> None:
     assert "<td>reached</td>" not in text
 
 
-def trained(n: int, speed: float, quartiles: float = 1.02, **more: Any) -> dict[str, Any]:
-    spread = {"low": speed / quartiles, "high": speed * quartiles}
-    return {"np": n, "hosts": ["a"], "samples_per_second": speed, **spread, "alone": speed, "efficiency": 0.9, **more}
+def trained(n: int, speed: float, quartiles: float = 1.02, efficiency: tuple[float | None, ...] = (0.9,), **more: Any) -> dict[str, Any]:
+    """``more``: of the speed."""
+    figure = {"median": speed, "low": speed / quartiles, "high": speed * quartiles, **more}
+    share = dict(zip(("median", "low", "high"), efficiency, strict=False))
+    return {"np": n, "hosts": ["a"], "samples_per_second": figure, "alone": {"median": speed}, "efficiency": share}
 
 
 def shares(now: Measurements) -> list[str]:
@@ -221,10 +212,10 @@ def shares(now: Measurements) -> list[str]:
 
 
 def test_more_than_all_of_the_speed_is_noise_or_a_disturbance() -> None:
-    noise = trained(2, 1800.0, efficiency=1.03, efficiency_low=0.96, efficiency_high=1.12)
-    unknown = trained(3, 1800.0, efficiency=1.47)
-    disturbed = trained(4, 1800.0, efficiency=1.47, efficiency_low=1.2, efficiency_high=1.6)
-    now = measurements(training=[trained(1, 900.0, efficiency=1.47), noise, unknown, disturbed])
+    noise = trained(2, 1800.0, efficiency=(1.03, 0.96, 1.12))
+    unknown = trained(3, 1800.0, efficiency=(1.47,))
+    disturbed = trained(4, 1800.0, efficiency=(1.47, 1.2, 1.6))
+    now = measurements(training=[trained(1, 900.0, efficiency=(1.47,)), noise, unknown, disturbed])
     assert shares(now) == ["-", "103 % (96–112)", "-", "147 % (120–160)"]
     (remark,) = results.remarks(now)
     assert remark.startswith("training with 4 ranks was faster with communication than without")
@@ -346,7 +337,7 @@ def test_what_was_measured_is_kept_when_a_launch_fails(
     kept = results.read(path.read_bytes())
     assert kept.incomplete is not None
     assert kept.incomplete.why.startswith(why)
-    assert [len(run.launches) for run in kept.training] == [2, 1]
+    assert [len(run.samples_per_second.launches) for run in kept.training] == [2, 1]
     assert [(each.load, each.cores) for each in kept.hosts] == [(9.1, 2), (None, None)]
     assert results.history(inventory.load("hosts.ini")).runs == [kept]
     assert "incomplete: 6 of 8 launches" in (tmp_path / "page.html").read_text()
@@ -437,8 +428,9 @@ def test_names_of_curves_that_are_alike_stay_inside_of_the_drawing() -> None:
     assert min(below - above for above, below in pairwise(heights)) >= 15
 
 
-DOCUMENT = """{"schema": 3, "when": "2026-11-20T10:00:00+00:00", "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 2}], "pairs": [
-{"hosts": ["a", "b"], "results": [{"bytes": 4096, "median_us": 40.0, "busbw_gbs": 0.1}], "limit_gbs": 2.5}], "ranks": [], "training": []}"""
+DOCUMENT = """{"schema": 4, "when": "2026-11-20T10:00:00+00:00", "hosts": [{"name": "a", "slots": 2}, {"name": "b", "slots": 2}],
+"pairs": [{"hosts": ["a", "b"], "results": [{"bytes": 4096, "latency_us": {"median": 40.0}, "busbw_gbs": 0.1}], "limit_gbs": 2.5}],
+"ranks": [], "training": []}"""
 
 
 def test_earlier_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,8 +449,8 @@ def test_earlier_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("content", "reason"),
     [
         ("{", "Invalid JSON"),
-        *((DOCUMENT.replace('"schema": 3', f'"schema": {number}'), "schema: Input should be 3") for number in (1, 2, 4)),
-        (DOCUMENT.replace("40.0", "-1"), "0.median_us"),
+        *((DOCUMENT.replace('"schema": 4', f'"schema": {number}'), "schema: Input should be 4") for number in (1, 3, 5)),
+        (DOCUMENT.replace("40.0", "-1"), "0.latency_us"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(content: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,11 +301,11 @@ def test_the_page_of_many_hosts_is_as_short_as_that_of_the_kinds_of_hosts() -> N
 def test_links_are_coloured_by_what_was_measured_on_these_hosts() -> None:
     run = cluster(3)
     pairs = [
-        {"hosts": list(hosts), "results": [{"bytes": 1 << 20, "median_us": 10.0, "busbw_gbs": gbs}], "limit_gbs": 0}
+        {"hosts": list(hosts), "results": [{"bytes": 1 << 20, "latency_us": {"median": 10.0}, "busbw_gbs": gbs}], "limit_gbs": 0}
         for hosts, gbs in ((("gpu000", "gpu001"), 11.0), (("gpu000", "gpu002"), 10.5), (("gpu001", "gpu002"), 0.004))
     ]
     slots = [{"name": name, "slots": 8} for name in ("gpu000", "gpu001", "gpu002")]
-    document = {"schema": 3, "when": "2026-11-26T18:00:00+00:00", "hosts": slots, "pairs": pairs, "ranks": [], "training": []}
+    document = {"schema": 4, "when": "2026-11-26T18:00:00+00:00", "hosts": slots, "pairs": pairs, "ranks": [], "training": []}
     same_names = by_name("/elsewhere.ini", ["gpu000", "gpu001", "gpu002"], None)
     results.keep(same_names, Measurements.model_validate(document))
     assert "Links were not measured" in read(run).said()  # those are other hosts

@@ -255,14 +255,19 @@ def test_a_document_for_programs_loses_nothing(attack: str, capsys: pytest.Captu
 
 @every_attack
 def test_the_page_of_a_benchmark(attack: str) -> None:
-    sums = [{"bytes": 4096, "median_us": 50.0, "busbw_gbs": 0.1}, {"bytes": 16 << 20, "median_us": 9000.0, "busbw_gbs": 1.0}]
+    sums = [
+        {"bytes": 4096, "latency_us": {"median": 50.0}, "busbw_gbs": 0.1},
+        {"bytes": 16 << 20, "latency_us": {"median": 9000.0}, "busbw_gbs": 1.0},
+    ]
     names = [f"a{attack}<script>", "b"]
     document = {
         "when": f"today{attack}",
         "hosts": [{"name": name, "slots": 2} for name in names],
         "pairs": [{"hosts": names, "results": sums, "limit_gbs": 2.5}],
         "ranks": [{"np": 2, "hosts": names, "results": sums, "limit_gbs": 3.0}],
-        "training": [{"np": 2, "hosts": names, "samples_per_second": 900.0, "alone": 1000.0, "efficiency": 0.9}],
+        "training": [
+            {"np": 2, "hosts": names, "samples_per_second": {"median": 900.0}, "alone": {"median": 1000.0}, "efficiency": {"median": 0.9}}
+        ],
     }
     measurements = Measurements.model_validate(document)
     made = page.render(measurements, [measurements], results.compare(measurements, measurements))
