@@ -27,6 +27,7 @@ from provision.report.status.model import Status
 LOOPBACK = "127.0.0.1"
 _MAX_CONNECTIONS = 32  # without a complete request; beyond that, the oldest gives way to the newest
 _REQUEST_S, _SILENT_S = 2.0, 5.0  # for a complete request; of a client that reads nothing
+_MAX_DIFFERENCES = 10  # of one host, on the page
 _OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -36,6 +37,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_HEADERS_OF = {HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"}, HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"}}
 _POLICY = "default-src 'none'; style-src 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -134,13 +136,12 @@ class _Handler(BaseHTTPRequestHandler):
             reply = self.server.answer(self.command, self.path, self.headers.get("Host", ""), self.headers.get("Authorization", ""))
         except ValueError:  # an address that is none, or with too many fields
             reply = _plain(HTTPStatus.BAD_REQUEST, "invalid request")
+        self._send(reply)
+
+    def _send(self, reply: _Reply) -> None:
         self.send_response(reply.status)
-        headers = {**_HEADERS, "Content-Security-Policy": reply.policy, "Content-Type": reply.kind, "Content-Length": str(len(reply.body))}
-        if reply.status == HTTPStatus.UNAUTHORIZED:
-            headers["WWW-Authenticate"] = "Bearer"
-        if reply.status == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = "GET, HEAD"
-        for name, value in headers.items():
+        of_reply = {"Content-Security-Policy": reply.policy, "Content-Type": reply.kind, "Content-Length": str(len(reply.body))}
+        for name, value in {**_HEADERS, **of_reply, **_HEADERS_OF.get(reply.status, {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -148,10 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """What http.server refuses, without a word of the request."""
-        self.send_response(code)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
+        self._send(_plain(HTTPStatus(code), "invalid request"))
 
     def version_string(self) -> str:
         return "provision"
@@ -170,22 +168,23 @@ def _plain(status: HTTPStatus, text: str) -> _Reply:
 
 
 def page(status: Status | None, interval: float, nonce: str, *, paused: bool = False, turn: str | None = None) -> str:
-    """The page; before the first answer it only says so. It has no script: the browser loads it again after the interval.
+    """The page, with the rows and lines of the terminal; before the first answer it only says so. It has no script: the browser loads it
+    again after the interval.
 
     Args:
         paused: the browser does not load it again.
         turn: the address of the same page in the other of these two states, for a link.
     """
+    again, age = max(1, round(interval)), time.time() - status.when if status else 0.0
     return pages.template("provision.report.status").render(
-        status=status,
         nonce=nonce,
         paused=paused,
         turn=turn,
         version=__version__,
-        again=max(1, round(interval)),
-        age=time.time() - status.when if status else 0.0,
-        moment=show.moment,
-        duration=show.duration,
-        summary=show.summary,
-        gib=lambda count: f"{count / (1 << 30):.0f}",
+        again=again,
+        summary=show.summary(status) if status else "Waiting for the hosts' first answer",
+        stale=show.duration(age) if age > 3 * again + 120 else "",
+        tables=show.tables(status) if status else {},
+        lines=show.lines(status, _MAX_DIFFERENCES) if status else [],
+        styles=show.STYLES,
     )

@@ -36,7 +36,7 @@ def show(status: Status, console: Console) -> None:
     listed, left_out = _table(status, list(status.hosts), console)
     console.print(listed)
     if 0 < sum(len(host.gpus) for host in status.hosts) <= _MAX_GPUS:
-        gpus, more_left_out = _gpus(status, console)
+        gpus, more_left_out = _fitting(_gpu_rows(status), _DISPENSABLE_OF_GPUS, console)
         left_out += more_left_out
         console.print("", gpus)
     for text, style in (*left_out, *_troubles(status, status.hosts), *_jobs(status), (summary(status), "bold")):
@@ -70,6 +70,21 @@ def view(status: Status, console: Console) -> Table:
     for text, style in lines[:fit] + [("… provision status prints all", "dim")] * (fit < len(lines)):
         grid.add_row(styled(text, style))
     return grid
+
+
+def tables(status: Status) -> dict[str, list[dict[str, str]]]:
+    """What a page shows: title → rows of hosts, the worst first, and of GPUs; those that there are."""
+    has_gpus = any(host.gpus for host in status.hosts)
+    hosts = [
+        {**_row(status, host, has_gpus=has_gpus), "up for": duration(host.uptime) if host.uptime is not None else "-"}
+        for host in status.worst_first
+    ]
+    return {title: rows for title, rows in (("Hosts, the worst first", hosts), ("GPUs", _gpu_rows(status))) if rows}
+
+
+def lines(status: Status, differences: int) -> list[tuple[str, str]]:
+    """What a page says below that, each line with its style. ``differences``: of one host, that are named."""
+    return [*_troubles(status, status.hosts, differences), *_jobs(status)]
 
 
 def summary(status: Status) -> str:
@@ -137,11 +152,11 @@ def _of(used: int, total: int) -> str:
     return f"{max(0, used) / _GIB:.0f}/{total / _GIB:.0f}"
 
 
-def _gpus(status: Status, console: Console) -> tuple[Table, list[tuple[str, str]]]:
+def _gpu_rows(status: Status) -> list[dict[str, str]]:
     def shown(value: float | None, unit: str) -> str:
         return f"{value:.0f} {unit}" if value is not None else "-"
 
-    rows = [
+    return [
         {
             "host": host.host,
             "GPU": f"{gpu.index} {gpu.name}",
@@ -153,19 +168,18 @@ def _gpus(status: Status, console: Console) -> tuple[Table, list[tuple[str, str]
         for host in status.hosts
         for gpu in host.gpus
     ]
-    return _fitting(rows, _DISPENSABLE_OF_GPUS, console)
 
 
-def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str, str]]:
+def _troubles(status: Status, hosts: Sequence[HostStatus], differences: int = _MAX_DIFFERENCES) -> Iterator[tuple[str, str]]:
     """Lines about what is wrong, the worst first, and what helps; hosts with the same trouble share them."""
     if status.problem:
         yield status.problem, "red"
     groups: dict[tuple[str, ...], list[HostStatus]] = {}
     for host in sorted(hosts, key=lambda host: STATES.index(host.state)):
         holder = f"{host.locked.owner} works on it since {host.locked.since}" if host.locked else ""
-        shown = [each for each in (host.problem, holder, *host.drift[:_MAX_DIFFERENCES]) if each]
-        if len(host.drift) > _MAX_DIFFERENCES:
-            shown.append(f"and {len(host.drift) - _MAX_DIFFERENCES} more")
+        shown = [each for each in (host.problem, holder, *host.drift[:differences]) if each]
+        if len(host.drift) > differences:
+            shown.append(f"and {len(host.drift) - differences} more")
         groups.setdefault((host.state, *shown), []).append(host)
     for (state, *texts), group in groups.items():
         if state == "installed" and not texts:
