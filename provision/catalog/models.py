@@ -138,15 +138,17 @@ class NcclWheels(Sourced):
         return self
 
     def _wrong_code(self) -> Iterator[tuple[KeyPath, str]]:
-        """Every wheel under ``builds`` is listed once under ``code``, with the GPUs that it has code for."""
-        missing = {(package, version) for package, versions in self.builds.items() for version in versions}
-        for index, entry in enumerate(self.code):
-            for package, wheels in entry.wheels.items():
-                for place, wheel in enumerate(wheels):
-                    if (package, wheel) not in missing:
-                        yield ("code", index, "wheels", package, place), f"{package} {wheel} is there twice, or not listed under builds"
-                    missing.discard((package, wheel))
-        for package, wheel in sorted(missing):
+        """Every wheel under ``builds`` is listed under ``code``, with the GPUs that it has code for; the first entry counts."""
+        built = {(package, wheel) for package, wheels in self.builds.items() for wheel in wheels}
+        listed = {
+            (package, wheel): ("code", index, "wheels", package, place)
+            for index, entry in enumerate(self.code)
+            for package, wheels in entry.wheels.items()
+            for place, wheel in enumerate(wheels)
+        }
+        for package, wheel in listed.keys() - built:
+            yield listed[package, wheel], f"{package} {wheel} is not listed under builds"
+        for package, wheel in sorted(built - listed.keys()):
             yield ("builds", package, wheel), f"{package} {wheel} is missing under code"
 
 

@@ -55,7 +55,7 @@ class Overlay:
         file = self.files[name]
         hint, where = "install provision again", f"provision/catalog/{name}.yaml"
         ours = validation.read(validation.decoded(catalog.content(name), where, hint), where, "yaml", hint)
-        data = merge(_without_replaced_code(ours, file.rows) if name == "nccl" else ours, file.rows)
+        data = merge(ours, file.rows)
         return validation.validate(FILES[name], data, file.path, text=file.text, kind="yaml", hint=HINT)
 
 
@@ -160,27 +160,3 @@ def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
         else:
             both[name] = value
     return both
-
-
-def _without_replaced_code(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """nccl.yaml without the GPU code of those wheels of which the user's file says it: each wheel is listed once."""
-    try:
-        replaced = {
-            (package, version)
-            for entry in theirs["wheels"]["code"]
-            for package, versions in entry["wheels"].items()
-            for version in versions
-        }
-        code = [
-            {
-                **entry,
-                "wheels": {
-                    package: [version for version in versions if (package, version) not in replaced]
-                    for package, versions in entry["wheels"].items()
-                },
-            }
-            for entry in ours["wheels"]["code"]
-        ]
-    except (KeyError, TypeError, AttributeError):  # it says none, or is invalid, which its model will say
-        return ours
-    return {**ours, "wheels": {**ours["wheels"], "code": code}}

@@ -7,6 +7,7 @@ bundle (``bundled``: its supplies) go before those of the cache, and are not kep
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,12 @@ class Kind:
 OPENMPI = Kind("openmpi", ".tar.gz")
 NCCL = Kind("nccl", ".tar.gz")
 ENGINE = Kind("engine", ".whl")
+
+
+def key_of(name: str, system: str, arch: str, depends: Sequence[Any]) -> str:
+    """Names a build by everything that it depends on: hosts with the same key get the same bits. ``name``: with the version."""
+    digest = hashlib.sha256(json.dumps([system, arch, *depends]).encode()).hexdigest()
+    return f"{name}-{system.replace(' ', '')}-{arch}-{digest[:12]}"
 
 
 def cached(kind: Kind, key: str, bundled: Path | None = None) -> str | None:

@@ -6,9 +6,7 @@ that none of them needs a compiler, also in later runs.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import lzma
 import re
 import tarfile
@@ -74,9 +72,7 @@ def known_for(folder: Path | None, bundled: Path | None = None) -> Callable[[Fac
 
 
 def _key(version: str, sha256: str, system: str, arch: str, *, root: bool) -> str:
-    depends = [sha256, system, arch, root, catalog.python_packages().build]
-    digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()
-    return f"collective_core-{version}-{system.replace(' ', '')}-{arch}-{digest[:12]}"
+    return builds.key_of(f"collective_core-{version}", system, arch, [sha256, root, catalog.python_packages().build])
 
 
 def _fitting(folder: Path, engine: EngineSource, arch: str, glibc: str | None) -> Path | None:

@@ -5,8 +5,6 @@ A build is named by everything that it depends on, and cached (`provision.instal
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +59,8 @@ class Recipe:
         component = self.of(host)
         if component is None:
             raise ValueError(f"{host.name} gets no {self.title} from source")
-        words = [component.options, self.known.make, *self.depends(host, component)]
-        digest = hashlib.sha256(json.dumps([component.sha256, host.system, host.arch, self.home(host), *words]).encode()).hexdigest()
-        return f"{self.name}-{component.version}-{host.system.replace(' ', '')}-{host.arch}-{digest[:12]}"
+        depends = [component.sha256, self.home(host), component.options, self.known.make, *self.depends(host, component)]
+        return builds.key_of(f"{self.name}-{component.version}", host.system, host.arch, depends)
 
 
 OPENMPI = Recipe(

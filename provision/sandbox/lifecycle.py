@@ -187,11 +187,17 @@ def _existing(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots
     raise ProvisionError(f"There is another sandbox '{name}': {found}.", hint=_other_hint(name))
 
 
+def _require_running(runs: Engine, host: SandboxHost) -> None:
+    if not runs.is_running(host):
+        hint = "A base must be Debian or a relative of it; the packages of a minimal one come from apt's mirror: check that it answers."
+        raise ProvisionError(f"The host stopped right after its start: {runs.last_lines(host)}", where=host.name, hint=hint)
+
+
 def _host_keys(runs: Engine, host: SandboxHost, deadline: float) -> str:
     """The host's public keys, read without its network, where they could be forged."""
     with container_engine.explained(f"starting {host.name}"):
         while True:
-            runs.require_running(host)
+            _require_running(runs, host)
             if keys := runs.public_keys(host):
                 return keys
             if time.monotonic() > deadline:
@@ -213,7 +219,7 @@ def _wait_for_login(runs: Engine, sandbox: Sandbox, host: SandboxHost, deadline:
         if tried.returncode == 0:
             return
         with container_engine.explained(f"starting {host.name}"):
-            runs.require_running(host)
+            _require_running(runs, host)
         if time.monotonic() > deadline:
             raise ProvisionError(
                 f"The host runs, but accepts no login at {host.address}: {tried.stderr.strip()}",

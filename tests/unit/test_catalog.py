@@ -115,7 +115,7 @@ def test_weak_evidence_is_named() -> None:
             "nccl",
             '"2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"]',
             '"2.28.8", "2.28.9", "2.29.7"]',
-            "2.28.8 is there twice, or not listed",
+            "2.28.8 is not listed under builds",
         ),
         ("nccl", '"2.27.5": "12.9"\n', '"2.27.5": "12.9"\n      "2.27.6": "12.9"\n', "nvidia-nccl-cu12 2.27.6 is missing under code"),
         ("mnist", "max_learning_rate: 0.16, min_steps: 59", "max_learning_rate: 0.16, min_step: 59", "did you mean `min_steps`?"),
