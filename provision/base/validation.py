@@ -42,6 +42,12 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
+class Answer(BaseModel):
+    """A part of a host's answer: what we do not know is left out, what is of another type is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, defer_build=True)
+
+
 M = TypeVar("M", bound=BaseModel)
 
 

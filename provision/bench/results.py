@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -306,6 +307,14 @@ class Change(NamedTuple):
         return f"{self.what}: {number(self.before)} → {number(self.now)} {self.unit} ({self.now / self.before - 1:+.0%}, {verdict})"
 
 
+LeftOut = Literal["launches", "spread", "partner"]  # which one of the two runs lacks
+_LEFT_OUT: dict[LeftOut, str] = {
+    "launches": f"one launch is not enough to tell a change; both runs need --repetitions {MIN_LAUNCHES} or more",
+    "spread": "too few rounds for a spread in one of the two runs",
+    "partner": "that run did not measure them, or on other hosts",
+}
+
+
 class Comparison(NamedTuple):
     """The figures of two runs that have changed, the worst first.
 
@@ -313,18 +322,14 @@ class Comparison(NamedTuple):
         before: the earlier run.
         now: the later one.
         compared: how many were.
-        of_one_launch: how many have fewer than two launches in one of the runs.
-        without_spread: how many lack a spread in one of the runs.
-        without_partner: how many the run before has not measured, or on other hosts.
+        left_out: why others were not (`_LEFT_OUT`) → how many.
     """
 
     before: Measurements
     now: Measurements
     changes: list[Change]
     compared: int
-    of_one_launch: int
-    without_spread: int
-    without_partner: int
+    left_out: Mapping[LeftOut, int]
 
     @property
     def remarks(self) -> list[str]:
@@ -334,16 +339,7 @@ class Comparison(NamedTuple):
             found.append(f"no change in {_counted(self.compared)} that exceeds the spread of both runs")
         if self.changes and any(host.busy for run in (self.before, self.now) for host in run.hosts):
             found.append("hosts were busy before one of the two runs: the changes may come from that")
-        if self.of_one_launch:
-            found.append(
-                f"{_counted(self.of_one_launch)} not compared: one launch is not enough to tell a change; "
-                f"both runs need --repetitions {MIN_LAUNCHES} or more"
-            )
-        if self.without_spread:
-            found.append(f"{_counted(self.without_spread)} not compared: too few rounds for a spread in one of the two runs")
-        if self.without_partner:
-            found.append(f"{_counted(self.without_partner)} not compared: that run did not measure them, or on other hosts")
-        return found
+        return found + [f"{_counted(self.left_out[why])} not compared: {said}" for why, said in _LEFT_OUT.items() if why in self.left_out]
 
 
 def _counted(count: int) -> str:
@@ -353,21 +349,21 @@ def _counted(count: int) -> str:
 def compare(before: Measurements, now: Measurements) -> Comparison:
     """What has changed by more than both spreads together."""
     known = {each.key: each.figure for each in figures(before)}
-    changes, compared, single, without, alone = [], 0, 0, 0, 0
+    changes, compared, left_out = [], 0, Counter[LeftOut]()
     for key, name, unit, figure in figures(now):
         old = known.get(key)
         if old is None:
-            alone += 1
+            left_out["partner"] += 1
         elif min(len(old.launches), len(figure.launches)) < MIN_LAUNCHES:
-            single += 1
+            left_out["launches"] += 1
         elif old.spread is None or figure.spread is None:
-            without += 1
+            left_out["spread"] += 1
         else:
             compared += 1
             if abs(figure.median - old.median) > old.spread + figure.spread:
                 better = old.median / figure.median if unit == "µs" else figure.median / old.median
                 changes.append(Change(name, old.median, figure.median, better, unit))
-    return Comparison(before, now, sorted(changes, key=lambda change: change.better), compared, single, without, alone)
+    return Comparison(before, now, sorted(changes, key=lambda change: change.better), compared, left_out)
 
 
 def compare_with_last(earlier: Sequence[Measurements], now: Measurements) -> Comparison | None:

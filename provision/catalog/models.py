@@ -146,7 +146,7 @@ class NcclWheels(Sourced):
             for package, wheels in entry.wheels.items()
             for place, wheel in enumerate(wheels)
         }
-        for package, wheel in listed.keys() - built:
+        for package, wheel in sorted(listed.keys() - built):
             yield listed[package, wheel], f"{package} {wheel} is not listed under builds"
         for package, wheel in sorted(built - listed.keys()):
             yield ("builds", package, wheel), f"{package} {wheel} is missing under code"

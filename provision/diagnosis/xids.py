@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from provision import catalog
-from provision.base.problems import SEVERITIES
+from provision.base.problems import SEVERITIES, Severity
 from provision.catalog.models import KnownXid
 from provision.diagnosis.patterns import Pattern
 
@@ -19,15 +18,15 @@ def known() -> Iterator[tuple[int, KnownXid]]:
     return iter(sorted((int(number), entry) for number, entry in catalog.gpu_health().xids.known.items()))
 
 
-def details(lines: Iterable[str], fix: tuple[str, ...]) -> dict[str, Any]:
-    """What a finding of Xids in these lines says instead of the entry: their severity, and one step for each before those of ``fix``."""
+def judged(lines: Iterable[str]) -> tuple[Severity, tuple[str, ...]]:
+    """The severity of the Xids in these lines, and a step for each."""
     entries = dict(known())
     numbers = dict.fromkeys(int(found.group(1)) for line in lines if (found := _NUMBER.match(line)))
-    steps = (
+    steps = tuple(
         f"Xid {number}: {entries[number].meaning}: {entries[number].remedy}"
         if number in entries
         else f"Xid {number}: not in the catalogue: https://docs.nvidia.com/deploy/xid-errors"
         for number in numbers
     )
-    severities = [entries[number].severity if number in entries else "warning" for number in numbers]
-    return {"severity": min(severities, key=SEVERITIES.index, default="error"), "fix": (*steps, *fix)}
+    severities: list[Severity] = [entries[number].severity if number in entries else "warning" for number in numbers]
+    return min(severities, key=SEVERITIES.index, default="error"), steps

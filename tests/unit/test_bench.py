@@ -259,9 +259,9 @@ def test_one_launch_tells_no_change() -> None:
         )
 
     found = results.compare(of_one_launch(1.0), of_one_launch(9.0))
-    assert (found.changes, found.compared, found.of_one_launch) == ([], 0, 5)
+    assert (found.changes, found.compared, found.left_out) == ([], 0, {"launches": 5})
     assert [line.partition(";")[0] for line in found.remarks] == ["5 figures not compared: one launch is not enough to tell a change"]
-    assert results.compare(measurements(1.0), of_one_launch(9.0)).of_one_launch == 5, "both runs need two"
+    assert results.compare(measurements(1.0), of_one_launch(9.0)).left_out["launches"] == 5, "both runs need two"
     assert found.remarks[0] in page.render(of_one_launch(9.0), [of_one_launch(1.0)], found)
 
 
@@ -281,10 +281,10 @@ def test_an_incomplete_run_is_compared_only_where_nothing_else_is_there() -> Non
     assert results.compare_with_last([], whole) is None
     against = results.compare_with_last([whole, part], measurements())
     assert against is not None
-    assert (against.before, against.without_partner) == (whole, 0)
+    assert (against.before, against.left_out) == (whole, {})
     against = results.compare_with_last([part], measurements())
     assert against is not None
-    assert (against.before, against.without_partner) == (part, 6)
+    assert (against.before, against.left_out) == (part, {"partner": 6})
     (remark,) = results.remarks(part)
     assert remark == "incomplete: 3 of 12 launches; not measured: allreduce of 4 ranks on 2 hosts"
     text = page.render(part, [], None)
@@ -385,9 +385,9 @@ def test_a_change_is_what_exceeds_both_spreads() -> None:
     slower = results.compare(measurements(2.0), measurements(1.8))
     assert sorted(change.what for change in slower.changes) == ["2 ranks, 16 MiB", "4 ranks, 16 MiB", "5 ranks, 16 MiB", "a – b, 16 MiB"]
     assert {round(change.better, 3) for change in slower.changes} == {0.9}
-    assert (slower.compared, slower.of_one_launch, slower.without_spread, slower.without_partner) == (16, 0, 0, 0)
+    assert (slower.compared, slower.left_out) == (16, {})
     few_rounds = measurements(training=[trained(1, 900.0, low=None, high=None, launches=[900.0, 900.0])])
-    assert results.compare(few_rounds, few_rounds).without_spread == 1
+    assert results.compare(few_rounds, few_rounds).left_out["spread"] == 1
 
 
 def test_the_same_ranks_on_other_hosts_are_not_compared_and_a_pair_is_the_same_in_any_order() -> None:
@@ -401,9 +401,9 @@ def test_the_same_ranks_on_other_hosts_are_not_compared_and_a_pair_is_the_same_i
 
     found = results.compare(measured(1.0, 2, ["a", "b"], ["a", "b"]), measured(9.0, 4, ["a"], ["b", "a"]))
     assert [change.what for change in found.changes] == ["b – a, 16 MiB"], "4 ranks are in one host now"
-    assert (found.compared, found.without_partner) == (2, 2)
+    assert (found.compared, found.left_out) == (2, {"partner": 2})
     found = results.compare(measured(1.0, 2, ["a", "b"], ["a", "b"]), measured(9.0, 3, ["a", "b"], ["a", "b"]))
-    assert (found.compared, found.without_partner) == (2, 2), "3 and 1 are not 2 and 2"
+    assert (found.compared, found.left_out) == (2, {"partner": 2}), "3 and 1 are not 2 and 2"
 
 
 def test_a_run_that_left_something_out_leaves_the_trends_of_all_others() -> None:

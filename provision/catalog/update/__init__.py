@@ -60,10 +60,6 @@ def _write(made: Update, folder: Path, source: str, today: datetime.date) -> Non
         kept = before.files[name].rows if before and name in before.files else {}
         content = {"schema": 1, "source": source, "date": today.isoformat(), **overlay.merge(kept, rows)}
         texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
-    with tempfile.TemporaryDirectory() as place:
-        for name, text in texts.items():
-            (Path(place) / f"{name}.yaml").write_text(text, encoding="utf-8")
-        overlay.check([Path(place)])
     if not texts and not invalid:
         return
     created = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -72,6 +68,7 @@ def _write(made: Update, folder: Path, source: str, today: datetime.date) -> Non
         with tempfile.TemporaryDirectory(prefix=".update-", dir=folder) as fresh:  # what the disk has no room for is not half there
             for name, text in texts.items():
                 downloads.store(Path(fresh) / f"{name}.yaml", text.encode())
+            overlay.check([Path(fresh)])
             made.set_aside += [_set_aside(path, error) for path, error in invalid.items()]
             for name in texts:
                 os.replace(Path(fresh) / f"{name}.yaml", folder / f"{name}.yaml")

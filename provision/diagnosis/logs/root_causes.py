@@ -103,8 +103,11 @@ def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
 
 
 def _finding(scanner: Scanner, signature: Signature, matches: Matches) -> Finding:
-    details = xids.details((match.text for match in matches.first), signature.fix) if signature.id == xids.ANY else {}
-    return Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times, **details)
+    found = Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times)
+    if signature.id != xids.ANY:
+        return found
+    severity, steps = xids.judged(match.text for match in matches.first)
+    return replace(found, severity=severity, fix=(*steps, *found.fix))
 
 
 def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from provision.base.validation import Answer
 
 Test = Literal["dcgm", "nvbandwidth", "allreduce"]
-
-
-class Answer(BaseModel):
-    """A part of a host's answer: what we do not know is left out, what is of another type is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, defer_build=True)
 
 
 class Output(Answer):
@@ -114,7 +110,7 @@ class NvlinkOf(Answer):
     name: str
     active: int = 0
     inactive: int = 0
-    errors: dict[str, int] = {}
+    errors: dict[str, int] = Field(default_factory=dict)
 
 
 class Topology(Answer):

@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from provision.base.validation import Answer
 from provision.survey.model import Installed
 
 State = Literal["installed", "drifted", "busy", "GPU error", "not installed", "unknown", "unreachable"]
@@ -27,20 +28,14 @@ _Seconds = Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)]
 _Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
-    """A part of a host's answer: what we do not know is left out, what is of another type is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, defer_build=True)
-
-
-class Size(_Part):
+class Size(Answer):
     """Memory, or the file system of the installation."""
 
     total: _Bytes
     available: _Bytes
 
 
-class Gpu(_Part):
+class Gpu(Answer):
     """A GPU as nvidia-smi numbers it; None is what it does not measure. Degrees Celsius, watts."""
 
     index: _Count
@@ -53,14 +48,14 @@ class Gpu(_Part):
     power: _Measured | None = None
 
 
-class Holder(_Part):
+class Holder(Answer):
     """Who holds the host's lock: an installation or a removal."""
 
     owner: _Name
     since: _Name
 
 
-class RanksOfJob(_Part):
+class RanksOfJob(Answer):
     """The ranks of a job on one host. ``age``: of the oldest."""
 
     run: _Name
@@ -69,7 +64,7 @@ class RanksOfJob(_Part):
     program: _Name
 
 
-class Activity(_Part):
+class Activity(Answer):
     """The section `activity` of the survey script."""
 
     uptime: _Seconds
@@ -81,24 +76,24 @@ class Activity(_Part):
     jobs: Annotated[tuple[RanksOfJob, ...], Field(max_length=50)] = ()
 
 
-class GpuLoad(_Part):
+class GpuLoad(Answer):
     """The section `gpu_load`. ``error``: of nvidia-smi, where it failed."""
 
     gpus: Annotated[tuple[Gpu, ...], Field(max_length=64)] = ()
     error: _Text | None = None
 
 
-class HostAnswer(_Part):
+class HostAnswer(Answer):
     """What the survey script says for the status. ``installed`` and ``drift`` are asked for now and then only."""
 
     activity: Activity | None = None
     gpu_load: GpuLoad | None = None
     installed: Installed | None = None
     drift: Annotated[tuple[_Text, ...], Field(max_length=5000)] | None = None
-    errors: Annotated[dict[str, _Text], Field(max_length=100)] = {}
+    errors: Annotated[dict[str, _Text], Field(max_length=100)] = Field(default_factory=dict)
 
 
-class HostStatus(_Part):
+class HostStatus(Answer):
     """One host.
 
     Attributes:
@@ -135,7 +130,7 @@ class HostStatus(_Part):
         return (sum(used for used, _ in known), sum(total for _, total in known)) if known else None
 
 
-class Job(_Part):
+class Job(Answer):
     """A job that runs. ``hosts``: host → number of its ranks there; ``began``: seconds since 1970."""
 
     run: str
@@ -145,7 +140,7 @@ class Job(_Part):
     began: float
 
 
-class LastRun(_Part):
+class LastRun(Answer):
     """The newest run on this inventory. ``began``: seconds since 1970; ``folder``: everything about it."""
 
     run: str
@@ -155,7 +150,7 @@ class LastRun(_Part):
     folder: str
 
 
-class Status(_Part):
+class Status(Answer):
     """The status of all hosts of an inventory: what `provision status --json` prints. ``when``: seconds since 1970."""
 
     model_config = ConfigDict(populate_by_name=True)
