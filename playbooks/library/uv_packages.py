@@ -240,15 +240,15 @@ class Uv:
     def __init__(self, module, venv, scratch):
         self.module, self.venv = module, venv
         if module.params["bundle"]:
-            settings, variables, self.constraints = uv_support.offline(module.params["bundle"]), {}, []
+            setup = uv_support.offline(module.params["bundle"])
         else:
             places = {name: module.params[name] for name in ("index_url", "extra_index_url", "find_links")}
-            settings, variables, self.constraints = uv_support.online(uv_support.pip_settings(os.environ), **places)
+            setup = uv_support.online(uv_support.pip_settings(os.environ), **places)
         path = os.path.join(scratch, "uv.toml")
-        uv_support.write_settings(path, settings)
+        uv_support.write_settings(path, setup.settings)
         # A cache next to the environment: files are linked from one to the other and not copied.
         own = {"TMPDIR": scratch, "UV_CACHE_DIR": os.path.join(scratch, "cache"), "UV_CONFIG_FILE": path, "NO_COLOR": "1"}
-        self.environment = {**own, **variables}
+        self.environment, self.constraints = {**own, **setup.variables}, setup.constraints
 
     def run(self, what, *words):
         """Run uv; ``what`` is its purpose, for the error."""

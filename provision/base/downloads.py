@@ -19,11 +19,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from provision.base import paths
+from provision.base import paths, uv_support
 from provision.base.errors import ProvisionError, UsageError
 
 # A server that sends nothing for this long counts as unavailable.
@@ -108,11 +108,12 @@ def _chunks(url: str, opener: urllib.request.OpenerDirector | None) -> Iterator[
         raise Unavailable(f"{type(error).__name__}: {error}", whole_server=True) from error
 
 
-def index_opener(url: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> urllib.request.OpenerDirector:
+def index_opener(url: str, setup: uv_support.Setup) -> urllib.request.OpenerDirector:
     """What reaches a server as pip and uv do: with pip's certificates and proxy, and the login of the index on that server.
 
-    ``settings`` and ``variables`` are those of `uv_support.online`; ``url`` has no login.
+    ``url`` has no login.
     """
+    settings, variables, _ = setup
     server = urllib.parse.urlsplit(url)
     context = ssl.create_default_context(cafile=variables.get("SSL_CERT_FILE"))
     if "SSL_CLIENT_CERT" in variables:

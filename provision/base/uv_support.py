@@ -10,14 +10,22 @@ import configparser
 import json
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 #: Like pip, and unlike uv alone, the best version of all indexes is taken. What is taken is compared with the lock.
 _ALWAYS: dict[str, Any] = {"index-strategy": "unsafe-best-match", "system-certs": True, "python-downloads": "never"}
 #: Settings of pip that are environment variables of uv.
 _VARIABLES = {"cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "timeout": "UV_HTTP_TIMEOUT", "proxy": "ALL_PROXY"}
 _ALIASES = {"default-timeout": "timeout"}
+
+
+class Setup(NamedTuple):
+    """How uv is set up: the settings of uv.toml, environment variables, and constraints files. They may hold passwords."""
+
+    settings: Mapping[str, Any]
+    variables: Mapping[str, str] = {}
+    constraints: Sequence[str] = ()
 
 
 def canonical(name: str) -> str:
@@ -53,15 +61,15 @@ def pip_settings(environ: Mapping[str, str], prefix: str | None = None, root: st
     return {_ALIASES.get(key, key): value for key, value in settings.items()}
 
 
-def offline(folder: str) -> dict[str, Any]:
-    """Settings of uv.toml that take wheels from ``folder`` and ask no index."""
-    return {**_ALWAYS, "no-index": True, "find-links": [folder]}
+def offline(folder: str) -> Setup:
+    """Wheels are taken from ``folder``, and no index is asked."""
+    return Setup({**_ALWAYS, "no-index": True, "find-links": [folder]})
 
 
 def online(
     pip: Mapping[str, str], index_url: str | None = None, extra_index_url: str | None = None, find_links: str | None = None
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """(settings of uv.toml, environment variables, constraints files) that find what pip would find, with the options of this run.
+) -> Setup:
+    """What finds what pip would find, with the options of this run.
 
     ``index_url`` replaces pip's index; the others are asked in addition.
     """
@@ -73,7 +81,7 @@ def online(
     settings["no-index"] = pip.get("no-index", "").lower() in ("1", "true", "yes", "on") and not index_url
     settings["allow-insecure-host"] = pip.get("trusted-host", "").split()
     variables = {_VARIABLES[key]: value for key, value in pip.items() if key in _VARIABLES and value}
-    return settings, variables, _absolute(pip.get("constraint", ""))
+    return Setup(settings, variables, _absolute(pip.get("constraint", "")))
 
 
 def _absolute(places: str) -> list[str]:

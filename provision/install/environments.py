@@ -199,7 +199,7 @@ def _export(project: Project, base: _Base) -> Project:
 
         def exported(*more: str) -> Project:
             hint = "make it again: uv lock"
-            text = wheels.run_uv([*words, *more], Path(name), uv_support.offline(name), {}, f"cannot read {project.path}", hint)
+            text = wheels.run_uv([*words, *more], Path(name), uv_support.offline(name), f"cannot read {project.path}", hint)
             return _parse(project.path, text, project.content)
 
         carriers = sorted(_CARRY_THE_ENGINE & base.fixed.keys())
@@ -233,14 +233,12 @@ def resolve(project: Project, base: _Base, host: str, index_url: str | None = No
         kept = "".join(f"{name}=={version}\n" for name, version in sorted(base.versions.items()))
         (work / "resolved.txt").write_text(kept, encoding="utf-8")
         is_torchs = any(canonical(each.name).startswith("torch") for each in requirements if canonical(each.name) != "torch")
-        settings, variables, constraints = uv_support.online(
-            uv_support.pip_settings(os.environ, sys.prefix), index_url, torch_index if is_torchs else None, str(work / "ours")
-        )
+        pip = uv_support.pip_settings(os.environ, sys.prefix)
+        setup = uv_support.online(pip, index_url, torch_index if is_torchs else None, str(work / "ours"))
         words = ["--no-header", "--no-annotate", "--no-sources", "-o", "resolved.txt"]
-        words += [word for path in constraints for word in ("--constraints", path)]
         words += ["requirements.in", *([str(project.path.absolute())] if project.path.name == PROJECT else [])]
         failed = f"found no packages for {project.path} on {host} (Python {base.python}, {base.arch}, glibc {base.glibc})"
-        wheels.compile_requirements(words, platform, work, settings, variables, failed, _hint(base))
+        wheels.compile_requirements(words, platform, work, setup, failed, _hint(base))
         text = (work / "resolved.txt").read_text(encoding="utf-8")
     found = _parse(project.path, text, b"")
     return _pins(project, found, base)

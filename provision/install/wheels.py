@@ -101,15 +101,13 @@ def gather(
     pip = uv_support.pip_settings(os.environ, sys.prefix)
     folders = [str(indexes.find_links)] if indexes.find_links else []
     needs_index = _needs_torch_index(wanted, platform, [*folders, *pip.get("find-links", "").split()])
-    settings, variables, constraints = uv_support.online(
-        pip, indexes.index_url, indexes.torch_index if needs_index else None, next(iter(folders), None)
-    )
+    setup = uv_support.online(pip, indexes.index_url, indexes.torch_index if needs_index else None, next(iter(folders), None))
     versions = sorted({f"{entry['name']}=={entry['version']}" for entry in locked})
-    text = _resolve(wanted, versions, platform, settings, variables, constraints)
+    text = _resolve(wanted, versions, platform, setup)
     found = _choose(text, platform, locked)
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in found:
-        downloads.link_or_copy(_fetch(wheel, settings, variables, say), folder / wheel.file)
+        downloads.link_or_copy(_fetch(wheel, setup, say), folder / wheel.file)
     return found
 
 
@@ -125,32 +123,22 @@ def _needs_torch_index(pins: Sequence[str], platform: Platform, folders: Sequenc
     return bool(versions)
 
 
-def _resolve(
-    pins: Sequence[str],
-    versions: Sequence[str],
-    platform: Platform,
-    settings: Mapping[str, Any],
-    variables: Mapping[str, str],
-    constraints: Sequence[str],
-) -> str:
-    """The pylock.toml to which uv resolves ``pins``; its settings may hold passwords and are on no command line."""
+def _resolve(pins: Sequence[str], versions: Sequence[str], platform: Platform, setup: uv_support.Setup) -> str:
+    """The pylock.toml to which uv resolves ``pins``, at these versions where it takes them."""
     with tempfile.TemporaryDirectory(prefix="provision-uv-") as name:
         work = Path(name)
         (work / "pins.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
         (work / "versions.txt").write_text("".join(f"{pin}\n" for pin in versions), encoding="utf-8")
-        words = [word for path in ("versions.txt", *constraints) for word in ("--constraints", path)]
-        words += ["--format", "pylock.toml", "-o", "pylock.toml", "pins.txt"]
-        compile_requirements(words, platform, work, settings, variables, f"found no wheels for {', '.join(pins)}", _HINT)
+        words = ["--constraints", "versions.txt", "--format", "pylock.toml", "-o", "pylock.toml", "pins.txt"]
+        compile_requirements(words, platform, work, setup, f"found no wheels for {', '.join(pins)}", _HINT)
         return (work / "pylock.toml").read_text(encoding="utf-8")
 
 
-def compile_requirements(
-    words: Sequence[str], platform: Platform, work: Path, settings: Mapping[str, Any], variables: Mapping[str, str], failed: str, hint: str
-) -> None:
+def compile_requirements(words: Sequence[str], platform: Platform, work: Path, setup: uv_support.Setup, failed: str, hint: str) -> None:
     """Let uv resolve requirements to wheels for another machine; no source is built.
 
     Args:
-        words: of the command line, with paths below ``work``, where it runs. The settings may hold passwords and are on no command line.
+        words: of the command line, with paths below ``work``, where it runs. Settings are on no command line, as they may hold passwords.
         failed: what to say before uv's own words where it finds none.
 
     Raises:
@@ -158,12 +146,13 @@ def compile_requirements(
     """
     command = ["pip", "compile", "--only-binary", ":all:", "--generate-hashes"]
     command += ["--python", sys.executable, "--python-version", platform.python, "--python-platform", platform.uv_name]
-    run_uv([*command, *words], work, settings, variables, failed, hint)
+    command += [word for path in setup.constraints for word in ("--constraints", path)]
+    run_uv([*command, *words], work, setup, failed, hint)
 
 
-def run_uv(words: Sequence[str], work: Path, settings: Mapping[str, Any], variables: Mapping[str, str], failed: str, hint: str) -> str:
+def run_uv(words: Sequence[str], work: Path, setup: uv_support.Setup, failed: str, hint: str) -> str:
     """Run uv in the folder ``work`` and return what it prints. Raises ProvisionError as `compile_requirements` does."""
-    uv_support.write_settings(str(work / "uv.toml"), settings)
+    uv_support.write_settings(str(work / "uv.toml"), setup.settings)
     kept = paths.cache() / "uv"
     kept.mkdir(parents=True, exist_ok=True, mode=0o700)  # every user could take the lock that uv makes in it
     own = {"UV_CONFIG_FILE": str(work / "uv.toml"), "UV_CACHE_DIR": str(kept), "NO_COLOR": "1"}
@@ -171,7 +160,7 @@ def run_uv(words: Sequence[str], work: Path, settings: Mapping[str, Any], variab
         done = subprocess.run(
             [uv.find_uv_bin(), *words, "--quiet", "--no-progress"],
             cwd=work,
-            env={**os.environ, **variables, **own},
+            env={**os.environ, **setup.variables, **own},
             capture_output=True,
             text=True,
             timeout=_UV_S,
@@ -212,9 +201,9 @@ def _choose(text: str, platform: Platform, locked: Sequence[Mapping[str, Any]]) 
     return found
 
 
-def _fetch(wheel: WheelFile, settings: Mapping[str, Any], variables: Mapping[str, str], say: Say) -> Path:
+def _fetch(wheel: WheelFile, setup: uv_support.Setup, say: Say) -> Path:
     """The file of a wheel, checked: where it is on this machine, else in the cache."""
     if (path := downloads.local_path(wheel.url)) is not None:
         return downloads.check_user_file(path, wheel.sha256, what=f"the wheel of {wheel.name} {wheel.version}")
-    opener = downloads.index_opener(wheel.url, settings, variables)
+    opener = downloads.index_opener(wheel.url, setup)
     return downloads.fetch(wheel.url, wheel.sha256, what=wheel.file, hint=_HINT, say=say, opener=opener)

@@ -18,6 +18,7 @@ from invented_hosts import host, plan_for
 from loading import run_ansible_module
 
 from provision import inventory as inventories
+from provision.base import uv_support
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
 from provision.install import environments, wheels
@@ -227,7 +228,7 @@ def test_hosts_with_the_same_plan_must_have_the_same_environment(
 
 def test_the_cache_of_uv_which_locks_it_for_every_user_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
-    wheels.run_uv(["cache", "prune"], tmp_path, {}, {}, "failed", "hint")
+    wheels.run_uv(["cache", "prune"], tmp_path, uv_support.Setup({}), "failed", "hint")
     assert (tmp_path / "cache/uv").stat().st_mode & 0o777 == 0o700
 
 

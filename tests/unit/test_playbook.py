@@ -383,7 +383,7 @@ def test_uv_asks_what_pip_is_set_up_to_ask() -> None:
     assert settings["index-strategy"] == "unsafe-best-match", (
         "PyTorch's index has old copies of common packages; SECURITY.md says what follows"
     )
-    offline = uv_support.offline("/bundle")
+    offline = uv_support.offline("/bundle").settings
     assert (offline["no-index"], offline["find-links"]) == (True, ["/bundle"])
     assert "index-url" not in offline
 

@@ -35,7 +35,7 @@ class Absent(Unavailable):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where an update looks. ``pip``, ``variables``: how servers are reached, as `uv_support.online` says it.
+    """Where an update looks. ``setup``: how servers are reached.
 
     Attributes:
         indexes: addresses of simple indexes, and folders with wheels.
@@ -46,8 +46,7 @@ class Sources:
     indexes: tuple[str | Path, ...]
     cuda: str | Path
     drivers: str | Path
-    pip: Mapping[str, Any] = field(default_factory=lambda: uv_support.online({})[0])
-    variables: Mapping[str, str] = field(default_factory=dict)
+    setup: uv_support.Setup = field(default_factory=lambda: uv_support.online({}))
 
     @classmethod
     def of_folder(cls, folder: Path) -> Sources:
@@ -56,13 +55,14 @@ class Sources:
     @classmethod
     def of_pip(cls, index_url: str | None = None) -> Sources:
         """The indexes that pip is set up for, or ``index_url`` instead of its main one, and NVIDIA's own servers."""
-        pip, variables, _ = uv_support.online(uv_support.pip_settings(os.environ, sys.prefix), index_url)
+        setup = uv_support.online(uv_support.pip_settings(os.environ, sys.prefix), index_url)
+        pip = setup.settings
         addresses = [] if pip["no-index"] else [*_index_of(pip), *pip["extra-index-url"]]
         folders = [place for place in pip["find-links"] if "://" not in place or place.startswith("file://")]
         if not addresses and not folders:
             raise UsageError("pip is set up for no package index", hint="name one, or a folder with wheels: --from URL|DIR")
         lists = catalog.cuda().lists
-        return cls(tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, pip, variables)
+        return cls(tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, setup)
 
     @contextlib.contextmanager
     def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
@@ -71,10 +71,7 @@ class Sources:
             raise Unavailable("not an http or https address")
         try:
             request = urllib.request.Request(without_logins(url), headers={"User-Agent": "provision", **headers})  # noqa: S310  scheme checked above
-            opener = downloads.index_opener(
-                request.full_url, {"extra-index-url": (), "allow-insecure-host": (), **self.pip}, self.variables
-            )
-            answer = opener.open(request, timeout=_SECONDS)
+            answer = downloads.index_opener(request.full_url, self.setup).open(request, timeout=_SECONDS)
         except urllib.error.HTTPError as error:
             raise (Absent if error.code in (404, 410) else Unavailable)(f"HTTP {error.code} {error.reason}") from error
         except http.client.HTTPException as error:
