@@ -210,3 +210,9 @@ def test_uv_can_download_its_pythons() -> None:
         assert version.startswith(f"{minor}.")
         assert minor in known.numpy.by_python
         assert all(re.search(rf"^cpython-{version}-linux-{arch}-gnu ", listed, re.M) for arch in known.uv.sha256), version
+
+
+def test_our_own_catalogue_has_each_wheel_of_nccl_once() -> None:
+    """The first entry of a wheel counts, so that a user's entry replaces ours; in ours a second one would be a mistake."""
+    listed = [(package, wheel) for each in catalog.nccl().wheels.code for package, wheels in each.wheels.items() for wheel in wheels]
+    assert len(listed) == len(set(listed))
