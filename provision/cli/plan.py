@@ -61,6 +61,7 @@ def plan(
             "alone HOST:driver=580. May be repeated.",
         ),
     ] = None,
+    why: Annotated[bool, typer.Option("--why", help="Show all reasons, rejected candidates, networks and packages.")] = False,
     json_: Json = False,
     *,
     options: Options,
@@ -76,7 +77,7 @@ def plan(
 
     def fits(inventory: Inventory, found: Mapping[str, Facts], problems: Sequence[Problem]) -> bool:
         model.show_problems(problems, terminal.err())
-        return _show_plan(inventory, found, problems, options, what_if=what_if or (), out=out, as_json=json_)
+        return _show_plan(inventory, found, problems, options, what_if=what_if or (), out=out, why=why, as_json=json_)
 
     if facts_file is not None:
         is_fitting = fits(*collect.read_file(facts_file, inventory, limit))
@@ -100,6 +101,7 @@ def _show_plan(
     *,
     what_if: Sequence[str],
     out: Path | None,
+    why: bool,
     as_json: bool,
 ) -> bool:
     """Print the plan, and whether there is one. Raises ProvisionError for what is missing."""
@@ -108,7 +110,7 @@ def _show_plan(
         if as_json:
             terminal.print_json(after.as_dict())
         else:
-            summary.show(after.plan, terminal.out())
+            summary.show(after.plan, terminal.out(), why=why)
             _show_gains(after)
         planning.refuse_conflicts(after.plan)
         return True
@@ -123,10 +125,10 @@ def _show_plan(
             console.content(piece)
         planning.refuse_conflicts(made)
     elif made.conflicts:
-        summary.show(made, terminal.err())
+        summary.show(made, terminal.err(), why=why)
         return False
     else:
-        summary.show(made, terminal.out())
+        summary.show(made, terminal.out(), why=why)
         if (hint := planning.hint(rollout)) is not None:
             terminal.out().say(f"hint: {hint}", "cyan")
         if errors := [problem for problem in problems if problem.severity == "error" and problem.host in made.hosts]:

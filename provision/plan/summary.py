@@ -1,18 +1,42 @@
-"""The plan as text: the components of each group of equal hosts with source, reasons and rejected candidates; notes; conflicts."""
+"""The plan as text: conflicts, versions of each group of alike hosts, notes, reasons; in full with rejected candidates."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from provision.base.terminal import Console
+from provision.base.terminal import Console, table
 from provision.base.text import folded, joined
-from provision.plan.model import COMPONENTS, Component, HostPlan, Knowledge, Network, Plan, Rejected, SourceBuild, SystemPackages, Wheel
+from provision.plan.model import (
+    COMPONENTS,
+    Component,
+    ComponentName,
+    HostPlan,
+    Knowledge,
+    Network,
+    Plan,
+    Rejected,
+    SourceBuild,
+    SystemPackages,
+    Wheel,
+)
 
 WIDEST = 120
 _INDENT = 11
 _MOST = 3  # lines about the same in the plan in brief
-TITLES = {"openmpi": "Open MPI", "nccl": "NCCL", "torch": "PyTorch", "python": "Python", "numpy": "NumPy", "cmake": "CMake"}
+_MAX_GROUPS, _MAX_NOTES, _MAX_CONFLICTS, _MAX_REMEDIES = 6, 4, 3, 3  # that are shown without `why`
+_MAX_NAMES = 32  # characters
+#: The components whose version and reason are always shown.
+MAIN: tuple[ComponentName, ...] = ("driver", "python", "openmpi", "nccl", "torch")
+TITLES = {
+    "driver": "Driver",
+    "openmpi": "Open MPI",
+    "nccl": "NCCL",
+    "torch": "PyTorch",
+    "python": "Python",
+    "numpy": "NumPy",
+    "cmake": "CMake",
+}
 FROM = {
     "wheel": "wheel from the Python package index",
     "repository": "NVIDIA's package repository",
@@ -36,10 +60,87 @@ def origin(component: Component) -> str:
     return f"{FROM.get(component.source, component.source)}: {component.package}"
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print a plan, no wider than the terminal and 120 columns."""
+def show(plan: Plan, console: Console, *, why: bool = False) -> None:
+    """Print a plan, at most 120 columns wide: conflicts, what each group of alike hosts gets, notes, and a reason per component.
+
+    Args:
+        why: also print all conflicts, notes and reasons, rejected candidates, networks and system packages.
+    """
     width = min(console.width, WIDEST)
     groups = groups_of(plan.hosts.values())
+    left_out = list(_show_conflicts(plan, console, width, why=why))
+    if groups:
+        count = len(plan.hosts)
+        prefixes = joined(list(dict.fromkeys(hosts[0].prefix for hosts in groups)))
+        _print(console, f"Plan for {count} host{'s' * (count != 1)} in {prefixes}", width, style="bold")
+        rows = list(_rows(groups))
+        console.print(table(rows if why else rows[:_MAX_GROUPS]))
+        left_out += _left_out(len(rows) - _MAX_GROUPS, "group of hosts", "groups of hosts", why=why)
+    for note in plan.notes if why else plan.notes[:_MAX_NOTES]:
+        _print(console, f"note: {note}", width, indent=6, style="cyan", lines=None if why else 2)
+    left_out += _left_out(len(plan.notes) - _MAX_NOTES, "note", "notes", why=why)
+    if plan.knowledge is not None and (why or plan.knowledge.newer_drivers):
+        _print(console, f"catalogue: {_reach(plan.knowledge)}", width, style="dim")
+    if why:
+        _show_details(plan, groups, console, width)
+    elif groups:
+        console.say("why", "bold")
+        for line in _reasons(groups):
+            _print(console, line, width, indent=_INDENT, lines=2)
+        left_out.append("all reasons, rejected candidates, networks, packages")
+    if left_out:
+        _print(console, f"more with --why: {', '.join(left_out)}", width, style="dim")
+
+
+def _left_out(count: int, one: str, several: str, *, why: bool) -> list[str]:
+    return [f"{count} more {one if count == 1 else several}"] if count > 0 and not why else []
+
+
+def _show_conflicts(plan: Plan, console: Console, width: int, *, why: bool) -> Iterator[str]:
+    """Print what fits no plan; yields what is left out."""
+    shown = plan.conflicts if why else plan.conflicts[:_MAX_CONFLICTS]
+    for conflict in shown:
+        _print(console, f"{conflict.host}: no plan fits: {conflict.what}", width, indent=4, style="red")
+        for remedy in conflict.remedies[: None if why else _MAX_REMEDIES]:
+            _print(console, f"  → {remedy.text}", width, indent=4)
+    yield from _left_out(len(plan.conflicts) - len(shown), "conflict", "conflicts", why=why)
+    yield from _left_out(sum(len(each.remedies[_MAX_REMEDIES:]) for each in shown), "remedy", "remedies", why=why)
+
+
+def _rows(groups: Iterable[Sequence[HostPlan]]) -> Iterator[dict[str, str]]:
+    """Rows of the table of versions: hosts that differ in nothing of it together; components that no host gets are left out."""
+    same: dict[tuple[str, ...], list[str]] = {}
+    for hosts in groups:
+        first = hosts[0]
+        system = f"{first.system} {first.arch}{'' if first.root else ', without root'}"
+        versions = (component.version if (component := getattr(first, name)) else "-" for name in MAIN)
+        same.setdefault((system, *versions), []).extend(host.name for host in hosts)
+    shown = [number for number in range(len(MAIN)) if any(cells[number + 1] != "-" for cells in same)]
+    for cells, names in same.items():
+        yield {"hosts": _shortened(names), "system": cells[0], **{TITLES[MAIN[number]]: cells[number + 1] for number in shown}}
+
+
+def _reasons(groups: Sequence[Sequence[HostPlan]]) -> Iterator[str]:
+    """A line for each main component with its source and one reason, for all hosts or with the host's name; one with the other versions."""
+    others = {}
+    for name in COMPONENTS:
+        found = [(hosts[0].name, component) for hosts in groups if (component := getattr(hosts[0], name))]
+        if not found:
+            continue
+        host, first = found[0]
+        if name in MAIN or first.source in ("remove", "leave"):
+            of_all = [
+                reason for reason in first.why[:2] if all((each.version, reason in each.why) == (first.version, True) for _, each in found)
+            ]
+            reason = (of_all or [f"{first.why[0]} ({host})"])[0].partition("; ")[0]
+            yield f"  {TITLES.get(name, name):<8} {first.source.replace('_', ' ')}: {reason}"
+        elif first.source != "bundled" or name == "engine":
+            others[TITLES.get(name, name)] = first.version
+    yield f"  {'also':<8} {', '.join(f'{title} {version}' for title, version in others.items())}"
+
+
+def _show_details(plan: Plan, groups: Sequence[Sequence[HostPlan]], console: Console, width: int) -> None:
+    """Print every component with its source, reasons and rejected candidates; what all hosts get first."""
     common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
     if common:
         console.say(f"\nall {len(plan.hosts)} hosts", "bold")
@@ -51,20 +152,12 @@ def show(plan: Plan, console: Console) -> None:
         for line in _hosts_lines(hosts, width):
             console.say(line)
         _show_components(hosts[0], [name for name in COMPONENTS if name not in common], console, width)
-    if groups:
-        console.print()
-        _print(console, "in short:", width, style="bold")
-        for names, parts in _in_short(groups):
-            listed = joined(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-            _print(console, f"  {listed}: {parts}", width, indent=6)
-    if plan.knowledge is not None:
-        _print(console, f"catalogue: {_reach(plan.knowledge)}", width, indent=_INDENT, style="dim")
-    for note in plan.notes:
-        _print(console, f"note: {note}", width, indent=6, style="cyan")
-    for conflict in plan.conflicts:
-        _print(console, f"{conflict.host}: no plan fits: {conflict.what}", width, indent=4, style="red")
-        for remedy in conflict.remedies:
-            _print(console, f"  → {remedy.text}", width, indent=4)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """The names as few words: ``node[1-4]``, or ``a, b and 98 more``."""
+    text = folded(names)
+    return text if len(text) <= _MAX_NAMES else joined(names)
 
 
 def brief(plan: Plan, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -120,7 +213,7 @@ def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[list[str],
     """(names of hosts, what they get): the versions of the main components, hosts with the same ones together."""
     same: dict[str, list[str]] = {}
     for hosts in groups:
-        found = [("Driver", hosts[0].driver)] + [(TITLES[name], getattr(hosts[0], name)) for name in ("python", "openmpi", "nccl", "torch")]
+        found = [(TITLES[name], getattr(hosts[0], name)) for name in MAIN]
         parts = ", ".join(f"{title} {component.version}" for title, component in found if component is not None)
         same.setdefault(parts, []).extend(host.name for host in hosts)
     for parts, names in same.items():
@@ -180,11 +273,15 @@ def by_cause(rejected: Sequence[Rejected]) -> Iterator[tuple[str, str]]:
             yield ", ".join(candidates), reason
 
 
-def _print(console: Console, line: str, width: int, *, indent: int = _INDENT, style: str = "") -> None:
-    for part in _wrapped(line, width, indent):
+def _print(console: Console, line: str, width: int, *, indent: int = _INDENT, style: str = "", lines: int | None = None) -> None:
+    """Print a text; ``lines``: cut it after so many."""
+    for part in _wrapped(line, width, indent, lines):
         console.say(part, style)
 
 
-def _wrapped(line: str, width: int, indent: int = _INDENT) -> list[str]:
+def _wrapped(line: str, width: int, indent: int = _INDENT, lines: int | None = None) -> list[str]:
     """Wrapped between words only, so that options and names can be copied."""
-    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+    further = " " * indent
+    return textwrap.wrap(
+        line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False, max_lines=lines, placeholder=" …"
+    )

@@ -132,7 +132,7 @@ def test_cpu_builds_for_gpus_without_a_driver(tmp_path: Path) -> None:
     dark = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", "nvidia": {"pci_devices": ["0000:41:00.0"]}}
     file.write_text(json.dumps({"hosts": {"dark": dark}}))
     assert "no NVIDIA driver" in provision("plan", "--facts", str(file), code=1).stderr
-    assert "torch==2.13.0+cpu" in provision("plan", "--facts", str(file), "--cpu").stdout
+    assert "torch==2.13.0+cpu" in provision("plan", "--facts", str(file), "--cpu", "--why").stdout
     assert provision("image", "render", "--facts", str(file), "--cpu").stdout.startswith("# debian 12 on x86_64, without CUDA")
 
 
@@ -175,9 +175,22 @@ def test_a_conflict_is_printed_once(tmp_path: Path) -> None:
     old = {**BARE, "os": {"id": "ubuntu", "version": "18.04"}}
     done = provision("plan", "--facts", facts_file(tmp_path, a=old, b=old, c=BARE), code=1)
     assert done.stdout == ""
-    assert done.stderr.splitlines()[1] == ("a: no plan fits: ubuntu 18.04 is too old; 20.04 is the oldest that is supported; the same on b")
+    assert done.stderr.splitlines()[0] == ("a: no plan fits: ubuntu 18.04 is too old; 20.04 is the oldest that is supported; the same on b")
     assert done.stderr.count("too old") == 1
     assert "  → leave a and b out: --limit '!a,!b'" in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_a_plan_of_three_unlike_hosts_fits_a_terminal(columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    names = ("real-b200-570-and-h100-550", "debian-12-and-13", "driver-auto-keeps-the-newer-one")
+    known = [json.loads((DATA / f"plans/{name}.json").read_text()) for name in names]
+    facts = {name: one for each in known for name, one in list(each["hosts"].items())[:1]}
+    file = facts_file(tmp_path, **facts)
+    for words, code in ((), 0), (("--torch", "2.15.0", "--nccl", "2.4.8"), 1):
+        done = provision("plan", "--facts", file, *words, code=code)
+        assert len((done.stdout + done.stderr).splitlines()) <= 25
+        assert len(provision("plan", "--facts", file, *words, "--why", code=code).stdout.splitlines()) >= 100 * (not code)
 
 
 def test_the_same_facts_give_the_same_plan() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def planned(name: str, known: Mapping[str, Facts]) -> Plan:
 
 def as_text(known: Path) -> str:
     text = io.StringIO()
-    summary.show(planned(known.stem, load_file(known)), Console(file=text, width=100, color_system=None))
+    summary.show(planned(known.stem, load_file(known)), Console(file=text, width=100, color_system=None), why=True)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
 
 
@@ -108,3 +110,55 @@ def test_each_cause_is_printed_once() -> None:
     lost = [line for line in as_text(PLANS / "blackwell-580.json").replace("\n               ", " ").splitlines() if " not " in line[:16]]
     assert sum("compute capability 10.0 yet (12.8 or newer)" in line for line in lost) == 1
     assert sum("it does not exist (nccl#533, nccl#1142" in line for line in lost) == 1
+
+
+def short(plan: Plan, width: int = 80) -> list[str]:
+    text = io.StringIO()
+    summary.show(plan, Console(file=text, width=width, color_system=None))
+    return text.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("known", INVENTORIES, ids=lambda path: path.stem)
+def test_a_plan_is_short(known: Path) -> None:
+    lines = short(planned(known.stem, load_file(known)))
+    assert len(lines) <= 23  # and two for a hint
+    assert max(map(len, lines)) <= 80
+
+
+def test_three_unlike_hosts_are_a_row_each_with_a_reason_per_component() -> None:
+    names = ("full-rocky-8-v100-535", "real-h100-and-a-host-without-gpu", "debian-12-and-13")
+    hosts = [load_file(PLANS / f"{name}.json") for name in names]
+    facts = {name: one for known in hosts for name, one in list(known.items())[:1]}
+    assert len(facts) == 3
+    lines = short(planned("", facts))
+    assert len(lines) <= 23
+    start = next(number for number, line in enumerate(lines) if line.startswith("hosts"))
+    assert [line.split()[0] for line in lines[start + 1 : start + 4]] == list(facts)
+    reasons = [line.split()[0] for line in lines[lines.index("why") + 1 :] if line.startswith("  ") and line[2] != " "]
+    assert reasons == ["Python", "Open", "NCCL", "PyTorch", "also"]
+    assert "rejected candidates" in " ".join(lines[-2:])
+
+
+def test_alike_hosts_are_one_row() -> None:
+    (one,) = list(load_file(PLANS / "blackwell-580.json").values())[:1]
+    many = {f"node{number}": one for number in range(1, 501)}
+    lines = short(planned("", many))
+    assert len(lines) <= 25
+    assert lines[0].startswith("Plan for 500 hosts")
+    assert lines[2].startswith("node[1-500] ")
+    refused = short(resolve(many, Requirements(torch_version="2.4.1"), {}))
+    assert refused[0].startswith("node1: no plan fits")
+    assert len(refused) <= 25
+
+
+def test_conflicts_come_first_and_the_rest_on_request() -> None:
+    plan = planned("", load_file(PLANS / "debian-12-and-13.json"))
+    conflicts = [replace(each, what=f"{each.what} {number}") for number in range(5) for each in _refused().conflicts]
+    lines = short(replace(plan, conflicts=tuple(conflicts)))
+    assert lines[0].startswith(f"{conflicts[0].host}: no plan fits")
+    assert re.search(r"more with --why: \d+ more conflicts", " ".join(lines))
+
+
+def _refused() -> Plan:
+    name = "driver-is-prevented"
+    return planned(name, load_file(PLANS / f"{name}.json"))
