@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--with-torch", action="store_true", help="PyTorch too: gigabytes of disk")
     wanted = parser.parse_args()
-    extra = [] if wanted.with_torch else ["--without-torch"]
+    extra = [] if wanted.with_torch else ["--torch", "none"]
     made: dict[int, Sandbox] = {}
     first: dict[int, float] = {}
     try:

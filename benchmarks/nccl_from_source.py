@@ -94,7 +94,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
             equip(box, work)
-            words = ("up", str(host.inventory), "--without-torch", "--no-smoke", "--nccl-tarball", str(wanted.tarball))
+            words = ("up", str(host.inventory), "--torch", "none", "--no-smoke", "--nccl", str(wanted.tarball))
             first = run(work, *words, whole=wanted.whole)
             said = on_host(box, f'python3 -c "{ASK}"; ldconfig -p | grep libnccl.so.2; du -sh /opt/provision/nccl-built')
             if not said.startswith(f"{number}\n"):

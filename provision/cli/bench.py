@@ -14,6 +14,7 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import MAX_COUNT
 from provision.bench import charts, measurement, page, results
+from provision.bench.measurement import BenchOptions
 from provision.bench.results import Comparison, Measurements, Pair, Ranks
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.remote import progress
@@ -21,27 +22,32 @@ from provision.remote import progress
 PAGE = "provision-bench.html"
 
 
-@with_options(passwords=passwords)
+def _options(
+    sizes: Annotated[str, typer.Option(help="Bytes per rank, K, M and G binary.", metavar="LIST")] = BenchOptions.sizes,
+    rounds: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Rounds of each launch.")] = BenchOptions.rounds,
+    repetitions: Annotated[
+        int, typer.Option(min=1, max=MAX_COUNT, help="Launches of each measurement; the median of all rounds counts. One tells no change.")
+    ] = BenchOptions.repetitions,
+    no_pairs: Annotated[bool, typer.Option("--no-pairs", help="Leave out the pairs of hosts: there are n(n-1)/2.")] = False,
+    no_training: Annotated[bool, typer.Option("--no-training", help="Leave out the training steps.")] = False,
+) -> BenchOptions:
+    if not re.fullmatch(r"\d+[KMG]?(,\d+[KMG]?)*", sizes, re.IGNORECASE):
+        raise UsageError(f"invalid --sizes {sizes}: expected sizes such as 4K,1M,16M")
+    return BenchOptions(sizes, not no_pairs, not no_training, rounds, repetitions)
+
+
+@with_options(options=_options, passwords=passwords)
 def bench(
     hosts: Hosts,
     limit: Limit = None,
-    sizes: Annotated[str, typer.Option(help="Bytes per rank, K, M and G binary.", metavar="LIST")] = measurement.BenchOptions.sizes,
-    rounds: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Rounds of each launch.")] = measurement.BenchOptions.rounds,
-    repetitions: Annotated[
-        int, typer.Option(min=1, max=MAX_COUNT, help="Launches of each measurement; the median of all rounds counts. One tells no change.")
-    ] = measurement.BenchOptions.repetitions,
-    no_pairs: Annotated[bool, typer.Option("--no-pairs", help="Leave out the pairs of hosts: there are n(n-1)/2.")] = False,
-    no_training: Annotated[bool, typer.Option("--no-training", help="Leave out the training steps.")] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.", metavar="FILE", dir_okay=False)] = Path(PAGE),
     json_: Json = False,
     *,
+    options: BenchOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Measure hosts that `provision up` made ready: every pair, more and more ranks, training steps; and write a page with plots."""
-    if not re.fullmatch(r"\d+[KMG]?(,\d+[KMG]?)*", sizes, re.IGNORECASE):
-        raise UsageError(f"--sizes {sizes}: invalid sizes", hint="write them like 4K,1M,16M")
     inventory = inventory_of(hosts, limit)
-    options = measurement.BenchOptions(sizes, not no_pairs, not no_training, rounds, repetitions)
     earlier = results.history(inventory)
     for line in earlier.unreadable:
         terminal.say(line)

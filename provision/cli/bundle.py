@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,26 +10,23 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError
-from provision.cli.options import AptMirror, Cpu, Hosts, Limit, inventory_of, passwords, requirements, url, with_options
+from provision.cli.options import Hosts, Limit, inventory_of, passwords, plan_options, with_options
 from provision.commands.bundle import write_bundle
 from provision.plan.options import Options
 from provision.remote import progress
 from provision.report import model
 
 
-@with_options(options=requirements, passwords=passwords)
+@with_options(options=plan_options("cpu", "apt_mirror"), passwords=passwords)
 def bundle(
     hosts: Hosts,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle to write.", dir_okay=False)],
     limit: Limit = None,
-    apt_mirror: AptMirror = None,
-    cpu: Cpu = None,
     *,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Write everything that the plan needs into one file, for hosts without a network: wheels, packages, data, with checksums."""
-    options = replace(options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu)
     inventory = inventory_of(hosts, limit)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no such folder")

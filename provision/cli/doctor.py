@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -95,23 +95,36 @@ def gpu_options(
     return _GpuOptions(HealthRequest(tests, level) if gpu else None, quarantine, prolog)
 
 
-@app.command()
-@with_options(gpu=gpu_options, passwords=passwords)
-def check(
-    hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
-    log: Annotated[list[str] | None, typer.Option("--log", help="A log to read, `-` for standard input; may be repeated.")] = None,
+class _Fixing(NamedTuple):
+    only: Sequence[str]
+    fix: bool
+    yes: bool
+
+
+def fix_options(
     only: Annotated[list[str] | None, typer.Option("--only", help="Only this known error; may be repeated.", metavar="ID")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Show what can be fixed, ask, fix it and check again.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> _Fixing:
+    """Which errors, and whether to fix them."""
+    return _Fixing(only or (), fix, yes)
+
+
+@app.command()
+@with_options(fixing=fix_options, gpu=gpu_options, passwords=passwords)
+def check(
+    hosts: Annotated[str | None, typer.Argument(metavar="HOSTS", help="An inventory, `host1,host2`; this machine by default.")] = None,
+    log: Annotated[list[str] | None, typer.Option("--log", help="A log to read, `-` for standard input; may be repeated.")] = None,
     limit: Limit = None,
     json_: Json = False,
     *,
+    fixing: _Fixing,
     gpu: _GpuOptions,
     passwords: Mapping[str, str],
 ) -> None:
     """Check hosts (this machine by default), or read logs, or both. `check` itself may be left out."""
     if gpu.prolog:
-        if hosts is not None or log or fix or only or json_:
+        if hosts is not None or log or any(fixing) or json_:
             raise UsageError("--prolog checks this machine alone and takes no other options", hint="provision doctor --prolog")
         _prolog()
         return
@@ -119,9 +132,9 @@ def check(
     if hosts is not None and hosts.endswith(_LOG_ENDINGS):
         terminal.say(f"{hosts} is read as a log, as with --log")
         log, hosts = [hosts, *(log or ())], None
+    fix, wanted = fixing.fix, {signatures.known_error(name).id for name in fixing.only}
     if gpu.request and fix:
         raise UsageError("--gpu and --fix exclude each other", hint="what --gpu finds is not fixed automatically")
-    wanted = {signatures.known_error(name).id for name in only or ()}
     if hosts is None and fix:
         raise UsageError("--fix needs HOSTS", hint="provision doctor localhost --fix")
     reading = logs.read(log) if log else None
@@ -146,7 +159,7 @@ def check(
         examination = examine_hosts(session, gpu.request)
         if fix:
             examination.findings[:] = _chosen(examination.findings, wanted)
-            examination, fixed = _fix(inventory, session, examination, passwords, yes)
+            examination, fixed = _fix(inventory, session, examination, passwords, fixing.yes)
         checked = CHECKED if examination.facts else frozenset[str]()
         findings = _chosen(with_logs(examination.findings, in_logs, checked), wanted)
         answered = len(examination.facts)

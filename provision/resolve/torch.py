@@ -373,10 +373,10 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     host_class, names = next((host_class, names) for host_class, names in host_classes.items() if host in names)
     if requirements.torch_version:
         yield change_requirements("leave --torch out: the plan finds one that fits", torch_version=None)
-        yield change_requirements("--torch-index URL of an index that has it", torch_index="https://index.example/simple")
+        yield change_requirements("--index-url torch=URL of an index that has it", torch_index="https://index.example/simple")
     pythons = {python for release in catalog.pytorch().releases.values() for python in release.pythons}
     yield from other_pythons(host_class, names, pythons)
     yield exclude(names)
     yield from newer_drivers(host_class, names)
     yield CPU_ONLY
-    yield change_requirements("--without-torch: Open MPI and the engine's NumPy side only", torch=False)
+    yield change_requirements("--torch none: Open MPI and the engine's NumPy side only", torch=False)

@@ -14,7 +14,10 @@ from hosts import good, provision, remove_default_route, report, root
 
 from provision.sandbox import Sandbox
 
-LEAN = ("--without-torch",)
+LEAN = (
+    "--torch",
+    "none",
+)
 
 
 @pytest.fixture(scope="module")

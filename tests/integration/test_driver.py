@@ -91,7 +91,7 @@ def play(host, provision, tmp_path_factory) -> Command:
     """The driver's playbook, up to the reboot."""
     folder = tmp_path_factory.mktemp("book")
     (folder / "facts.json").write_text(good(provision("survey", str(host.inventory), "--json")).stdout)
-    words = ("--without-torch", "--facts", str(folder / "facts.json"), "--driver", "580", "--out", str(folder / "book"))
+    words = ("--torch", "none", "--facts", str(folder / "facts.json"), "--driver", "580", "--out", str(folder / "book"))
     good(provision("plan", str(host.inventory), *words))
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(host.inventory), "driver.yml", "-e", "@vars.json"]
 
@@ -155,7 +155,7 @@ def test_an_upgrade_of_the_system_leaves_the_driver(host):
 
 
 def test_up_reboots_the_host_and_plans_the_rest_for_the_driver_that_runs(host, provision):
-    words = ("up", str(host.inventory), "--driver", "580", "--without-torch", "--no-smoke", "--nccl-source", "wheel", "--json")
+    words = ("up", str(host.inventory), "--driver", "580", "--torch", "none", "--no-smoke", "--nccl", "wheel", "--json")
     done = good(provision(*words))
     assert root(host.hosts[0], f"cat {gpu_machine.REBOOTS}").count("provision has installed NVIDIA's driver") == 1
     found = report(done)

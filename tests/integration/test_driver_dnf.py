@@ -66,7 +66,7 @@ def play(host, catalogue, tmp_path_factory) -> Play:
     def run(branch: str, *options: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp("book") / "book"
         facts = str(tmp_path_factory.getbasetemp() / "facts.json")
-        provision("plan", "--without-torch", "--facts", facts, "--driver", branch, "--out", str(folder))
+        provision("plan", "--torch", "none", "--facts", facts, "--driver", branch, "--out", str(folder))
         command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(host.inventory), "driver.yml", "-e", "@vars.json"]
         words = [*command, "--skip-tags", "driver_reboot", *options]
         return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=RUN_S, check=False)

@@ -1,6 +1,6 @@
 """What goes wrong while bare hosts are being installed, done for real: and that the next run fixes it.
 
-The hosts get no PyTorch here (``--without-torch``), because the faults are the same without and the engine's own check ends the job.
+The hosts get no PyTorch here (``--torch none``), because the faults are the same without and the engine's own check ends the job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from provision.sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
 
-LEAN = ("--without-torch",)
+LEAN = (
+    "--torch",
+    "none",
+)
 
 
 def last_report() -> dict:

@@ -18,7 +18,10 @@ from hosts import good, provision, report, root, wait_until
 from provision import sandbox as sandboxes
 from provision.sandbox import Sandbox, names, namespaces
 
-LEAN = ("--without-torch",)  # the engine's own check over all ranks ends the run
+LEAN = (
+    "--torch",
+    "none",
+)  # the engine's own check over all ranks ends the run
 NAME = f"it{os.getpid()}-spaces"
 
 

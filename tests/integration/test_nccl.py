@@ -30,7 +30,7 @@ CHOSEN = "2.21.5-1+cuda12.4"
 OLDER = "2.20.5-1+cuda12.4"
 HIGHER_CUDA = "2.21.5-1+cuda13.1"
 OF_THE_DISTRIBUTION = "2.22.3-1-1"
-REQUIREMENTS = ("--nccl", "2.21.5", "--nccl-source", "repository")
+REQUIREMENTS = ("--nccl", "2.21.5", "--nccl", "repository")
 
 # What nvidia-smi prints of a host with one A100 and a driver for CUDA 12.4, as far as anybody asks.
 NVIDIA_SMI = r"""#!/bin/sh
@@ -122,7 +122,7 @@ def book(host, provision, tmp_path) -> Command:
     """The playbook of a plan, to be run by hand: ``book(*requirements)`` returns what runs NCCL's part of it."""
 
     def render(*requirements: str) -> Command:
-        good(provision("plan", str(host.inventory), "--without-torch", *requirements, "--out", str(tmp_path / "book")))
+        good(provision("plan", str(host.inventory), "--torch", "none", *requirements, "--out", str(tmp_path / "book")))
         command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(host.inventory), "site.yml", "-e", "@vars.json"]
         command += ["--tags", "nccl,linker"]
         return lambda: subprocess.run(command, cwd=tmp_path / "book", capture_output=True, text=True, timeout=RUN_S, check=False)
@@ -170,7 +170,7 @@ def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_hos
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     changes = {name: value.format(address=nvidia.address) for name, value in wrong.items()}
     bare = root(host.hosts[0], "ls -R /opt /etc/apt /usr/share/keyrings; dpkg -l")
-    result = provision("up", str(host.inventory), "--without-torch", *REQUIREMENTS, catalogue=nvidia.catalogue(**changes))
+    result = provision("up", str(host.inventory), "--torch", "none", *REQUIREMENTS, catalogue=nvidia.catalogue(**changes))
     assert result.returncode == 1
     assert reason in result.stderr
     assert "the key of the repository" in result.stderr
@@ -183,11 +183,11 @@ def test_a_key_that_cannot_be_had_or_is_another_one_stops_the_run_before_the_hos
 
 def test_the_whole_job_installs_the_exact_build_although_others_sort_higher_and_holds_it(host, provision):
     root(host.hosts[0], f"apt-get -q -y install --no-install-recommends libnccl2={OF_THE_DISTRIBUTION}")  # its owner's
-    refused = provision("up", str(host.inventory), "--without-torch", *REQUIREMENTS)
+    refused = provision("up", str(host.inventory), "--torch", "none", *REQUIREMENTS)
     assert refused.returncode == 1
     assert f"libnccl2 {OF_THE_DISTRIBUTION} is installed there, which is newer; --allow-downgrade" in " ".join(refused.stdout.split())
     assert root(host.hosts[0], "dpkg-query -W -f '${Version} ${db:Status-Want}' libnccl2") == f"{OF_THE_DISTRIBUTION} install"
-    document = report(good(provision("up", str(host.inventory), "--without-torch", *REQUIREMENTS, "--allow-downgrade", "--json")))
+    document = report(good(provision("up", str(host.inventory), "--torch", "none", *REQUIREMENTS, "--allow-downgrade", "--json")))
     assert document["ok"]
     assert document["hosts"][0]["nccl"] == "2.21.5"
     assert state(host) == HELD
@@ -210,7 +210,7 @@ def test_the_repository_is_believed_by_its_own_key_alone(host, nvidia):
 
 def test_a_second_run_changes_nothing_and_a_dry_run_says_so(host, provision):
     for words in ((), ("--check",)):
-        document = report(good(provision("up", str(host.inventory), "--without-torch", "--no-smoke", *REQUIREMENTS, "--json", *words)))
+        document = report(good(provision("up", str(host.inventory), "--torch", "none", "--no-smoke", *REQUIREMENTS, "--json", *words)))
         assert [entry["changed"] for entry in document["hosts"]] == [0]
     assert state(host) == HELD
 
@@ -273,7 +273,7 @@ def test_the_wheel_lies_in_the_prefix_the_linker_finds_it_and_the_repository_goe
     repository = f"/etc/apt/sources.list.d/cuda-debian12-x86_64.list {nccl_packages.KEYRING}"
     root(host.hosts[0], f"ls {repository}")
     root(host.hosts[0], f"cp -L /{nccl_packages.LIBRARY}/libnccl.so.2 /usr/local/lib && ldconfig")  # by hand, of another version
-    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    done = play("--nccl", "2.21.5", "--nccl", "wheel")
     assert done.returncode == 0, done.stdout[-3000:]
     assert root(host.hosts[0], f"ls {repository} 2>/dev/null || true") == ""
     found = root(host.hosts[0], "ldconfig -p | grep libnccl.so.2")
@@ -290,7 +290,7 @@ def test_a_library_of_somebody_elses_that_comes_first_is_noticed(host, play):
     )
     root(host.hosts[0], "sed -i 's/NCCL version 2.21.5+cuda/NCCL version 9.99.9+cuda/' /opt/other/libnccl.so.2")
     root(host.hosts[0], "echo /opt/other > /etc/ld.so.conf.d/00-other.conf && ldconfig")
-    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    done = play("--nccl", "2.21.5", "--nccl", "wheel")
     root(host.hosts[0], "rm -r /opt/other /etc/ld.so.conf.d/00-other.conf && ldconfig")
     assert done.returncode != 0
     assert "from /opt/other/libnccl.so.2" in done.stdout
@@ -315,7 +315,7 @@ def test_a_file_that_is_no_local_repository_is_refused(host, nvidia, play, tmp_p
     clean(host)
     file = tmp_path / "nccl-local-repo-debian12-2.21.5-cuda12.4_1.0-1_amd64.deb"
     file.write_bytes(b"an error page")
-    done = play("--nccl-local", str(file), "--nccl-source", "local")
+    done = play("--nccl", str(file))
     assert done.returncode != 0
     assert "could not install" in done.stdout
     assert root(host.hosts[0], "dpkg-query -W -f '${Package}\\n' 'nccl-local-repo-*' 2>/dev/null | wc -l") in ("0", "1")
@@ -326,7 +326,7 @@ def test_a_file_that_is_no_local_repository_is_refused(host, nvidia, play, tmp_p
 def test_a_local_repository_package_is_installed_its_key_put_in_place_and_nccl_taken_from_it(signed_by, host, nvidia, play, tmp_path):
     clean(host)
     file = nccl_packages.local_repository(tmp_path, tmp_path / "work", nvidia.key, "debian12", CHOSEN, signed_by=signed_by)
-    requirements = ("--nccl-local", str(file), "--nccl-source", "local")
+    requirements = ("--nccl", str(file))
     done = play(*requirements)
     assert done.returncode == 0, done.stdout[-3000:]
     assert state(host) == HELD
@@ -362,7 +362,7 @@ def linked(host: Sandbox) -> str:
 
 
 def test_nccl_is_built_from_the_sources_that_were_given_and_takes_the_wheels_place(host, provision, tarball):
-    words = ("--without-torch", "--no-smoke", "--nccl-tarball", str(tarball), "--json")
+    words = ("--torch", "none", "--no-smoke", "--nccl", str(tarball), "--json")
     result = good(provision("up", str(host.inventory), *words))
     assert report(result)["hosts"][0]["nccl"] == "2.22.3"
     assert "node1: from_source: Build: " in tasks()
@@ -378,14 +378,14 @@ def test_nccl_is_built_from_the_sources_that_were_given_and_takes_the_wheels_pla
 
 def test_a_file_of_the_build_that_is_gone_comes_back_and_nobody_builds(host, provision, tarball):
     root(host.hosts[0], "rm /opt/provision/nccl-built/lib/libnccl.so.2")
-    result = good(provision("up", str(host.inventory), "--without-torch", "--no-smoke", "--nccl-tarball", str(tarball), "--json"))
+    result = good(provision("up", str(host.inventory), "--torch", "none", "--no-smoke", "--nccl", str(tarball), "--json"))
     assert "/opt/provision/nccl-built/lib/libnccl.so.2 is gone" in result.stderr
     assert "from_source: Build: " not in tasks()
     assert linked(host) == "22203 /opt/provision/nccl-built/lib/libnccl.so.2.22.3"
 
 
 def test_the_wheel_takes_the_place_of_what_was_built(host, play):
-    done = play("--nccl", "2.21.5", "--nccl-source", "wheel")
+    done = play("--nccl", "2.21.5", "--nccl", "wheel")
     assert done.returncode == 0, done.stdout[-3000:]
     assert linked(host).startswith("22105 /opt/provision/nccl/lib/")
     assert root(host.hosts[0], "ls -d /opt/provision/nccl-built 2>/dev/null || true") == ""
@@ -399,12 +399,12 @@ def test_a_bundle_brings_the_packages_to_a_host_that_reaches_no_repository(host,
     root(host.hosts[0], "dpkg --purge --force-hold libnccl2 libnccl-dev && rm -rf /opt/provision/nccl")
     assert "file:///var/nccl-local-repo-" in root(host.hosts[0], "cat /etc/apt/sources.list.d/nccl-local-*.list")
     bundle = tmp_path / "hosts.bundle"
-    words = ("--without-torch", *REQUIREMENTS)
+    words = ("--torch", "none", *REQUIREMENTS)
     good(provision("bundle", str(host.inventory), *words, "--out", str(bundle)))
     remove_default_route(host.hosts[0])
     root(host.hosts[0], "rm -f /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/apt.conf.d/90provision-sandbox")
     root(host.hosts[0], "rm -rf /var/lib/apt/lists && apt-get -q update")
-    refused = provision("up", str(host.inventory), "--bundle", str(bundle), "--without-torch", "--nccl-source", "wheel")
+    refused = provision("up", str(host.inventory), "--bundle", str(bundle), "--torch", "none", "--nccl", "wheel")
     assert refused.returncode == 2
     assert "the bundle does not hold nvidia-nccl-cu12==" in refused.stderr
     document = report(good(provision("up", str(host.inventory), "--bundle", str(bundle), *words, "--no-smoke", "--json")))

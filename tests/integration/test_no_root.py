@@ -13,7 +13,10 @@ from hosts import good, marked_processes, provision, report, root
 from provision.sandbox import Sandbox, SandboxHost
 
 ROOT = Path(__file__).parents[2]
-LEAN = ("--without-torch",)  # the engine's own check over all ranks ends the run
+LEAN = (
+    "--torch",
+    "none",
+)  # the engine's own check over all ranks ends the run
 BROUGHT_BY_AN_ADMINISTRATOR = "g++ openssh-client"
 PREFIX = "/home/trainer/provision"
 

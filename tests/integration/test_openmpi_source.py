@@ -35,7 +35,10 @@ VERSION = "4.1.4"
 TARBALL_SHA256 = "ddaee7dbdb01eb4fab1fda5b5e03e8bbff026711806c095c1f39bb410f99f263"  # openmpi_4.1.4-3.dsc of Debian 12
 # Faster to compile, and without what no test here calls: files, one-sided communication, the larger collectives.
 TEST_OPTIONS = ["CFLAGS=-O0", "--disable-io-ompio"]
-LEAN = ("--without-torch",)
+LEAN = (
+    "--torch",
+    "none",
+)
 BUILD_S = 2 * RUN_S  # five minutes of compiling on two free cores; other tests share them
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -133,7 +136,7 @@ def test_a_tarball_that_cannot_be_had_leaves_every_host_as_it_was(place, reason,
     assert result.returncode == 1
     assert reason in result.stderr
     assert f"{site}/{place}/openmpi-4.1.8.tar.gz" in result.stderr
-    assert "--openmpi-tarball FILE" in result.stderr
+    assert "--openmpi FILE" in result.stderr
     assert "Traceback" not in result.stderr
     assert untouched(cluster) == before
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
@@ -142,14 +145,12 @@ def test_a_tarball_that_cannot_be_had_leaves_every_host_as_it_was(place, reason,
 def test_a_version_that_is_known_to_be_bad_is_refused_with_its_reason(cluster, provision, tmp_path):
     before = untouched(cluster)
     (tmp_path / "openmpi-4.1.7.tar.gz").write_bytes(b"")
-    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tmp_path / "openmpi-4.1.7.tar.gz"))
+    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi", str(tmp_path / "openmpi-4.1.7.tar.gz"))
     assert result.returncode == 1
     assert "OpenSHMEM .so version mistake" in result.stdout + result.stderr
     assert "--allow-bad" in result.stdout + result.stderr
     assert untouched(cluster) == before
-    allowed = provision(
-        "plan", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tmp_path / "openmpi-4.1.7.tar.gz"), "--allow-bad", "--json"
-    )
+    allowed = provision("plan", str(cluster.inventory), *LEAN, "--openmpi", str(tmp_path / "openmpi-4.1.7.tar.gz"), "--allow-bad", "--json")
     assert report(good(allowed))["hosts"]["node1"]["openmpi"]["version"] == "4.1.7"
 
 
@@ -158,7 +159,7 @@ def test_a_version_that_is_known_to_be_bad_is_refused_with_its_reason(cluster, p
 
 def test_ctrl_c_in_the_build_leaves_no_process_and_no_half_built_tree(cluster, tarball, tmp_path, monkeypatch):
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))  # with an earlier build in it nothing would be built
-    words = command(tmp_path, "up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tarball))
+    words = command(tmp_path, "up", str(cluster.inventory), *LEAN, "--openmpi", str(tarball))
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         run = Running(process)
@@ -179,7 +180,7 @@ def test_ctrl_c_in_the_build_leaves_no_process_and_no_half_built_tree(cluster, t
 
 def test_one_host_builds_both_get_the_same_bits_and_mpi_runs_over_both(cluster, tarball, provision):
     kept = list((paths.cache() / "openmpi").glob(f"openmpi-{VERSION}-debian12-*.tar.gz"))
-    result = good(provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tarball), "--json"))
+    result = good(provision("up", str(cluster.inventory), *LEAN, "--openmpi", str(tarball), "--json"))
     document = report(result)
     assert {host["state"] for host in document["hosts"]} == {"ready"}
     assert document["smoke"]["size"] == 2
@@ -208,13 +209,13 @@ def test_the_linker_and_mpi4py_find_it_and_nothing_of_the_distribution_is_in_it(
 
 
 def test_a_second_run_changes_nothing(cluster, tarball, provision):
-    again = report(good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--openmpi-tarball", str(tarball), "--json")))
+    again = report(good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--openmpi", str(tarball), "--json")))
     assert [host["changed"] for host in again["hosts"]] == [0, 0]
 
 
 def test_a_host_that_lost_a_file_gets_the_kept_build_and_nobody_builds(cluster, tarball, provision):
     root(cluster.hosts[1], "rm /opt/provision/openmpi/lib/libmpi.so.40")
-    result = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--openmpi-tarball", str(tarball), "--json"))
+    result = good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--openmpi", str(tarball), "--json"))
     assert "from_source: Build: " not in tasks()
     assert root(cluster.hosts[1], "ls /opt/provision/openmpi/lib/libmpi.so.40")
     changed = {host["host"]: host["changed"] for host in report(result)["hosts"]}
@@ -224,7 +225,7 @@ def test_a_host_that_lost_a_file_gets_the_kept_build_and_nobody_builds(cluster, 
 
 def test_a_bundle_brings_sources_and_build_to_a_controller_that_has_neither(cluster, tarball, provision, tmp_path, monkeypatch):
     bundle = tmp_path / "hosts.bundle"
-    good(provision("bundle", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(tarball), "--out", str(bundle)))
+    good(provision("bundle", str(cluster.inventory), *LEAN, "--openmpi", str(tarball), "--out", str(bundle)))
     root(cluster.hosts[1], "rm /opt/provision/openmpi/lib/libmpi.so.40")
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     good(provision("up", str(cluster.inventory), *LEAN, "--no-smoke", "--bundle", str(bundle), "--json"))
@@ -245,7 +246,7 @@ def packed(path: Path, configure: str) -> Path:
 def test_sources_that_do_not_build_name_the_error_and_leave_what_was_there(cluster, provision, tmp_path):
     strange = "#!/bin/sh\necho 'checking for a compiler'\necho 'configure: error: this compiler is too strange' >&2\nexit 1\n"
     path = packed(tmp_path / "openmpi-4.1.6.tar.gz", strange)
-    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi-tarball", str(path), "--json")
+    result = provision("up", str(cluster.inventory), *LEAN, "--openmpi", str(path), "--json")
     assert result.returncode == 1
     failures = {failure["host"]: failure for failure in report(result)["failures"]}
     for name in ("node1", "node2"):  # one after the other
@@ -266,7 +267,7 @@ def test_sources_are_fetched_and_a_host_that_cannot_build_gets_what_another_one_
         "sha256": {"4.1.6": {"ending": "gz", "value": hashlib.sha256(path.read_bytes()).hexdigest()}},
     }
     book = tmp_path / "book"
-    requirements = ("--openmpi", "source", "--openmpi-version", "4.1.6")
+    requirements = ("--openmpi", "source", "--openmpi", "4.1.6")
     good(provision("plan", str(cluster.inventory), *LEAN, *requirements, "--out", str(book), **official))
     path.unlink()
     one, two = cluster.hosts

@@ -79,7 +79,7 @@ def test_python_is_downloaded_once_and_removed(sandbox_factory, tmp_path):
         return good(result)
 
     before = state(host)
-    lean = ("--without-torch", "--no-smoke", "--json")
+    lean = ("--torch", "none", "--no-smoke", "--json")
     assert report(provision("up", *lean, "--check"))["hosts"][0]["changed"] > 0
     assert state(host) == before
     provision("up", *lean)

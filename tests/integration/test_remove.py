@@ -14,7 +14,7 @@ from hosts import good, provision, report, root, running, state, wait_until
 
 from provision.sandbox import Sandbox, SandboxHost
 
-LEAN = ("--without-torch", "--no-smoke")
+LEAN = ("--torch", "none", "--no-smoke")
 
 
 @pytest.fixture(scope="module")

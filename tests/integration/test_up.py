@@ -190,6 +190,6 @@ def test_a_yaml_inventory_root_and_another_ssh_port(cluster, tmp_path):
     )
     hosts = {host.name: {"ansible_host": host.address} for host in cluster.hosts}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": {"training": {"hosts": hosts}}}}))
-    document = report(good(provision("up", str(tmp_path / "hosts.yml"), "--epochs", "1", "--json")))
+    document = report(good(provision("up", str(tmp_path / "hosts.yml"), "--json")))
     assert document["smoke"]["np"] == 2
     assert "Port 2222" in root(cluster.hosts[0], "cat /root/.ssh/provision_config")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 def test_the_distributions_open_mpi_takes_the_wheels_place(ready_sandbox):
     cluster: Sandbox = ready_sandbox("distribution")
-    document = report(good(provision("up", str(cluster.inventory), "--without-torch", "--openmpi", "distribution", "--json")))
+    document = report(good(provision("up", str(cluster.inventory), "--torch", "none", "--openmpi", "distribution", "--json")))
     assert document["smoke"]["size"] == 4
     versions = {host["openmpi"] for host in document["hosts"]}
     assert len(versions) == 1

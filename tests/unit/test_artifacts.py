@@ -252,7 +252,7 @@ def test_sources_of_nccl_that_cannot_be_had_say_what_to_do(tmp_path: Path, monke
     plan = planned(Requirements(torch=False, nccl_source="source", nccl_version="2.27.5"), a=with_gpu("12.4", toolkit="12.4"))
     with pytest.raises(ProvisionError, match=r"cannot download NCCL 2\.27\.5") as error:
         nccl(plan, tmp_path / "one")
-    assert "--nccl-tarball FILE, or take a prebuilt one" in str(error.value)
+    assert "--nccl FILE, or take a prebuilt one" in str(error.value)
 
 
 def test_a_local_repository_package_is_carried_where_a_host_needs_it(tmp_path: Path) -> None:

@@ -63,6 +63,34 @@ def test_the_readme_is_a_page() -> None:
     assert [line for line in lines if len(line) > 140] == []
 
 
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
+
+
+@pytest.mark.parametrize("file", [*REFERENCE, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_cells_of_tables_are_short(file: Path) -> None:
+    rows = re.findall(r"^\|.*\|$", prose_of(file.read_text()), re.MULTILINE)
+    assert [cell for row in rows for cell in cells_of(row) if len(cell) > 200] == []
+
+
+def table_of_options(title: str) -> str:
+    """The options of `up` in a panel of its help, with their texts."""
+    command = COMMANDS.commands["up"]
+    context = command.make_context("up", ["localhost"])
+    records = [each.get_help_record(context) for each in command.params if getattr(each, "rich_help_panel", None) == title]
+    rows = [[cell.replace("|", "\\|") for cell in (f"`{names}`", does)] for names, does in records]
+    return "| option | does |\n|---|---|\n" + "".join(f"| {names} | {does} |\n" for names, does in rows)
+
+
+def test_tables_of_options_are_their_declarations(pytestconfig: pytest.Config) -> None:
+    page = ROOT / "docs/install.md"
+    made = re.sub(r"(<!-- options: (.*) -->\n\n)(\|.*\n)*", lambda found: found[1] + table_of_options(found[2]), page.read_text())
+    if pytestconfig.getoption("update"):
+        page.write_text(made)
+    assert made.count("<!-- options:") == 2
+    assert page.read_text() == made
+
+
 def test_the_quick_start_names_demo_and_test() -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
     assert any(re.search(r"^make demo\b", block, re.MULTILINE) and re.search(r"^make test\b", block, re.MULTILINE) for block in blocks)

@@ -29,7 +29,7 @@ def test_a_version_with_a_play_in_it_stays_a_comment(tmp_path: Path, line_end: s
     file = tmp_path / "facts.json"
     file.write_text(json.dumps({"schema": 1, "hosts": {"a": host}}))
     made = tmp_path / "made"
-    done = CliRunner().invoke(app, ["plan", "--facts", str(file), "--nccl-source", "wheel", "--out", str(made)])
+    done = CliRunner().invoke(app, ["plan", "--facts", str(file), "--nccl", "wheel", "--out", str(made)])
     if done.exit_code == 0:
         plays = yaml.safe_load((made / "site.yml").read_text())
         assert [play["name"] for play in plays if "not ours" in play["name"]] == []
@@ -50,7 +50,7 @@ def test_the_login_of_an_index_is_in_the_variables_alone_which_only_the_user_rea
     made.mkdir()
     (made / "vars.json").write_text("{}")
     (made / "vars.json").chmod(0o644)
-    done = CliRunner().invoke(app, ["plan", "--facts", str(facts), "--torch-index", INDEX, "--out", str(made), *words])
+    done = CliRunner().invoke(app, ["plan", "--facts", str(facts), "--index-url", "torch=" + INDEX, "--out", str(made), *words])
     assert done.exit_code == 0, done.output
     assert "ret@" not in done.output
     assert not words or "https://index.example/simple" in done.output

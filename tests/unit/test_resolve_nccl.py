@@ -44,7 +44,7 @@ def test_a_local_repository_package_that_does_not_fit_names_the_host() -> None:
     made = plan_for({"a": gpu("12.4"), "old": gpu("12.2", address="10.0.0.2")}, requirements)
     assert [conflict.host for conflict in made.conflicts] == ["old"]
     assert "newer than the driver's CUDA 12.2" in made.conflicts[0].what or "12.2" in made.conflicts[0].what
-    assert remedies(made.conflicts[0]) == ("leave --nccl-local out: the plan finds one that fits", "leave old out: --limit '!old'")
+    assert remedies(made.conflicts[0]) == (f"leave --nccl {LOCAL} out: the plan finds one that fits", "leave old out: --limit '!old'")
 
 
 def test_a_known_bad_version_is_refused_with_its_reason_unless_allowed() -> None:
@@ -64,7 +64,10 @@ def test_a_local_repository_package_of_a_known_bad_version_needs_allow_bad() -> 
     given = Requirements(nccl_source="local", nccl_local=local("2.17.1"))
     (refused,) = plan_for({"a": gpu("12.0")}, given).conflicts
     assert "2.17.1 for CUDA 12.0: known bad: hang in alltoallv" in refused.what
-    assert remedies(refused) == ("leave --nccl-local out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
+    assert remedies(refused) == (
+        f"leave --nccl {local('2.17.1')} out: the plan finds one that fits",
+        "--allow-bad takes 2.17.1 all the same",
+    )
     taken = plan_for({"a": gpu("12.0")}, replace(given, allow_bad=True)).hosts["a"].nccl
     assert (taken.version, taken.source) == ("2.17.1", "local_repository")
 
@@ -206,7 +209,7 @@ NO_GPU = "none of these hosts has a GPU that is used"
     [
         ({}, None),
         ({"nccl_version": "2.21.5"}, f"--nccl 2.21.5 has no effect: {NO_GPU}"),
-        ({"nccl_source": "repository"}, f"--nccl-source repository has no effect: {NO_GPU}"),
+        ({"nccl_source": "repository"}, f"--nccl repository has no effect: {NO_GPU}"),
         ({"nccl_version": "2.21.5", "kept": ("nccl",)}, None),  # the lock's, which hosts with GPUs outside --limit have
     ],
 )
@@ -246,7 +249,7 @@ def test_a_build_for_a_newer_cuda_of_the_drivers_major_fits_where_it_has_machine
 
 def test_a_conflict_of_nccl_strict_offers_to_leave_it() -> None:
     (conflict,) = plan_for({"a": with_driver("535.104.05", "12.2", "8.0")}, Requirements(nccl_version="2.30.7", nccl_strict=True)).conflicts
-    assert any(way.startswith("--no-nccl-strict") for way in remedies(conflict))
+    assert any(way.startswith("--nccl compatible") for way in remedies(conflict))
 
 
 def test_several_hosts_with_infiniband_are_told_of_the_nccl_inside_pytorch() -> None:

@@ -66,7 +66,7 @@ def test_without_a_fitting_compiler_the_conflict_names_the_host_and_two_remedies
     assert conflict.host == "alone"
     assert said in conflict.what
     assert remedies(conflict) == (
-        "leave --nccl-source out: the plan finds one that fits",
+        "leave --nccl source out: the plan finds one that fits",
         "install a CUDA toolkit of 12.4 or older with nvcc on alone",
     )
 
@@ -97,7 +97,7 @@ def test_sources_whose_checksum_is_not_known_need_a_file() -> None:
     requirements = Requirements(nccl_source="source", nccl_version="2.28.9")
     (conflict,) = plan_for({"a": equipped(toolkit("12.4"), "12.4")}, requirements).conflicts
     assert "no checksum of the sources of NCCL 2.28.9 is known" in conflict.what
-    assert remedies(conflict)[1] == "--nccl-tarball nccl-2.28.9-1.tar.gz, your own file"
+    assert remedies(conflict)[1] == "--nccl nccl-2.28.9-1.tar.gz, your own file"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_given_tarball_is_built(version: str, said: str) -> None:
 def test_a_tarball_of_a_known_bad_release_needs_allow_bad() -> None:
     hosts = {"a": equipped(toolkit("12.4"), "12.4")}
     (conflict,) = plan_for(hosts, given("2.17.1")).conflicts
-    assert remedies(conflict) == ("leave --nccl-tarball out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
+    assert remedies(conflict) == ("leave --nccl anything.tar.gz out: the plan finds one that fits", "--allow-bad takes 2.17.1 all the same")
     assert plan_for(hosts, given("2.17.1", allow_bad=True)).hosts["a"].nccl.version == "2.17.1"
 
 
@@ -127,4 +127,4 @@ def test_nothing_is_built_unless_requested() -> None:
     made = plan_for({"a": equipped(toolkit("12.2"), "12.2")}).hosts["a"].nccl
     assert made.source == "wheel"
     lost = next(lost for lost in made.rejected if lost.candidate == "a build from source")
-    assert "--nccl-source source" in lost.reason
+    assert "--nccl source" in lost.reason

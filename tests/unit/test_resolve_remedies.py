@@ -21,7 +21,7 @@ def test_a_host_that_is_the_only_one_cannot_be_left_out() -> None:
 def test_without_torch_is_no_remedy_where_nccl_has_a_conflict_too() -> None:
     made = plan_for({"old": gpu("10.2", "7.0")})
     assert {"no build of PyTorch", "no build of NCCL fi"} == {conflict.what[:19] for conflict in made.conflicts}
-    assert not any("--without-torch" in way for conflict in made.conflicts for way in remedies(conflict))
+    assert not any("--torch none" in way for conflict in made.conflicts for way in remedies(conflict))
 
 
 def test_an_offered_driver_is_new_enough_for_everything() -> None:
@@ -43,8 +43,8 @@ def test_all_hosts_with_a_conflict_are_left_out_together() -> None:
 def test_allowing_a_bad_release_is_offered_with_the_file_that_it_needs() -> None:
     made = plan_for({"a": host()}, Requirements(openmpi_version="4.1.7"))  # no checksum of its tarball is known
     assert remedies(made.conflicts[0]) == (
-        "leave --openmpi-version out: the plan takes 4.1.8",
-        "--allow-bad with --openmpi-tarball openmpi-4.1.7.tar.gz, your own file",
+        "leave --openmpi 4.1.7 out: the plan takes 4.1.8",
+        "--allow-bad with --openmpi openmpi-4.1.7.tar.gz, your own file",
     )
 
 

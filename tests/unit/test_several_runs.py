@@ -526,7 +526,7 @@ def test_nobody_is_asked_where_nothing_older_was_requested(hosts: Hosts) -> None
 
 def test_without_a_terminal_a_downgrade_needs_yes(hosts: Hosts) -> None:
     hosts.change("a", packages=NEWER_NCCL)
-    words = ["up", str(hosts.file), "--limit", "a", "--without-torch", "--no-smoke", "--nccl", "2.21.5", "--nccl-source", "repository"]
+    words = ["up", str(hosts.file), "--limit", "a", "--torch", "none", "--no-smoke", "--nccl", "2.21.5", "--nccl", "repository"]
     refused = CliRunner().invoke(main.app, words)
     assert refused.exit_code == 1
     assert "would be replaced by the older" in refused.output
