@@ -31,7 +31,7 @@ def show(
     """Show every group of facts with its source, the date on which it was read, and whether your own files change it."""
     invalid = _use([overlay.folder_of_user(), *([existing("--catalog", catalog_folder)] if catalog_folder else [])])
     if name is not None and name not in FILES:
-        raise UsageError(f"the catalogue has no file {name}", hint=f"one of {', '.join(FILES)}")
+        raise UsageError(f"invalid catalogue file {name}: expected one of {', '.join(FILES)}")
     mine = catalog.overlay_in_use()
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()
     rows = []

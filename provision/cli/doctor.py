@@ -87,7 +87,7 @@ def gpu_options(
     if prolog and alone:
         raise UsageError(f"--prolog and {alone[0]} exclude each other", hint="a prolog has to be quick and changes no file")
     if alone and not gpu:
-        raise UsageError(f"{alone[0]} belongs to --gpu", hint=f"provision doctor HOSTS --gpu {alone[0]} …")
+        raise UsageError(f"{alone[0]} needs --gpu", hint=f"provision doctor HOSTS --gpu {alone[0]} …")
     if quarantine is not None and quarantine.exists():
         listed(quarantine)  # a file of something else is an error before hosts are examined
     level = dcgm or (_FULL_LEVEL if full else None)
@@ -207,7 +207,7 @@ def list_(
 ) -> None:
     """Print the known errors, by layer."""
     if layer is not None and layer not in signatures.LAYERS:
-        raise UsageError(f"there is no layer {layer}", hint=f"one of {', '.join(signatures.LAYERS)}")
+        raise UsageError(f"invalid --layer {layer}: expected one of {', '.join(signatures.LAYERS)}")
     show.known_errors(terminal.out(), layer)
 
 

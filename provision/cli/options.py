@@ -300,7 +300,9 @@ def _release(option: str, value: str) -> str:
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)+", value):
         release = re.match(r"[0-9]+(\.[0-9]+)+(?=[-+])", value)
         if release:
-            raise UsageError(f"{option} {value}: name the release alone; the plan chooses each host's build", hint=f"{option} {release[0]}")
+            raise UsageError(
+                f"invalid {option} {value}: expected the release alone; the plan chooses each host's build", hint=f"{option} {release[0]}"
+            )
         raise UsageError(f"invalid {option} {value}: expected a release such as 2.21.5")
     return value
 

@@ -104,7 +104,7 @@ def job_containers(where: HostOptions, options: RunOptions) -> Callable[[Session
         raise UsageError("--env: the image has its own environment", hint="base an image with the packages on it: FROM IMAGE")
     for volume in where.volume or ():
         if not re.fullmatch(r"/[^:]*:/[^:]*(:ro|:rw)?", volume):
-            raise UsageError(f"--volume {volume}: this is not a pair of folders", hint="write it like /data:/data:ro")
+            raise UsageError(f"invalid --volume {volume}: expected a pair of folders such as /data:/data:ro")
     from provision.image import containers  # it loads the container engine's client
 
     return partial(containers.started, image=where.image, options=options, volumes=tuple(where.volume or ()), keep=where.keep_image)
@@ -138,7 +138,7 @@ def _project(values: SimpleNamespace) -> Path | None:
         hint = f"name a uv.lock, pyproject.toml or requirements.txt; which of this shell's variables ranks get: --variables {listed}"
         raise UsageError(f"--env {file}: no such file", hint=hint)
     if file is None and values.index_url is not None:
-        raise UsageError("--index-url is for --env, which is not given", hint="leave it out, or name the file: --env uv.lock")
+        raise UsageError("--index-url needs --env", hint="leave it out, or name the file: --env uv.lock")
     if file is not None and values.python is not None:
         raise UsageError("--env and --python name different environments", hint="leave one of them out")
     return file
@@ -188,7 +188,7 @@ def _size(values: SimpleNamespace) -> tuple[int | None, int | None]:
     match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", values.nnodes)
     fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < fewest <= most <= MAX_COUNT:
-        raise UsageError(f"--nnodes {values.nnodes}: write N, or MIN:MAX for an elastic job", hint="1 <= MIN <= MAX")
+        raise UsageError(f"invalid --nnodes {values.nnodes}: expected N, or MIN:MAX for an elastic job, 1 <= MIN <= MAX")
     if values.min_np is not None or values.max_np is not None:
         raise UsageError(f"--nnodes {values.nnodes} and --min-np or --max-np say the same thing", hint="leave one of them out")
     if fewest < most:
@@ -212,7 +212,7 @@ def _per_node(text: str | None) -> int | None:
         return None  # one per slot: that is one per GPU, where the inventory does not say otherwise
     number = count(text)
     if number is None:
-        raise UsageError(f"--nproc-per-node {text}: write a number, or leave it out for one rank per slot of the hosts")
+        raise UsageError(f"invalid --nproc-per-node {text}: expected a number, auto or gpu")
     return number
 
 
@@ -290,8 +290,8 @@ def _elastic(values: SimpleNamespace) -> Elastic | None:
             what = "it is copied to the first host and run there, so it must be a script that begins with #!"
             raise UsageError(what, where=f"--host-discovery-script {script}", hint="write one that calls your program: #!/bin/sh")
     if cooldown is not None and not 0 < cooldown[0] <= cooldown[1] <= MAX_SECONDS:
-        hint = f"0 < min <= max <= {MAX_SECONDS}"
-        raise UsageError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: wrong order", hint=hint)
+        what = f"invalid --blacklist-cooldown-range {cooldown[0]} {cooldown[1]}"
+        raise UsageError(f"{what}: expected 0 < min <= max <= {MAX_SECONDS}")
     if values.oversubscribe:
         hint = "leave it out, and give the hosts the slots that you need (`slots` in the inventory, -H a:8)"
         raise UsageError("--oversubscribe: an elastic job starts as many ranks as its hosts have slots", hint=hint)

@@ -66,7 +66,7 @@ def schema(
             {"$schema": GenerateJsonSchema.schema_dialect, **TypeAdapter(model).json_schema(schema_generator=_Generator, mode=mode)}
         )
     else:
-        raise UsageError(f"there is no document `{requested}`{did_you_mean(requested, known)}", hint="provision schema lists them")
+        raise UsageError(f"no such document `{requested}`{did_you_mean(requested, known)}", hint="provision schema lists them")
 
 
 def documents() -> dict[str, tuple[type[Any], Mode]]:

@@ -96,9 +96,9 @@ def view_options(
     if sum((watch, serve is not None, json_)) > 1:
         raise UsageError("--watch, --serve and --json exclude each other", hint="leave two of them out; --serve has /status.json")
     if serve is None and token_file is not None:
-        raise UsageError("--token-file is for --serve, which is not given")
+        raise UsageError("--token-file needs --serve")
     if interval is not None and not watch and serve is None:
-        raise UsageError("--interval is for --watch and --serve, and neither is given")
+        raise UsageError("--interval needs --watch or --serve")
     if watch and not terminal.out().file.isatty():
         raise UsageError("--watch needs a terminal", hint="for programs: --json, or --serve")
     return _View(watch, serve, token_file, interval or (5.0 if watch else 15.0), json_)

@@ -307,5 +307,5 @@ def test_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_options(["train"], env=Path("uv.lock")).project == Path("uv.lock")
     with pytest.raises(UsageError, match="--env and --python"):
         run_options(["train"], env=Path("uv.lock"), python="/usr/bin/python3")
-    with pytest.raises(UsageError, match="--index-url is for --env"):
+    with pytest.raises(UsageError, match="--index-url needs --env"):
         run_options(["train"], index_url="https://host.example/simple")

@@ -80,7 +80,7 @@ def test_an_unusable_engine_gives_a_hint(answer: Answer, what: str, hint: str) -
     ("words", "message"),
     [
         ("--image x:1", "no program to run"),
-        ("--image x:1 --volume data:/data -- python x.py", "not a pair of folders"),
+        ("--image x:1 --volume data:/data -- python x.py", "expected a pair of folders"),
         ("--image x:1 --python /usr/bin/python3 -- python x.py", "the image has its own"),
         ("--volume /data:/data -- python x.py", "need --image"),
         ("--keep-image -- python x.py", "need --image"),

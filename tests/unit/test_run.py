@@ -929,7 +929,7 @@ def test_command_line_wins_over_the_shell(monkeypatch: pytest.MonkeyPatch) -> No
     found = run_options(["train"], stall_check_warning_time_seconds="10", network_interfaces="eth0").environment
     assert (found["COLLECTIVE_STALL_WARNING"], found["HOROVOD_STALL_CHECK_TIME_SECONDS"]) == ("", "10"), "an empty one counts as none"
     assert found.get("HOROVOD_GLOO_IFACE", "") == ""
-    with pytest.raises(UsageError, match="--variables some: must be one of known, all, none"):
+    with pytest.raises(UsageError, match="invalid --variables some: expected one of known, all, none"):
         run_options(["train"], variables="some")
 
 

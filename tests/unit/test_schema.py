@@ -79,7 +79,7 @@ def test_a_report_matches_its_schema() -> None:
 
 @pytest.mark.parametrize(("name", "meant"), [("reprot", "`report`"), ("catalogue ncll", "`catalogue nccl`")])
 def test_a_misspelt_name_gets_a_suggestion(name: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=f"there is no document `{name}`; did you mean {meant}") as caught:
+    with pytest.raises(UsageError, match=f"no such document `{name}`; did you mean {meant}") as caught:
         printed(*name.split())
     assert caught.value.hint == "provision schema lists them"
 

@@ -216,7 +216,7 @@ def test_hosts_from_the_command_line_fit_together_too(hosts: Hosts, monkeypatch:
         (
             {"openmpi": "source", "openmpi_version": "4.1.6"},
             "Open MPI must be the same .* a keep 4.1.8 .* b would get 4.1.6",
-            "--openmpi-ver",
+            "--openmpi 4.1.8",
         ),
     ],
 )
@@ -524,14 +524,14 @@ def test_nobody_is_asked_where_nothing_older_was_requested(hosts: Hosts) -> None
         up.make_ready(hosts.inventory("a"), replace(options, upgrade=True), Progress(), {}, agreed)
 
 
-def test_without_a_terminal_a_downgrade_needs_yes(hosts: Hosts) -> None:
+def test_without_a_terminal_a_downgrade_needs_allow_downgrade(hosts: Hosts) -> None:
     hosts.change("a", packages=NEWER_NCCL)
     words = ["up", str(hosts.file), "--limit", "a", "--torch", "none", "--no-smoke", "--nccl", "2.21.5", "--nccl", "repository"]
     refused = CliRunner().invoke(main.app, words)
     assert refused.exit_code == 1
     assert "would be replaced by the older" in refused.output
     assert hosts.installed == []
-    assert CliRunner().invoke(main.app, [*words, "--yes"]).exit_code == 0
+    assert CliRunner().invoke(main.app, [*words, "--allow-downgrade"]).exit_code == 0
     assert hosts.nccl()["a"] == "2.21.5"
 
 

@@ -244,8 +244,8 @@ def test_an_invalid_lock_is_named_and_hosts_are_shown(hosts: Hosts, capsys: pyte
 def test_wrong_usage_is_named(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
     for words, what in (
         (("--json", "--watch"), "exclude each other"),
-        (("--token-file", "x"), "is for --serve"),
-        (("--interval", "3"), "--interval is for"),
+        (("--token-file", "x"), "--token-file needs --serve"),
+        (("--interval", "3"), "--interval needs"),
         (("--watch",), "needs a terminal"),
         (("--serve", "99999"), "65535"),
     ):
