@@ -79,7 +79,7 @@ def show(plan: Plan, console: Console, *, why: bool = False) -> None:
     for note in plan.notes if why else plan.notes[:_MAX_NOTES]:
         _print(console, f"note: {note}", width, indent=6, style="cyan", lines=None if why else 2)
     left_out += _left_out(len(plan.notes) - _MAX_NOTES, "note", "notes", why=why)
-    if plan.knowledge is not None and (why or plan.knowledge.newer_drivers):
+    if plan.knowledge is not None and (why or plan.knowledge.overlay or plan.knowledge.newer_drivers):
         _print(console, f"catalogue: {_reach(plan.knowledge)}", width, style="dim")
     if why:
         _show_details(plan, groups, console, width)

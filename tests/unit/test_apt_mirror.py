@@ -222,7 +222,7 @@ def test_a_host_whose_lists_do_not_name_its_distribution_is_told_so(module: Any,
     "value", ["mirror.example/debian", "ftp://mirror.example", "http://", "http://[x/debian", "http://a b/debian", "http://u@/d"]
 )
 def test_what_is_no_address_is_refused(value: str) -> None:
-    with pytest.raises(UsageError, match="not a URL"):
+    with pytest.raises(UsageError, match="expected a URL"):
         address("--apt-mirror", value)
 
 
