@@ -197,7 +197,7 @@ def plan_options(*more: str) -> Callable[..., Options]:
         for name, value in sorted(values.items(), key=lambda item: item[0] != "catalog_folder"):  # others are checked against it
             if name not in _PARSERS:
                 found[name] = value
-            elif value:
+            elif value is not None:
                 found |= _PARSERS[name](value)
         return Options(**found, smoke=None)
 

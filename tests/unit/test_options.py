@@ -139,6 +139,11 @@ def test_invalid_versions_and_urls(words: str, said: str) -> None:
     assert said in refused(*words.split())
 
 
+@pytest.mark.parametrize("option", ["--torch", "--nccl", "--openmpi", "--index-url", "--apt-mirror", "--driver"])
+def test_an_empty_value_is_refused(option: str) -> None:
+    assert option in refused(option, "")
+
+
 def test_valid_versions_and_urls() -> None:
     made = parsed(
         *["--torch", "2.13.0", "--index-url", "torch=file:///srv/simple", "--index-url", "https://me:secret@index.example/simple"]
