@@ -53,6 +53,11 @@ ComponentName = Literal["driver", "hwloc", "python", "openmpi", "cmake", "nccl",
 COMPONENTS: tuple[ComponentName, ...] = get_args(ComponentName)
 
 
+# What may reject a candidate; ``absent``: it does not exist, or is not known to.
+ConstraintId = Literal[
+    "", "absent", "architecture", "distribution", "driver", "gpu", "installed", "known bad", "privileges", "python", "source", "too new", "version"
+]
+
 _IN_JSON: dict[str, Any] = {name: {"type": "string"} for name in ("candidate", "reason")}
 
 
@@ -61,11 +66,19 @@ class Rejected:
     """A rejected candidate: the cause, which several candidates may share, and a detail that may differ between them.
 
     JSON has both as ``reason``, which is read back as the cause.
+
+    Attributes:
+        id: of the constraint that rejects it; like the next two it is the resolver's, and empty in a plan that was read.
+        host: the first host that it does not fit, of a candidate for all hosts.
+        lifted_by: what would make it fit.
     """
 
     candidate: str
     cause: str = Field(validation_alias=AliasChoices("cause", "reason"))
     detail: str = ""
+    id: ConstraintId = field(default="", compare=False)
+    host: str = field(default="", compare=False)
+    lifted_by: str = field(default="", compare=False)
 
     @property
     def reason(self) -> str:

@@ -315,8 +315,8 @@ def _flavour(name: str, facts: Facts, host_class: HostClass, packages: DriverPac
 
 def _repository(name: str, host_class: HostClass) -> Repository:
     found = nvidia_repository(host_class)
-    if isinstance(found, str):
-        raise Conflict(name, found, (exclude([name]),))
+    if isinstance(found, Rejected):
+        raise Conflict(name, found.cause, (exclude([name]),))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key, minor
-from provision.plan.model import Builder, Repository
+from provision.plan.model import Builder, Rejected, Repository
 from provision.survey import Facts, gpus, hardware
 
 T = TypeVar("T")
@@ -257,24 +257,26 @@ def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str |
     return tuple(sorted(found, key=lambda each: each.host)[:_MAX_BUILDERS])
 
 
-def nvidia_repository(host_class: HostClass) -> Repository | str:
+def nvidia_repository(host_class: HostClass) -> Repository | Rejected:
     """NVIDIA's package repository with its key's checksum, or why there is none. None is trusted without a known checksum."""
     known = catalog.cuda_repositories()
+    candidate = "NVIDIA's package repository"
     system, arch = host_class.nvidia_system, known.architectures.get(host_class.arch)
     if system is None or arch is None:
-        return f"NVIDIA has no package repository for {host_class.system} on {host_class.arch}"
+        return Rejected(candidate, f"NVIDIA has no package repository for {host_class.system} on {host_class.arch}", id="distribution")
     base = known.base.format(system=system, arch=arch)
     name = f"cuda-{system}-{arch}"
     if host_class.family == "rhel":
         rpm_key = known.rpm.keys.get(system)
         if rpm_key is None or rpm_key.sha256 is None:
-            return f"the key of NVIDIA's repository {system} is not known"
+            return Rejected(candidate, f"the key of NVIDIA's repository {system} is not known", id="distribution")
         keyring = known.rpm.keyring
         entry = f"[{name}]\nname={name}\nbaseurl={base}\nenabled=1\ngpgcheck=1\ngpgkey=file://{keyring}\n"
         return Repository("rpm", name, base, entry, f"{base}/{rpm_key.file}", keyring, key_sha256=rpm_key.sha256)
     sha256 = known.apt.sha256.get(system, {}).get(host_class.arch)
     if sha256 is None:
-        return f"no checksum of the key of NVIDIA's repository {system} for {host_class.arch} is known"
+        cause = f"no checksum of the key of NVIDIA's repository {system} for {host_class.arch} is known"
+        return Rejected(candidate, cause, id="distribution")
     keyring = known.apt.keyring
     entry = known.apt.list_line.format(base=base, keyring=keyring)
     fingerprint = known.keys.fingerprints.get(known.keys.of.get(system, ""))

@@ -13,7 +13,6 @@ from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPac
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import DEFAULT_TOOLKIT, HostClass, HostClasses, Toolkit, builders, describe_toolkits
 from provision.resolve.nccl_builds import (
-    FROM_SOURCE,
     SOURCES,
     Build,
     Candidates,
@@ -199,7 +198,7 @@ class _Choice:
             if other == build:
                 continue
             if rejection:
-                yield rejection.of(other)
+                yield rejection
             elif cause := self._why_not(host_class, other):
                 yield Rejected(other.name, cause)
             else:
@@ -273,7 +272,7 @@ def _main_reason(found: Candidates, requirements: Requirements) -> str:
     """The constraints that reject the newest builds which the driver would run; without any, the driver itself."""
     builds = list(found.builds)
     if requirements.nccl_source == "source":
-        if reason := next((each.reason for each in found.unavailable if each.candidate == FROM_SOURCE), None):
+        if reason := next((each.reason for each in found.unavailable if each.id == "source"), None):
             return reason
         builds = [each for each in builds if each[0].source == "source"]
     if requirements.nccl_local:
@@ -285,11 +284,11 @@ def _main_reason(found: Candidates, requirements: Requirements) -> str:
             why = next((f": {each.reason}" for each in found.unavailable if each.candidate.endswith(f"=={version}")), "")
             return f"no build of NCCL {version} is known for it{why}"
     if not builds:
-        return "; ".join(list(dict.fromkeys(each.reason for each in found.unavailable if each.candidate != FROM_SOURCE))[:3])
+        return "; ".join(list(dict.fromkeys(each.reason for each in found.unavailable if each.id != "source"))[:3])
     reasons: dict[str, str] = {}
     for build, rejection in sorted(builds, key=lambda each: key(each[0].version), reverse=True):
-        if rejection and rejection.constraint != "driver":
-            reasons.setdefault(rejection.constraint, f"{build.version} for CUDA {build.cuda}: {rejection.of(build).reason}")
+        if rejection and rejection.id != "driver":
+            reasons.setdefault(rejection.id, f"{build.version} for CUDA {build.cuda}: {rejection.reason}")
     oldest = min((build.cuda for build, _rejection in builds), key=key)
     of = f" of {version}" if version else ""
     return "; ".join(list(reasons.values())[:3]) or f"the oldest build{of} is for CUDA {oldest}"

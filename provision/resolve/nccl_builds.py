@@ -16,7 +16,7 @@ from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit, nvidia_repository
 
-FROM_SOURCE = "a build from source"
+_FROM_SOURCE = "a build from source"
 _ABSENT = "it does not exist"
 
 NcclFrom = Literal["wheel", "repository", "local_repository", "source"]
@@ -58,23 +58,10 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Rejection:
-    """Why a host class cannot use a build: the constraint, a sentence about it, and a detail in which builds may differ."""
-
-    constraint: Literal["driver", "privileges", "gpu", "installed", "known bad", "version", "source", "too new"]
-    cause: str
-    detail: str = ""
-
-    def of(self, build: Build) -> Rejected:
-        """The build as a rejected candidate."""
-        return Rejected(build.name, self.cause, self.detail)
-
-
-@dataclass(frozen=True)
 class Candidates:
     """The builds for a host class, each with its rejection or None, and what is known not to exist."""
 
-    builds: tuple[tuple[Build, Rejection | None], ...]
+    builds: tuple[tuple[Build, Rejected | None], ...]
     unavailable: tuple[Rejected, ...]
 
     @cached_property
@@ -112,42 +99,44 @@ def candidates(host_class: HostClass, requirements: Requirements, build_cudas: t
 # --- constraints -------------------------------------------------------------------------------------------------------------------------
 
 
-def rejection(build: Build, host_class: HostClass, requirements: Requirements) -> Rejection | None:
+def rejection(build: Build, host_class: HostClass, requirements: Requirements) -> Rejected | None:
     """Why a host class cannot use this build; None if it can. The most informative reason comes first."""
     requested = build.version == requested_version(requirements)
     if wrong_driver := _newer_than_driver(build, host_class, requirements):
         return wrong_driver
     if not host_class.root and build.source not in ("wheel", "source"):
-        return Rejection("privileges", "only root can install it, and root is unavailable there")
-    if wrong_gpu := _unsupported_gpu(build.cuda, host_class) or _gpu_without_code(build, host_class):
+        return Rejected(build.name, "only root can install it, and root is unavailable there", id="privileges")
+    if wrong_gpu := _unsupported_gpu(build.name, build.cuda, host_class) or _gpu_without_code(build, host_class):
         return wrong_gpu
     if not requirements.allow_downgrade and (older := downgrades(build.packages, host_class)):
-        return Rejection("installed", f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it")
+        cause = f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it"
+        return Rejected(build.name, cause, id="installed")
     known_bad = catalog.troubles(build.version, catalog.nccl().known_bad)
     if known_bad and not (requested and requirements.allows_bad("nccl")):
-        return Rejection("known bad", f"known bad: {known_bad[0]}")
+        return Rejected(build.name, f"known bad: {known_bad[0]}", id="known bad")
     if requirements.nccl_version is not None and not requested:
-        return Rejection("version", f"--nccl {requirements.nccl_version} was requested")
+        return Rejected(build.name, f"--nccl {requirements.nccl_version} was requested", id="version")
     source = requirements.nccl_source
     if source != "auto" and build.source != _SOURCE_OF_OPTION.get(source, source):
-        return Rejection("source", f"--nccl {source} was requested")
+        return Rejected(build.name, f"--nccl {source} was requested", id="source")
     covered = catalog.nccl().known_bad_covers
     if key(build.version) > key(covered) and not requested:
-        return Rejection("too new", f"newer than the list of known bad releases ({covered}); --nccl {build.version} takes it")
+        cause = f"newer than the list of known bad releases ({covered}); --nccl {build.version} takes it"
+        return Rejected(build.name, cause, id="too new")
     return None
 
 
-def _newer_than_driver(build: Build, host_class: HostClass, requirements: Requirements) -> Rejection | None:
+def _newer_than_driver(build: Build, host_class: HostClass, requirements: Requirements) -> Rejected | None:
     """Whether the driver cannot run a build: one for a newer CUDA of its major runs by minor-version compatibility, without PTX."""
     if host_class.cuda is None or host_class.runs_natively(build.cuda):
         return None
     newer = f"newer than the driver's CUDA {host_class.cuda}"
     if not host_class.runs(build.cuda):
-        return Rejection("driver", newer)
+        return Rejected(build.name, newer, id="driver")
     if requirements.nccl_strict:
-        return Rejection("driver", f"{newer}: --nccl strict was requested")
+        return Rejected(build.name, f"{newer}: --nccl strict was requested", id="driver")
     if not host_class.capabilities or not build.code:
-        return Rejection("driver", f"{newer}, and not known to have machine code for the GPUs")
+        return Rejected(build.name, f"{newer}, and not known to have machine code for the GPUs", id="driver")
     return None  # whether it has the code is another constraint
 
 
@@ -165,31 +154,34 @@ def downgrades(packages: Iterable[str], host_class: HostClass) -> list[tuple[str
     return [(name, now, then) for name, now, then in pairs if package_key(then) < package_key(now)]
 
 
-def _unsupported_gpu(cuda: str, host_class: HostClass) -> Rejection | None:
-    """Whether libraries for this CUDA support the oldest and the newest GPU."""
+def _unsupported_gpu(candidate: str, cuda: str, host_class: HostClass) -> Rejected | None:
+    """Whether a candidate for this CUDA supports the oldest and the newest GPU."""
     known = catalog.cuda()
     floor = known.gpu_floors.lowest.get(cuda.split(".")[0])
     if host_class.capabilities and floor and key(host_class.capabilities[0]) < key(floor):
-        return Rejection("gpu", f"its CUDA no longer has code for compute capability {host_class.capabilities[0]}", f"from {floor} on")
+        cause = f"its CUDA no longer has code for compute capability {host_class.capabilities[0]}"
+        return Rejected(candidate, cause, f"from {floor} on", id="gpu")
     oldest = known.gpu_ceilings.oldest
     for capability in reversed(host_class.capabilities):
         named = max((each for each in oldest if key(each) <= key(capability)), key=key, default=None)
         if named and key(cuda) < key(oldest[named]):
-            return Rejection("gpu", f"its CUDA does not support compute capability {capability} yet", f"{oldest[named]} or newer")
+            cause = f"its CUDA does not support compute capability {capability} yet"
+            return Rejected(candidate, cause, f"{oldest[named]} or newer", id="gpu")
     return None
 
 
-def _gpu_without_code(build: Build, host_class: HostClass) -> Rejection | None:
+def _gpu_without_code(build: Build, host_class: HostClass) -> Rejected | None:
     """Whether NVIDIA's build has code for the GPUs that its CUDA supports: that depends on the release."""
     if build.code and (without := host_class.gpus_without_code(build.code)):
         lowest = build.code[0]
         has = f"from {lowest} on" if key(without[0]) < key(lowest) else f"only for {', '.join(build.code)}"
-        return Rejection("gpu", f"it has no code for compute capability {without[0]}", has)
+        return Rejected(build.name, f"it has no code for compute capability {without[0]}", has, id="gpu")
     if build.source in ("repository", "local_repository") and host_class.capabilities:
         floors = catalog.nccl().floors.lowest.get(build.cuda.split(".")[0], {})
         floor = max((floors[first] for first in floors if key(first) <= key(build.version)), key=key, default=None)
         if floor and key(host_class.capabilities[0]) < key(floor):
-            return Rejection("gpu", f"it has no code for compute capability {host_class.capabilities[0]}", f"from {floor} on")
+            cause = f"it has no code for compute capability {host_class.capabilities[0]}"
+            return Rejected(build.name, cause, f"from {floor} on", id="gpu")
     return None
 
 
@@ -231,8 +223,8 @@ def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
             yield _packaged(version, _pinned(host_class, version), "the host's own package index offers it", configured)
     if not offered and configured:
         yield from _catalogued(host_class, configured)
-    elif not offered:
-        yield Rejected("NVIDIA's package repository", str(repository))
+    elif isinstance(repository, Rejected) and not offered:
+        yield repository
 
 
 def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build | Rejected]:
@@ -328,9 +320,9 @@ def _name_of(host_class: HostClass, package: str) -> str:
 def _from_source(host_class: HostClass, requirements: Requirements, build_cudas: tuple[str, ...]) -> Iterator[Build | Rejected]:
     """Builds of the given tarball, else of the releases whose tarball is known; only if requested."""
     if not build_cudas:
-        yield Rejected(FROM_SOURCE, _why_not_built(host_class))
+        yield Rejected(_FROM_SOURCE, _why_not_built(host_class), id="source")
     elif requirements.nccl_source != "source":
-        yield Rejected(FROM_SOURCE, "it takes long, and is built only on request: --nccl source")
+        yield Rejected(_FROM_SOURCE, "it takes long, and is built only on request: --nccl source", id="source")
     elif requirements.nccl_tarball and requirements.nccl_tarball_version:
         for cuda in build_cudas:
             sha256 = requirements.nccl_tarball_sha256
@@ -343,7 +335,7 @@ def _from_source(host_class: HostClass, requirements: Requirements, build_cudas:
         if requirements.nccl_version and requirements.nccl_version not in known.sha256:
             available = ", ".join(known.sha256)
             reason = f"no checksum of the sources of NCCL {requirements.nccl_version} is known (there are those of {available})"
-            yield Rejected(FROM_SOURCE, reason)
+            yield Rejected(_FROM_SOURCE, reason, id="source")
 
 
 def _buildable(version: str, cuda: str, package: str, sha256: str | None, url: str | None) -> Build:
@@ -413,7 +405,7 @@ def fitting_compilers(host_class: HostClass) -> list[tuple[str, Toolkit]]:
 
 def _runs(host_class: HostClass, cuda: str) -> bool:
     """Whether driver and GPUs run what is built for this CUDA."""
-    return key(cuda) <= key(host_class.cuda or "0") and _unsupported_gpu(cuda, host_class) is None
+    return key(cuda) <= key(host_class.cuda or "0") and _unsupported_gpu("", cuda, host_class) is None
 
 
 def make_arguments(sharing: Iterable[HostClass]) -> tuple[str, ...]:

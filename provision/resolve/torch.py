@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from provision import catalog
@@ -22,24 +22,13 @@ Interpreters = Mapping[HostClass, Interpreter]
 Tags = Mapping[HostClass, str]  # of the build of each host class: ``cpu``, ``cu126``, …
 
 
-@dataclass(frozen=True, order=True)
-class _Rejection:
-    """Why a release does not fit the hosts of a class, of which ``host`` is the first; ``wrong_python``: it has no wheel for their Python;
-    ``lifted_by``: what would lift it."""
-
-    host: str
-    wrong_python: bool
-    reason: str
-    lifted_by: str = ""
-
-
 @dataclass(frozen=True)
 class _Selection:
     """The best release with its builds, those that fit all hosts, and why others do not."""
 
     version: str
     fitting: Mapping[str, Tags]
-    rejections: Mapping[str, _Rejection | None]
+    rejections: Mapping[str, Rejected | None]
 
     @property
     def cost(self) -> tuple[bool, bool, int]:
@@ -99,8 +88,8 @@ def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requ
         version: _with_same_nccl(version, host_classes, requirements) for version, rejection in rejections.items() if rejection is None
     }
     if not fitting:
-        found = min((each for each in rejections.values() if each), key=lambda each: each.wrong_python)  # the more informative first
-        raise Conflict(found.host, found.reason, _proposals(found.host, host_classes, requirements))
+        found = min((each for each in rejections.values() if each), key=_is_of_python)  # the more informative first
+        raise Conflict(found.host, found.cause, _proposals(found.host, host_classes, requirements))
     return _Selection(min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections))), fitting, rejections)
 
 
@@ -132,26 +121,32 @@ def _releases(requirements: Requirements) -> list[str]:
     return [known.default, *sorted((each for each in known.releases if each != known.default), key=key, reverse=True)]
 
 
-def _rejection(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> _Rejection | None:
+def _rejection(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> Rejected | None:
     """Why a release cannot be used, for the first host by name that it does not fit."""
-    return min(_all_rejections(version, host_classes, pythons, requirements), default=None)
+    found = _all_rejections(version, host_classes, pythons, requirements)
+    return min(found, key=lambda each: (each.host, _is_of_python(each)), default=None)
 
 
-def _all_rejections(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> list[_Rejection]:
+def _is_of_python(rejected: Rejected) -> bool:
+    return rejected.id == "python"
+
+
+def _all_rejections(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> list[Rejected]:
     """Everything for which a release cannot be used, of every host class that it does not fit."""
     if requirements.torch_index and requirements.torch_version:
         return []  # the user says that it is there
     release = catalog.pytorch().releases.get(version)
-    found = []
+    found, candidate = [], f"torch=={version}"
     for host_class, names in host_classes.items():
         python, builds = pythons[host_class].minor, _tags(version, host_class, requirements)
         if release is None:
             if not _file_of(f"{version}+{builds[0]}", python, host_class.arch, (*requirements.files, *host_class.torch_wheels)):
-                found.append(_Rejection(names[0], False, f"the catalogue does not know PyTorch {version}"))
+                found.append(Rejected(candidate, f"the catalogue does not know PyTorch {version}", id="absent", host=names[0]))
             continue
         if python not in release.pythons:
             reason = f"PyTorch {version} has no wheel for Python {python}"
-            found.append(_Rejection(names[0], True, reason, _fitting_python(release, host_class, requirements)))
+            lifted_by = _fitting_python(release, host_class, requirements)
+            found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
         if not builds:
             gpus, driver = ", ".join(host_class.capabilities), f"a driver for CUDA {host_class.cuda}"
             if not any(_has_code(build.code.get(host_class.arch), host_class) for build in release.builds.values()):
@@ -160,7 +155,7 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
                 reason = f"no build of PyTorch {version} that {driver} runs has code for compute capability {gpus}"
             else:
                 reason = f"no build of PyTorch {version} runs on {driver}"
-            found.append(_Rejection(names[0], False, reason, _fitting_driver(release, host_class)))
+            found.append(Rejected(candidate, reason, id="driver", host=names[0], lifted_by=_fitting_driver(release, host_class)))
     return found
 
 
@@ -198,7 +193,7 @@ def _notes_on_an_older_release(
         causes: dict[tuple[str, str], list[str]] = {}
         for each in _all_rejections(best, host_classes, pythons, requirements):
             same_class = next(names for names in host_classes.values() if each.host in names)
-            causes.setdefault((each.reason, each.lifted_by), []).extend(same_class)
+            causes.setdefault((each.cause, each.lifted_by), []).extend(same_class)
         for (reason, lifted_by), names in causes.items():
             if lifted_by:
                 yield f"PyTorch {chosen} is not the newest: {joined(sorted(names))}: {reason}; what lifts it: {lifted_by}"
@@ -210,7 +205,7 @@ def _notes_on_an_older_release(
         yield f"PyTorch {chosen} is known bad ({'an earlier run chose it' if 'torch' in requirements.kept else cause}): {problem}"
 
 
-def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Mapping[str, _Rejection | None]) -> Iterator[Rejected]:
+def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Mapping[str, Rejected | None]) -> Iterator[Rejected]:
     """The releases that do not fit, those with several NCCLs, and those that are older."""
     older = False
     for version, rejection in rejections.items():
@@ -223,7 +218,7 @@ def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Map
         elif not rejection and known_bad(version):
             yield Rejected(f"torch=={version}", f"known bad: {known_bad(version)[0]}")
         elif rejection:
-            yield Rejected(f"torch=={version}", f"{rejection.host}: {rejection.reason}")
+            yield replace(rejection, cause=f"{rejection.host}: {rejection.cause}")
         else:
             inside = ", ".join(_nccls(version, fitting[version]))
             yield Rejected(f"torch=={version}", f"its builds for these hosts have different NCCLs ({inside}): ranks need the same")
