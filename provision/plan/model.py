@@ -53,9 +53,9 @@ ComponentName = Literal["driver", "hwloc", "python", "openmpi", "cmake", "nccl",
 COMPONENTS: tuple[ComponentName, ...] = get_args(ComponentName)
 
 
-# What may reject a candidate; ``absent``: it does not exist, or is not known to.
+# What may reject a candidate; ``absent``: it does not exist, or is not known to; ``system``: not for that distribution or architecture.
 ConstraintId = Literal[
-    "", "absent", "architecture", "distribution", "driver", "gpu", "installed", "known bad", "privileges", "python", "source", "too new", "version"
+    "", "absent", "driver", "gpu", "installed", "known bad", "privileges", "python", "source", "system", "too new", "version"
 ]
 
 _IN_JSON: dict[str, Any] = {name: {"type": "string"} for name in ("candidate", "reason")}

@@ -7,18 +7,19 @@ belongs to the system afterwards, so anything that speaks against it is a confli
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 
 from provision import catalog
 from provision.base.errors import UsageError
+from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.catalog.models import DriverPackages
-from provision.plan.model import Driver, Rejected, Repository
+from provision.plan.model import Driver, Rejected
 from provision.plan.requirements import Requirements
-from provision.resolve.host_classes import HostClass, nvidia_repository
-from provision.resolve.remedies import Conflict, Proposal, change_requirements, exclude
+from provision.resolve.host_classes import HostClass, HostClasses, by_class, nvidia_repository
+from provision.resolve.remedies import Conflict, ConflictId, Proposal, Trial, change_requirements, exclude
 from provision.survey import Facts, gpus
 from provision.survey.model import Driver as DriverFacts
 from provision.survey.model import Gpu
@@ -54,6 +55,18 @@ def drivers(
         else:
             found[name] = same.setdefault(made, made)  # hosts with the same components are shown as one
     return found, conflicts
+
+
+def problems(
+    facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], requirements: Requirements, conflicts: Mapping[Hashable, Conflict]
+) -> tuple[Problem, ...]:
+    """The conflicts of drivers as problems. Their remedies are tried for drivers alone: what runs with them is planned afterwards."""
+
+    def resolved(host_classes: HostClasses, changed: Requirements) -> Mapping[Hashable, Conflict]:
+        left = {name: facts[name] for names in host_classes.values() for name in names}
+        return drivers(left, class_of, changed)[1] if changed.driver else {}
+
+    return Trial(by_class(class_of), requirements, conflicts, resolved).problems()
 
 
 def with_driver(facts: Facts, driver: Driver) -> Facts:
@@ -123,13 +136,26 @@ def offer(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], require
 # --- one host ------------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Host:
+    """A host that gets a driver, and the packages of its distribution."""
+
+    name: str
+    facts: Facts
+    host_class: HostClass
+    packages: DriverPackages
+
+    def conflict(self, id: ConflictId, what: str, *proposals: Proposal) -> Conflict:
+        """A conflict of this host, whose last remedy is to leave it out."""
+        return Conflict(id, self.name, what, (*proposals, exclude([self.name])))
+
+
 def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requirements) -> Driver:
     requested = str(requirements.driver)
-    packages = _packages(name, host_class)
-    usable, rejected = _branches(name, facts, packages.releases[_release(host_class, packages) or ""], requested)
-    branch = usable[0]
+    host = _Host(name, facts, host_class, _packages(name, host_class))
+    branch, rejected = _branch(host, requested)
     installed = facts.driver.version if facts.driver and gpus.fault(facts) is None else None
-    if installed and facts.driver and (requested == AUTO or key(installed)[0] == int(branch)) and key(installed)[0] >= int(branch):
+    if installed and (requested == AUTO or key(installed)[0] == int(branch)) and key(installed)[0] >= int(branch):
         why = (
             f"driver {installed} works, and {branch}, which `auto` would take, is not newer"
             if requested == AUTO
@@ -138,19 +164,14 @@ def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requir
         newer = tuple(each for each in rejected if int(each.candidate) > key(installed)[0])
         return Driver(installed, f"driver {installed}", "host", (why,), newer, cuda=host_class.cuda)
     if installed and key(installed)[0] > int(branch) and not requirements.allow_downgrade:
-        raise Conflict(
-            name,
-            f"driver {installed} works there, and {branch} is older",
-            (
-                change_requirements("--driver auto, which keeps it", driver=AUTO),
-                change_requirements("--allow-downgrade: replace it by the older one", allow_downgrade=True),
-            ),
+        proposals = (
+            change_requirements("--driver auto, which keeps it", driver=AUTO),
+            change_requirements("--allow-downgrade: replace it by the older one", allow_downgrade=True),
         )
-    _refuse_obstacles(name, facts, host_class, packages)
-    modules = "open" if _open_modules(name, facts) else "proprietary"
-    return _component(
-        name, facts, host_class, packages, branch, modules, _why(facts, branch, modules, packages, requested), tuple(rejected)
-    )
+        raise Conflict("driver-is-newer", name, f"driver {installed} works there, and {branch} is older", proposals)
+    _refuse_obstacles(host)
+    is_open = _open_modules(host)
+    return _component(host, branch, _why(host, branch, requested, is_open=is_open), rejected, is_open=is_open)
 
 
 def _packages(name: str, host_class: HostClass) -> DriverPackages:
@@ -159,7 +180,8 @@ def _packages(name: str, host_class: HostClass) -> DriverPackages:
     if packages is None or _release(host_class, packages) is None:
         listed = ", ".join(f"{os_id} {joined(list(each.releases))}" for os_id, each in catalog.driver().packages.items())
         what = f"no packages of NVIDIA's driver for {host_class.system} are known; they are for {listed}"
-        raise Conflict(name, what, (Proposal("install a driver there by hand, and leave --driver out"), exclude([name])))
+        by_hand = Proposal("install a driver there by hand, and leave --driver out")
+        raise Conflict("driver-packages", name, what, (by_hand, exclude([name])))
     return packages
 
 
@@ -169,42 +191,40 @@ def _release(host_class: HostClass, packages: DriverPackages) -> str | None:
     return next((each for each in (version, version.split(".")[0]) if each in packages.releases), None)
 
 
-def _branches(name: str, facts: Facts, offered: Sequence[str], requested: str) -> tuple[list[str], list[Rejected]]:
-    """(the branches that fit the request, the GPUs and the system, the longest supported first; rejected ones). Raises Conflict."""
-    known, capabilities = catalog.driver(), gpus.capabilities(facts)
+def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
+    """(the requested branch, for `auto` the longest supported that fits GPUs and system; rejected newer ones). Raises Conflict."""
+    known, capabilities = catalog.driver(), gpus.capabilities(host.facts)
+    offered = host.packages.releases[_release(host.host_class, host.packages) or ""]
     if not capabilities and requested == AUTO:
-        ids = f" (PCI device {joined([f'10de:{each}' for each in facts.nvidia.pci_ids])})" if facts.nvidia.pci_ids else ""
+        ids = f" (PCI device {joined([f'10de:{each}' for each in host.facts.nvidia.pci_ids])})" if host.facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
         longest = max(offered, key=_support)
-        raise Conflict(
-            name, what, (change_requirements(f"name a branch that supports them: --driver {longest}", driver=longest), exclude([name]))
-        )
-    usable, rejected = [], []
+        by_name = change_requirements(f"name a branch that supports them: --driver {longest}", driver=longest)
+        raise host.conflict("driver-gpus-unknown", what, by_name)
+    rejected = []
     for branch in sorted(known.branches.of, key=int, reverse=True):
-        reason = _misfit(branch, capabilities, offered)
-        if (
-            reason is None
-            and requested == AUTO
-            and (known.branches.of[branch] == "feature" or catalog.cuda().driver_branches.ended(branch))
-        ):
-            reason = "`auto` takes branches for production that NVIDIA still supports"
-        if reason is not None:
-            rejected.append(Rejected(branch, reason))
-        else:
-            usable.append(branch)
+        if (misfit := known.gpus.misfit(branch, capabilities)) is not None:
+            rejected.append(Rejected(branch, misfit, id="gpu"))
+        elif branch not in offered:
+            rejected.append(Rejected(branch, "no package of it is known for that system", id="absent"))
+        elif requested == AUTO and (known.branches.of[branch] == "feature" or catalog.cuda().driver_branches.ended(branch)):
+            rejected.append(Rejected(branch, "`auto` takes branches for production that NVIDIA still supports", id="version"))
+    unfit = {each.candidate: each for each in rejected}
+    usable = sorted((branch for branch in known.branches.of if branch not in unfit), key=int, reverse=True)
+    if requested in unfit:
+        others = [change_requirements(f"--driver {branch}", driver=branch) for branch in usable]
+        raise host.conflict("driver-branch", f"driver {requested} does not fit: {unfit[requested].cause}", *others)
     if requested != AUTO:
-        reason = next((each.reason for each in rejected if each.candidate == requested), None)
-        if reason is not None:
-            others = [change_requirements(f"--driver {branch}", driver=branch) for branch in usable]
-            raise Conflict(name, f"driver {requested} does not fit: {reason}", (*others, exclude([name])))
-        return [requested], []
+        return requested, ()
     if not usable:
-        raise Conflict(name, f"no branch of the driver fits: {rejected[0].reason}", (exclude([name]),))
-    usable.sort(key=_support, reverse=True)
+        raise host.conflict("driver-branch", f"no branch of the driver fits: {rejected[0].cause}")
+    best, *shorter = sorted(usable, key=_support, reverse=True)
     ends = catalog.cuda().driver_branches.ends
-    rejected += [Rejected(branch, f"supported until {ends.get(branch, 'an unknown date')}, {usable[0]} longer") for branch in usable[1:]]
-    newer = [each for each in rejected if int(each.candidate) > int(usable[0])]
-    return usable, sorted(newer, key=lambda each: int(each.candidate), reverse=True)
+    rejected += [
+        Rejected(branch, f"supported until {ends.get(branch, 'an unknown date')}, {best} longer", id="version") for branch in shorter
+    ]
+    newer = [each for each in rejected if int(each.candidate) > int(best)]
+    return best, tuple(sorted(newer, key=lambda each: int(each.candidate), reverse=True))
 
 
 def _support(branch: str) -> tuple[str, int]:
@@ -212,57 +232,45 @@ def _support(branch: str) -> tuple[str, int]:
     return catalog.cuda().driver_branches.ends.get(branch, ""), int(branch)
 
 
-def _misfit(branch: str, capabilities: list[str], offered: Sequence[str]) -> str | None:
-    """Why a branch cannot be installed on a host."""
-    reason = catalog.driver().gpus.misfit(branch, capabilities)
-    return reason or (None if branch in offered else "no package of it is known for that system")
-
-
-def _open_modules(name: str, facts: Facts) -> bool:
+def _open_modules(host: _Host) -> bool:
     """Whether the open kernel modules run its GPUs; unknown ones are newer than the catalogue. Raises Conflict where neither runs all."""
-    known, capabilities = catalog.driver().modules, gpus.capabilities(facts)
+    known, capabilities = catalog.driver().modules, gpus.capabilities(host.facts)
     if not capabilities or key(capabilities[0]) >= key(known.open_from):
         return True
     if key(capabilities[-1]) >= key(known.open_only_from):
         what = f"no kernel modules run all its GPUs: {capabilities[0]} needs the proprietary ones, {capabilities[-1]} the open ones"
-        raise Conflict(name, what, (Proposal(f"take the GPUs of one kind out of {name}"), exclude([name])))
+        raise host.conflict("driver-modules", what, Proposal(f"take the GPUs of one kind out of {host.name}"))
     return False
 
 
-def _refuse_obstacles(name: str, facts: Facts, host_class: HostClass, packages: DriverPackages) -> None:
+def _refuse_obstacles(host: _Host) -> None:
     """Raise Conflict for what prevents the installation."""
-    if not host_class.root:
-        raise Conflict(
-            name, "only root can install a driver there", (Proposal("let its user use sudo, or ask an administrator"), exclude([name]))
-        )
+    name, facts = host.name, host.facts
+    if not host.host_class.root:
+        what = "only root can install a driver there"
+        raise host.conflict("driver-privileges", what, Proposal("let its user use sudo, or ask an administrator"))
     if facts.container:
         what = "it is a container, whose driver is that of the machine"
-        raise Conflict(name, what, (Proposal("install the driver on the machine, and leave --driver out"), exclude([name])))
+        raise host.conflict("driver-container", what, Proposal("install the driver on the machine, and leave --driver out"))
     if facts.nvidia.runfile:
         what = "its driver was installed by NVIDIA's installer (.run), whose files packages would overwrite"
-        raise Conflict(name, what, (Proposal(f"uninstall it on {name} first: sudo nvidia-uninstall"), exclude([name])))
-    if packages.built and facts.security.secure_boot and not facts.security.dkms_key_enrolled:
+        raise host.conflict("driver-runfile", what, Proposal(f"uninstall it on {name} first: sudo nvidia-uninstall"))
+    if host.packages.built and facts.security.secure_boot and not facts.security.dkms_key_enrolled:
         what = "Secure Boot is on, and loads no modules that DKMS builds there until its key is enrolled"
         enrol = (
             f"enrol the key on {name}: install dkms, `sudo dkms generate_mok`, `sudo mokutil --import /var/lib/dkms/mok.pub`, reboot, and "
             "confirm it at the console; or turn Secure Boot off in the firmware"
         )
-        raise Conflict(name, what, (Proposal(enrol), Proposal("use Ubuntu there, whose linux-modules-nvidia-* are signed")))
+        other = Proposal("use Ubuntu there, whose linux-modules-nvidia-* are signed")
+        raise Conflict("driver-secure-boot", name, what, (Proposal(enrol), other))
 
 
-def _component(
-    name: str,
-    facts: Facts,
-    host_class: HostClass,
-    packages: DriverPackages,
-    branch: str,
-    modules: str,
-    why: tuple[str, ...],
-    rejected: tuple[Rejected, ...],
-) -> Driver:
-    kernel_flavour = _flavour(name, facts, host_class, packages)
-    repository = _repository(name, host_class) if packages.from_ == "repository" else None
-    fabric, ids = catalog.hardware().fabric, set(facts.nvidia.pci_ids)
+def _component(host: _Host, branch: str, why: tuple[str, ...], rejected: tuple[Rejected, ...], *, is_open: bool) -> Driver:
+    packages, kernel_flavour = host.packages, _flavour(host)
+    repository = nvidia_repository(host.host_class) if packages.from_ == "repository" else None
+    if isinstance(repository, Rejected):
+        raise host.conflict("driver-repository", repository.cause)
+    fabric, ids = catalog.hardware().fabric, set(host.facts.nvidia.pci_ids)
 
     def filled(names: tuple[str, ...]) -> list[str]:
         return [each.format(branch=branch, flavour=kernel_flavour) for each in names]
@@ -271,9 +279,9 @@ def _component(
         branched = packages.with_branch_until is not None and int(branch) <= int(packages.with_branch_until)
         return [f"{each}-{branch}" if branched else each for each in filled(names)]
 
-    driver = filled(packages.open if modules == "open" else packages.proprietary)
+    driver = filled(packages.open if is_open else packages.proprietary)
     services = []
-    if facts.nvidia.pci_switches or ids & set(fabric.nvswitch):
+    if host.facts.nvidia.pci_switches or ids & set(fabric.nvswitch):
         driver += of_branch(packages.fabric)
         services.append("nvidia-fabricmanager")
     if ids & set(fabric.imex):
@@ -281,14 +289,14 @@ def _component(
     kernel = filled(packages.kernel)
     held = (*driver, *(() if packages.built else kernel))
     why = (*why, f"with {joined(services)} for its NVSwitches") if services else why
-    stream = packages.stream and (packages.stream.open if modules == "open" else packages.stream.proprietary)
+    stream = packages.stream and (packages.stream.open if is_open else packages.stream.proprietary)
     return Driver(
         branch,
         driver[0],
         packages.from_,
         (*why, f"held against upgrades: {', '.join(held)}"),
         rejected,
-        modules=modules,  # type: ignore[arg-type]
+        modules="open" if is_open else "proprietary",
         packages=(*kernel, *driver),
         first=tuple(filled(packages.first)),
         stream=stream.format(branch=branch) if stream else None,
@@ -299,41 +307,34 @@ def _component(
     )
 
 
-def _flavour(name: str, facts: Facts, host_class: HostClass, packages: DriverPackages) -> str:
+def _flavour(host: _Host) -> str:
     """The kernel's flavour, as packages name it."""
-    if not any("{flavour}" in each for each in (*packages.kernel, *packages.open)):
+    if not any("{flavour}" in each for each in (*host.packages.kernel, *host.packages.open)):
         return ""
-    release = facts.os.kernel or ""
+    release, system = host.facts.os.kernel or "", host.host_class.os_version
     found = _FLAVOUR.fullmatch(release)
     if found is None:
         what = f"the packages for its kernel are not known{f': {release}' if release else ', because its facts do not name it (os.kernel)'}"
-        raise Conflict(name, what, (Proposal(f"boot one of the distribution's kernels on {name}"), exclude([name])))
-    own = packages.own_kernels.get(host_class.os_version)
+        raise host.conflict("driver-kernel", what, Proposal(f"boot one of the distribution's kernels on {host.name}"))
+    own = host.packages.own_kernels.get(system)
     enabled = own is not None and found[1] == "generic" and key(minor(release)) > key(own)
-    return f"generic-hwe-{host_class.os_version}" if enabled else found[1]
+    return f"generic-hwe-{system}" if enabled else found[1]
 
 
-def _repository(name: str, host_class: HostClass) -> Repository:
-    found = nvidia_repository(host_class)
-    if isinstance(found, Rejected):
-        raise Conflict(name, found.cause, (exclude([name]),))
-    return found
-
-
-def _why(facts: Facts, branch: str, modules: str, packages: DriverPackages, requested: str) -> tuple[str, ...]:
-    known, capabilities = catalog.driver(), gpus.capabilities(facts)
+def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[str, ...]:
+    known, capabilities, security = catalog.driver(), gpus.capabilities(host.facts), host.facts.security
     why = [f"{_described(branch)}, requested by name" if requested != AUTO else f"{_described(branch)}, the longest supported that fits"]
     if not capabilities:
         why.append("open kernel modules, because GPUs that are not known are taken for newer ones")
-    elif modules == "open":
+    elif is_open:
         why.append(f"open kernel modules, because all its GPUs have compute capability {known.modules.open_from} or higher")
     else:
         why.append(f"proprietary kernel modules, because compute capability {capabilities[0]} is lower than {known.modules.open_from}")
-    if facts.nvidia.nouveau:
+    if host.facts.nvidia.nouveau:
         why.append("nouveau is disabled, which uses the GPUs now")
-    if not packages.built:
-        why.append("its kernel modules are signed by the distribution" + (", for Secure Boot" if facts.security.secure_boot else ""))
-    elif facts.security.secure_boot:
+    if not host.packages.built:
+        why.append("its kernel modules are signed by the distribution" + (", for Secure Boot" if security.secure_boot else ""))
+    elif security.secure_boot:
         why.append("Secure Boot is on, and the key of DKMS is enrolled")
     return tuple(why)
 

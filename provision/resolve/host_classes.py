@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
@@ -15,6 +15,7 @@ from provision.plan.model import Builder, Rejected, Repository
 from provision.survey import Facts, gpus, hardware
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
@@ -209,6 +210,19 @@ def host_class_of(facts: Facts, kept_builds: tuple[tuple[str, str | None], ...] 
     )
 
 
+def grouped(pairs: Iterable[tuple[K, str]]) -> dict[K, list[str]]:
+    """(what hosts have in common, name) … → what they have in common, each with the names in their order."""
+    found: dict[K, list[str]] = {}
+    for shared, name in pairs:
+        found.setdefault(shared, []).append(name)
+    return found
+
+
+def by_class(class_of: Mapping[str, HostClass]) -> HostClasses:
+    """The hosts of each class, by name: common decisions must not depend on the inventory's order."""
+    return grouped((class_of[name], name) for name in sorted(class_of))
+
+
 def _missing_build_tools(facts: Facts) -> tuple[str, ...]:
     tools = {"make": facts.make, "compiler": facts.compiler}
     return tuple(
@@ -263,20 +277,20 @@ def nvidia_repository(host_class: HostClass) -> Repository | Rejected:
     candidate = "NVIDIA's package repository"
     system, arch = host_class.nvidia_system, known.architectures.get(host_class.arch)
     if system is None or arch is None:
-        return Rejected(candidate, f"NVIDIA has no package repository for {host_class.system} on {host_class.arch}", id="distribution")
+        return Rejected(candidate, f"NVIDIA has no package repository for {host_class.system} on {host_class.arch}", id="system")
     base = known.base.format(system=system, arch=arch)
     name = f"cuda-{system}-{arch}"
     if host_class.family == "rhel":
         rpm_key = known.rpm.keys.get(system)
         if rpm_key is None or rpm_key.sha256 is None:
-            return Rejected(candidate, f"the key of NVIDIA's repository {system} is not known", id="distribution")
+            return Rejected(candidate, f"the key of NVIDIA's repository {system} is not known", id="system")
         keyring = known.rpm.keyring
         entry = f"[{name}]\nname={name}\nbaseurl={base}\nenabled=1\ngpgcheck=1\ngpgkey=file://{keyring}\n"
         return Repository("rpm", name, base, entry, f"{base}/{rpm_key.file}", keyring, key_sha256=rpm_key.sha256)
     sha256 = known.apt.sha256.get(system, {}).get(host_class.arch)
     if sha256 is None:
         cause = f"no checksum of the key of NVIDIA's repository {system} for {host_class.arch} is known"
-        return Rejected(candidate, cause, id="distribution")
+        return Rejected(candidate, cause, id="system")
     keyring = known.apt.keyring
     entry = known.apt.list_line.format(base=base, keyring=keyring)
     fingerprint = known.keys.fingerprints.get(known.keys.of.get(system, ""))
@@ -285,10 +299,7 @@ def nvidia_repository(host_class: HostClass) -> Repository | Rejected:
 
 def describe_toolkits(able: Iterable[Builder]) -> list[str]:
     """A sentence for each toolkit: ``with the CUDA toolkit at /opt/cuda (on a and b: its nvcc is on the PATH, of CUDA 12.4)``."""
-    hosts: dict[tuple[str, str], list[str]] = {}
-    for each in able:
-        if each.toolkit:
-            hosts.setdefault((each.toolkit, each.why), []).append(each.host)
+    hosts = grouped(((each.toolkit, each.why), each.host) for each in able if each.toolkit)
     return [f"with the CUDA toolkit at {toolkit} (on {joined(names)}: {why})" for (toolkit, why), names in hosts.items()]
 
 

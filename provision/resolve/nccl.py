@@ -13,6 +13,7 @@ from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPac
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import DEFAULT_TOOLKIT, HostClass, HostClasses, Toolkit, builders, describe_toolkits
 from provision.resolve.nccl_builds import (
+    NOT_BUILT,
     SOURCES,
     Build,
     Candidates,
@@ -24,7 +25,7 @@ from provision.resolve.nccl_builds import (
     own_compiler,
     requested_version,
 )
-from provision.resolve.remedies import Conflict, Proposal, change_class, change_requirements, exclude, newer_drivers
+from provision.resolve.remedies import Conflict, ConflictId, Proposal, change_class, change_requirements, exclude, newer_drivers
 
 
 def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, Nccl], list[str]]:
@@ -255,25 +256,27 @@ def _conflict(host_classes: HostClasses, found: Mapping[HostClass, Candidates], 
         return unresolved, bool(found[host_class].fitting), len(names), key(host_class.cuda or "0"), names[0]
 
     blocking = min(host_classes, key=cost)
+    id: ConflictId
     gpu = f", compute capability {blocking.capabilities[0]}" if blocking.capabilities else ""
     described = f"{blocking.system} on {blocking.arch} with a driver for CUDA {blocking.cuda}{gpu}"
     if not found[blocking].fitting or len(host_classes) == 1:
-        what = f"no build of NCCL fits {described}: {_main_reason(found[blocking], requirements)}"
+        id, reason = _main_reason(found[blocking], requirements)
+        what = f"no build of NCCL fits {described}: {reason}"
     else:
         newest = max(found[blocking].versions, key=key)
         common = sorted(_common_versions(others(blocking)), key=key)
         theirs = f"the others need {common[0]} to {common[-1]}" if common else "the others have none in common either"
-        what = f"NCCL must be the same everywhere; {described} allows up to {newest}, {theirs}"
+        id, what = "nccl-not-the-same", f"NCCL must be the same everywhere; {described} allows up to {newest}, {theirs}"
     names = host_classes[blocking]
-    return Conflict(names[0], what, _proposals(blocking, names, requirements))
+    return Conflict(id, names[0], what, _proposals(blocking, names, requirements))
 
 
-def _main_reason(found: Candidates, requirements: Requirements) -> str:
-    """The constraints that reject the newest builds which the driver would run; without any, the driver itself."""
+def _main_reason(found: Candidates, requirements: Requirements) -> tuple[ConflictId, str]:
+    """(id, the reason): the constraints that reject the newest builds which the driver would run; without any, the driver itself."""
     builds = list(found.builds)
     if requirements.nccl_source == "source":
-        if reason := next((each.reason for each in found.unavailable if each.id == "source"), None):
-            return reason
+        if why := next((each for each in found.unavailable if each.id in NOT_BUILT), None):
+            return "nccl-source" if why.id == "source" else "nccl-version", why.reason
         builds = [each for each in builds if each[0].source == "source"]
     if requirements.nccl_local:
         builds = [each for each in builds if each[0].source == "local_repository"] or builds
@@ -281,17 +284,17 @@ def _main_reason(found: Candidates, requirements: Requirements) -> str:
     if version is not None:
         builds = [each for each in builds if each[0].version == version]
         if not builds:
-            why = next((f": {each.reason}" for each in found.unavailable if each.candidate.endswith(f"=={version}")), "")
-            return f"no build of NCCL {version} is known for it{why}"
+            known = next((f": {each.reason}" for each in found.unavailable if each.candidate.endswith(f"=={version}")), "")
+            return "nccl-version", f"no build of NCCL {version} is known for it{known}"
     if not builds:
-        return "; ".join(list(dict.fromkeys(each.reason for each in found.unavailable if each.id != "source"))[:3])
+        return "nccl-absent", "; ".join(list(dict.fromkeys(each.reason for each in found.unavailable if each.id not in NOT_BUILT))[:3])
     reasons: dict[str, str] = {}
     for build, rejection in sorted(builds, key=lambda each: key(each[0].version), reverse=True):
         if rejection and rejection.id != "driver":
             reasons.setdefault(rejection.id, f"{build.version} for CUDA {build.cuda}: {rejection.reason}")
     oldest = min((build.cuda for build, _rejection in builds), key=key)
     of = f" of {version}" if version else ""
-    return "; ".join(list(reasons.values())[:3]) or f"the oldest build{of} is for CUDA {oldest}"
+    return "nccl", "; ".join(list(reasons.values())[:3]) or f"the oldest build{of} is for CUDA {oldest}"
 
 
 def _proposals(blocking: HostClass, names: list[str], requirements: Requirements) -> Iterator[Proposal]:

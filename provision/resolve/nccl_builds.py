@@ -17,6 +17,7 @@ from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit, nvidia_repository
 
 _FROM_SOURCE = "a build from source"
+NOT_BUILT = ("source", "version")  # ids of what rejects builds from source as a whole
 _ABSENT = "it does not exist"
 
 NcclFrom = Literal["wheel", "repository", "local_repository", "source"]
@@ -198,7 +199,7 @@ def _wheels(host_class: HostClass) -> Iterator[Build | Rejected]:
                 code = next(each.has for each in wheels.code if version in each.wheels.get(package, ()))
                 yield Build(version, cuda, "wheel", exact, "the CUDA was read from the library in the wheel", code=code)
             else:
-                yield Rejected(exact, f"the index has no wheel of it for {host_class.arch}")
+                yield Rejected(exact, f"the index has no wheel of it for {host_class.arch}", id="system")
 
 
 def _installed(host_class: HostClass) -> Iterator[Build]:
@@ -242,16 +243,16 @@ def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build
             version, evidence = f"{revision}+cuda{cuda}", known.evidence[letter]
             packages, source = _pinned(host_class, version), absent.pop(version, None)
             if source:
-                yield Rejected(packages[0], _ABSENT, source)
+                yield Rejected(packages[0], _ABSENT, source, id="absent")
             elif last and key(cuda) > key(last):
-                yield Rejected(packages[0], f"{system}'s repository ends with CUDA {last}")
+                yield Rejected(packages[0], f"{system}'s repository ends with CUDA {last}", id="absent")
             elif first and key(cuda) < key(first):
                 older = f"builds for other systems ({evidence.what}; {system}'s repository is certain from CUDA {first} on)"
                 yield _packaged(version, packages, older, repository, weak=True)
             else:
                 yield _packaged(version, packages, evidence.what, repository, weak=evidence.weak)
     for version, source in absent.items():  # people copy these from each other, though no such build was ever listed
-        yield Rejected(_pinned(host_class, version)[0], _ABSENT, source)
+        yield Rejected(_pinned(host_class, version)[0], _ABSENT, source, id="absent")
 
 
 @dataclass(frozen=True)
@@ -276,10 +277,10 @@ def _local_repository(host_class: HostClass, requirements: Requirements) -> Iter
     file = requirements.nccl_local
     local = local_repository(file) if file else None
     if file and local is None:
-        yield Rejected(file, "its name is not that of one of NVIDIA's local repository packages")
+        yield Rejected(file, "its name is not that of one of NVIDIA's local repository packages", id="absent")
     elif file and local and (local.system, local.arch) != (host_class.nvidia_system, host_class.arch):
         system = host_class.nvidia_system or host_class.system
-        yield Rejected(file, f"it is for {local.system} on {local.arch}, not for {system} on {host_class.arch}")
+        yield Rejected(file, f"it is for {local.system} on {local.arch}, not for {system} on {host_class.arch}", id="system")
     elif file and local:
         packages = _pinned(host_class, f"{local.version}-1+cuda{local.cuda}")
         sha256 = requirements.nccl_local_sha256
@@ -335,7 +336,7 @@ def _from_source(host_class: HostClass, requirements: Requirements, build_cudas:
         if requirements.nccl_version and requirements.nccl_version not in known.sha256:
             available = ", ".join(known.sha256)
             reason = f"no checksum of the sources of NCCL {requirements.nccl_version} is known (there are those of {available})"
-            yield Rejected(_FROM_SOURCE, reason, id="source")
+            yield Rejected(_FROM_SOURCE, reason, id="version")
 
 
 def _buildable(version: str, cuda: str, package: str, sha256: str | None, url: str | None) -> Build:

