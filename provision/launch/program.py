@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -142,7 +142,9 @@ def follow(
     if result.interrupted:
         _end_leftovers(session)
     if code:
-        _show_failure(found, output, result, job, placed, options, session.progress, log, here)
+        host = _host_of(found.failure.rank, result, placed, job, options) if found.failure else ""
+        for line in _failure(found, output, result, job, log, host, here):
+            session.progress.line(*line)
     return code
 
 
@@ -256,29 +258,22 @@ def _show_job(progress: Progress, seats: Sequence[_Seat], placed: Sequence[tuple
     progress.line(f"variables of every rank: {', '.join(sorted({*job.environment, *job.free_ports}))}")  # values may be secret
 
 
-def _show_failure(
-    found: RootCause,
-    output: RankOutput,
-    result: JobResult,
-    job: Job,
-    placed: Sequence[tuple[str, int]],
-    options: RunOptions,
-    progress: Progress,
-    log: Path,
-    here: Callable[[str], str],
-) -> None:
-    """Print what failed first, and then, a line each, what that did to other ranks. Only a rank that ended by itself has printed why."""
-    progress.line("")
+def _failure(
+    found: RootCause, output: RankOutput, result: JobResult, job: Job, log: Path, host: str, here: Callable[[str], str]
+) -> Iterator[tuple[str, ...]]:
+    """(line, style) …: what failed first, on ``host``, and then, a line each, what that did to other ranks.
+
+    Only a rank that ended by itself has printed why.
+    """
+    yield ("",)
     failure, ended, whole = found.failure, found.ended, f"the job's whole output: {log}"
     code = f"exit code {found.code or result.code}"
     if failure is not None:
-        host = _host_of(failure.rank, result, placed, job, options)
         where = f" ({here(failure.place)})" if failure.place else ""
         # The traceback has the whole text; that of an error of all ranks is as long as their list.
-        progress.line(f"rank {failure.rank}{host} failed first: {shortened(failure.exception)}{where}", "bold red")
-        for line in () if output.is_on_screen(failure) else failure.lines:
-            progress.line(f"    {line}")
-        progress.line(f"  {code}; {whole}")
+        yield f"rank {failure.rank}{host} failed first: {shortened(failure.exception)}{where}", "bold red"
+        yield from ((f"    {line}",) for line in (() if output.is_on_screen(failure) else failure.lines))
+        yield (f"  {code}; {whole}",)
     elif ended is not None:
         said = f": {found.words}" if found.words else ""
         names_code = not found.was_awaited and not said and ended.code > 0
@@ -286,17 +281,16 @@ def _show_failure(
             how = f"ended{'' if ended.code else ' with exit code 0'} while others waited for it"
         else:
             how = "failed first" if said else jobs.how_it_ended(ended.code)
-        progress.line(f"rank {ended.rank} on {jobs.name_of(ended.host, job)} {how}{said}", "bold red")
-        progress.line(f"  {whole}" if names_code else f"  {code}; {whole}")
+        yield f"rank {ended.rank} on {jobs.name_of(ended.host, job)} {how}{said}", "bold red"
+        yield (f"  {whole}" if names_code else f"  {code}; {whole}",)
     elif result.verdict is not None:
         names_code = result.verdict.code == result.code  # of what has ended, which is the job's
-        progress.line(f"{jobs.describe(result.verdict, job)} ({whole if names_code else f'{code}; {whole}'})", "bold red")
+        yield f"{jobs.describe(result.verdict, job)} ({whole if names_code else f'{code}; {whole}'})", "bold red"
     elif output.verdict:
-        progress.line(f"{output.verdict} ({whole})", "bold red")
+        yield f"{output.verdict} ({whole})", "bold red"
     else:
-        progress.line(f"the job failed ({code}; {whole})", "bold red")
-    for line in (*root_cause.alike(found, output, result), *output.consequences(failure)):
-        progress.line(f"  {line}")
+        yield f"the job failed ({code}; {whole})", "bold red"
+    yield from ((f"  {line}",) for line in (*root_cause.alike(found, output, result), *output.consequences(failure)))
 
 
 def _host_of(rank: int, result: JobResult, placed: Sequence[tuple[str, int]], job: Job, options: RunOptions) -> str:

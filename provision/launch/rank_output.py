@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
@@ -132,13 +131,8 @@ def pieces(line: str) -> Iterator[tuple[str, str]]:
 
 def of_ranks(line: str, ranks: Collection[int]) -> str:
     """What these ranks wrote in a line of a job's log, as ``rank 3: …``; empty if it was none of them."""
-    tags = list(_TAG.finditer(line))
-    pieces = []
-    for tag, following in zip_longest(tags, tags[1:]):
-        end = following.start() if following else len(line)
-        if int(tag["rank"]) in ranks and (text := line[tag.end() : end]):
-            pieces.append(f"rank {int(tag['rank'])}: {text}")
-    return "\n".join(pieces)
+    tagged = ((_TAG.match(tag), text) for tag, text in pieces(line))
+    return "\n".join(f"rank {int(tag['rank'])}: {text}" for tag, text in tagged if tag and text and int(tag["rank"]) in ranks)
 
 
 class RankOutput:
