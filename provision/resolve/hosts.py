@@ -1,4 +1,4 @@
-"""What must be true of hosts whatever is installed there: a supported system, GPUs that can be used, one prefix, no other Horovod."""
+"""What hosts need for any plan: a supported system, GPUs that can be used, one prefix, no other Horovod."""
 
 from __future__ import annotations
 
