@@ -93,6 +93,44 @@ def test_a_gpu_never_waits_for_a_rank_that_is_gone_and_nothing_broken_is_committ
     assert reports[0]["seconds"] < 30
 
 
+@pytest.mark.parametrize("hosts", slow_but_last(1, 3))
+def test_process_sets_on_one_gpu_are_launched_in_one_order_on_all_ranks(launch, hosts):
+    """Without one, a GPU that works for one set and another that works for the other wait for each other."""
+    launched = {rank: report["launched"] for rank, report in launch("gpu_order.py", 3, hosts).must_succeed().reports().items()}
+    assert sorted(launched[1]) == [1, *range(1001, 1004), *range(2001, 2004), 2009, 3000]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        both = set(launched[one]) & set(launched[other])
+        assert [each for each in launched[one] if each in both] == [each for each in launched[other] if each in both], launched
+
+
+def test_what_may_still_come_first_holds_up_what_is_behind_it():
+    order = nccl.Order()
+    assert [order.propose(each) for each in (7, 3)] == [1, 2]
+    order.agree(3, 2)
+    assert not order.is_next(3), "7 may become 1"
+    order.agree(7, 2)
+    assert (order.is_next(7), order.is_next(3)) == (False, True), "equal numbers: the lower process set"
+    assert order.propose(5) == 3
+    order.leave(3)
+    assert (order.is_next(7), order.is_next(5)) == (True, False)
+    order.agree(5, 9)
+    assert order.propose(1) == 10, "higher than all that has been agreed on"
+
+
+def test_a_launch_waits_for_its_turn_unless_its_group_is_broken(monkeypatch):
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None))
+    monkeypatch.setattr(nccl, "order", nccl.Order())
+    monkeypatch.setattr(nccl, "BLAME_AFTER", 0.0)
+    group = nccl.Group(SimpleNamespace(id=4, rank=0, size=2), torch.device("cpu"))
+    nccl.order.propose(2)
+    group.start(SimpleNamespace(order=nccl.order.propose(4)))
+    assert [group.test(), group.test()] == [None, None]
+    group.broken = "it was aborted"
+    assert "it was aborted" in (group.test() or group.test())
+    nccl.order.leave(2)
+    assert nccl.order.is_next(9), "it holds up nobody"
+
+
 def test_a_value_that_is_none_is_refused(launch):
     outcome = launch("idle.py", 1, env={"COLLECTIVE_NCCL": "/usr/lib/libnccl.so.2"})
     assert "COLLECTIVE_NCCL='/usr/lib/libnccl.so.2' is not one of auto, on, off" in outcome.stderr
@@ -166,21 +204,20 @@ def test_an_operation_is_done_when_the_gpu_is(monkeypatch):
     handles._kept.clear()
 
 
-@pytest.mark.parametrize(
-    ("busy", "why"), [([0], ""), ([0, 2], "; process sets 0, 2 used it at once, which NCCL does not support")], ids=["one set", "two sets"]
-)
-def test_a_gpu_that_hangs_is_noticed_before_the_engines_timeout(monkeypatch, busy, why):
+def test_a_gpu_that_hangs_is_noticed_before_the_engines_timeout(monkeypatch):
     monkeypatch.setattr(nccl, "HUNG_AFTER", 0.2)
     monkeypatch.setattr(nccl, "INTERVAL", 0.01)
     monkeypatch.setattr(nccl.membership, "current", lambda: SimpleNamespace(config=SimpleNamespace(timeout=1800.0)))
     monkeypatch.setattr(nccl._native, "check_peers", lambda _: None)
     since = time.monotonic()
-    groups = {n: SimpleNamespace(number=n, broken="", busy_since=lambda n=n: since if n in busy else None) for n in range(3)}
+    groups = {n: SimpleNamespace(number=n, broken="", busy_since=lambda n=n: since if n == 2 else None) for n in range(3)}
     monkeypatch.setattr(nccl, "groups", groups)
     found = []
     monkeypatch.setattr(nccl, "_reason", found.append)
     nccl._see_to()
-    assert [(error.kind, str(error)) for error in found] == [("timeout", f"a GPU has not finished a collective within 0.2 s{why}")]
+    assert [(error.kind, str(error)) for error in found] == [
+        ("timeout", "a GPU has not finished a collective of process set 2 within 0.2 s")
+    ]
 
 
 def driver_of(monkeypatch, code=0):

@@ -7,6 +7,7 @@
 #include "core/deadline.h"
 #include "core/group.h"
 #include "core/operation.h"
+#include "negotiation/exchange.h"
 
 namespace cc {
 
@@ -18,11 +19,12 @@ struct DataPhase {
   const std::vector<const Header*>& headers;  // of all ranks, by rank
   Deadline& deadline;
   const ExternalTransport* external;  // that moves tensors of this device, or null: the engine itself
+  Exchange& exchange;                 // for what is to be agreed on in between
 
   const Topology& topology() const { return group.topology(); }
   const Header& header() const { return operation.header; }
   // The same for another operation, a step on the way.
-  DataPhase with(Operation& other) const { return {group, other, headers, deadline, external}; }
+  DataPhase with(Operation& other) const { return {group, other, headers, deadline, external, exchange}; }
 };
 
 using Algorithm = void (*)(const DataPhase&);

@@ -80,6 +80,19 @@ void run(const DataPhase& phase, const cc_transfer& transfer) {
   phase.external->run(phase.group, transfer, phase.deadline);
 }
 
+// The number of an ordered transfer. A second exchange, of which no rank waits for another's program: what a rank
+// proposes in it is settled soon.
+uint64_t agree_on_order(const DataPhase& phase) {
+  Header proposal{};
+  proposal.kind = Kind::barrier;
+  proposal.name_hash = phase.external->propose();
+  phase.exchange.run(&proposal, nullptr, phase.deadline);
+  uint64_t order = 0;
+  for (int rank = 0; rank < phase.topology().size; ++rank)
+    order = std::max(order, phase.group.memory().slot(proposal.sequence, rank)->name_hash);
+  return order;
+}
+
 void run_into_gathered(const DataPhase& phase, const cc_transfer& transfer) {
   try {
     run(phase, transfer);
@@ -221,6 +234,8 @@ void external_on_gpu(const DataPhase& phase) {
   transfer.row_bytes = header.row_bytes();
   transfer.sent = sent.empty() ? nullptr : sent.data();
   transfer.received = operation.received.empty() ? nullptr : operation.received.data();
+  if (std::any_of(headers.begin(), headers.end(), [](const Header* theirs) { return theirs->ordered; }))
+    transfer.order = agree_on_order(phase);  // the headers are not read any more
   run(phase, transfer);
 }
 

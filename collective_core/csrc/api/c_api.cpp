@@ -202,6 +202,7 @@ std::shared_ptr<Task> make_task(const cc_operation& op, int size) {
   task->operation.output = op.output;
   task->operation.tag = op.tag;
   task->operation.inner = op.inner != 0;
+  header.ordered = op.ordered ? 1 : 0;
   return task;
 }
 

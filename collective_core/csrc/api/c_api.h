@@ -11,7 +11,7 @@
 #define CC_API extern "C" __attribute__((visibility("default")))
 
 // Raised with every change of a function or structure below; _native.py refuses a library with another number.
-constexpr int32_t cc_abi = 17;
+constexpr int32_t cc_abi = 18;
 
 struct cc_peer {
   int32_t rank;         // in the process set
@@ -47,6 +47,7 @@ struct cc_operation {
   int32_t tag;            // of the caller's own, for cc_transfer; not 0
   uint32_t fused;  // a checksum of the tensors that the caller has put into this one, compared like the shape, or 0
   uint32_t inner;  // 1: of the caller's own agreements: under Horovod's semantics, too, it runs while a rank has joined
+  uint32_t ordered;  // 1: its transport is asked for a number (cc_start); it is enough that one rank says so
 };
 
 CC_API int32_t cc_abi_version();
@@ -96,9 +97,11 @@ struct cc_transfer {
   // Null where they mean nothing.
   const int64_t* sent;      // alltoall: rows for each rank; reducescatter: rows of the result that each rank keeps
   const int64_t* received;  // allgather, alltoall: rows from each rank
+  uint64_t order;           // of one that is ordered: the highest number that a rank of the process set has proposed
 };
-// Starts a transfer, of which a process set has one at a time. 0, or the error's text. From any thread.
-typedef int32_t (*cc_start)(const struct cc_transfer* transfer, char* error, uint64_t capacity);
+// Starts a transfer, of which a process set has one at a time. 0, or the error's text. From any thread. A barrier
+// starts nothing: it precedes one that is ordered, and `order` is to be filled in with what this rank proposes.
+typedef int32_t (*cc_start)(struct cc_transfer* transfer, char* error, uint64_t capacity);
 // 1: the transfer is done; 0: not yet; -1: it failed, for the reason in the text.
 typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
 // Who moves tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no

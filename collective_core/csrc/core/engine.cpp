@@ -368,7 +368,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
     return scale_and_transfer(operation, deadline);
   std::unique_ptr<ExternalTransport> external;
   if (external_transports_->exist_for(header.device)) external = external_transports_->of(header.device, process_set_);
-  const DataPhase phase{*group_, operation, headers_, deadline, external.get()};
+  const DataPhase phase{*group_, operation, headers_, deadline, external.get(), exchange_};
   const Algorithm algorithm = select_algorithm(phase);
   if (algorithm) algorithm(phase);
   if (algorithm == reduce_inline) exchange_.fetch_next_slot(header.inline_bytes);

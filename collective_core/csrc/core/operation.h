@@ -69,6 +69,7 @@ struct Header {
   uint8_t objects;          // this rank cannot run it: the inline payload is a sentence that says why
   uint8_t timeline : 1;     // this rank records one, and will merge it with the others' if all ranks do
   uint8_t whole : 1;        // it is an error while a rank has joined
+  uint8_t ordered : 1;      // its external transport needs a number that all ranks agree on
   uint8_t attachable : 1;   // others on its host can read and write the tensors where they lie (cross_memory.h)
   int32_t root;             // as a rank of the process set
   uint32_t shape_hash;      // of the dimensions from max_dims on, and of what the tensor is made of; or 0

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
-ABI = 17  # of csrc/api/c_api.h
+ABI = 18  # of csrc/api/c_api.h
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
@@ -93,6 +93,7 @@ class Operation(ctypes.Structure):
         ("tag", c_int32),
         ("fused", c_uint32),
         ("inner", c_uint32),
+        ("ordered", c_uint32),
     ]
 
 
@@ -128,6 +129,7 @@ class Transfer(ctypes.Structure):
         ("row_bytes", c_uint64),
         ("sent", POINTER(c_int64)),
         ("received", POINTER(c_int64)),
+        ("order", c_uint64),
     ]
 
 

@@ -30,6 +30,14 @@ std::unique_ptr<ExternalTransport> ExternalTransports::of(Device device, int pro
   return std::make_unique<ExternalTransport>(process_set, found->second.first, found->second.second);
 }
 
+uint64_t ExternalTransport::propose() const {
+  cc_transfer asked{};
+  asked.process_set = process_set_;
+  asked.kind = static_cast<int32_t>(Kind::barrier);
+  start_(&asked, nullptr, 0);
+  return asked.order;
+}
+
 void ExternalTransport::run(Group& group, cc_transfer transfer, Deadline& deadline) const {
   transfer.process_set = process_set_;
   char error[error_text] = "";

@@ -27,6 +27,8 @@ class ExternalTransport {
   ExternalTransport(int process_set, cc_start start, cc_test test)
       : process_set_(process_set), start_(start), test_(test) {}
 
+  // Of an ordered transfer, before it is run: this rank's wish for its number.
+  uint64_t propose() const;
   // From its start to its end. The process set is filled in here.
   void run(Group& group, cc_transfer transfer, Deadline& deadline) const;
 

@@ -200,7 +200,7 @@ def _note(launch: Launch, asked: _native.Operation, who: Members) -> None:
     """Where the transport finds it when all have agreed."""
     group = nccl.groups[who.id]
     group.refuse_if_broken()
-    asked.tag = launch.tag
+    asked.tag, asked.ordered = launch.tag, len(nccl.groups) > 1
     group.asked[launch.tag] = launch
 
 

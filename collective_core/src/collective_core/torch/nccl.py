@@ -179,6 +179,40 @@ def _rows(counts: Any, size: int) -> list[int]:
     return list(counts[:size]) if counts else []
 
 
+class Order:
+    """One order of what all process sets launch on GPUs, the same on all ranks, so that no two GPUs wait for each other's.
+
+    It follows numbers: each rank of a set proposes one higher than all that it has seen, and the highest counts (Skeen). What has the
+    lowest goes first. A proposal, which may become higher, holds up what is behind it; no rank's program is waited for meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._highest = 0
+        self._waiting: dict[int, int] = {}  # by process set
+
+    def propose(self, process_set: int) -> int:
+        with self._turn:
+            self._highest += 1
+            self._waiting[process_set] = self._highest
+            return self._highest
+
+    def agree(self, process_set: int, number: int) -> None:
+        with self._turn:
+            self._highest = max(self._highest, number)
+            self._waiting[process_set] = number
+
+    def is_next(self, process_set: int) -> bool:
+        with self._turn:
+            return min(self._waiting, key=lambda each: (self._waiting[each], each), default=process_set) == process_set
+
+    def leave(self, process_set: int) -> None:
+        """It has been launched, or never will be."""
+        with self._turn:
+            self._waiting.pop(process_set, None)
+
+
+order = Order()
 _tags = itertools.count(1)
 
 
@@ -279,11 +313,13 @@ class Group:
 
     def __init__(self, who: Members, device: torch.device) -> None:
         self.number, self.rank, self.size, self.device = who.id, who.rank, who.size, device
-        self.stream = platform.new_stream(device)
+        # One for all sets, whose operations so run one after the other.
+        self.stream: Any = next((each.stream for each in groups.values() if each.device == device), None) or platform.new_stream(device)
         self.backend: Any = None
         self._store: Relay | None = None  # PyTorch uses it as long as the backend, and keeps only a part of it
         # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
         self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
+        self._transfer: _native.Transfer | None = None  # not launched yet: others go first
         self.broken = ""  # why it can never be used again
         self._turn = threading.Lock()  # of `broken` and of what is under way
         self._problem: tuple[float, str] | None = None  # since when the latest transfer has failed
@@ -308,7 +344,15 @@ class Group:
     # --- the engine's calls
 
     def start(self, transfer: _native.Transfer) -> None:
-        self._problem = None
+        self._problem, self._transfer = None, transfer
+        if transfer.order:
+            order.agree(self.number, transfer.order)
+        self._launch_in_turn(transfer)
+
+    def _launch_in_turn(self, transfer: _native.Transfer) -> None:
+        if transfer.order and not self.broken and not order.is_next(self.number):
+            return
+        self._transfer = None
         try:
             self.refuse_if_broken()
             self._calling = time.monotonic()
@@ -322,12 +366,16 @@ class Group:
             self._problem = time.monotonic(), f"{failure}; with COLLECTIVE_NCCL=off CUDA tensors go through host memory"
         finally:
             self._calling = None
+            if transfer.order:
+                order.leave(self.number)
 
     def test(self) -> str | None:
         """Why the latest transfer has failed; empty if it is under way, None if a reason or a GPU far behind is to be waited for."""
+        if self._transfer is not None:
+            self._launch_in_turn(self._transfer)
         if len(self._under_way) > MAX_IN_FLIGHT:
             self.busy_since()  # lets go of what is done
-        if self._problem is None and (self.broken or len(self._under_way) <= MAX_IN_FLIGHT):
+        if self._transfer is None and self._problem is None and (self.broken or len(self._under_way) <= MAX_IN_FLIGHT):
             return ""
         if self._problem is not None and time.monotonic() - self._problem[0] > BLAME_AFTER:
             return self._problem[1]
@@ -483,20 +531,25 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
 
     ``exchange``: gives all ranks' JSON documents. ``limit``: seconds.
     """
-    group, store = Group(who, device), Relay()
+    store = Relay()
+    group = groups[who.id] = Group(who, device)  # from now on what this rank starts is ordered
     outcome: list[str] = []
 
     def make() -> None:
         try:
+            while not order.is_next(who.id) and not group.broken:
+                time.sleep(RELAY_INTERVAL)
+            group.refuse_if_broken()
             group.make(store)
             outcome.append("")
         except Exception as failure:  # noqa: BLE001 - told to all ranks
             outcome.append(f"{type(failure).__name__}: {failure}")
 
     making = threading.Thread(target=make, name="collective_core nccl", daemon=True)
-    making.start()
     begin, problem = time.monotonic(), "a rank has failed meanwhile"
     try:
+        order.agree(who.id, max(each["order"] for each in exchange({"order": order.propose(who.id)})))
+        making.start()
         while True:
             making.join(RELAY_INTERVAL)
             is_made = not making.is_alive()
@@ -514,11 +567,12 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
                 problem = ""
                 break
     finally:
+        order.leave(who.id)
         if problem:
             store.close(problem)
             group.end(problem)
+            groups.pop(who.id, None)
     if not problem:
-        groups[who.id] = group
         _use_transport()
     return problem
 
@@ -532,8 +586,11 @@ def _use_transport() -> None:
 def _start(transfer: Any, error: int, capacity: int) -> int:
     """The engine's call, when all have agreed."""
     try:
-        group = groups[transfer.contents.process_set]
-        group.start(transfer.contents)
+        contents = transfer.contents
+        if contents.kind == _native.BARRIER:
+            contents.order = order.propose(contents.process_set)
+        else:
+            groups[contents.process_set].start(contents)
     except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
         return _native.say(failure, error, capacity)
     return 0
@@ -591,6 +648,7 @@ def _leave(process_set: int) -> None:
         if membership.is_healthy():
             finish()
         del groups[process_set]
+        order.leave(process_set)
         group.end("this process has left the process set")
 
 
@@ -625,9 +683,7 @@ def _see_to() -> None:
                 _native.check_peers(number)
                 limit = min(membership.current().config.timeout, HUNG_AFTER)
                 if time.monotonic() - when > limit:
-                    busy = [str(each) for each, begun in since.items() if begun is not None]
-                    at_once = f"; process sets {', '.join(busy)} used it at once, which NCCL does not support" if len(busy) > 1 else ""
-                    raise CollectiveError(f"a GPU has not finished a collective within {limit:g} s{at_once}", "timeout")
+                    raise CollectiveError(f"a GPU has not finished a collective of process set {number} within {limit:g} s", "timeout")
     except RuntimeError as failure:  # ours, or CUDA's at a look at an event
         _reason(failure)
     finally:
