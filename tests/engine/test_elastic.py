@@ -658,6 +658,39 @@ def test_a_function_that_fails_again_and_again_without_a_commit_is_given_up(monk
         assert len(calls) == elastic.MOST_FAILURES + 1
 
 
+@pytest.mark.parametrize("failure", [CollectiveError("rank 1 is gone", "peer_lost", [1]), ValueError("of the program's own")])
+def test_a_rank_that_is_lost_while_the_others_set_themselves_up_again_is_survived(monkeypatch, failure):
+    from collective_core.common import elastic
+    from collective_core.runtime import lifecycle
+
+    monkeypatch.setattr(elastic.worker, "is_one", lambda: True)
+    monkeypatch.setattr(lifecycle, "init", lambda: None)
+    monkeypatch.setattr(elastic, "allgather_object", lambda value, *_: [value])
+    monkeypatch.setattr(elastic, "broadcast_object", lambda value, *_: value)
+    lost, failures = [], [failure]
+    monkeypatch.setattr(lifecycle, "rejoin", lambda ranks: lost.append(tuple(ranks)))
+
+    def reset():  # a callback of the program's that runs a collective, say
+        if failures:
+            raise failures.pop()
+
+    @elastic.run
+    def train(state):
+        if not lost:
+            raise CollectiveError("rank 0 is gone", "peer_lost", [0])
+        return state.epoch
+
+    state = elastic.ObjectState(epoch=7)
+    state.register_reset_callbacks([reset])
+    if isinstance(failure, ValueError):
+        with pytest.raises(ValueError, match="of the program's own"):
+            train(state)
+        assert lost == [(0,)]
+    else:
+        assert train(state) == 7
+        assert lost == [(0,), (1,)]
+
+
 # --- what decides --------------------------------------------------------------------------------------------------------------------
 
 

@@ -175,11 +175,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
         lifecycle.init()
-        failures, commits, folder = 0, state._commits, restart_folder()
+        failures, commits, folder, has_rejoined = 0, state._commits, restart_folder(), False
         before_rejoin = [begin() for begin in at_begin]
         while True:
             lost: tuple[int, ...] = ()
             try:
+                if has_rejoined:  # what fails here has met other ranks, as what fails in the function
+                    for rejoined in after_rejoin:
+                        rejoined()
+                    state.on_reset()
                 if folder is not None and state._newest()[1] == 0:
                     state._begin_from(folder)
                 state.sync()
@@ -199,8 +203,6 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             for leave in before_rejoin:
                 leave()
             lifecycle.rejoin(lost)
-            for rejoined in after_rejoin:
-                rejoined()
-            state.on_reset()
+            has_rejoined = True
 
     return wrapped
