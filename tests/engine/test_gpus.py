@@ -220,8 +220,8 @@ def test_a_gpu_that_hangs_is_noticed_before_the_engines_timeout(monkeypatch):
     ]
 
 
-def driver_of(monkeypatch, code=0):
-    """A pretended libcuda.so.1, which keeps the modes of threads; what it keeps."""
+def driver_of(monkeypatch, code=0, hip=None):
+    """A pretended libcuda.so.1, or the libraries of a PyTorch for AMD's GPUs (``hip``), which keep the modes of threads; what they keep."""
     modes = {}
 
     def exchange(mode):
@@ -230,9 +230,11 @@ def driver_of(monkeypatch, code=0):
             mode.value, modes[threading.get_ident()] = modes.get(threading.get_ident(), 0), mode.value
         return code
 
-    found = {"libcuda.so.1": SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)}
+    exchange.__name__ = f"{'hip' if hip else 'cu'}ThreadExchangeStreamCaptureMode"
+    found = {torch._C.__file__ if hip else "libcuda.so.1": SimpleNamespace(**{exchange.__name__: exchange})}
+    monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(ctypes, "CDLL", lambda name, *_, **__: found[name])
-    monkeypatch.setattr(nccl, "_driver", nccl._driver.__wrapped__)
+    monkeypatch.setattr(nccl, "_capture_mode_call", nccl._capture_mode_call.__wrapped__)
     return modes
 
 
@@ -274,10 +276,21 @@ def test_a_graph_that_is_captured_meanwhile_is_not_ended_by_a_question(monkeypat
     assert modes == {threading.get_ident(): 0}, "the thread's own mode, afterwards"
 
 
-def test_a_driver_that_refuses_the_mode_is_named(monkeypatch):
-    driver_of(monkeypatch, code=3)
-    with pytest.raises(RuntimeError, match="cuThreadExchangeStreamCaptureMode failed with CUDA's error 3"):
+@pytest.mark.parametrize(("hip", "call"), [(None, "cu"), ("6.2", "hip")])
+def test_a_driver_that_refuses_the_mode_is_named(monkeypatch, hip, call):
+    driver_of(monkeypatch, code=3, hip=hip)
+    with pytest.raises(RuntimeError, match=f"^{call}ThreadExchangeStreamCaptureMode failed with error 3"):
         nccl.Cuda().is_done(Capturing({}))
+
+
+def test_a_pytorch_for_amds_gpus_is_asked_by_its_own_libraries(monkeypatch):
+    modes = driver_of(monkeypatch, hip="6.2")
+    assert nccl.Cuda().is_done(Capturing(modes))
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    with pytest.raises(RuntimeError, match=r"the library of the GPU's driver cannot be used: .*undefined symbol: hip"):
+        nccl.Cuda().is_done(Capturing({}))  # a PyTorch for CPUs has none
+    assert ctypes.CDLL(torch._C.__file__).omp_get_max_threads() > 0, "what PyTorch's libraries depend on is found by way of it"
 
 
 def test_a_question_that_fails_leaves_the_threads_mode_as_it_was(monkeypatch):
@@ -292,13 +305,16 @@ def test_a_question_that_fails_leaves_the_threads_mode_as_it_was(monkeypatch):
     assert modes == {threading.get_ident(): 0}
 
 
-def test_a_tensor_on_a_ranks_second_gpu_is_named_with_both(monkeypatch):
+def test_a_tensor_on_a_ranks_second_gpu_is_named_with_both_once(monkeypatch, capsys):
     monkeypatch.setattr(nccl, "platform", SimpleNamespace(holds=lambda _: True))
     monkeypatch.setattr(nccl, "groups", {3: SimpleNamespace(device=torch.device("cuda:0"))})
     monkeypatch.setattr(gpu, "_agreed", {3: ""})
     first, second = (SimpleNamespace(layout=torch.strided, device=torch.device("cuda", number)) for number in range(2))
+    gpu._say_once.cache_clear()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error")  # python -W error: it would end the call of this rank alone
         assert gpu.moves_with_nccl(first, SimpleNamespace(id=3))
-    with pytest.warns(UserWarning, match="GPU in process set 3 is cuda:0, so a tensor on cuda:1 goes through host memory"):
+        assert capsys.readouterr().err == ""
         assert not gpu.moves_with_nccl(second, SimpleNamespace(id=3))
+        assert not gpu.moves_with_nccl(second, SimpleNamespace(id=3))
+    assert capsys.readouterr().err.count("GPU in process set 3 is cuda:0, so a tensor on cuda:1 goes through host memory") == 1

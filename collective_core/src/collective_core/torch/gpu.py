@@ -9,9 +9,10 @@ On the way through host memory a tensor is copied on a stream beside the program
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 import threading
-import warnings
 from collections import deque
 from typing import Any, Callable, Sequence
 
@@ -75,8 +76,14 @@ def moves_with_nccl(tensor: torch.Tensor, who: Members) -> bool:
     group = nccl.groups.get(who.id)
     if group is not None and group.device != tensor.device:
         text = f"this rank's GPU in process set {who.id} is {group.device}, so a tensor on {tensor.device} goes through host memory"
-        warnings.warn(f"{text}, which is slower than NCCL and an error where other ranks' goes through NCCL", stacklevel=2)
+        _say_once(f"{text}, which is slower than NCCL and an error where other ranks' goes through NCCL")
     return group is not None and group.device == tensor.device
+
+
+@functools.lru_cache(maxsize=None)
+def _say_once(text: str) -> None:
+    """Not as a warning, of which a program may make an error: this rank's alone, and the others would wait for it."""
+    print(f"collective_core: {text}", file=sys.stderr, flush=True)
 
 
 def _agree(device: torch.device, who: Members) -> str | None:
@@ -96,7 +103,7 @@ def _agree(device: torch.device, who: Members) -> str | None:
     if problem and settings.nccl == "on":
         raise CollectiveError(f"COLLECTIVE_NCCL=on, and NCCL cannot be used: {problem}", "invalid")
     if problem and settings.nccl != "off" and who.rank == 0:
-        warnings.warn(f"CUDA tensors go through host memory, which is slower than NCCL: {problem}", stacklevel=2)
+        _say_once(f"CUDA tensors go through host memory, which is slower than NCCL: {problem}")
     return problem
 
 

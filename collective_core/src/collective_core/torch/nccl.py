@@ -155,11 +155,13 @@ platform = Cuda()
 
 
 @functools.lru_cache(maxsize=None)
-def _driver() -> Any:
+def _capture_mode_call() -> Any:
     try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise RuntimeError(f"NVIDIA's driver library cannot be loaded: {error}") from error
+        if torch.version.hip:  # PyTorch for AMD's GPUs: of the libraries that it has loaded
+            return ctypes.CDLL(torch._C.__file__).hipThreadExchangeStreamCaptureMode
+        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"the library of the GPU's driver cannot be used: {error}") from error
 
 
 def _exchange_capture_mode(mode: int) -> int:
@@ -168,9 +170,9 @@ def _exchange_capture_mode(mode: int) -> int:
     PyTorch has no call for it. The driver's, unlike CUDA's own, makes no context on the first GPU. Raises RuntimeError.
     """
     exchanged = ctypes.c_int(mode)
-    code = _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(exchanged))
+    code = _capture_mode_call()(ctypes.byref(exchanged))
     if code != 0:
-        raise RuntimeError(f"cuThreadExchangeStreamCaptureMode failed with CUDA's error {code}")
+        raise RuntimeError(f"{_capture_mode_call().__name__} failed with error {code}")
     return exchanged.value
 
 
