@@ -164,6 +164,68 @@ _run(args)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
+def test_hosts_are_discovered_by_a_script_of_horovods(names, tmp_path):
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho a:2\necho\necho 10.0.0.1\n")
+    script.chmod(0o755)
+    program = f"""
+from collective_core.errors import CollectiveError
+from horovod.ray.runner import RayExecutor
+from horovod.runner.elastic.discovery import HostDiscovery, HostDiscoveryScript
+found = HostDiscoveryScript({str(script)!r}, 4)
+assert isinstance(found, HostDiscovery)
+assert found.find_available_hosts_and_slots() == {{"a": 2, "10.0.0.1": 4}}
+try:
+    HostDiscoveryScript("/bin/false", 1).find_available_hosts_and_slots()
+except CollectiveError as error:
+    print(error)
+"""
+    assert "the script that lists the hosts failed" in run(names, [sys.executable, "-c", program])
+
+
+def test_what_is_not_there_says_what_to_use_instead(names):
+    statements = [
+        "import horovod.mxnet as hvd",
+        "from horovod.ray import ElasticRayExecutor",
+        "from horovod.ray.elastic_v2 import ElasticAdapter",
+        "from horovod.ray.worker import BaseHorovodWorker",
+        "from horovod.runner.common.service.task_service import BasicTaskService",
+        "from horovod.runner.common.util import safe_shell_exec",
+        "from horovod.runner.common.util.hosts import get_host_assignments",
+        "from horovod.runner.elastic.driver import ElasticDriver",
+        "from horovod.runner.gloo_run import launch_gloo",
+        "from horovod.runner.http.http_server import RendezvousServer",
+        "from horovod.runner.launch import run_controller",
+        "from horovod.runner.util.threads import on_event",
+        "from horovod.spark import run_elastic",
+        "from horovod.spark.common.store import Store",
+        "import horovod.spark.keras as hvd",
+        "from horovod.spark.torch.estimator import TorchEstimator",
+        "import horovod.unheard_of",
+    ]
+    program = f"""
+import horovod, importlib.util
+for statement in {statements!r}:
+    try:
+        exec(statement)
+    except ModuleNotFoundError as error:
+        print(error)
+    else:
+        raise SystemExit(statement)
+assert importlib.util.find_spec("horovod.mxnet") is None and not hasattr(horovod, "mxnet"), "whether there is one can be asked"
+try:
+    import another_package_that_is_not_there
+except ModuleNotFoundError as error:
+    assert error.name == "another_package_that_is_not_there"
+"""
+    said = run(names, [sys.executable, "-c", program]).splitlines()
+    assert len(said) == len(statements)
+    for statement, line in zip(statements, said, strict=True):
+        assert " is not part of collective-core-horovod: " in line, (statement, line)
+        known = "docs/horovod.md names" if "unheard" in line else "not supported" if "mxnet" in line else ": use "
+        assert known in line, line
+
+
 def test_the_engines_own_semantics_can_be_kept(names):
     program = "import os; os.environ['COLLECTIVE_SEMANTICS'] = 'engine'; import horovod; print(os.environ['COLLECTIVE_SEMANTICS'])"
     assert run(names, [sys.executable, "-c", program]) == "engine\n"

@@ -21,6 +21,7 @@ else:
 if not _os.environ.get("COLLECTIVE_SEMANTICS"):
     _os.environ["COLLECTIVE_SEMANTICS"] = "horovod"  # which init() reads
 
+from horovod import _missing  # noqa: F401 - what it does
 from horovod.runner import run
 from horovod.version import __version__
 

@@ -104,17 +104,21 @@ def with_slots(hosts: Hosts | Callable[[], Hosts], slots: int | None) -> Hosts |
 
 
 def ask(script: str, slots: int | None = None, timeout: float = 30.0) -> list[Host]:
-    """What a discovery script prints: a line ``name`` or ``name:slots`` for each host that is there now; without a number ``slots``, or 1.
+    """The hosts that a discovery script prints: a line ``name`` or ``name:slots`` for each that is there; without a number ``slots``, or 1.
 
     Raises :class:`CollectiveError` when it fails, does not end, or prints something else.
     """
+    return read([line if ":" in line else f"{line}:{slots or 1}" for line in lines_of(script, timeout)])
+
+
+def lines_of(script: str, timeout: float = 30.0) -> list[str]:
+    """What a discovery script prints, without empty lines. Raises :class:`CollectiveError` when it fails or does not end."""
     try:
         done = subprocess.run(shlex.split(script), capture_output=True, text=True, timeout=timeout, check=True, stdin=subprocess.DEVNULL)
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or "").strip()
         raise CollectiveError(f"the script that lists the hosts failed: {error}" + (f": {said}" if said else ""), "invalid") from error
-    lines = [line.strip() for line in done.stdout.splitlines()]
-    return read([line if ":" in line else f"{line}:{slots or 1}" for line in lines if line])
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def place_ranks(hosts: Sequence[Host], np: int | None) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 from collective_core.common import build_info
 
@@ -36,16 +36,6 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: A
     return bool(torch.cuda.is_available())
 
 
-def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """As ``hvd.mpi_built``."""
-    return build_info.mpi_built()
-
-
-def gloo_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """As ``hvd.gloo_built``."""
-    return build_info.gloo_built()
-
-
 def nccl_built(verbose: bool = False) -> int:  # noqa: ARG001
     """As ``hvd.nccl_built`` of PyTorch."""
     import collective_core.torch as hvd
@@ -53,14 +43,13 @@ def nccl_built(verbose: bool = False) -> int:  # noqa: ARG001
     return hvd.nccl_built()
 
 
-def ddl_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """As ``hvd.ddl_built``."""
-    return build_info.ddl_built()
+def _with_verbose(built: Callable[[], bool]) -> Callable[..., bool]:
+    """As ``hvd.mpi_built`` and so on, with Horovod's parameter."""
+    return lambda verbose=False: built()  # noqa: ARG005
 
 
-def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """As ``hvd.ccl_built``."""
-    return build_info.ccl_built()
+mpi_built, gloo_built = _with_verbose(build_info.mpi_built), _with_verbose(build_info.gloo_built)
+ddl_built, ccl_built = _with_verbose(build_info.ddl_built), _with_verbose(build_info.ccl_built)
 
 
 @contextmanager

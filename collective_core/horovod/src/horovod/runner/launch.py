@@ -13,6 +13,8 @@ from collective_core.common.build_info import mpi_built as mpi_built
 from collective_core.launch import __main__ as launcher
 from collective_core.launch import run
 
+__path__: list[str] = []  # so that names that are missing here are looked for, and refused, as modules
+
 
 def parse_args() -> argparse.Namespace:
     """The command line, ``sys.argv``, as the options of ``python -m collective_core.launch``."""

@@ -6,6 +6,8 @@ import contextlib
 import threading
 from typing import Any, Callable
 
+__path__: list[str] = []  # so that names that are missing here are looked for, and refused, as modules
+
 
 def in_thread(
     target: Callable[..., Any], args: tuple[Any, ...] = (), name: str | None = None, daemon: bool = True, silent: bool = False

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from collective_core.launch.hosts import read
 
+__path__: list[str] = []  # so that names that are missing here are looked for, and refused, as modules
+
 
 class HostInfo(NamedTuple):
     hostname: str
