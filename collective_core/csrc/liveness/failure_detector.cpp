@@ -1,9 +1,11 @@
 #include "liveness/failure_detector.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 
 #include "core/interruption.h"
 #include "negotiation/validation.h"
@@ -15,6 +17,24 @@ constexpr double explanation_s = 0.4;      // a broken connection waits so long 
 constexpr double linger_s = 1.0;           // for our last words to reach the others
 constexpr double frame_rest_s = 2.0;       // for the rest of a frame whose head has arrived
 constexpr size_t max_announcement = 8192;  // bytes of an announcement
+// A rank that a signal has stopped for so many looks is lost. Counted in looks: a job that was stopped and continued as
+// a whole has missed nothing. Our launchers (launch/stopped.py) end it after 45 s.
+constexpr std::chrono::seconds look_interval(5);
+constexpr int stopped_looks = 12;
+constexpr const char* was_stopped = " has been stopped by a signal for a minute (kill -CONT would have continued it)";
+
+// How often the process at the other end of a local socket has run, if a signal has stopped it (state T; a debugger's
+// are t); otherwise empty.
+std::string runs_of_stopped(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return {};
+  std::ifstream file("/proc/" + std::to_string(peer.pid) + "/status");
+  std::string text;
+  std::getline(file, text, '\0');
+  const size_t runs = text.find("\nvoluntary_ctxt_switches:");
+  return text.find("\nState:\tT") == std::string::npos || runs == std::string::npos ? "" : text.substr(runs);
+}
 
 struct Announcement {  // payload of a failure frame
   int32_t fault;
@@ -97,8 +117,18 @@ void FailureDetector::check_host() {
   if (is_interrupted()) interrupt();
   throw_if_interrupted();
   throw_if_recorded();
+  const bool looks = Deadline::Clock::now() - looked_ >= look_interval;
+  if (looks) looked_ = Deadline::Clock::now();
   for (auto& entry : connections_.local) {
     if (left_.count(entry.first)) continue;
+    if (looks) {
+      auto& [runs, times] = stopped_[entry.first];
+      const std::string now = runs_of_stopped(entry.second.get());
+      times = now.empty() ? 0 : now == runs ? times + 1 : 1;
+      runs = now;
+      if (times >= stopped_looks)
+        throw Failure(Fault::peer_lost, topology_.describe(entry.first) + was_stopped, {entry.first});
+    }
     pollfd state{entry.second.get(), POLLRDHUP, 0};
     if (poll(&state, 1, 0) <= 0) continue;
     throw_if_recorded();  // it may have announced a failure and then ended: the announcement is the cause

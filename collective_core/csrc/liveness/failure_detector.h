@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/deadline.h"
@@ -92,6 +93,8 @@ class FailureDetector {
     Deadline::Clock::time_point told;
   };
   std::map<int, Wait> waiting_;  // by leader, the exchange in which it last said so
+  Deadline::Clock::time_point looked_;
+  std::map<int, std::pair<std::string, int>> stopped_;  // by rank of this host: runs_of_stopped, looks in a row
   bool announced_ = false;
   std::atomic<bool> leaving_{false}, interrupted_{false};
 };
