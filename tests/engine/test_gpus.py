@@ -105,16 +105,16 @@ def test_process_sets_on_one_gpu_are_launched_in_one_order_on_all_ranks(launch, 
 
 def test_what_may_still_come_first_holds_up_what_is_behind_it():
     order = nccl.Order()
-    assert [order.propose(each) for each in (7, 3)] == [1, 2]
-    order.agree(3, 2)
+    assert [order.enter(each) for each in (7, 3)] == [1, 2]
+    order.enter(3, 2)
     assert not order.is_next(3), "7 may become 1"
-    order.agree(7, 2)
+    order.enter(7, 2)
     assert (order.is_next(7), order.is_next(3)) == (False, True), "equal numbers: the lower process set"
-    assert order.propose(5) == 3
+    assert order.enter(5) == 3
     order.leave(3)
     assert (order.is_next(7), order.is_next(5)) == (True, False)
-    order.agree(5, 9)
-    assert order.propose(1) == 10, "higher than all that has been agreed on"
+    order.enter(5, 9)
+    assert order.enter(1) == 10, "higher than all that has been agreed on"
 
 
 def test_a_launch_waits_for_its_turn_unless_its_group_is_broken(monkeypatch):
@@ -122,8 +122,8 @@ def test_a_launch_waits_for_its_turn_unless_its_group_is_broken(monkeypatch):
     monkeypatch.setattr(nccl, "order", nccl.Order())
     monkeypatch.setattr(nccl, "BLAME_AFTER", 0.0)
     group = nccl.Group(SimpleNamespace(id=4, rank=0, size=2), torch.device("cpu"))
-    nccl.order.propose(2)
-    group.start(SimpleNamespace(order=nccl.order.propose(4)))
+    nccl.order.enter(2)
+    group.start(SimpleNamespace(order=nccl.order.enter(4)))
     assert [group.test(), group.test()] == [None, None]
     group.broken = "it was aborted"
     assert "it was aborted" in (group.test() or group.test())

@@ -193,16 +193,13 @@ class Order:
         self._highest = 0
         self._waiting: dict[int, int] = {}  # by process set
 
-    def propose(self, process_set: int) -> int:
+    def enter(self, process_set: int, agreed: int = 0) -> int:
+        """With the number that all have agreed on, or as a proposal, which is returned."""
         with self._turn:
-            self._highest += 1
-            self._waiting[process_set] = self._highest
-            return self._highest
-
-    def agree(self, process_set: int, number: int) -> None:
-        with self._turn:
+            number = agreed or self._highest + 1
             self._highest = max(self._highest, number)
             self._waiting[process_set] = number
+            return number
 
     def is_next(self, process_set: int) -> bool:
         with self._turn:
@@ -348,7 +345,7 @@ class Group:
     def start(self, transfer: _native.Transfer) -> None:
         self._problem, self._transfer = None, transfer
         if transfer.order:
-            order.agree(self.number, transfer.order)
+            order.enter(self.number, transfer.order)
         self._launch_in_turn(transfer)
 
     def _launch_in_turn(self, transfer: _native.Transfer) -> None:
@@ -550,7 +547,7 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
     making = threading.Thread(target=make, name="collective_core nccl", daemon=True)
     begin, problem = time.monotonic(), "a rank has failed meanwhile"
     try:
-        order.agree(who.id, max(each["order"] for each in exchange({"order": order.propose(who.id)})))
+        order.enter(who.id, max(each["order"] for each in exchange({"order": order.enter(who.id)})))
         making.start()
         while True:
             making.join(RELAY_INTERVAL)
@@ -590,7 +587,7 @@ def _start(transfer: Any, error: int, capacity: int) -> int:
     try:
         contents = transfer.contents
         if contents.kind == _native.BARRIER:
-            contents.order = order.propose(contents.process_set)
+            contents.order = order.enter(contents.process_set)
         else:
             groups[contents.process_set].start(contents)
     except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
