@@ -17,17 +17,8 @@ from __future__ import annotations
 
 from collective_core.jax import requirement as requirement  # isort: skip - says what is missing
 from collective_core import data
-from collective_core.common.build_info import (
-    ccl_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    rocm_built,
-)
-from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.common import interface
+from collective_core.common.interface import *  # noqa: F403
 from collective_core.jax import elastic
 from collective_core.jax.compression import Compression
 from collective_core.jax.functions import allgather_object, broadcast_object, broadcast_parameters
@@ -50,28 +41,14 @@ from collective_core.jax.ops import (
 from collective_core.jax.optimizer import AccumulatedState, DistributedOptimizer, grad, value_and_grad
 from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
-from collective_core.runtime.membership import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
-from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
 
 __all__ = [
     "AccumulatedState",
     "Average",
-    "CollectiveError",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
     "Sum",
     "add_process_set",
@@ -83,36 +60,18 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "data",
-    "ddl_built",
     "elastic",
-    "get_process_set_ids_and_ranks",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grad",
     "grouped_allreduce",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
     "metrics",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "process_set_by_id",
-    "rank",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
     "start_timeline",
     "stop_timeline",
     "value_and_grad",
 ]
+__all__ += interface.__all__

@@ -13,34 +13,14 @@ from __future__ import annotations
 from collective_core.keras import requirement as requirement  # isort: skip - says what is missing
 
 from collective_core import data
-from collective_core.common.build_info import (
-    ccl_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    rocm_built,
-)
-from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.common import interface
+from collective_core.common.interface import *  # noqa: F403
 from collective_core.keras import callbacks, elastic
 from collective_core.keras.functions import allgather, allreduce, broadcast, reducescatter
 from collective_core.keras.optimizer import Compression, DistributedOptimizer, PartialDistributedOptimizer, load_model
 from collective_core.keras.variables import broadcast_global_variables, broadcast_variables
 from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
-from collective_core.runtime.membership import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
-from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
 
 Average, Max, Min, Product, Sum = (getattr(requirement.framework, op) for op in ("Average", "Max", "Min", "Product", "Sum"))
 allgather_object, broadcast_object = requirement.framework.allgather_object, requirement.framework.broadcast_object
@@ -60,14 +40,11 @@ def cuda_built() -> bool:
 
 __all__ = [
     "Average",
-    "CollectiveError",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "Max",
     "Min",
     "PartialDistributedOptimizer",
-    "ProcessSet",
     "Product",
     "Sum",
     "add_process_set",
@@ -80,36 +57,18 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
     "data",
-    "ddl_built",
     "elastic",
-    "get_process_set_ids_and_ranks",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
     "load_model",
-    "local_rank",
-    "local_size",
     "metrics",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
-    "process_set_by_id",
-    "rank",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
     "start_timeline",
     "stop_timeline",
 ]
+__all__ += interface.__all__

@@ -21,38 +21,12 @@ from typing import Any
 from collective_core.tensorflow import requirement as requirement  # isort: skip - before TensorFlow is used
 
 from collective_core import data
-from collective_core.common.build_info import (
-    ccl_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    rocm_built,
-)
-from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.common import interface
+from collective_core.common.interface import *  # noqa: F403
 from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.runtime.lifecycle import init, shutdown
-from collective_core.runtime.membership import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
-from collective_core.runtime.process_sets import (
-    ProcessSet,
-    add_process_set,
-    get_process_set_ids_and_ranks,
-    global_process_set,
-    process_set_by_id,
-    remove_process_set,
-)
+from collective_core.runtime.process_sets import add_process_set, remove_process_set
 from collective_core.tensorflow import elastic
 from collective_core.tensorflow.build_info import cuda_built, nccl_built
 from collective_core.tensorflow.callbacks import error_of_engine
@@ -97,19 +71,16 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Average",
     "BroadcastGlobalVariablesHook",
-    "CollectiveError",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "Max",
     "Min",
     "PartialDistributedGradientTape",
     "PartialDistributedOptimizer",
-    "ProcessSet",
     "Product",
     "Sum",
-    "SyncBatchNormalization",
+    "SyncBatchNormalization",  # noqa: F405 - by __getattr__
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -122,44 +93,26 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
     "data",
-    "ddl_built",
     "elastic",
     "error_of_engine",
-    "get_process_set_ids_and_ranks",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
     "metrics",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
-    "process_set_by_id",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
     "size_op",
     "start_timeline",
     "stop_timeline",
 ]
+__all__ += interface.__all__

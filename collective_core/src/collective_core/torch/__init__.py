@@ -9,5 +9,6 @@ docs/horovod.md lists what differs from Horovod.
 """
 
 from collective_core.torch import requirement as requirement  # isort: skip - says what is missing
+from collective_core.common.interface import *  # noqa: F403
 from collective_core.torch.mpi_ops import *  # noqa: F403
 from collective_core.torch.mpi_ops import __all__ as __all__

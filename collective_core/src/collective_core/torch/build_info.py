@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from collective_core.common.build_info import ccl_built as ccl_built
-from collective_core.common.build_info import ddl_built as ddl_built
-from collective_core.common.build_info import gloo_built as gloo_built
-from collective_core.common.build_info import gloo_enabled as gloo_enabled
-from collective_core.common.build_info import mpi_built as mpi_built
-from collective_core.common.build_info import mpi_enabled as mpi_enabled
-from collective_core.common.build_info import mpi_threads_supported as mpi_threads_supported
-from collective_core.common.build_info import rocm_built as rocm_built
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu, nccl
 

@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 from collective_core import data
-from collective_core.errors import CollectiveError, HorovodInternalError
-from collective_core.runtime.membership import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
-from collective_core.runtime.process_sets import ProcessSet, get_process_set_ids_and_ranks, global_process_set, process_set_by_id
+from collective_core.common import interface
+from collective_core.common.interface import *  # noqa: F403
 from collective_core.torch import elastic, nn, ps
-from collective_core.torch.build_info import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    nccl_enabled,
-    rocm_built,
-)
+from collective_core.torch.build_info import cuda_built, nccl_built, nccl_enabled
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
 from collective_core.torch.communication import plan_communication
 from collective_core.torch.compression import Compression
@@ -73,16 +51,13 @@ __all__ = [
     "Average",
     "CheckpointWarning",
     "Checkpoints",
-    "CollectiveError",
     "Compression",
     "DiLoCo",
     "DistributedOptimizer",
     "GradScaler",
-    "HorovodInternalError",
     "LocalSGD",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
     "ShardSampler",
     "Sum",
@@ -107,18 +82,10 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
     "compare_steps",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
     "data",
-    "ddl_built",
     "elastic",
-    "get_process_set_ids_and_ranks",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -128,32 +95,22 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
     "metrics",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
     "nccl_enabled",
     "nn",
     "plan_communication",
     "poll",
-    "process_set_by_id",
     "ps",
-    "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
-    "rocm_built",
     "sample_weight",
     "shutdown",
-    "size",
     "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",
 ]
+__all__ += interface.__all__
