@@ -1,3 +1,3 @@
-from __future__ import annotations
+"""As ``horovod.ray``."""
 
 from horovod.ray import RayExecutor as RayExecutor
