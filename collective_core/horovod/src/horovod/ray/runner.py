@@ -1,3 +1,1 @@
-"""As ``horovod.ray``."""
-
 from horovod.ray import RayExecutor as RayExecutor
