@@ -78,7 +78,7 @@ def table_of_options(title: str) -> str:
     command = COMMANDS.commands["up"]
     context = command.make_context("up", ["localhost"])
     records = [each.get_help_record(context) for each in command.params if getattr(each, "rich_help_panel", None) == title]
-    rows = [[cell.replace("|", "\\|") for cell in (f"`{names}`", does)] for names, does in records]
+    rows = [[cell.replace("|", " or ") for cell in (f"`{names}`", does)] for names, does in records]
     return "| option | does |\n|---|---|\n" + "".join(f"| {names} | {does} |\n" for names, does in rows)
 
 
