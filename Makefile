@@ -97,7 +97,7 @@ unit: $(DEV_STAMP)
 # Twenty times as many random inventories, and what is slow: minutes.
 unit-thorough: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 -m slow tests/unit
-	$(BIN)/python -m pytest -n 3 --hypothesis-profile thorough tests/unit/test_resolve_random.py
+	$(BIN)/python -m pytest -n 3 --hypothesis-profile thorough tests/unit/resolve/test_resolve_random.py
 
 engine: $(ENGINE_STAMP) $(TOOLKIT_STAMP)
 	$(ENGINE_BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow and not frameworks" tests/engine

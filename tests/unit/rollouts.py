@@ -39,13 +39,14 @@ def as_json(manifest: Manifest) -> dict[str, Any]:
 
 
 @functools.cache
-def _plan() -> Plan:
+def lint_plan() -> Plan:
+    """The plan of the hosts of lint-facts.json, of which gpu1 has GPUs."""
     return resolve(load_file(Path(__file__).parents[1] / "data/lint-facts.json"), Requirements(), {})
 
 
 def manifest_with(**components: dict[str, Any]) -> dict[str, Any]:
     """The manifest of some host with GPUs, with these fields of components."""
-    made = manifest(_plan(), "gpu1")
+    made = manifest(lint_plan(), "gpu1")
     for name, fields in components.items():
         made["host"][name] = {**made["host"][name], **fields}
     return made

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from invented_hosts import stated
 from pydantic import ValidationError
+from rollouts import manifest_with
 
 from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
@@ -17,7 +18,6 @@ from provision.doctor.host_checks import with_logs
 from provision.inventory import Host
 from provision.survey import Facts, host_problems
 from provision.survey.collect import connection_problem
-from tests.unit.rollouts import manifest_with
 
 VENV = "/opt/provision/venv"
 INSTALLED = {

@@ -1,0 +1,223 @@
+"""The survey's reading of accelerators, Jetson boards, RDMA ports and nvidia-smi's details, and what the facts then say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from survey_module import machine, survey
+
+from provision.survey import Facts, hardware
+
+OUTPUTS = Path(__file__).parents[2] / "data" / "nvidia-smi"
+PCI = "/sys/bus/pci/devices"
+
+
+def pci(*devices: tuple[str, str, str], **more: str) -> dict[str, str]:
+    """Files of PCI devices: (vendor, device, class); ``more``: further files of the first."""
+    files: dict[str, str] = {}
+    for place, values in enumerate(devices):
+        folder = f"{PCI}/0000:{place:02x}:00.0"
+        files |= {f"{folder}/{name}": f"0x{value}\n" for name, value in zip(("vendor", "device", "class"), values, strict=True)}
+    return files | {f"{PCI}/0000:00:00.0/{name}": value for name, value in more.items()}
+
+
+def stated(found: dict[str, Any], **more: Any) -> Facts:
+    return Facts.model_validate({"os": {"id": "ubuntu", "version": "22.04"}, "arch": "x86_64", **json.loads(json.dumps(found)), **more})
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (pci(*[("1002", "74a1", "120000")] * 8), "8 x AMD GPU"),  # MI300X
+        (pci(("1002", "740f", "038000")), "1 x AMD GPU"),  # MI210
+        (pci(("1002", "164e", "030000"), mem_info_vram_total="536870912\n"), ""),  # a Ryzen's own graphics
+        (pci(("1002", "164e", "030000")), ""),
+        (pci(("1002", "744c", "030000"), mem_info_vram_total="25753026560\n"), "1 x AMD GPU"),  # Radeon RX 7900 XTX
+        (pci(("1da3", "1020", "120000"), ("1a03", "2000", "030000")), "1 x Intel Gaudi (Habana)"),
+        (pci(*[("19e5", "d802", "120000")] * 8, ("19e5", "0222", "020000")), "8 x Huawei Ascend NPU"),  # and a network card
+        (pci(("1d22", "3684", "120000")), "1 x Baidu Kunlun XPU"),
+        (pci(("8086", "0bd5", "038000"), ("8086", "56c0", "038000")), "2 x Intel data-centre GPU"),
+        (pci(("8086", "4680", "038000"), ("8086", "7d1d", "120000")), ""),  # a processor's graphics without a monitor, and its NPU
+        (pci(("1a03", "2000", "030000"), ("10de", "2330", "030200")), ""),  # a server's console, an H100
+        (pci(("1002", "1478", "060400")), ""),  # a bridge
+        ({f"{PCI}/0000:00:00.0/vendor": "0x1002\n"}, ""),
+    ],
+)
+def test_accelerators_of_other_vendors(tmp_path: Path, files: dict[str, str], expected: str) -> None:
+    found = survey.accelerators(machine(tmp_path, files))
+    assert hardware.other_accelerators(stated({"accelerators": found})) == expected
+
+
+def test_a_host_of_a_thousand_devices_has_a_short_answer(tmp_path: Path) -> None:
+    assert len(survey.accelerators(machine(tmp_path, pci(*[("1002", "74a1", "120000")] * 200)))["devices"]) == 64
+
+
+def test_a_container_without_device_files_was_given_none(tmp_path: Path) -> None:
+    files = pci(("1002", "74a1", "120000"))
+    hidden = stated({"accelerators": survey.accelerators(machine(tmp_path, files))}, container="docker")
+    assert hardware.obstacle(hidden) is None
+    given = stated({"accelerators": survey.accelerators(machine(tmp_path, {"/dev/kfd": ""}))}, container="docker")
+    assert hardware.obstacle(given) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "release", "capability", "runs"),
+    [
+        ("# R36 (release), REVISION: 4.0, GCID: 37537400, BOARD: generic, EABI: aarch64\n", "36.4.0", "8.7", False),
+        ("# R36 (release), REVISION: 4.0, GCID: 37537400, BOARD: generic, EABI: aarch64\n", "36.4.0", None, False),
+        ("# R38 (release), REVISION: 2.0, GCID: 41844464, BOARD: generic, EABI: aarch64\n", "38.2.0", "11.0", True),
+        ("# R39 (release), REVISION: 2.1\n", "39.2.1", "8.7", False),
+        ("", None, None, False),
+    ],
+)
+def test_jetson(tmp_path: Path, text: str, release: str | None, capability: str | None, runs: bool) -> None:
+    board = survey.tegra(machine(tmp_path, {"/etc/nv_tegra_release": text}))
+    assert board == {"release": release}
+    gpus = [{"name": "Orin", "compute_capability": capability}]
+    assert (hardware.tegra_without_wheels(stated({"tegra": board, "gpus": gpus})) is None) is runs
+
+
+def test_other_machines_are_no_jetson(tmp_path: Path) -> None:
+    assert survey.tegra(machine(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a16-470", {"00000000:13:00.0": {"mig_instances": 0}}),
+        (
+            "vgpu-535",
+            {
+                "00000000:02:00.0": {
+                    "mig_instances": 0,
+                    "mig": "Disabled",
+                    "virtualization": "VGPU",
+                    "license": "Licensed (Expiry: 2025-3-19 7:29:4 GMT)",
+                }
+            },
+        ),
+        ("mig-blackwell", {"00000001:04:00.0": {"mig_instances": 1, "mig": "Enabled"}}),
+        ("h100-580", {"00000000:00:06.0": {"mig_instances": 0, "mig": "Disabled", "virtualization": "Pass-Through"}}),
+        (
+            "fabric-refused",
+            {
+                "00000008:01:00.0": {
+                    "mig_instances": 0,
+                    "mig": "Disabled",
+                    "fabric_state": "Completed",
+                    "fabric_status": "Insufficient Resources",
+                    "fabric_cluster": "00000000-0000-0000-0000-000000000000",
+                }
+            },
+        ),
+    ],
+)
+def test_details_of_gpus(name: str, expected: dict[str, Any]) -> None:
+    assert survey.read_gpu_details((OUTPUTS / f"{name}.txt").read_text(encoding="utf-8")) == expected
+
+
+@pytest.mark.parametrize("word", ["[Not Supported]", "[N/A]", "N/A", "Not Supported", "None"])
+def test_what_a_driver_does_not_support_is_left_out(word: str) -> None:
+    text = f"GPU 00000000:13:00.0\n    Fabric\n        State                  : {word}\n"
+    assert survey.read_gpu_details(text) == {"00000000:13:00.0": {"mig_instances": 0}}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no GPU\n    Fabric\n        State : x\n", "GPU \n", "\x00\xff : : \n", "NVIDIA-SMI has failed because"]
+)
+def test_odd_output_has_no_details(text: str) -> None:
+    assert survey.read_gpu_details(text) == {}
+
+
+def test_details_reach_the_gpus_of_nvidia_smi(tmp_path: Path) -> None:
+    """The fake nvidia-smi prints the table that the survey asks for, and a recorded `-q`."""
+    fake = tmp_path / "bin" / "nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        f"  -q) cat {OUTPUTS / 'fabric-domain.txt'} ;;\n"
+        "  --query-gpu=*) echo 'NVIDIA GB200, GPU-1, 189471, 580.95.05, 00000008:01:00.0, 10.0' ;;\n"
+        "  *) echo '| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0 |' ;;\nesac\n"
+    )
+    fake.chmod(0o755)
+    files = {"/proc/77/comm": "nvidia-imex\n", "/proc/78/comm": "nv-fabricmanage\n", "/dev/nvidia-caps-imex-channels/channel0": ""}
+    host = machine(tmp_path / "root", files)
+    host.tool_path = f"{fake.parent}:{host.tool_path}"
+    found = stated(survey.nvidia(host))
+    assert hardware.nvlink_domain(found) == "dc6e40c4-d722-4357-9ba6-5291dd461278"
+    assert hardware.imex_ready(found)
+    assert found.nvidia.fabric_manager is True  # the kernel cuts the name of nv-fabricmanager
+    assert hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in found.gpus) == []
+
+
+def test_an_h100_in_a_virtual_machine(tmp_path: Path) -> None:
+    """What such a machine has printed and shown in /sys and /proc; the fake nvidia-smi prints it."""
+    fake = tmp_path / "bin" / "nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        f"  -q) cat {OUTPUTS / 'h100-580.txt'} ;;\n"
+        "  --query-gpu=*) echo 'NVIDIA H100 80GB HBM3, GPU-1, 81559, 580.159.04, 00000000:00:06.0, 9.0' ;;\n"
+        "  *) echo '| NVIDIA-SMI 580.159.04             Driver Version: 580.159.04     CUDA Version: 13.0     |' ;;\nesac\n"
+    )
+    fake.chmod(0o755)
+    files = pci(("8086", "0d57", "060000"), ("1af4", "1042", "018000"), ("1af4", "1053", "ffff00"), ("10de", "2330", "030200"))
+    files["/proc/driver/nvidia/version"] = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \n"
+    )
+    host = machine(tmp_path / "root", files)
+    host.tool_path = f"{fake.parent}:{host.tool_path}"
+    found = stated(survey.nvidia(host))
+    assert found.driver
+    assert (found.driver.version, found.driver.cuda, found.driver.open) == ("580.159.04", "13.0", True)
+    assert [(gpu.compute_capability, gpu.virtualization) for gpu in found.gpus] == [("9.0", "Pass-Through")]
+    assert found.nvidia.pci_ids == ["2330"]
+    assert hardware.licensed_vgpus(found) == (0, 0)  # a whole GPU needs no licence
+
+
+RDMA = "/sys/class/infiniband"
+
+
+def port(device: str, layer: str, vendor: str, **gids: str) -> dict[str, str]:
+    folder = f"{RDMA}/{device}/ports/1"
+    files = {f"{folder}/state": "4: ACTIVE\n", f"{folder}/link_layer": f"{layer}\n", f"{RDMA}/{device}/device/vendor": f"0x{vendor}\n"}
+    return files | {f"{folder}/gid_attrs/types/{name[1:]}": f"{kind}\n" for name, kind in gids.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "gids"),
+    [
+        (port("mlx5_0", "InfiniBand", "15b3", _0="IB/RoCE v1"), "infiniband", []),
+        (port("mlx5_0", "Ethernet", "15b3", _0="IB/RoCE v1", _1="RoCE v2", _2="IB/RoCE v1", _3="RoCE v2", _4=""), "roce", [1, 3]),
+        (port("rdmap16s27", "Unspecified", "1d0f"), "efa", []),
+    ],
+)
+def test_rdma_ports(tmp_path: Path, files: dict[str, str], kind: str, gids: list[int]) -> None:
+    found = stated({"infiniband": survey.infiniband(machine(tmp_path, files))})
+    assert [each.roce_v2_gids for each in hardware.active_ports(found, kind)] == [gids]
+    assert sum(len(hardware.active_ports(found, each)) for each in ("infiniband", "roce", "efa")) == 1
+
+
+def test_the_plugin_for_efa(tmp_path: Path) -> None:
+    assert survey.efa_plugin(machine(tmp_path)) is None
+    path = "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so"
+    assert survey.efa_plugin(machine(tmp_path, {path: ""})) == path
+
+
+@pytest.mark.parametrize(
+    ("kernel", "opened", "cuda", "serves"),
+    [
+        ("6.8.0-45-generic", True, "12.4", True),
+        ("5.12.0", True, "11.7", True),
+        ("5.4.0-150-generic", True, "12.4", False),
+        ("6.8.0-45-generic", False, "12.4", False),
+        ("6.8.0-45-generic", True, "11.6", False),
+        (None, True, "12.4", False),
+    ],
+)
+def test_dma_buf_takes_the_place_of_peermem(kernel: str | None, opened: bool, cuda: str, serves: bool) -> None:
+    system = {"id": "ubuntu", "version": "22.04", "kernel": kernel}
+    assert hardware.dma_buf(stated({}, os=system, driver={"version": "550.54.14", "cuda": cuda, "open": opened})) is serves
