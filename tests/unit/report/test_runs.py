@@ -81,7 +81,7 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
 
 
 def test_every_run_is_closed_with_the_error_that_ended_it() -> None:
-    for path in Path(cli.__file__).parents[2].rglob("*.py"):
+    for path in Path(cli.__file__).parents[1].rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         managed = {id(item.context_expr) for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items}
         opened = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Session"]
