@@ -196,7 +196,7 @@ def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, str], *, install
             took = f"{about(found.seconds)} in all, as {'the run before' if found.runs == 1 else f'{found.runs} runs before'} took"
         lines.append(("time", took))
     more = ("more", f"provision plan {shlex.quote(session.inventory.argument)} --why: the reasons for each version")
-    session.progress.plan(f"Plan for {len(hosts)} host{'s' * (len(hosts) != 1)}", lines, more)
+    session.progress.plan(summary.title(rollout.plan), lines, more)
 
 
 def _record(inventory: Inventory, rollout: Rollout, holding: Mapping[str, lock.Files], report: Report) -> None:

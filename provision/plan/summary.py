@@ -70,9 +70,7 @@ def show(plan: Plan, console: Console, *, why: bool = False) -> None:
     groups = groups_of(plan.hosts.values())
     left_out = list(_show_conflicts(plan, console, width, why=why))
     if groups:
-        count = len(plan.hosts)
-        prefixes = joined(list(dict.fromkeys(hosts[0].prefix for hosts in groups)))
-        _print(console, f"Plan for {count} host{'s' * (count != 1)} in {prefixes}", width, style="bold")
+        _print(console, title(plan), width, style="bold")
         rows = list(_rows(groups))
         console.print(table(rows if why else rows[:_MAX_GROUPS]))
         left_out += _left_out(len(rows) - _MAX_GROUPS, "group of hosts", "groups of hosts", why=why)
@@ -90,6 +88,12 @@ def show(plan: Plan, console: Console, *, why: bool = False) -> None:
         left_out.append("all reasons, rejected candidates, networks, packages")
     if left_out:
         _print(console, f"more with --why: {', '.join(left_out)}", width, style="dim")
+
+
+def title(plan: Plan) -> str:
+    """``Plan for 2 hosts in /opt/provision``"""
+    count, prefixes = len(plan.hosts), joined(list(dict.fromkeys(host.prefix for host in plan.hosts.values())))
+    return f"Plan for {count} host{'s' * (count != 1)} in {prefixes}"
 
 
 def _left_out(count: int, one: str, several: str, *, why: bool) -> list[str]:
@@ -161,28 +165,21 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 def brief(plan: Plan, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The plan in a few lines, each with what it is about: what, where, why.
+    """The plan in a few lines, each with what it is about: what, why.
 
     Args:
         reasons: host → why the installation has to run there.
     """
-    groups = groups_of(plan.hosts.values())
-    what = list(_in_short(groups))
-    for names, parts in what[:_MOST]:
-        yield "what", f"{folded(names)}: {parts}" if len(what) > 1 else parts
-    yield from _more("what", len(what))
-    places: dict[str, list[str]] = {}
-    for host in plan.hosts.values():
-        place = f"{host.system} on {host.arch}, {host.prefix}{'' if host.root else ', without root'}"
-        places.setdefault(place, []).append(host.name)
-    for place, hosts in list(places.items())[:_MOST]:
-        yield "where", f"{folded(hosts)}: {place}"
-    yield from _more("where", len(places))
+    rows = list(_rows(groups_of(plan.hosts.values())))
+    for hosts, system, *versions in (row.items() for row in rows[:_MOST]):
+        parts = ", ".join(f"{title} {version}" for title, version in versions if version != "-")
+        yield "what", f"{hosts[1]}: {system[1]}: {parts}"
+    yield from _more("what", len(rows))
     causes: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         causes.setdefault(reason, []).append(name)
-    for reason, hosts in list(causes.items())[:_MOST]:
-        yield "why", reason if len(hosts) == len(plan.hosts) else f"{folded(hosts)}: {reason}"
+    for reason, names in list(causes.items())[:_MOST]:
+        yield "why", reason if len(names) == len(plan.hosts) else f"{folded(names)}: {reason}"
     yield from _more("why", len(causes))
 
 
@@ -207,17 +204,6 @@ def groups_of(hosts: Iterable[HostPlan]) -> list[list[HostPlan]]:
         key = (host.system, host.arch, host.prefix, host.root, *(id(getattr(host, name)) for name in COMPONENTS))
         groups.setdefault(key, []).append(host)
     return list(groups.values())
-
-
-def _in_short(groups: Iterable[Sequence[HostPlan]]) -> Iterator[tuple[list[str], str]]:
-    """(names of hosts, what they get): the versions of the main components, hosts with the same ones together."""
-    same: dict[str, list[str]] = {}
-    for hosts in groups:
-        found = [(TITLES[name], getattr(hosts[0], name)) for name in MAIN]
-        parts = ", ".join(f"{title} {component.version}" for title, component in found if component is not None)
-        same.setdefault(parts, []).extend(host.name for host in hosts)
-    for parts, names in same.items():
-        yield names, parts
 
 
 def _names(hosts: Sequence[HostPlan], width: int) -> list[str]:
