@@ -13,9 +13,9 @@ from provision.base.errors import ProvisionError
 from provision.base.validation import MAX_COUNT
 from provision.cli.options import Json
 from provision.report import host_log, page
-from provision.report import runs as folders
+from provision.report.runs import BAD, GOOD, REPORT, every, find
 
-_STYLE: dict[str, str] = {**dict.fromkeys(folders.GOOD, "green"), **dict.fromkeys(folders.BAD, "red"), "running": "cyan"}
+_STYLE: dict[str, str] = {**dict.fromkeys(GOOD, "green"), **dict.fromkeys(BAD, "red"), "running": "cyan"}
 
 _RUN = "Id of a run, or how it begins; `provision runs` lists them."
 
@@ -27,7 +27,7 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write a run as a page, report.html in its folder, and print where it is. `up` and `smoke` write it when they end, too."""
-    found = folders.find(run, (folders.REPORT,))
+    found = find(run, (REPORT,))
     try:
         written = page.write(found.folder)
     except OSError as error:
@@ -41,7 +41,7 @@ def runs(
     most: Annotated[int, typer.Option("-n", "--most", min=1, max=MAX_COUNT, help="How many, the newest first.")] = 20, json_: Json = False
 ) -> None:
     """List the runs of this machine, the newest first: when, which command, on which hosts, and how it ended."""
-    found = list(islice(folders.runs(), most))
+    found = list(islice(every(), most))
     if json_:
         terminal.print_json({"schema": 1, "runs": [run.as_dict() for run in found]})
         return
@@ -74,7 +74,7 @@ def logs(
     ] = None,
 ) -> None:
     """Show what a host did in a run: its tasks with their results and errors, and what its ranks printed."""
-    found = folders.find(run, (folders.REPORT, *host_log.LOGS))
+    found = find(run, (REPORT, *host_log.LOGS))
     console = terminal.out()
     console.say(f"{found.id}: {found.command or 'provision'}, {found.verdict}", "bold")
     for line in host_log.lines(found, host):

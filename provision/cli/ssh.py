@@ -16,7 +16,7 @@ from provision.cli.run_options import is_hosts
 from provision.cli.status import hosts_or_last
 from provision.inventory import Host, last_run, load
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
-from provision.remote import ssh as remote
+from provision.remote.ssh import terminal
 
 COMMAND = {"context_settings": {"allow_interspersed_args": False}}
 
@@ -53,7 +53,7 @@ def ssh(
         listed = ", ".join(list(known)[:16]) + (f" and {len(known) - 16} more" if len(known) > 16 else "")
         raise UsageError(f"no host {name} in {inventory.where}{did_you_mean(name, known)}", hint=f"its hosts are {listed}")
     script = _script(known[name], " ".join(command))
-    argv, variables = remote.terminal(known[name], script, password, is_session=not command)
+    argv, variables = terminal(known[name], script, password, is_session=not command)
     try:
         os.execvpe(argv[0], argv, {**os.environ, **variables})  # noqa: S606  terminal, signals and exit code are ssh's
     except OSError as error:

@@ -12,8 +12,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
-from provision.doctor.health import collect as health
-from provision.doctor.health.collect import HealthRequest
+from provision.doctor.health.collect import HealthRequest, of_hosts, of_this_machine
 from provision.doctor.health.model import Health
 from provision.remote.session import Session
 from provision.survey import Facts, Unsurveyed, collect, gpu_code, host_problems, parse_survey, unsurveyed_problem
@@ -45,13 +44,13 @@ def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
         raise UsageError(f"this machine cannot be surveyed: {unsurveyed_problem(THIS_MACHINE, found).what}")
     prefix = found.installed.prefix or "/opt"
     problems = host_problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
-    healths = {THIS_MACHINE: health.of_this_machine(gpu)} if gpu else {}
+    healths = {THIS_MACHINE: of_this_machine(gpu)} if gpu else {}
     return Examination({THIS_MACHINE: found}, examine({THIS_MACHINE: found}, problems, {}, healths), [THIS_MACHINE], healths)
 
 
 def examine_gpus_of_this_machine(name: str) -> Examination:
     """The health of this machine's GPUs alone, without the survey. ``name``: how findings call it."""
-    healths = {name: health.of_this_machine(HealthRequest())}
+    healths = {name: of_this_machine(HealthRequest())}
     return Examination({}, examine({}, (), {}, healths), [name], healths)
 
 
@@ -65,7 +64,7 @@ def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examina
             survey.hosts[host.name] = found.model_copy(update={"network": network})
     connections, problems = reachability.check(session, survey.hosts)
     problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus})
-    healths = health.of_hosts(session, survey.hosts, gpu) if gpu else {}
+    healths = of_hosts(session, survey.hosts, gpu) if gpu else {}
     names = [host.name for host in session.inventory.hosts]
     return Examination(survey.hosts, examine(survey.hosts, [*survey.problems, *problems], connections, healths), names, healths)
 

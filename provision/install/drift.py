@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from provision.install.installer import Rollout
-from provision.plan import lock as locks
-from provision.plan.lock import Files, Lock, LockedComponent
+from provision.plan.lock import Files, Lock, LockedComponent, environments
 from provision.plan.manifest import Manifest
 from provision.plan.model import HostPlan
 from provision.plan.summary import TITLES
@@ -73,7 +72,7 @@ def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[str]:
             yield f"{TITLES.get(name, name)} is {held} as in {lock.title}, but differs from it in: {', '.join(fields)}"
         else:
             yield f"{TITLES.get(name, name)} is {held or 'not installed'}, {lock.title} says {wanted or 'nothing'}"
-    for folder, key in locks.environments(host).items():
+    for folder, key in environments(host).items():
         wanted_versions: dict[str, list[str]] = {}
         for entry in lock.environments.get(key, ()):
             wanted_versions.setdefault(entry.name, []).append(entry.version)

@@ -64,7 +64,7 @@ class Run:
         }
 
 
-def runs() -> Iterator[Run]:
+def every() -> Iterator[Run]:
     """All runs, the newest first; a folder is read when its run is taken."""
     for folder in run_folders.newest_first():
         yield read(folder)
@@ -72,7 +72,7 @@ def runs() -> Iterator[Run]:
 
 def latest() -> Run | None:
     """The newest run; None without any."""
-    return next(runs(), None)
+    return next(every(), None)
 
 
 def find(name: str | None = None, having: Collection[str] = ()) -> Run:

@@ -16,7 +16,6 @@ from provision import catalog
 from provision.plan.model import Component, Driver, HostPlan, Nccl, Network, OpenMpi, Plan, SourceBuild, Wheel
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import driver, engine, nccl, network, notes, openmpi, python, torch
-from provision.resolve import hosts as host_checks
 from provision.resolve.host_classes import (
     HostClass,
     HostClasses,
@@ -26,6 +25,8 @@ from provision.resolve.host_classes import (
     with_packaged_pythons,
     without_gpus,
 )
+from provision.resolve.hosts import conflicts as host_conflicts
+from provision.resolve.hosts import horovod_conflicts, prefix_conflict
 from provision.resolve.remedies import CPU_ONLY, Conflict, Proposal, Trial
 from provision.survey import Facts
 
@@ -69,7 +70,7 @@ def resolve(
     for name, host in facts.items():
         with _added_to(conflicts, f"the network of {name}"):
             networks[name] = network.network(name, host, of_host[name].interface, alone=len(facts) == 1)
-    conflicts |= host_checks.prefix_conflict(facts, of_host) | host_checks.horovod_conflicts(facts, requirements, of_host)
+    conflicts |= prefix_conflict(facts, of_host) | horovod_conflicts(facts, requirements, of_host)
     known = notes.knowledge(facts)
     if conflicts:
         problems = Trial(host_classes, requirements, conflicts, lambda *other: _components(*other)[1]).problems()
@@ -97,7 +98,7 @@ def _components(
     host_classes: HostClasses, requirements: Requirements, driver_offer: str | None = None
 ) -> tuple[dict[HostClass, ClassPlan], dict[Hashable, Conflict], list[str]]:
     """(the components of every host class, conflicts, notes); with conflicts there are no components."""
-    conflicts = host_checks.conflicts(host_classes, driver_offer)
+    conflicts = host_conflicts(host_classes, driver_offer)
     host_classes = {host_class: names for host_class, names in host_classes.items() if host_class not in conflicts}
     if not host_classes:
         return {}, conflicts, []

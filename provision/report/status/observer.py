@@ -244,7 +244,7 @@ class Poller:
 def _last_run(inventory: Inventory) -> LastRun | None:
     """The newest run on the inventory, if it is one of the newest at all."""
     identity = last_run.identity(inventory)
-    found = next((run for run in islice(runs.runs(), _RUNS_READ) if run.inventory == identity), None)
+    found = next((run for run in islice(runs.every(), _RUNS_READ) if run.inventory == identity), None)
     if found is None:
         return None
     began = found.began.timestamp() if found.began else None

@@ -77,7 +77,7 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
     failed = page.render(runs.find(fourth.run_id))
     assert "failed: the command failed" in failed
     assert "no such &lt;script&gt;\n  → name another" in failed
-    assert sorted(run.id for run in runs.runs()) == sorted(each.run_id for each in (one, another, third, own, begun.session, fourth))
+    assert sorted(run.id for run in runs.every()) == sorted(each.run_id for each in (one, another, third, own, begun.session, fourth))
 
 
 def test_every_run_is_closed_with_the_error_that_ended_it() -> None:
@@ -104,12 +104,12 @@ def test_a_command_that_exits_with_1_has_failed(tmp_path: Path, monkeypatch: pyt
 
     assert exits_with("survey", "gpu1") == exits_with("plan", "gpu1") == exits_with("doctor", "gpu1") == 1
     assert exits_with("bundle", "gpu1", "--out", "x.tar") == 1
-    assert {run.command: run.verdict for run in runs.runs()} == dict.fromkeys(
+    assert {run.command: run.verdict for run in runs.every()} == dict.fromkeys(
         ("provision survey", "provision plan", "provision doctor", "provision bundle"), "failed"
     )
     survey.hosts["gpu1"] = fit
     assert exits_with("plan", "gpu1") == 0
-    assert sorted(run.verdict for run in runs.runs() if run.command == "provision plan") == ["done", "failed"]
+    assert sorted(run.verdict for run in runs.every() if run.command == "provision plan") == ["done", "failed"]
 
 
 def test_a_run_that_was_killed_is_called_so() -> None:
@@ -129,7 +129,7 @@ def test_folders_with_anything_in_them_are_listed() -> None:
     (paths.runs() / "latest").symlink_to("20261121-101500-abcd")
     (paths.runs() / "20270000-000000-link").symlink_to("20261121-101500-abcd")
     (paths.runs() / "notes.txt").touch()
-    found = {run.id: run for run in runs.runs()}
+    found = {run.id: run for run in runs.every()}
     assert list(found) == sorted(found, reverse=True)
     assert {name: run.verdict for name, run in found.items()} == {
         "20261121-101500-abcd": "not ready",
@@ -153,7 +153,7 @@ def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -
     assert run_folders.content(report, size) is not None
     assert run_folders.content(report, size - 1) is None
     monkeypatch.setattr(run_folders, "LARGEST_FILE", size - 1)
-    assert [run.verdict for run in runs.runs()] == ["unreadable"]
+    assert [run.verdict for run in runs.every()] == ["unreadable"]
     assert last_run.newest_failed_inventory() is None
 
 
@@ -161,9 +161,9 @@ def test_no_file_of_a_run_keeps_a_command_waiting() -> None:
     made = folder("20261121-101500-abcd")
     for name in ("controller.json", "timeline.json", "report.json", "run.json"):
         os.mkfifo(made / name)
-    assert [run.verdict for run in runs.runs()] == ["unreadable"]
+    assert [run.verdict for run in runs.every()] == ["unreadable"]
     (made / "report.json").unlink()
-    assert [run.verdict for run in runs.runs()] == ["unknown"]
+    assert [run.verdict for run in runs.every()] == ["unknown"]
     assert forecast(paths.runs(), ["a"], ["install"], "all") is None
     assert last_run.newest_inventory() is None
     with session("provision up") as one:
