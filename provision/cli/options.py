@@ -59,6 +59,8 @@ def use_own_files(*folders: Path) -> None:
 
 
 def _torch(value: str) -> dict[str, Any]:
+    if value != "none" and not value[:1].isdigit():
+        raise UsageError(f"invalid --torch {value}: expected a release such as 2.13.0, or none")
     return {"torch": False} if value == "none" else {"torch_version": _release("--torch", value)}
 
 
@@ -67,7 +69,7 @@ def _indexes(values: list[str]) -> dict[str, Any]:
     named = [("torch_index", value[6:]) if value.startswith("torch=") else ("index_url", value) for value in values]
     if len({name for name, _ in named}) < len(named):
         raise UsageError("--index-url: more than one index for the same packages", hint="write --index-url URL --index-url torch=URL")
-    return {name: url("--index-url", value) for name, value in named}
+    return {name: url("--index-url torch=" if name == "torch_index" else "--index-url", value) for name, value in named}
 
 
 def _nccl(words: list[str]) -> dict[str, Any]:
@@ -110,25 +112,30 @@ def _openmpi(words: list[str]) -> dict[str, Any]:
     return {"openmpi": source, "openmpi_version": found.get("release"), "openmpi_tarball": file.resolve() if file else None}
 
 
+_SUFFIX = r"\.(deb|rpm|tar|tgz|gz|bz2|xz)$"
+
+
 def _by_kind(option: str, words: list[str], sources: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, str]:
-    """The words of an option that takes a release, a source, a file and ``others``, each once. Raises UsageError."""
+    """The words of an option that takes a release, a source, a file and ``others``; the last of a kind counts. Raises UsageError."""
     found: dict[str, str] = {}
     for word in words:
         if word in sources or word in others:
             kind = "source" if word in sources else "word"
-        elif "/" in word or re.search(r"\.(deb|rpm|tar|tgz|gz|bz2|xz)$", word) or os.path.isfile(word):
+        elif word[:1].isdigit() and not re.search(rf"/|{_SUFFIX}", word):
+            kind = "release"
+            _release(option, word)
+        elif re.search(rf"/|{_SUFFIX}", word) or os.path.isfile(word):
             kind = "file"
             if not os.path.isfile(word):
                 raise UsageError(f"{option} {word}: no such file")
-        elif word[:1].isdigit():
-            kind = "release"
-            _release(option, word)
+            if found.get("file", word) != word:
+                raise UsageError(f"{option} {found['file']} and {option} {word} exclude each other", hint="leave one of them out")
         else:
             raise UsageError(f"invalid {option} {word}: expected a release, a file, or one of {', '.join((*sources, *others))}")
-        if kind in found or {kind, *found} >= {"file", "source"}:
-            other = found.get(kind) or found["file" if kind == "source" else "source"]
-            raise UsageError(f"{option} {other} and {option} {word} exclude each other", hint="leave one of them out")
         found[kind] = word
+    file, source = found.get("file"), found.get("source")
+    if file and source and (source != "source" or file.endswith((".deb", ".rpm"))):
+        raise UsageError(f"{option} {file} and {option} {source} exclude each other", hint="leave one of them out")
     return found
 
 
@@ -316,7 +323,9 @@ def url(option: str, value: str | None) -> str | None:
         except ValueError:  # brackets that are no IPv6 address
             named = None
         if not named or not value.isprintable() or " " in value:
-            raise UsageError(f"invalid {option} {value}: expected a URL such as https://host.example/path")
+            raise UsageError(
+                f"invalid {option}{'' if option.endswith('=') else ' '}{value}: expected a URL such as https://host.example/path"
+            )
     return value
 
 

@@ -144,7 +144,7 @@ def _as_installed(examination: Examination) -> Options:
     torch = next((host.torch.version for host in plans if host.torch), None)
     source = next((host.openmpi.source for host in plans), "auto")
     openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")
-    return Options(torch=torch is not None, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
+    return Options(torch=torch is not None or not plans, torch_version=torch and torch.split("+")[0], openmpi=openmpi, smoke=None)
 
 
 def _variables(facts: Facts, names: Sequence[str]) -> dict[str, Any]:

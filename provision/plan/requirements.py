@@ -48,8 +48,8 @@ class Choices:
     nccl_version: str | None = None
     openmpi: OpenMpiSource = "auto"
     openmpi_version: str | None = None
-    allow_downgrade: Annotated[bool, option(WHAT, "--allow-downgrade", "Replace a newer NCCL package or driver of a host by the requested "
-                                            "older one; without it, `up` asks, and without a terminal changes nothing.")] = False
+    allow_downgrade: Annotated[bool, option(WHAT, "--allow-downgrade", "Replace a newer NCCL package or driver of a host by the older one "
+                                            "of the plan; without it, `up` asks for NCCL, and refuses for a driver.")] = False
     allow_bad: Annotated[bool, option(WHAT, "--allow-bad", "Accept a requested version even if it is known to be bad; later runs "
                                       "keep it.")] = False
     driver: Annotated[str | None, option(WHAT, "--driver auto|BRANCH", "Also install NVIDIA's driver, e.g. 580, on hosts with GPUs, which "

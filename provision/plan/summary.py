@@ -76,7 +76,8 @@ def show(plan: Plan, console: Console, *, why: bool = False) -> None:
         left_out += _left_out(len(rows) - _MAX_GROUPS, "group of hosts", "groups of hosts", why=why)
     for note in plan.notes if why else plan.notes[:_MAX_NOTES]:
         _print(console, f"note: {note}", width, indent=6, style="cyan", lines=None if why else 2)
-    left_out += _left_out(len(plan.notes) - _MAX_NOTES, "note", "notes", why=why)
+    is_cut = not why and any(len(_wrapped(f"note: {note}", width, 6)) > 2 for note in plan.notes[:_MAX_NOTES])
+    left_out += _left_out(len(plan.notes) - _MAX_NOTES, "note", "notes", why=why) or (["whole notes"] if is_cut else [])
     if plan.knowledge is not None and (why or plan.knowledge.overlay or plan.knowledge.newer_drivers):
         _print(console, f"catalogue: {_reach(plan.knowledge)}", width, style="dim")
     if why:
@@ -85,7 +86,7 @@ def show(plan: Plan, console: Console, *, why: bool = False) -> None:
         console.say("why", "bold")
         for line in _reasons(groups):
             _print(console, line, width, indent=_INDENT, lines=2)
-        left_out.append("all reasons, rejected candidates, networks, packages")
+        left_out.append("reasons, rejected candidates, networks, packages")
     if left_out:
         _print(console, f"more with --why: {', '.join(left_out)}", width, style="dim")
 
@@ -131,7 +132,7 @@ def _reasons(groups: Sequence[Sequence[HostPlan]]) -> Iterator[str]:
         found = [(hosts[0].name, component) for hosts in groups if (component := getattr(hosts[0], name))]
         if not found:
             continue
-        host, first = found[0]
+        host, first = next((each for each in found if getattr(each[1], "cuda", None)), found[0])  # a build for GPUs says more
         if name in MAIN or first.source in ("remove", "leave"):
             of_all = [
                 reason for reason in first.why[:2] if all((each.version, reason in each.why) == (first.version, True) for _, each in found)

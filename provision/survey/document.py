@@ -101,7 +101,7 @@ def _shared(document: Any) -> dict[str, Facts | Unsurveyed] | None:
         for name in list(hosts):
             host = hosts.pop(name)
             is_surveyed = _kind(host) == "facts"
-            parts = {key: section(key, value) if is_surveyed else sanitized(value) for key, value in host.items()}
+            parts = {sanitized(key): section(key, value) if is_surveyed else sanitized(value) for key, value in host.items()}
             found[sanitized(name)] = Facts.model_validate(parts) if is_surveyed else Unsurveyed.model_validate(parts)
         FactsFile.model_validate({**sanitized(document), "hosts": dict.fromkeys(found, Unsurveyed())})  # all but the hosts
     except ValidationError:

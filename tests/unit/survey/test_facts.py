@@ -16,6 +16,7 @@ from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
 from provision.doctor.checks import examine
 from provision.inventory import Host
+from provision.plan.manifest import UNREADABLE
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 from provision.survey import (
@@ -182,6 +183,19 @@ def test_an_invalid_manifest_prevents_no_plan(manifest: Any) -> None:
     )
     assert resolve({"a": odd}, Requirements(), {}).hosts
     examine({"a": odd})
+
+
+@pytest.mark.parametrize("said", ["A" * 200_000 + "\nnode2: installed", "", None])
+def test_why_a_manifest_cannot_be_read_is_never_the_hosts_own_words(said: str | None) -> None:
+    found = answered(installed={"manifest": None, "manifest_error": said}).installed
+    assert (found.manifest_error, found.was_completed) == ((UNREADABLE, True) if said else (None, False))
+
+
+def test_names_of_facts_are_harmless(tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    file.write_text(json.dumps({"schema": 1, "hosts": {"a": {**MINIMAL, "{{ x }}\x1b[31m": 1}}}))
+    found = load_file(file)["a"]
+    assert list(found.model_extra or ()) == ["{ { x }} [31m"]
 
 
 def test_hosts_share_what_they_have_in_common(tmp_path: Path) -> None:
