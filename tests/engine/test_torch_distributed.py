@@ -354,6 +354,31 @@ def test_a_send_that_is_given_up_before_it_begins_is_never_sent_and_the_others_a
     assert there._unexpected == []
 
 
+def test_a_message_is_taken_by_whoever_asks_for_it_while_it_comes(two_ends, monkeypatch):
+    here, there = two_ends()
+    begun, go = threading.Event(), threading.Event()
+    choose = there._choose_target
+
+    def slowly(receiver):
+        choose(receiver)
+        if receiver.kept:
+            begun.set()
+            go.wait(20)
+
+    monkeypatch.setattr(there, "_choose_target", slowly)
+    large, got, last = np.ones(16 << 20, dtype=np.uint8), np.zeros(16 << 20, dtype=np.uint8), np.zeros(5, dtype=np.uint8)
+    other = there.receive(last, 0, 2)
+    sent = [here.send(large, 1, 0), here.send(bytes_of(b"67890"), 1, 2)]
+    assert begun.wait(20)
+    late = there.receive(got, 0, 0)
+    go.set()
+    for transfer in (other, late, *sent):
+        assert transfer.wait(20)
+    assert got.all()
+    assert bytes(last.tolist()) == b"67890"
+    assert there._unexpected == []
+
+
 def test_an_accept_that_fails_is_tried_again(two_ends):
     here, there = two_ends()
     listener, left = there._listener, [errno.EMFILE, errno.ECONNABORTED]

@@ -532,7 +532,12 @@ class PointToPoint:
         if receiver.target is not None:
             receiver.target.end()
         elif receiver.kept is not None and receiver.is_wanted:
-            self._unexpected.append((receiver.source, receiver.tag, receiver.kept))
+            matching = (each for each in self._posted if each.tag == receiver.tag and each.other in (receiver.source, ANYONE))
+            if (late := next(matching, None)) is not None:  # it was asked for while it was coming
+                self._posted.remove(late)
+                self._deliver_kept(late, receiver.source, receiver.kept)
+            else:
+                self._unexpected.append((receiver.source, receiver.tag, receiver.kept))
         receiver.head, receiver.length, receiver.target, receiver.kept = bytearray(), -1, None, None
         receiver.is_wanted = True
 
