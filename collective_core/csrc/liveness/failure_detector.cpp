@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -23,12 +24,19 @@ constexpr std::chrono::seconds look_interval(5);
 constexpr int stopped_looks = 12;
 constexpr const char* was_stopped = " has been stopped by a signal for a minute (kill -CONT would have continued it)";
 
+// Whether /proc has the processes by the numbers that this one knows them by: not if it is of another pid namespace.
+bool knows_our_numbers() {
+  char self[32];
+  const ssize_t length = readlink("/proc/self", self, sizeof self);
+  return length > 0 && std::string(self, static_cast<size_t>(length)) == std::to_string(getpid());
+}
+
 // How often the process at the other end of a local socket has run, if a signal has stopped it (state T; a debugger's
 // are t); otherwise empty.
 std::string runs_of_stopped(int socket) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return {};
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !knows_our_numbers()) return {};
   std::ifstream file("/proc/" + std::to_string(peer.pid) + "/status");
   std::string text;
   std::getline(file, text, '\0');
