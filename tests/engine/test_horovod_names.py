@@ -226,6 +226,25 @@ except ModuleNotFoundError as error:
         assert known in line, line
 
 
+def test_who_only_asks_whether_a_module_is_there_gets_no_exception(names):
+    program = """
+import horovod, importlib.util, sys, threading
+class Delegating:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return next(filter(None, (each.find_spec(name, path, target) for each in sys.meta_path if each is not Delegating)), None)
+sys.meta_path.insert(0, Delegating)
+assert importlib.util.find_spec("horovod.mxnet") is None, "by way of another finder"
+sys.meta_path.remove(Delegating)
+assert sys.meta_path[-1].find_spec("horovod.mxnet") is None, "a tool, at the top of the stack"
+try:
+    import horovod.mxnet
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert "MXNet is not supported" in run(names, [sys.executable, "-c", program])
+
+
 def test_the_engines_own_semantics_can_be_kept(names):
     program = "import os; os.environ['COLLECTIVE_SEMANTICS'] = 'engine'; import horovod; print(os.environ['COLLECTIVE_SEMANTICS'])"
     assert run(names, [sys.executable, "-c", program]) == "engine\n"
