@@ -131,6 +131,64 @@ def test_a_launch_waits_for_its_turn_unless_its_group_is_broken(monkeypatch):
     assert nccl.order.is_next(9), "it holds up nobody"
 
 
+class Asked:
+    """The engine's pointer to a transfer."""
+
+    def __init__(self, process_set, kind=nccl._native.BARRIER, order=0):
+        self.contents = SimpleNamespace(process_set=process_set, kind=kind, order=order)
+
+
+def test_what_will_never_be_launched_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None))
+    monkeypatch.setattr(nccl, "order", nccl.Order())
+    monkeypatch.setattr(nccl, "groups", {})
+    error = ctypes.create_string_buffer(200)
+
+    def start(*asked):
+        return nccl._start(Asked(*asked), ctypes.addressof(error), 200)
+
+    assert start(4) < 0, "the set has been left, or has no group"
+    assert b"has left process set 4" in error.value
+    assert nccl.order.is_next(9)
+    group = nccl.groups[4] = nccl.Group(SimpleNamespace(id=4, rank=0, size=2), torch.device("cpu"))
+    assert start(4) == 0
+    assert not nccl.order.is_next(9)
+    assert start(4, nccl._native.BARRIER, 1) == 0, "the other ranks have not answered"
+    assert nccl.order.is_next(9)
+    nccl.order.enter(2)
+    assert start(4) == 0
+    assert start(4, nccl._native.ALLREDUCE, 7) == 0
+    assert nccl._test(4, ctypes.addressof(error), 200) == nccl.WAITS_FOR_TURN
+    assert group.waiting is not None
+    assert start(4, nccl._native.BARRIER, 2) == 0, "a rank has died while this one waited for its turn"
+    assert group.waiting is None
+    nccl.order.leave(2)
+    assert nccl.order.is_next(9)
+    assert start(5, nccl._native.ALLREDUCE, 8) < 0
+    assert nccl.order.is_next(9)
+
+
+def test_who_leaves_the_job_leaves_no_turn_behind_and_waits_for_what_waits(monkeypatch):
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None, synchronize=lambda *_: None))
+    monkeypatch.setattr(nccl, "order", nccl.Order())
+    monkeypatch.setattr(nccl.membership, "is_healthy", lambda: True)
+    group = nccl.Group(SimpleNamespace(id=0, rank=0, size=2), torch.device("cpu"))
+    group.backend = SimpleNamespace(abort=lambda: None)
+    monkeypatch.setattr(nccl, "groups", {0: group})
+    group.waiting = object()
+    nccl.order.enter(5)
+    launching = threading.Timer(0.1, lambda: setattr(group, "waiting", None))
+    launching.start()
+    nccl._leave(0)
+    assert group.waiting is None
+    assert nccl.order.is_next(9)
+    monkeypatch.setattr(nccl, "ABORT_TIME", 0.05)
+    nccl.groups[3] = group
+    group.waiting = object()
+    nccl._leave(3)
+    assert group.waiting is not None, "it was not waited for for ever"
+
+
 def test_a_value_that_is_none_is_refused(launch):
     outcome = launch("idle.py", 1, env={"COLLECTIVE_NCCL": "/usr/lib/libnccl.so.2"})
     assert "COLLECTIVE_NCCL='/usr/lib/libnccl.so.2' is not one of auto, on, off" in outcome.stderr

@@ -82,15 +82,27 @@ void run(const DataPhase& phase, const cc_transfer& transfer) {
 
 // The number of an ordered transfer. A second exchange, of which no rank waits for another's program: what a rank
 // proposes in it is settled soon.
-uint64_t agree_on_order(const DataPhase& phase) {
+uint64_t agree_on_order(const DataPhase& phase, uint64_t proposed) {
   Header proposal{};
   proposal.kind = Kind::barrier;
-  proposal.name_hash = phase.external->propose();
+  proposal.name_hash = proposed;
+  phase.deadline.extend();  // all ranks have come
   phase.exchange.run(&proposal, nullptr, phase.deadline);
   uint64_t order = 0;
   for (int rank = 0; rank < phase.topology().size; ++rank)
     order = std::max(order, phase.group.memory().slot(proposal.sequence, rank)->name_hash);
   return order;
+}
+
+void run_in_order(const DataPhase& phase, cc_transfer transfer) {
+  const uint64_t proposed = phase.external->propose(phase.group);
+  try {
+    transfer.order = agree_on_order(phase, proposed);
+    run(phase, transfer);
+  } catch (...) {
+    phase.external->withdraw(proposed);
+    throw;
+  }
 }
 
 void run_into_gathered(const DataPhase& phase, const cc_transfer& transfer) {
@@ -234,9 +246,12 @@ void external_on_gpu(const DataPhase& phase) {
   transfer.row_bytes = header.row_bytes();
   transfer.sent = sent.empty() ? nullptr : sent.data();
   transfer.received = operation.received.empty() ? nullptr : operation.received.data();
-  if (std::any_of(headers.begin(), headers.end(), [](const Header* theirs) { return theirs->ordered; }))
-    transfer.order = agree_on_order(phase);  // the headers are not read any more
-  run(phase, transfer);
+  const bool ordered =
+      std::any_of(headers.begin(), headers.end(), [](const Header* theirs) { return theirs->ordered; });
+  if (ordered)
+    run_in_order(phase, transfer);  // the headers are not read any more
+  else
+    run(phase, transfer);
 }
 
 }  // namespace cc

@@ -100,9 +100,12 @@ struct cc_transfer {
   uint64_t order;           // of one that is ordered: the highest number that a rank of the process set has proposed
 };
 // Starts a transfer, of which a process set has one at a time. 0, or the error's text. From any thread. A barrier
-// starts nothing: it precedes one that is ordered, and `order` is to be filled in with what this rank proposes.
+// starts nothing: it precedes one that is ordered, and `order` is to be filled in with what this rank proposes. With
+// what it has proposed in `order` already, it says that the one that is ordered has failed: if it still waits for its
+// turn, it will not be launched.
 typedef int32_t (*cc_start)(struct cc_transfer* transfer, char* error, uint64_t capacity);
-// 1: the transfer is done; 0: not yet; -1: it failed, for the reason in the text.
+// 1: the transfer is done; 0: not yet; 2: not begun, because others that are ordered go first, and they may take their
+// time; -1: it failed, for the reason in the text.
 typedef int32_t (*cc_test)(int32_t process_set, char* error, uint64_t capacity);
 // Who moves tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
 // other than an external transport, for which an operation is done when it is under way on the GPU's own stream.

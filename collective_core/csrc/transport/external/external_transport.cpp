@@ -11,6 +11,7 @@ namespace {
 // Polls for the end of a transfer, each of which also moves it on, between checks of the other ranks.
 constexpr int polls_between_checks = 64;
 constexpr size_t error_text = 1024;
+constexpr int32_t waits_for_turn = 2;  // of cc_test
 
 }  // namespace
 
@@ -30,26 +31,39 @@ std::unique_ptr<ExternalTransport> ExternalTransports::of(Device device, int pro
   return std::make_unique<ExternalTransport>(process_set, found->second.first, found->second.second);
 }
 
-uint64_t ExternalTransport::propose() const {
+void ExternalTransport::fail(Group& group, const char* error) {
+  throw Failure(Fault::internal, group.topology().describe(group.topology().rank) + ": " + error,
+                {group.topology().rank});
+}
+
+uint64_t ExternalTransport::propose(Group& group) const {
   cc_transfer asked{};
   asked.process_set = process_set_;
   asked.kind = static_cast<int32_t>(Kind::barrier);
-  start_(&asked, nullptr, 0);
+  char error[error_text] = "";
+  if (start_(&asked, error, sizeof error) != 0) fail(group, error);
   return asked.order;
+}
+
+void ExternalTransport::withdraw(uint64_t order) const {
+  cc_transfer asked{};
+  asked.process_set = process_set_;
+  asked.kind = static_cast<int32_t>(Kind::barrier);
+  asked.order = order;
+  char error[error_text] = "";  // of no interest: another one is on its way
+  start_(&asked, error, sizeof error);
 }
 
 void ExternalTransport::run(Group& group, cc_transfer transfer, Deadline& deadline) const {
   transfer.process_set = process_set_;
   char error[error_text] = "";
-  const auto fail = [&] {
-    throw Failure(Fault::internal, group.topology().describe(group.topology().rank) + ": " + error,
-                  {group.topology().rank});
-  };
-  if (start_(&transfer, error, sizeof error) != 0) fail();
+  if (start_(&transfer, error, sizeof error) != 0) fail(group, error);
   for (int polls = 1;; ++polls) {
     const int32_t state = test_(transfer.process_set, error, sizeof error);
-    if (state < 0) fail();
-    if (state > 0) break;
+    if (state < 0) fail(group, error);
+    // Those before it have deadlines of their own.
+    if (state == waits_for_turn) deadline.extend();
+    if (state > 0 && state != waits_for_turn) break;
     if (polls % polls_between_checks == 0) {
       group.failure_detector().check();
       // Whom it waits for, the library does not say.

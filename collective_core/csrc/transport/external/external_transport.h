@@ -28,11 +28,15 @@ class ExternalTransport {
       : process_set_(process_set), start_(start), test_(test) {}
 
   // Of an ordered transfer, before it is run: this rank's wish for its number.
-  uint64_t propose() const;
+  uint64_t propose(Group& group) const;
+  // After that, when it fails before its end: others, behind it, wait for it no more.
+  void withdraw(uint64_t order) const;
   // From its start to its end. The process set is filled in here.
   void run(Group& group, cc_transfer transfer, Deadline& deadline) const;
 
  private:
+  [[noreturn]] static void fail(Group& group, const char* error);
+
   int process_set_;
   cc_start start_;
   cc_test test_;

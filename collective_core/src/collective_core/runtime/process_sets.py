@@ -236,6 +236,11 @@ def process_set_by_id(number: int) -> ProcessSet:
     return _registered[number]
 
 
+def are_several() -> bool:
+    """Whether more than one set is registered: the same on all ranks, which add and remove them together."""
+    return len(_registered) > 1
+
+
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """The ranks of every registered set."""
     return {number: list(known.ranks or []) for number, known in _registered.items()}

@@ -207,7 +207,8 @@ def _note(launch: Launch, asked: _native.Operation, who: Members) -> None:
     """Where the transport finds it when all have agreed."""
     group = nccl.groups[who.id]
     group.refuse_if_broken()
-    asked.tag, asked.ordered = launch.tag, len(nccl.groups) > 1
+    # Not whether several have NCCL: that differs between ranks, and a set may get it while this operation waits.
+    asked.tag, asked.ordered = launch.tag, process_sets.are_several()
     group.asked[launch.tag] = launch
 
 

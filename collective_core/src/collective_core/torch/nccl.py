@@ -49,6 +49,8 @@ SETTINGS += [
 ]
 #: Seconds for a communicator to end what it has under way.
 ABORT_TIME = 30.0
+#: Of cc_test (c_api.h).
+WAITS_FOR_TURN = 2
 #: The engine's deadline is the one that counts.
 NO_TIMEOUT = timedelta(days=365)
 #: CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: only graphs that this thread itself captures restrict what it may call.
@@ -210,6 +212,10 @@ class Order:
         with self._turn:
             self._waiting.pop(process_set, None)
 
+    def clear(self) -> None:
+        with self._turn:
+            self._waiting.clear()
+
 
 order = Order()
 _tags = itertools.count(1)
@@ -313,12 +319,13 @@ class Group:
     def __init__(self, who: Members, device: torch.device) -> None:
         self.number, self.rank, self.size, self.device = who.id, who.rank, who.size, device
         # One for all sets, whose operations so run one after the other.
-        self.stream: Any = next((each.stream for each in groups.values() if each.device == device), None) or platform.new_stream(device)
+        others = [each for each in list(groups.values()) if each.device == device]  # a list: another set may come or go meanwhile
+        self.stream: Any = others[0].stream if others else platform.new_stream(device)
         self.backend: Any = None
         self._store: Relay | None = None  # PyTorch uses it as long as the backend, and keeps only a part of it
         # What the callers asked for, by its tag. They hold it for as long as they need it, which ends when it failed.
         self.asked: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
-        self._transfer: _native.Transfer | None = None  # not launched yet: others go first
+        self.waiting: _native.Transfer | None = None  # not launched yet: others go first
         self.broken = ""  # why it can never be used again
         self._turn = threading.Lock()  # of `broken` and of what is under way
         self._problem: tuple[float, str] | None = None  # since when the latest transfer has failed
@@ -343,7 +350,7 @@ class Group:
     # --- the engine's calls
 
     def start(self, transfer: _native.Transfer) -> None:
-        self._problem, self._transfer = None, transfer
+        self._problem, self.waiting = None, transfer
         if transfer.order:
             order.enter(self.number, transfer.order)
         self._launch_in_turn(transfer)
@@ -351,7 +358,7 @@ class Group:
     def _launch_in_turn(self, transfer: _native.Transfer) -> None:
         if transfer.order and not self.broken and not order.is_next(self.number):
             return
-        self._transfer = None
+        self.waiting = None
         try:
             self.refuse_if_broken()
             self._calling = time.monotonic()
@@ -370,11 +377,11 @@ class Group:
 
     def test(self) -> str | None:
         """Why the latest transfer has failed; empty if it is under way, None if a reason or a GPU far behind is to be waited for."""
-        if self._transfer is not None:
-            self._launch_in_turn(self._transfer)
+        if self.waiting is not None:
+            self._launch_in_turn(self.waiting)
         if len(self._under_way) > MAX_IN_FLIGHT:
             self.busy_since()  # lets go of what is done
-        if self._transfer is None and self._problem is None and (self.broken or len(self._under_way) <= MAX_IN_FLIGHT):
+        if self.waiting is None and self._problem is None and (self.broken or len(self._under_way) <= MAX_IN_FLIGHT):
             return ""
         if self._problem is not None and time.monotonic() - self._problem[0] > BLAME_AFTER:
             return self._problem[1]
@@ -533,11 +540,13 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
     store = Relay()
     group = groups[who.id] = Group(who, device)  # from now on what this rank starts is ordered
     outcome: list[str] = []
+    had_turn: list[bool] = []
 
     def make() -> None:
         try:
             while not order.is_next(who.id) and not group.broken:
                 time.sleep(RELAY_INTERVAL)
+            had_turn.append(True)
             group.refuse_if_broken()
             group.make(store)
             outcome.append("")
@@ -545,17 +554,20 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
             outcome.append(f"{type(failure).__name__}: {failure}")
 
     making = threading.Thread(target=make, name="collective_core nccl", daemon=True)
-    begin, problem = time.monotonic(), "a rank has failed meanwhile"
+    begin: float | None = None  # when all ranks have had their turn: until then others connect, or launch, with limits of their own
+    problem = "a rank has failed meanwhile"
     try:
         order.enter(who.id, max(each["order"] for each in exchange({"order": order.enter(who.id)})))
         making.start()
         while True:
             making.join(RELAY_INTERVAL)
             is_made = not making.is_alive()
-            late = not is_made and time.monotonic() - begin > limit
+            late = not is_made and begin is not None and time.monotonic() - begin > limit
             error = outcome[0] if is_made else f"not connected within {limit:g} s (COLLECTIVE_START_TIMEOUT)" if late else ""
             told = {key: value.hex() for key, value in store.take_untold().items()}
-            everyone = exchange({"told": told, "is_made": is_made, "error": error})
+            everyone = exchange({"told": told, "is_made": is_made, "error": error, "has_turn": bool(had_turn)})
+            if begin is None and all(each["has_turn"] for each in everyone):
+                begin = time.monotonic()
             for each in everyone:
                 store.learn({key: bytes.fromhex(value) for key, value in each["told"].items()})
             errors = [f"rank {rank}: {each['error']}" for rank, each in zip(who.ranks, everyone) if each["error"]]
@@ -582,15 +594,28 @@ def _use_transport() -> None:
     _native.use_transport(_start, _test, device=_native.GPU_MEMORY)
 
 
+def _withdraw(process_set: int) -> None:
+    """Its operation has failed before it was launched."""
+    group = groups.get(process_set)
+    if group is not None:
+        group.waiting = None
+    order.leave(process_set)
+
+
 def _start(transfer: Any, error: int, capacity: int) -> int:
     """The engine's call, when all have agreed."""
+    contents = transfer.contents
     try:
-        contents = transfer.contents
-        if contents.kind == _native.BARRIER:
-            contents.order = order.enter(contents.process_set)
-        else:
+        if contents.kind != _native.BARRIER:
             groups[contents.process_set].start(contents)
+        elif contents.order:
+            _withdraw(contents.process_set)
+        else:
+            contents.order = order.enter(contents.process_set)
+            if contents.process_set not in groups:  # looked at behind `enter`: _leave may be at work
+                raise CollectiveError(f"this process has left process set {contents.process_set}", "closed")
     except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
+        order.leave(contents.process_set)
         return _native.say(failure, error, capacity)
     return 0
 
@@ -598,17 +623,26 @@ def _start(transfer: Any, error: int, capacity: int) -> int:
 def _test(process_set: int, error: int, capacity: int) -> int:
     """The engine's question whether it is under way."""
     try:
-        problem = groups[process_set].test()
-        return 0 if problem is None else _native.say(problem, error, capacity) if problem else 1
+        group = groups[process_set]
+        problem = group.test()
+        if problem is None:
+            return 0 if group.waiting is None else WAITS_FOR_TURN
+        return _native.say(problem, error, capacity) if problem else 1
     except BaseException as failure:  # noqa: BLE001 - nothing may cross the C interface
         return _native.say(failure, error, capacity)
 
 
 def finish() -> None:
-    """Waits until the GPU has done all it has to, or a failure has ended it, which is noted."""
+    """Waits until the GPU has done all it has to, or a failure has ended it, which is noted.
+
+    What waits for its turn is waited for, too, but not for ever: the engine, which asks for it, may have ended.
+    """
+    end = time.monotonic() + ABORT_TIME
     try:
         for group in list(groups.values()):
-            while membership.failure() is None and group.busy_since() is not None:
+            while membership.failure() is None and (
+                group.busy_since() is not None or (group.waiting is not None and time.monotonic() < end)
+            ):
                 time.sleep(0.001)
             platform.synchronize(group.device)
         platform.synchronize()
@@ -647,8 +681,10 @@ def _leave(process_set: int) -> None:
         if membership.is_healthy():
             finish()
         del groups[process_set]
-        order.leave(process_set)
         group.end("this process has left the process set")
+    if process_set == 0:  # it leaves the job
+        order.clear()
+    order.leave(process_set)
 
 
 membership.after_failure.append(_abort)
