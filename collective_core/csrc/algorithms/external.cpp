@@ -87,7 +87,7 @@ uint64_t agree_on_order(const DataPhase& phase, uint64_t proposed) {
   proposal.kind = Kind::barrier;
   proposal.name_hash = proposed;
   phase.deadline.extend();  // all ranks have come
-  phase.exchange.run(&proposal, nullptr, phase.deadline);
+  phase.exchange.run_again(&proposal, phase.deadline);
   uint64_t order = 0;
   for (int rank = 0; rank < phase.topology().size; ++rank)
     order = std::max(order, phase.group.memory().slot(proposal.sequence, rank)->name_hash);

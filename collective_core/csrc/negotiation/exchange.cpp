@@ -52,6 +52,12 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   });
 }
 
+void Exchange::run_again(Header* header, Deadline& deadline) {
+  const int late = waits_.late;
+  run(header, nullptr, deadline);
+  waits_.late = late;
+}
+
 void Exchange::fetch_next_slot(size_t payload) {
   const char* slot = reinterpret_cast<const char*>(group_.memory().slot(sequence_ + 1, group_.topology().rank));
   for (size_t at = 0; at < sizeof(Header) + payload; at += cache_line) fetch_to_write(slot + at);

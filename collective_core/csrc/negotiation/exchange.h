@@ -27,6 +27,8 @@ class Exchange {
 
   // Sets header->sequence. Afterwards group.memory().slot(header->sequence, r) holds rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
+  // Another one of the same operation, with no payload: who was late stays the rank that its first one waited for.
+  void run_again(Header* header, Deadline& deadline);
   // To be called when the slots have been read: the next one's cache lines, which other ranks have read before, become
   // this core's own again while the caller does something else, not when it waits. `payload`: the bytes of it that the
   // next operation is likely to need.
