@@ -103,6 +103,11 @@ def test_process_sets_on_one_gpu_are_launched_in_one_order_on_all_ranks(launch, 
         assert [each for each in launched[one] if each in both] == [each for each in launched[other] if each in both], launched
 
 
+def test_who_was_late_for_an_operation_that_has_a_place_in_the_order_is_named(launch):
+    reports = launch("gpu_late.py", 3).must_succeed().reports()
+    assert [reports[rank]["slowest"] for rank in (0, 2)] == [1, 1]
+
+
 def test_what_may_still_come_first_holds_up_what_is_behind_it():
     order = nccl.Order()
     assert [order.enter(each) for each in (7, 3)] == [1, 2]
