@@ -516,7 +516,7 @@ class Installed(Section):
     def _read_manifest(cls, stated: Any) -> Any:
         if not isinstance(stated, dict):
             return stated
-        if stated.get("manifest") is None:  # the sentence is ours, whatever the host says
+        if stated.get("manifest") is None:  # the sentence is ours, not the host's
             return {**stated, "manifest_error": UNREADABLE if stated.get("manifest_error") else None}
         try:
             return {**stated, "manifest": Manifest.model_validate(stated["manifest"])}

@@ -23,8 +23,9 @@ from provision.cli.doctor import HEALTH_CHECKS
 from provision.cli.main import app
 from provision.cli.options import inventory_of
 from provision.diagnosis.findings import Finding
+from provision.doctor import host_checks
 from provision.doctor.checks import examine
-from provision.doctor.health import collect, parsers
+from provision.doctor.health import parsers
 from provision.doctor.health.collect import HealthRequest, parse
 from provision.doctor.health.model import Bandwidths, Gpu, Gpus, Health, HostAnswer, KernelLog, Output, RdmaPort
 from provision.doctor.health.verdict import verdicts, write_quarantine
@@ -573,7 +574,7 @@ def test_what_is_wrong_with_provision_fails_no_prolog(tools: Any, tmp_path: Path
     def broken(_request: HealthRequest) -> Health:
         raise OSError("no space left\non device")
 
-    monkeypatch.setattr(collect, "of_this_machine", broken)
+    monkeypatch.setattr(host_checks, "of_this_machine", broken)
     done = CliRunner().invoke(app, ["doctor", "--prolog"])
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (0, "", 1)
     assert "the GPUs were not checked: " in done.stderr
