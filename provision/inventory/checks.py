@@ -73,10 +73,16 @@ def check(parsed: ParsedInventory, limit: str | None, origin: str) -> Iterator[P
     for host in parsed.hosts:
         if host.name == "localhost" and host.connection == "ssh" and host.address in _THIS_MACHINE and not host.port:
             hint = "add ansible_connection=local to work on this machine directly"
-            yield Problem("warning", "`localhost` is reached over SSH, as Ansible does for hosts in a file", hint, where=origin)
+            yield Problem(
+                "warning",
+                "`localhost` is reached over SSH, as Ansible does for hosts in a file",
+                hint,
+                where=origin,
+                id="localhost-over-ssh",
+            )
     if not parsed.failed:
         if not parsed.hosts:
-            yield Problem("error", "the inventory has no hosts", "write one host name per line", where=origin)
+            yield Problem("error", "the inventory has no hosts", "write one host name per line", where=origin, id="no-hosts")
         yield from invalid_limit(parsed, limit)
 
 
@@ -85,7 +91,7 @@ def host_names(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
     for host in hosts:
         if not HOST_NAME.fullmatch(host.name):
             hint = "a name has at most 240 letters, digits, `_`, `-`, `.` and `:`; the address may differ: ansible_host"
-            yield Problem("error", f"{host.name[:60]!a} is not a host name", hint, where=origin)
+            yield Problem("error", f"{host.name[:60]!a} is not a host name", hint, where=origin, id="host-name-invalid")
 
 
 def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
@@ -101,7 +107,9 @@ def duplicate_addresses(hosts: Iterable[Host], origin: str) -> Iterator[Problem]
         other = first.setdefault(key, host.name)
         if other != host.name:
             hint = "give each its own address, or keep one of the names"
-            yield Problem("error", f"hosts `{other}` and `{host.name}` are the same machine: {place}", hint, where=origin)
+            yield Problem(
+                "error", f"hosts `{other}` and `{host.name}` are the same machine: {place}", hint, where=origin, id="same-machine"
+            )
 
 
 def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
@@ -115,7 +123,7 @@ def unknown_variables(hosts: Iterable[Host], origin: str) -> Iterator[Problem]:
             hint = f"did you mean `{close[0]}`?" if close else "known are " + ", ".join(f"`{each}`" for each in OWN_VARIABLES)
             # `plots` and `lots` are close to `slots`, too, and may well be the user's own variables.
             severity: Severity = "warning" if close == ["slots"] else "error"
-            yield Problem(severity, f"unknown variable `{name}` ({of_hosts})", hint, where=origin)
+            yield Problem(severity, f"unknown variable `{name}` ({of_hosts})", hint, where=origin, id="variable-unknown")
 
 
 def invalid_values(parsed: ParsedInventory, origin: str) -> Iterator[Problem]:
@@ -127,15 +135,15 @@ def invalid_values(parsed: ParsedInventory, origin: str) -> Iterator[Problem]:
         if name in host.variables and (host.name, name) not in parsed.unresolved
         if (error := value_error(name, host.variables[name]))
     ):
-        yield Problem("error", f"{text} ({of_hosts})", where=origin)
+        yield Problem("error", f"{text} ({of_hosts})", where=origin, id="value-invalid")
     for text, of_hosts in _by_text(
         (f"the template in `{name}` cannot be resolved: {why}", host) for (host, name), why in parsed.unresolved.items()
     ):
-        yield Problem("error", f"{text} ({of_hosts})", where=origin)
+        yield Problem("error", f"{text} ({of_hosts})", where=origin, id="template-unresolved")
     interfaces = ((host.interface, host.name) for host in parsed.hosts if host.interface and _CONTAINER_INTERFACE.match(host.interface))
     for interface, of_hosts in _by_text(interfaces):
         what = f"provision_interface `{interface}` looks like a bridge for containers, which reaches no other host ({of_hosts})"
-        yield Problem("warning", what, where=origin)
+        yield Problem("warning", what, where=origin, id="container-interface")
 
 
 def invalid_limit(parsed: ParsedInventory, limit: str | None) -> Iterator[Problem]:
@@ -146,9 +154,9 @@ def invalid_limit(parsed: ParsedInventory, limit: str | None) -> Iterator[Proble
     for pattern in parsed.unmatched:
         close = difflib.get_close_matches(pattern.lstrip("!&"), names + groups, n=1, cutoff=0.6)
         hint = f"did you mean `{close[0]}`?" if close else "hosts are " + _few(names)
-        yield Problem("error", f"no host or group is called `{pattern}`", hint, where=f"--limit {limit}")
+        yield Problem("error", f"no host or group is called `{pattern}`", hint, where=f"--limit {limit}", id="limit-unknown")
     if not parsed.selected and not parsed.unmatched:
-        yield Problem("error", "it leaves no host", "hosts are " + _few(names), where=f"--limit {limit}")
+        yield Problem("error", "it leaves no host", "hosts are " + _few(names), where=f"--limit {limit}", id="limit-empty")
 
 
 # --------------------------------------------------------------------------------------------------------------- values

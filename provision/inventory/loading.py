@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from provision.base.errors import UsageError
-from provision.base.problems import Problem
+from provision.base.problems import Problem, Severity
 from provision.inventory import checks, last_run, other_formats, parser
 from provision.inventory.model import Host, Inventory, InventoryError, shown
 
@@ -81,7 +81,7 @@ def _left(inventory: Inventory, stays: Callable[[Host], bool], limit: str) -> In
     hosts = tuple(host for host in inventory.hosts if stays(host))
     if not hosts:
         names = ", ".join(host.name for host in inventory.hosts[:5]) + (", …" if len(inventory.hosts) > 5 else "")
-        raise InventoryError([Problem("error", "it leaves no host", f"hosts are {names}", where=f"--limit {limit}")])
+        raise InventoryError([Problem("error", "it leaves no host", f"hosts are {names}", where=f"--limit {limit}", id="limit-empty")])
     return replace(inventory, hosts=hosts)
 
 
@@ -131,7 +131,9 @@ def _from_file(argument: str, limit: str | None) -> Inventory:
     source = Path(argument).absolute()
     origin = shown(source)
     if source.is_file() and not os.access(source, os.R_OK):
-        raise InventoryError([Problem("error", "the file cannot be read", f"check who may read it: ls -l {origin}", where=origin)])
+        raise InventoryError(
+            [Problem("error", "the file cannot be read", f"check who may read it: ls -l {origin}", where=origin, id="inventory-unreadable")]
+        )
     _raise_errors([*_unreadable_files(source), *other_formats.problems(source, origin)])
     parsed = parser.parse(str(source), limit=limit)
     problems = tuple(dict.fromkeys(checks.check(parsed, limit, origin)))
@@ -145,12 +147,24 @@ def _unreadable_files(source: Path) -> Iterator[Problem]:
     for count, path in enumerate([source] if source.is_file() else _visible(source)):
         if count == _MAX_FILES:
             what, hint = f"it has more than {_MAX_FILES:,} files, and cannot be an inventory", "name the file or folder of the inventory"
-            raise InventoryError([Problem("error", what, hint, where=shown(source))])
+            raise InventoryError([Problem("error", what, hint, where=shown(source), id="too-many-files")])
         with contextlib.suppress(OSError):
             if not stat.S_ISREG(path.stat().st_mode):
-                yield Problem("error", "it is not a regular file, and cannot be a part of an inventory", "remove it", where=shown(path))
+                yield Problem(
+                    "error",
+                    "it is not a regular file, and cannot be a part of an inventory",
+                    "remove it",
+                    where=shown(path),
+                    id="no-regular-file",
+                )
             elif what := _oversized(path):
-                yield Problem("error", f"{what}, and cannot be a part of an inventory", "one host on each line", where=shown(path))
+                yield Problem(
+                    "error",
+                    f"{what}, and cannot be a part of an inventory",
+                    "one host on each line",
+                    where=shown(path),
+                    id="file-too-large",
+                )
 
 
 def _visible(folder: Path) -> Iterator[Path]:
@@ -174,7 +188,7 @@ def _oversized(path: Path) -> str:
 def _missing_file(argument: str) -> Problem | None:
     """A problem when the argument can only be meant as a file, or is nearly the name of one."""
     if not argument:
-        return Problem("error", "no hosts are named", _FORMS, where="HOSTS")
+        return Problem("error", "no hosts are named", _FORMS, where="HOSTS", id="no-hosts")
     is_file = "," not in argument and ("/" in argument or argument.endswith(FILE_ENDINGS))
     folder, name = os.path.split(argument)
     files: list[str] = []
@@ -184,9 +198,11 @@ def _missing_file(argument: str) -> Problem | None:
         files = [each for each in files if difflib.SequenceMatcher(None, _stem(name), _stem(each)).ratio() >= _ALIKE]
     close = [os.path.join(folder or ".", each) for each in difflib.get_close_matches(name, files, n=1, cutoff=0.6 if is_file else 0.85)]
     if is_file:
-        return Problem("error", "no such file", f"did you mean {close[0]}?" if close else _FORMS, where=argument)
+        return Problem("error", "no such file", f"did you mean {close[0]}?" if close else _FORMS, where=argument, id="no-such-file")
     if close and argument != LOCAL and re.fullmatch(r"[\w-]+", argument):
-        return Problem("error", "no such file", f"did you mean {close[0]}? (a single host is written `{argument},`)", where=argument)
+        return Problem(
+            "error", "no such file", f"did you mean {close[0]}? (a single host is written `{argument},`)", where=argument, id="no-such-file"
+        )
     return None
 
 
@@ -226,33 +242,33 @@ def parse_list(argument: str) -> tuple[list[Host], list[Problem]]:
     hosts: dict[str, Host] = {}
     problems: list[Problem] = []
 
-    def report(what: str, hint: str | None = None, *, is_error: bool = True) -> None:
-        problems.append(Problem("error" if is_error else "warning", what, hint, where=argument))
+    def report(id: str, what: str, hint: str | None = None, severity: Severity = "error") -> None:
+        problems.append(Problem(severity, what, hint, where=argument, id=id))
 
     for text in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", argument))):
         user, at, rest = text.rpartition("@")
         if at and not _USER.fullmatch(user):
-            report(f"`{text}`: `{user}` is not a user name")
+            report("user-name-invalid", f"`{text}`: `{user}` is not a user name")
             continue
         try:
             names, port = _expand(rest)
         except ValueError:
-            report(f"`{text[:60]}` is not a host name", f"{_FORMS}; a name has at most 240 characters")
+            report("host-name-invalid", f"`{text[:60]}` is not a host name", f"{_FORMS}; a name has at most 240 characters")
             continue
         if port is not None and not 1 <= port <= 65535:
-            report(f"`{text}`: port {port} is out of range", "ports go from 1 to 65535")
+            report("port-out-of-range", f"`{text}`: port {port} is out of range", "ports go from 1 to 65535")
         elif port is not None and port < checks.SSH_PORT:
             hint = "slots need an inventory file: `NAME slots=N`"
-            report(f"`{text}` means SSH on port {port}, not {port} slots", hint, is_error=False)
+            report("port-not-slots", f"`{text}` means SSH on port {port}, not {port} slots", hint, "warning")
         for name in names:
             if name in hosts:
-                report(f"host `{name}` is named twice", "name it once")
+                report("host-named-twice", f"host `{name}` is named twice", "name it once")
             elif name == LOCAL and not user and port is None:
                 hosts[name] = Host(name, name, connection="local", variables={"ansible_python_interpreter": _local_python()})
             else:
                 hosts[name] = Host(name, name, port=port, user=user or None)
     if not hosts and not problems:
-        report("no hosts are named", _FORMS)
+        report("no-hosts", "no hosts are named", _FORMS)
     return list(hosts.values()), problems
 
 

@@ -44,10 +44,12 @@ def problems(source: Path, origin: str) -> Iterator[Problem]:
     text = content.decode(errors="replace").replace("\r\n", "\n")
     if content.startswith(_BOMS):
         hint = r"save it as UTF-8 without BOM; if it is UTF-8 already: sed -i '1s/^\xEF\xBB\xBF//' FILE"
-        yield Problem("error", "it begins with a byte order mark, as editors on Windows write it", hint, where=f"{origin}:1")
+        yield Problem(
+            "error", "it begins with a byte order mark, as editors on Windows write it", hint, where=f"{origin}:1", id="byte-order-mark"
+        )
     elif re.match(r"\s*\{", text) and re.search(r'"_meta"\s*:', text):
         hint = "write it in the form of an inventory: ansible-inventory --list --yaml -i SOURCE > hosts.yml"
-        yield Problem("error", "it is the output of ansible-inventory --list", hint, where=origin)
+        yield Problem("error", "it is the output of ansible-inventory --list", hint, where=origin, id="other-format")
     elif not text.startswith(("#!", "---", "{")) and not re.search(r":\s*$", text, re.MULTILINE):  # no program, YAML or JSON
         yield from _in_lines(text, origin)
 
@@ -58,10 +60,16 @@ def _in_lines(text: str, origin: str) -> Iterator[Problem]:
     for pattern, what, hint in _FORMATS:
         if found := re.search(pattern, text, re.MULTILINE):
             where = f"{origin}:{text.count(chr(10), 0, found.start()) + 1}"
-            yield Problem("error", f"it looks like {what}, and not like an inventory", hint.format(**found.groupdict()), where=where)
+            yield Problem(
+                "error",
+                f"it looks like {what}, and not like an inventory",
+                hint.format(**found.groupdict()),
+                where=where,
+                id="other-format",
+            )
             return
     for group in re.split(r"^\[.*\]", text, flags=re.MULTILINE):
         for host, count in Counter(re.findall(rf"^(\w[\w.-]*){_END}", group, re.MULTILINE)).items():
             if count > 1:
                 what = f"host `{host}` is named {count} times in its group, which is how Open MPI's hostfiles count slots"
-                yield Problem("error", what, f"name it once: `{host} slots={count}`", where=origin)
+                yield Problem("error", what, f"name it once: `{host} slots={count}`", where=origin, id="host-named-twice")

@@ -60,7 +60,9 @@ def parse(source: str, *, limit: str | None = None) -> ParsedInventory:
         for file, errors in errors_of.items():
             result.problems.append(_unreadable(_relevant(file, errors, loader), shown(Path(file))))
     if not result.failed:
-        result.problems += [Problem("warning", f"Ansible says: {_one_line(each)}", where=place) for each in dict.fromkeys(warnings)]
+        result.problems += [
+            Problem("warning", f"Ansible says: {_one_line(each)}", where=place, id="ansible-warning") for each in dict.fromkeys(warnings)
+        ]
     return result
 
 
@@ -230,7 +232,7 @@ def _apply_limit(manager: Any, limit: str | None, result: ParsedInventory) -> No
         result.selected = tuple(host.name for host in result.hosts if host.name in selected)
     except AnsibleError as error:
         hint = "name hosts and groups of the inventory; for all hosts leave --limit out"
-        result.problems.append(Problem("error", _one_line(str(error)), hint, where=f"--limit {limit!r}"))
+        result.problems.append(Problem("error", _one_line(str(error)), hint, where=f"--limit {limit!r}", id="limit-invalid"))
 
 
 def _load_vault_passwords(loader: Any) -> None:
@@ -287,9 +289,11 @@ def _unreadable(error: BaseException, place: str) -> Problem:
     if any(isinstance(each, AnsibleVaultError) for each in causes):
         hint = "name the password's file in ANSIBLE_VAULT_PASSWORD_FILE or in ansible.cfg (vault_password_file)"
         what = "it" if file else "a file of the inventory"
-        return Problem("error", f"{what} is encrypted and cannot be opened: {message}", hint, where=where)
+        return Problem("error", f"{what} is encrypted and cannot be opened: {message}", hint, where=where, id="inventory-encrypted")
     hint = f"correct it, and try: ansible-inventory --list -i {shlex.quote(place)}"
-    return Problem("error", f"Ansible cannot read it: {message}", hint, where=f"{where}:{line}" if line else where)
+    return Problem(
+        "error", f"Ansible cannot read it: {message}", hint, where=f"{where}:{line}" if line else where, id="inventory-unreadable"
+    )
 
 
 def _origin(subject: Any) -> tuple[str | None, int | None]:
