@@ -15,6 +15,7 @@ from provision.plan.manifest import Manifest
 from provision.plan.model import HostPlan
 from provision.plan.summary import TITLES
 from provision.survey import Facts
+from provision.survey.model import Drift
 
 
 def reasons_to_run(rollout: Rollout) -> dict[str, str]:
@@ -47,12 +48,12 @@ def reason_to_run(wanted: Manifest, facts: Facts) -> str | None:
     if without_key := _without_key(wanted):
         return f"the key of {', '.join(without_key)} is not known"
     if facts.drift:
-        return "; ".join(facts.drift[:3])
+        return "; ".join(map(str, facts.drift[:3]))
     return None
 
 
-def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[str]:
-    """How an installed host differs from what the lock says of it, a sentence for each difference.
+def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[Drift]:
+    """How an installed host differs from what the lock says of it.
 
     Args:
         host: the plan in its manifest.
@@ -60,18 +61,20 @@ def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[str]:
     """
     locked = {name: entry for name, entries in lock.components.items() for entry in entries if host.name in entry.hosts}
     if not locked:
-        yield f"{lock.title} does not know this host"
+        yield Drift(kind="host-not-in-lock", subject=host.name, lock=lock.title)
         return
     for name in lock.components:
         component = getattr(host, name)
         held, wanted = LockedComponent.of(component) if component else None, locked.get(name)
         if (held and held.identity) == (wanted and wanted.identity):
             continue
+        title = TITLES.get(name, name)
         if held and wanted and str(held) == str(wanted):
             fields = [field for field in type(held).model_fields if getattr(held.identity, field) != getattr(wanted.identity, field)]
-            yield f"{TITLES.get(name, name)} is {held} as in {lock.title}, but differs from it in: {', '.join(fields)}"
+            yield Drift(kind="differs-in-fields", subject=title, found=str(held), wanted=", ".join(fields), lock=lock.title)
         else:
-            yield f"{TITLES.get(name, name)} is {held or 'not installed'}, {lock.title} says {wanted or 'nothing'}"
+            said, needed = str(held or "not installed"), str(wanted or "nothing")
+            yield Drift(kind="differs-from-lock", subject=title, found=said, wanted=needed, lock=lock.title)
     for folder, key in environments(host).items():
         wanted_versions: dict[str, list[str]] = {}
         for entry in lock.environments.get(key, ()):
@@ -79,7 +82,8 @@ def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[str]:
         for package, versions in wanted_versions.items():
             version = files.get(folder, {}).get(package, {}).get("version")
             if version not in versions:
-                yield f"{package} in {host.prefix}/{folder} is {version or 'not installed'}, {lock.title} says {' or '.join(versions)}"
+                subject, said = f"{package} in {host.prefix}/{folder}", version or "not installed"
+                yield Drift(kind="differs-from-lock", subject=subject, found=said, wanted=" or ".join(versions), lock=lock.title)
 
 
 def is_rewritten(wanted: Manifest, facts: Facts) -> bool:

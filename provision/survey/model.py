@@ -12,7 +12,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from provision import catalog
@@ -23,6 +32,7 @@ from provision.plan.manifest import UNREADABLE, Manifest
 from provision.plan.model import HostPlan
 
 OFFERS = ("candidates", "candidates_elsewhere")
+_Subject = Annotated[str, Field(max_length=4096)]
 _PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
 
 
@@ -539,6 +549,55 @@ def _meant(name: str, unused: frozenset[str]) -> str:
     return did_you_mean(name, unused, cutoff=0.75)
 
 
+DriftKind = Literal[
+    "file-missing", "file-changed", "file-content", "file-size", "no-interpreter", "settings-added", "distribution-missing",
+    "library-hidden", "library-not-found", "package-missing", "package-version", "package-not-held", "locked", "manifest-unreadable",
+    "host-not-in-lock", "differs-from-lock", "differs-in-fields", "more",
+]  # fmt: skip
+_DRIFT: dict[DriftKind, str] = {
+    "file-missing": "{subject} is gone",
+    "file-changed": "{subject} was changed",
+    "file-content": "{subject} has other content",
+    "file-size": "{subject} has another size",
+    "no-interpreter": "{subject} has no interpreter",
+    "settings-added": "{subject} has settings that are not provision's: {found}; it leaves them: remove them there",
+    "distribution-missing": "{subject} is gone",
+    "library-hidden": "the dynamic linker finds {found} before {subject}",
+    "library-not-found": "the dynamic linker does not find {subject}",
+    "package-missing": "package {subject} is gone",
+    "package-version": "package {subject} is {found}, not {wanted}",
+    "package-not-held": "package {subject} is no longer held",
+    "locked": "another run holds {subject}, or left it there",
+    "manifest-unreadable": UNREADABLE,
+    "host-not-in-lock": "{lock} does not know this host",
+    "differs-from-lock": "{subject} is {found}, {lock} says {wanted}",
+    "differs-in-fields": "{subject} is {found} as in {lock}, but differs from it in: {wanted}",
+    "more": "and {subject} more",
+}
+
+
+class Drift(BaseModel):
+    """One difference of a host from what the last run left, or from the lock; as text a sentence.
+
+    Attributes:
+        subject: the file, package or component; of ``more`` the number of differences that are left out.
+        found: what the host has.
+        wanted: what it should have.
+        lock: the lock that says so, where one does.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    kind: DriftKind
+    subject: _Subject
+    found: _Subject = ""
+    wanted: _Subject = ""
+    lock: str = ""
+
+    def __str__(self) -> str:
+        return _DRIFT[self.kind].format(subject=self.subject, found=self.found, wanted=self.wanted, lock=self.lock)
+
+
 class Facts(Section):
     """The facts of one host.
 
@@ -589,7 +648,7 @@ class Facts(Section):
     infiniband: list[InfinibandPort] = []
     signs: Signs = Signs()
     ssh: Ssh = Ssh()
-    drift: list[str] | None = None
+    drift: list[Drift] | None = None
     installed: Installed = Installed()
     missing: list[str] = []
     errors: dict[str, str] = {}

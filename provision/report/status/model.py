@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from provision.base.validation import Answer
-from provision.survey.model import Installed
+from provision.survey.model import Drift, Installed
 
 State = Literal["installed", "drifted", "busy", "GPU error", "not installed", "unknown", "unreachable"]
 STATES: tuple[State, ...] = ("unreachable", "unknown", "not installed", "GPU error", "drifted", "busy", "installed")  # worst first
@@ -89,7 +89,7 @@ class HostAnswer(Answer):
     activity: Activity | None = None
     gpu_load: GpuLoad | None = None
     installed: Installed | None = None
-    drift: Annotated[tuple[_Text, ...], Field(max_length=5000)] | None = None
+    drift: Annotated[tuple[Drift, ...], Field(max_length=5000)] | None = None
     errors: Annotated[dict[str, _Text], Field(max_length=100)] = Field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ class HostStatus(Answer):
     Attributes:
         problem: why it cannot be used, or what could not be read.
         remedy: what helps: a command to type, or a sentence.
-        drift: how it differs from what the last run installed and from provision.lock, a sentence for each.
+        drift: how it differs from what the last run installed and from provision.lock.
         checked: when it was compared with them, in seconds since 1970; None where it never was.
     """
 
@@ -107,7 +107,7 @@ class HostStatus(Answer):
     state: State
     problem: str | None = None
     remedy: str | None = None
-    drift: tuple[str, ...] = ()
+    drift: tuple[Drift, ...] = ()
     checked: float | None = None
     uptime: float | None = None
     load: float | None = None

@@ -22,7 +22,6 @@ from provision.install import drift
 from provision.inventory import Host, Inventory, last_run
 from provision.plan import lock_file
 from provision.plan.lock import Lock
-from provision.plan.manifest import UNREADABLE
 from provision.remote import ssh
 from provision.report import runs
 from provision.report.status.model import (
@@ -38,7 +37,7 @@ from provision.report.status.model import (
 )
 from provision.report.status.show import moment
 from provision.survey import BEGIN, collect, parse_output
-from provision.survey.model import Installed
+from provision.survey.model import Drift, Installed
 
 CHECK_EVERY_S = 120.0  # of installations
 _CHECK_S, _NOW_S = 80.0, 30.0  # for a host's whole answer, with what is installed and without
@@ -61,7 +60,7 @@ class _Check:
     """
 
     installed: Installed | None = None
-    drift: tuple[str, ...] | None = None
+    drift: tuple[Drift, ...] | None = None
     when: float = 0.0
     asked: float = float("-inf")
     failure: str | None = None
@@ -265,14 +264,15 @@ def _parse(host: Host, answer: ssh.Answer) -> HostAnswer:
         raise ProvisionError("its answer is invalid", hint=f"is its python3 what it should be? provision ssh {host.name}") from error
 
 
-def _differences(host: Host, installed: Installed, changed: tuple[str, ...] | None, lock: Lock | None) -> list[str]:
+def _differences(host: Host, installed: Installed, changed: tuple[Drift, ...] | None, lock: Lock | None) -> list[Drift]:
     """How a host differs from what the last run installed there, and from the lock."""
+    unreadable = Drift(kind="manifest-unreadable", subject=f"{installed.prefix}/manifest.json")
     if installed.plan is None:
-        return [installed.manifest_error] if installed.manifest_error else []
+        return [unreadable] if installed.manifest_error else []
     found = list(changed or ())
     try:
         found += drift.from_lock(lock, replace(installed.plan, name=host.name), installed.files) if lock else ()
     except ValueError:  # no lock can have such a component
-        return [UNREADABLE]
+        return [unreadable]
     more = len(found) - MAX_DIFFERENCES
-    return [*found[:MAX_DIFFERENCES], f"and {more} more"] if more > 0 else found
+    return [*found[:MAX_DIFFERENCES], Drift(kind="more", subject=str(more))] if more > 0 else found

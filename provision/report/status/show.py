@@ -177,7 +177,7 @@ def _troubles(status: Status, hosts: Sequence[HostStatus], differences: int = _M
     groups: dict[tuple[str, ...], list[HostStatus]] = {}
     for host in sorted(hosts, key=lambda host: STATES.index(host.state)):
         holder = f"{host.locked.owner} works on it since {host.locked.since}" if host.locked else ""
-        shown = [each for each in (host.problem, holder, *host.drift[:differences]) if each]
+        shown = [each for each in (host.problem, holder, *map(str, host.drift[:differences])) if each]
         if len(host.drift) > differences:
             shown.append(f"and {len(host.drift) - differences} more")
         groups.setdefault((host.state, *shown), []).append(host)

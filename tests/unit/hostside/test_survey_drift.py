@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from survey_module import survey
+from survey_module import sentences, survey
 
 SITE = "lib/python3.11/site-packages"
 CONTENT = b"as it was brought"
@@ -47,7 +47,7 @@ def venv(tmp_path: Path) -> Path:
 def found_in(venv: Path) -> list[str]:
     root = venv.parent.parent
     machine = survey.Machine(root=str(root), env={"PATH": "/nowhere"}, options={"prefix": "/p"})
-    return list(survey.damaged_environment(machine, "/p/venv"))
+    return sentences(survey.damaged_environment(machine, "/p/venv"))
 
 
 def cut(path: Path) -> None:
@@ -121,7 +121,7 @@ def test_packages_that_were_removed_with_their_records(venv: Path) -> None:
     (venv / "provision-files.json").write_text('{"plain": {"version": "1.0"}, "tool": {"version": "2.1"}, "other": {"version": "3"}}')
     (venv / "provision-built.json").write_text('{"collective-core": {"source": "", "wheel": ""}, "own": {"source": "", "wheel": ""}}')
     machine = survey.Machine(root=str(prefix.parent), env={"PATH": "/nowhere"}, options={"prefix": "/p"})
-    assert survey.drift(machine) == ["other 3 is gone", "tool 2.1 is gone", "own is gone"]
+    assert sentences(survey.drift(machine)) == ["other 3 is gone", "tool 2.1 is gone", "own is gone"]
 
 
 OWN_SETTINGS = (
@@ -151,7 +151,7 @@ def test_settings_that_somebody_added_to_our_open_mpi(venv: Path, added: str, sa
     root = venv.parent.parent
     whole = f"/{path.relative_to(root)} has settings that are not provision's: {said}; it leaves them: remove them there"
     machine = survey.Machine(root=str(root), env={"PATH": "/nowhere"}, options={"prefix": "/p"})
-    assert survey.drift(machine) == ([whole] if said else [])
+    assert sentences(survey.drift(machine)) == ([whole] if said else [])
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def asked(tmp_path: Path) -> Callable[[str, str], tuple[dict[str, Any], list[str
 
 def test_packages_that_dpkg_lacks_or_has_in_another_version(asked: Any) -> None:
     facts, calls = asked("dpkg-query", "g++\t4:12.2.0-3\tii \nsudo\t1.9\trc \nlibnccl2\t2.22.3-1+cuda12.5\thi \n")
-    assert [line for line in facts["drift"] if line.startswith("package ")] == [
+    assert [line for line in sentences(facts["drift"]) if line.startswith("package ")] == [
         "package libnccl2 is 2.22.3-1+cuda12.5, not 2.21.5-1+cuda12.4",
         "package sudo is gone",
     ]
@@ -189,12 +189,12 @@ def test_packages_that_dpkg_lacks_or_has_in_another_version(asked: Any) -> None:
 @pytest.mark.parametrize(("letters", "said"), [("hi ", []), ("ii ", ["package libnccl2 is no longer held"])])
 def test_a_package_that_is_no_longer_held(asked: Any, letters: str, said: list[str]) -> None:
     facts, _ = asked("dpkg-query", f"g++\t4:12.2.0-3\tii \nsudo\t1.9\tii \nlibnccl2\t2.21.5-1+cuda12.4\t{letters}\n")
-    assert [line for line in facts["drift"] if line.startswith("package ")] == said
+    assert [line for line in sentences(facts["drift"]) if line.startswith("package ")] == said
 
 
 def test_packages_that_rpm_lacks(asked: Any) -> None:
     facts, calls = asked("rpm", "g++\t0:12.2.0-3\tii \nlibnccl\t1:2.21.5-1\tii \nglibc\t0:2.34-100\tii \n")
-    assert [line for line in facts["drift"] if line.startswith("package ")] == ["package sudo is gone"]
+    assert [line for line in sentences(facts["drift"]) if line.startswith("package ")] == ["package sudo is gone"]
     assert facts["packages"]["glibc"] == "2.34-100"
     assert facts["packages"]["libnccl"] == "1:2.21.5-1"
     assert len(calls) == 1
@@ -223,4 +223,4 @@ def test_the_open_mpi_that_the_linker_finds_first(venv: Path, places: list[str],
     (prefix / "ldconfig").chmod(0o755)
     machine = survey.Machine(root=str(prefix.parent), env={"PATH": str(prefix)}, options={"prefix": "/p"})
     machine.tool_path = str(prefix)
-    assert survey.drift(machine) == said
+    assert sentences(survey.drift(machine)) == said

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from survey_module import machine, survey
+from survey_module import machine, sentences, survey
 
 
 def test_packages_by_dpkgs_three_letters() -> None:
@@ -110,7 +110,7 @@ def test_missing_and_changed_files_are_drift_unless_unwanted(tmp_path: Path) -> 
     for path in ("/unwanted", "/unwanted-and-gone"):
         files[path]["unwanted"] = True
     told = machine(tmp_path, {"/record.json": json.dumps({"files": files}), "/changed": "other", "/unwanted": "other"})
-    assert list(survey.changed_files(told, "/record.json")) == ["/gone is gone", "/changed was changed"]
+    assert sentences(survey.changed_files(told, "/record.json")) == ["/gone is gone", "/changed was changed"]
 
 
 def test_a_block_of_another_cluster_is_not_missed(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_block_of_another_cluster_is_not_missed(tmp_path: Path) -> None:
         for cluster in ("ours", "theirs")
     }
     told = machine(tmp_path, {"/record.json": json.dumps({"files": files}), "/authorized_keys": "a key\n"})
-    assert list(survey.changed_files(told, "/record.json", "ours")) == ["/authorized_keys is gone"]
-    assert list(survey.changed_files(told, "/record.json", "another")) == []
+    assert sentences(survey.changed_files(told, "/record.json", "ours")) == ["/authorized_keys is gone"]
+    assert sentences(survey.changed_files(told, "/record.json", "another")) == []
 
 
 def test_keys_are_compared_byte_by_byte(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_keys_are_compared_byte_by_byte(tmp_path: Path) -> None:
     }
     told = machine(tmp_path, {"/record.json": json.dumps({"files": files}), "/shared": f"# BEGIN provision\n{block}# END provision\n"})
     (tmp_path / "key.gpg").write_bytes(key)
-    assert list(survey.changed_files(told, "/record.json")) == []
+    assert sentences(survey.changed_files(told, "/record.json")) == []
     (tmp_path / "key.gpg").write_bytes(key.replace(b"\xff", b"\xfe"))
-    assert list(survey.changed_files(told, "/record.json")) == ["/key.gpg was changed"]
+    assert sentences(survey.changed_files(told, "/record.json")) == ["/key.gpg was changed"]
 
 
 @pytest.mark.parametrize(

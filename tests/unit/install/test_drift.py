@@ -74,7 +74,7 @@ def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on
     inventory: Inventory, done: dict[str, dict[str, Any]]
 ) -> None:
     wanted = rollout(plan_of(done), inventory, read(done)).manifests["node1"]
-    done["node1"]["drift"] = ["package g++ is gone"]
+    done["node1"]["drift"] = [{"kind": "package-missing", "subject": "g++"}]
     assert drift.reason_to_run(wanted, read(done)["node1"])
     assert not drift.is_rewritten(wanted, read(done)["node1"])
     done["node1"]["installed"]["manifest"]["host"]["slots"] = 9
@@ -89,7 +89,7 @@ def test_a_manifest_is_rewritten_for_what_it_says_and_not_for_what_is_missing_on
         (lambda found: found["installed"].update(manifest=None), "nothing is installed"),
         (lambda found: found.update(drift=None), "could not find out"),
         (lambda found: found["errors"].update(drift="no answer within 8 s"), "could not find out"),
-        (lambda found: found.update(drift=["package g++ is gone"]), r"package g\+\+ is gone"),
+        (lambda found: found.update(drift=[{"kind": "package-missing", "subject": "g++"}]), r"package g\+\+ is gone"),
         (lambda found: found.update(dpkg_interrupted=True), "interrupted"),
         (lambda found: found["installed"]["manifest"]["host"]["openmpi"].update(version="4.1.7"), r'openmpi.version is "4.1.7"'),
         (lambda found: found["installed"]["manifest"].update(schema=1), "written by another version"),

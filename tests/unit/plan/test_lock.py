@@ -355,7 +355,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
         installer.render(rollout, tmp_path / "new")
     assert "--wheels DIR, or resolve everything again: --upgrade" in str(refused.value)
     holds = {"installed": {"files": {"venv": {"torch": {"version": "2.99.0+cpu", "sha256": sha256}}}}}
-    for also, needs in (({}, False), ({"drift": ["/opt/provision/venv/bin/python has no interpreter"]}, True)):
+    for also, needs in (({}, False), ({"drift": [{"kind": "no-interpreter", "subject": "/opt/provision/venv"}]}, True)):
         there = {"node1": changed(known["node1"], {**holds, **also})}
         if needs:
             with pytest.raises(ProvisionError, match="an earlier run was given"):

@@ -29,9 +29,11 @@ from provision.plan.model import HostPlan, Plan
 from provision.report.status import metrics, observer, show
 from provision.report.status.model import Job, Status
 from provision.report.status.observer import Observer, Poller
+from provision.survey.model import Drift
 
 DATA = Path(__file__).parents[2] / "data"
 FILE = {"version": "2.0.2", "url": "https://example.org/numpy.whl", "sha256": "a" * 64}
+CHANGED = {"kind": "file-changed", "subject": "/etc/x"}
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +88,7 @@ def test_every_trouble_is_a_row_with_what_helps(hosts: Hosts, plan: Plan, capsys
     """One host is down, the other one is in each state in turn."""
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("not installed", {}, f"provision up {hosts} --limit node1"),
-        ("drifted", {"installed": held(plan, "node1"), "drift": ["/etc/x was changed"]}, f"provision up {hosts} --limit node1"),
+        ("drifted", {"installed": held(plan, "node1"), "drift": [CHANGED]}, f"provision up {hosts} --limit node1"),
         ("drifted", {"installed": {**INSTALLED, "manifest": {"host": {}}}, "drift": []}, f"provision up {hosts} --limit node1"),
         ("busy", {"activity": {**ACTIVITY, "locked": {"owner": "ann on box", "since": "19:02"}}}, "wait until that run has ended"),
         (
@@ -128,7 +130,7 @@ def test_the_document_matches_its_schema(hosts: Hosts, plan: Plan, capsys: pytes
 
 
 def test_installations_are_read_now_and_then_only(hosts: Hosts, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts.answer("node1", installed=held(plan, "node1"), drift=["/etc/x was changed"])
+    hosts.answer("node1", installed=held(plan, "node1"), drift=[CHANGED])
     watching = Observer(inventory.load(str(hosts)), {})
     first = watching.look(threading.Event())
     assert '"drift"' in hosts.script("node1")
@@ -265,21 +267,20 @@ def test_an_installed_host_is_held_against_the_lock(plan: Plan) -> None:
     host, known = plan.hosts["node1"], locked(plan)
     assert list(drift.from_lock(known, host, {"venv": {"numpy": FILE}})) == []
     (package,) = drift.from_lock(known, host, {"venv": {"numpy": {**FILE, "version": "2.1.0"}}})
-    assert package == f"numpy in {host.prefix}/venv is 2.1.0, provision.lock says 2.0.2"
+    assert str(package) == f"numpy in {host.prefix}/venv is 2.1.0, provision.lock says 2.0.2"
     (missing,) = drift.from_lock(known, host, {})
-    assert "numpy" in missing
-    assert "not installed" in missing
+    assert (missing.subject, missing.found) == (f"numpy in {host.prefix}/venv", "not installed")
     document = json.loads(json.dumps(host.as_dict()))
     document["cmake"]["version"], document["cmake"]["package"] = "3.30.0", "cmake==3.30.0"
     (component,) = drift.from_lock(known, HostPlan.from_dict(document), {"venv": {"numpy": FILE}})
-    assert component.startswith("CMake is 3.30.0")
-    assert host.cmake.version in component
+    assert (component.kind, component.subject, component.found) == ("differs-from-lock", "CMake", "3.30.0 (wheel)")
+    assert host.cmake.version in component.wanted
     document = json.loads(json.dumps(host.as_dict()))
     document["numpy"]["index"] = "https://example.org/simple"
     (hidden,) = drift.from_lock(known, HostPlan.from_dict(document), {"venv": {"numpy": FILE}})
-    assert hidden.endswith("but differs from it in: index")
+    assert (hidden.kind, hidden.wanted) == ("differs-in-fields", "index")
     (stranger,) = drift.from_lock(known, HostPlan.from_dict({**host.as_dict(), "name": "new"}), {})
-    assert stranger == "provision.lock does not know this host"
+    assert str(stranger) == "provision.lock does not know this host"
     assert environments(host)["venv"] in known.environments
 
 
@@ -300,7 +301,8 @@ HOSTILE: list[dict[str, Any] | str] = [
     {"gpu_load": {"gpus": [GPU] * 65, "error": None}},
     {"gpu_load": {"gpus": [{**GPU, "utilization": 1e9}], "error": None}},
     {"gpu_load": {"gpus": [{**GPU, "name": ["a"]}], "error": None}},
-    {"drift": ["x" * 5000]},
+    {"drift": [{"kind": "file-missing", "subject": "x" * 5000}]},
+    {"drift": [{"kind": "unheard-of", "subject": "x"}]},
     {"installed": {"prefix": 7}},
 ]
 
@@ -328,7 +330,7 @@ def test_a_manifest_that_is_none_is_a_difference_of_its_host_alone(hosts: Hosts,
     hosts.answer("gpu1", installed=held(plan, "gpu1"), drift=[])
     node, other = look(hosts).hosts
     assert (node.state, other.state) == ("drifted", "installed")
-    assert node.drift == ("its manifest was written by another version or is damaged",)
+    assert list(map(str, node.drift)) == ["its manifest was written by another version or is damaged"]
 
 
 def test_whatever_is_wrong_with_one_answer_the_other_hosts_are_shown(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +442,13 @@ def test_many_hosts_are_in_a_live_view_however_much_is_wrong_with_them(hosts: Ho
     hosts.answer("node1")
     one = look(hosts).hosts[0]
     many = tuple(
-        one.model_copy(update={"host": f"n{number}", "state": "drifted", "drift": tuple(f"{number}.{of} is gone" for of in range(5))})
+        one.model_copy(
+            update={
+                "host": f"n{number}",
+                "state": "drifted",
+                "drift": tuple(Drift(kind="file-missing", subject=f"{number}.{of}") for of in range(5)),
+            }
+        )
         for number in range(16)
     )
     console = Console(width=80, height=24)
@@ -456,7 +464,7 @@ def test_many_hosts_are_in_a_live_view_however_much_is_wrong_with_them(hosts: Ho
 def test_a_live_view_is_not_higher_than_the_terminal(hosts: Hosts) -> None:
     hosts.answer("node1")
     one = look(hosts).hosts[0]
-    drift = tuple(f"/opt/provision/venv/{'site-packages/' * 150}{number} is gone" for number in range(5))
+    drift = tuple(Drift(kind="file-missing", subject=f"/opt/provision/venv/{'site-packages/' * 150}{number}") for number in range(5))
     many = [one.model_copy(update={"host": f"{letter}{number}", "drift": drift}) for letter in "abcd" for number in range(10)]
     began = {"ranks": 8, "hosts": {"a1": 8}, "began": 0.0}
     running = tuple(Job(run=f"20261126-170000-{number:06}", program="train.py " * 20, **began) for number in range(30))
