@@ -27,6 +27,25 @@ class Series(NamedTuple):
     points: Sequence[tuple[float, Figure]]
 
 
+class Axes(NamedTuple):
+    """The axes of a chart.
+
+    Attributes:
+        along, up: their titles.
+        marks: ticks along the axis.
+        doubling: whether the axis along is logarithmic: each doubling is as wide as another.
+        top: where the axis up ends at least.
+        target: a value to reach; 0 without one.
+    """
+
+    along: str
+    up: str
+    marks: Mapping[float, str]
+    doubling: bool = True
+    top: float = 0.0
+    target: float = 0.0
+
+
 class _Point(NamedTuple):
     x: float
     y: float
@@ -77,37 +96,17 @@ class Chart(NamedTuple):
     named: bool
 
 
-def chart(
-    title: str,
-    series: Sequence[Series],
-    axes: tuple[str, str],
-    marks: Mapping[float, str],
-    *,
-    size: tuple[int, int] = (680, 320),
-    doubling: bool = True,
-    named: bool = True,
-    top: float = 0.0,
-    target: float = 0.0,
-) -> Chart | None:
-    """A chart; None without any point.
-
-    Args:
-        axes: titles along and up.
-        marks: ticks along the axis.
-        doubling: whether the axis is logarithmic: each doubling is as wide as another.
-        named: whether the curves' names stand at their ends.
-        top: where the axis up ends at least.
-        target: a value to reach; 0 without one.
-    """
+def chart(title: str, series: Sequence[Series], axes: Axes, *, size: tuple[int, int] = (680, 320), named: bool = True) -> Chart | None:
+    """A chart, with the curves' names at their ends where they are ``named``; None without any point."""
     drawn = [each for each in series if each.points]
     if not drawn:
         return None
     width, height = size
     left, ceiling, floor = 62.0, 28.0, height - 48.0
     right = width - (16 + _BOLD * max(len(each.name) for each in drawn) if named else _DATE)
-    scale: Callable[[float], float] = math.log2 if doubling else float
+    scale: Callable[[float], float] = math.log2 if axes.doubling else float
     begin, end = (scale(pick(x for each in drawn for x, _ in each.points)) for pick in (min, max))
-    ticks = nice_ticks(max(top, *(figure.high or figure.median for each in drawn for _, figure in each.points)))
+    ticks = nice_ticks(max(axes.top, *(figure.high or figure.median for each in drawn for _, figure in each.points)))
 
     def across(x: float) -> float:
         return round(left + (scale(x) - begin) / ((end - begin) or 1.0) * (right - left), 1)
@@ -136,12 +135,12 @@ def chart(
         right=right,
         top=ceiling,
         floor=floor,
-        x_title=axes[0],
-        y_title=axes[1],
+        x_title=axes.along,
+        y_title=axes.up,
         up=[_Tick(upward(tick), f"{tick:,g}") for tick in ticks],
-        along=[_Tick(across(x), text) for x, text in marks.items()],
+        along=[_Tick(across(x), text) for x, text in axes.marks.items()],
         curves=_apart(curves, ceiling),
-        target=_Tick(upward(target), f"{target:,g}") if target else None,
+        target=_Tick(upward(axes.target), f"{axes.target:,g}") if axes.target else None,
         named=named,
     )
 

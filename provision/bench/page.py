@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from provision import __version__
 from provision.base import pages
 from provision.bench import charts, results
-from provision.bench.charts import Chart, HeatMap, Series
+from provision.bench.charts import Axes, Chart, HeatMap, Series
 from provision.bench.results import Comparison, Measurements, Named, Pair, figures, number, size
 
 MAX_CHANGES = 10  # that are listed at once
@@ -67,8 +67,8 @@ def _slow_links(pairs: Sequence[Pair]) -> list[Pair]:
 def _allreduce(measurements: Measurements) -> Chart | None:
     curves = [Series(f"{run.np} ranks", [(result.bytes, result.bandwidth) for result in run.results]) for run in measurements.ranks]
     sizes = sorted({result.bytes for run in measurements.ranks for result in run.results})
-    axes = ("bytes per rank", "bus bandwidth, GB/s")
-    return charts.chart("Bus bandwidth of allreduce by size", curves, axes, {count: size(count) for count in sizes})
+    axes = Axes("bytes per rank", "bus bandwidth, GB/s", {count: size(count) for count in sizes})
+    return charts.chart("Bus bandwidth of allreduce by size", curves, axes)
 
 
 def _training(measurements: Measurements) -> Chart | None:
@@ -76,8 +76,8 @@ def _training(measurements: Measurements) -> Chart | None:
         Series("communicating", [(run.np, run.samples_per_second) for run in measurements.training]),
         Series("not communicating", [(run.np, run.alone) for run in measurements.training]),
     ]
-    axes = ("ranks", "samples/s of all ranks")
-    return charts.chart("Speed of training by ranks", curves, axes, {run.np: str(run.np) for run in measurements.training})
+    axes = Axes("ranks", "samples/s of all ranks", {run.np: str(run.np) for run in measurements.training})
+    return charts.chart("Speed of training by ranks", curves, axes)
 
 
 def _trends(runs: Sequence[Measurements]) -> list[Chart]:
@@ -93,10 +93,8 @@ def _trends(runs: Sequence[Measurements]) -> list[Chart]:
             points = [(float(place), each.figure) for place, each in taken]
             day, of_one_day = runs[first].when[:10], runs[first].when[:10] == runs[last].when[:10]
             marks = {float(place): runs[place].when[11:16] if of_one_day else runs[place].when[:10] for place in (first, last)}
-            axes = (f"run, {day} UTC" if of_one_day else "run", latest.unit)
-            drawn.append(
-                charts.chart(latest.name, [Series(latest.name, points)], axes, marks, size=(330, 190), doubling=False, named=False)
-            )
+            axes = Axes(f"run, {day} UTC" if of_one_day else "run", latest.unit, marks, doubling=False)
+            drawn.append(charts.chart(latest.name, [Series(latest.name, points)], axes, size=(330, 190), named=False))
     return [each for each in drawn if each is not None]
 
 

@@ -24,7 +24,7 @@ from provision.inventory import Inventory
 from provision.plan.options import Options
 from provision.plan.requirements import OpenMpiSource
 from provision.remote import host_locks
-from provision.remote.ansible import Event
+from provision.remote.ansible import Event, Play
 from provision.remote.session import Session
 from provision.survey import Facts, installed
 from provision.survey.model import Limits
@@ -92,13 +92,9 @@ def apply(
         events: list[Event] = []
         try:
             with host_locks.acquired(inventory, "provision doctor --fix"):
-                session.play(
-                    resources.folder("playbooks") / "fix.yml",
-                    "Fix",
-                    hosts=sorted(fixes.tasks),
-                    extra_vars={"provision_fix": {host: _variables(examination.facts[host], names) for host, names in fixes.tasks.items()}},
-                    on_event=events.append,
-                )
+                extra = {"provision_fix": {host: _variables(examination.facts[host], names) for host, names in fixes.tasks.items()}}
+                play = Play(resources.folder("playbooks") / "fix.yml", sorted(fixes.tasks), extra)
+                session.play(play, "Fix", on_event=events.append)
             results += [result for host, names in sorted(fixes.tasks.items()) for result in results_on(host, names, events)]
         except Interrupted:
             raise

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.base import resources
-from provision.remote.ansible import ANSWER_S, Event
+from provision.remote.ansible import ANSWER_S, Event, Play
 from provision.remote.session import Session
 
 
@@ -25,13 +25,7 @@ def run(session: Session, script: str, title: str, orders: Mapping[str, Any], ta
         elif event.kind in ("failed", "unreachable"):
             outputs[event.host] = event.text
 
-    session.play(
-        resources.folder("playbooks") / "host_script.yml",
-        title,
-        hosts=list(orders),
-        extra_vars={"provision_orders": dict(orders), "provision_program": resources.inline_command(script, interpreter="").strip()},
-        on_event=note,
-        quiet=True,
-        task_s=task_s,
-    )
+    extra = {"provision_orders": dict(orders), "provision_program": resources.inline_command(script, interpreter="").strip()}
+    play = Play(resources.folder("playbooks") / "host_script.yml", list(orders), extra, task_s=task_s)
+    session.play(play, title, on_event=note, quiet=True)
     return outputs

@@ -44,7 +44,6 @@ def gather(
     user_files: UserFiles,
     *,
     fetch: bool,
-    keys: bool = True,
     index_url: str | None = None,
     bundled: Path | None = None,
     say: Say = _silent,
@@ -53,9 +52,8 @@ def gather(
 
     Args:
         fetch: False for a dry run, which needs the variables alone.
-        keys: whether hosts use package repositories, and need their keys.
         index_url: the package index, instead of the one that this machine's pip is configured for.
-        bundled: a bundle's supplies, with its builds and uv.
+        bundled: a bundle's supplies, with its builds and uv; hosts use no package repositories then.
 
     Raises:
         ProvisionError: a file is unavailable or is not the planned one.
@@ -65,7 +63,7 @@ def gather(
         "provision_engine_builds": _engine(plan, folder / "engine", bundled, fetch),
         "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
         "provision_from_source": _from_sources(plan, folder, user_files, bundled, fetch, say),
-        "provision_repository_keys": repository_keys(plan, folder, say) if fetch and keys else {},
+        "provision_repository_keys": repository_keys(plan, folder, say) if fetch and bundled is None else {},
         "provision_uv": _uv(plan, folder / "uv", index_url, bundled, say) if fetch else {},
         "provision_nccl_local": str(_nccl_local(plan, folder, user_files.nccl_local) or "") if fetch else "",
     }

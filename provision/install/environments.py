@@ -37,6 +37,7 @@ from provision.install import wheels
 from provision.install.installer import copy_modules
 from provision.plan.model import COMPONENTS, HostPlan, Plan
 from provision.remote import host_locks, ssh
+from provision.remote.ansible import Play
 from provision.remote.session import Session
 
 FOLDER = "envs"  # in the prefix
@@ -510,15 +511,9 @@ def _create(session: Session, plan: Plan, missing: list[str], wanted: _Wanted, i
     locked, session.locks_hosts = session.locks_hosts, True
     session.privileged = {each for each in missing if plan.hosts[each].root}
     session.interpreters = {each: plan.hosts[each].interpreter for each in missing}
-    outcome = session.play(
-        playbook,
-        f"Create the environment of {wanted.project.path.name}, {wanted.count} package(s)",
-        hosts=missing,
-        extra_vars={
-            **session.of_locks,
-            "provision_environment": {"name": wanted.name, "hosts": hosts, "packages": wanted.pins, "index_url": index_url, "note": note},
-        },
-    )
+    environment = {"name": wanted.name, "hosts": hosts, "packages": wanted.pins, "index_url": index_url, "note": note}
+    play = Play(playbook, missing, {**session.of_locks, "provision_environment": environment})
+    outcome = session.play(play, f"Create the environment of {wanted.project.path.name}, {wanted.count} package(s)")
     for failed in outcome.failed:
         session.release(missing)
         failure = outcome.hosts[failed].failure

@@ -25,7 +25,7 @@ from provision.plan.manifest import Manifest
 from provision.plan.model import HOROVOD_NAMES, HostPlan, Plan
 from provision.plan.request import Request
 from provision.remote import ansible_vars
-from provision.remote.ansible import Event, Outcome, headline
+from provision.remote.ansible import Event, Outcome, Play, headline
 from provision.remote.session import Session
 from provision.survey import Facts
 from provision.survey.model import noted_files
@@ -168,7 +168,6 @@ def render(
         folder / "supplies",
         sources.user_files,
         fetch=fetch,
-        keys=sources.bundle is None,
         index_url=sources.index_url,
         bundled=sources.bundle.folder / "supplies" if sources.bundle else None,
         say=say,
@@ -202,7 +201,7 @@ def install_drivers(session: Session, rollout: Rollout) -> Outcome:
     _playbook, variables = render(only, folder, fetch=False)
     keys = artifacts.repository_keys(only.plan, folder / "supplies", session.progress.doing)
     extra = {**variables, "provision_repository_keys": keys, **session.of_locks}
-    outcome = session.play(folder / DRIVER, "Driver", hosts=names, extra_vars=extra)
+    outcome = session.play(Play(folder / DRIVER, names, extra), "Driver")
     if outcome.failed:
         session.release(names)
     return outcome
@@ -276,7 +275,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
     title = "Install (dry run)" if check else "Install"
     try:
         steps_ = [role.name for role in rollout.roles]
-        outcome = session.play(playbook, title, hosts=hosts, steps=steps_, extra_vars=extra, check=check, on_event=note)
+        outcome = session.play(Play(playbook, hosts, extra, check), title, steps=steps_, on_event=note)
     finally:
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:

@@ -10,7 +10,7 @@ from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.inventory import Host
-from provision.remote.ansible import Event
+from provision.remote.ansible import Event, Play
 from provision.remote.session import Session
 from provision.survey import END, Facts, collect, parse_output, why_no_root
 from provision.survey.collect import Survey
@@ -52,18 +52,14 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
         elif (output := event.result.get("stdout")) is not None:  # of our script: no other task of this playbook has any
             answers.setdefault(event.host, []).append(str(output))
 
-    session.play(
-        resources.folder("playbooks") / "remove.yml",
-        "Remove (dry run)" if dry_run else "Remove",
-        hosts=[host.name for host in hosts],
-        extra_vars={
-            "provision_prefixes": {host.name: collect.prefix_of(host, survey.hosts[host.name]) for host in hosts},
-            **session.of_locks,
-            "provision_remove_system": _command({"record": "@prefix@/record.json", "prefix": "@prefix@", "dry_run": dry_run}),
-            "provision_remove_home": _command({"record": HOME_RECORD, "prefix": None, "dry_run": dry_run}),
-        },
-        on_event=note,
-    )
+    extra = {
+        "provision_prefixes": {host.name: collect.prefix_of(host, survey.hosts[host.name]) for host in hosts},
+        **session.of_locks,
+        "provision_remove_system": _command({"record": "@prefix@/record.json", "prefix": "@prefix@", "dry_run": dry_run}),
+        "provision_remove_home": _command({"record": HOME_RECORD, "prefix": None, "dry_run": dry_run}),
+    }
+    play = Play(resources.folder("playbooks") / "remove.yml", [host.name for host in hosts], extra)
+    session.play(play, "Remove (dry run)" if dry_run else "Remove", on_event=note)
     found = [
         _host(session, host.name, answers.get(host.name, []), failures.get(host.name), dry_run)
         if host in hosts

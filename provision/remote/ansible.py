@@ -35,6 +35,24 @@ _LARGEST_EVENT = 16 << 20  # bytes of a recorded event
 
 
 @dataclass(frozen=True)
+class Play:
+    """What a run of a playbook does.
+
+    Attributes:
+        path: the file; roles and modules are looked for next to it.
+        hosts: their names; None means all.
+        extra_vars: data, never templates (see `ansible_vars`).
+        task_s: seconds after which a task is given up on a host.
+    """
+
+    path: Path
+    hosts: Sequence[str] | None = None
+    extra_vars: Mapping[str, Any] = field(default_factory=dict)
+    check: bool = False
+    task_s: int = TASK_S
+
+
+@dataclass(frozen=True)
 class Event:
     """What happened to one task on one host (host is empty for ``task``, the start of a task everywhere).
 
@@ -182,31 +200,23 @@ def recorded(workdir: Path, host: str) -> Iterator[Event]:
 
 
 def run(
-    playbook: Path,
+    play: Play,
     inventory: str,
     *,
     workdir: Path,
     run_id: str,
-    extra_vars: Mapping[str, Any] | None = None,
-    limit: Sequence[str] | None = None,
-    check: bool = False,
     passwords: Mapping[str, str] | None = None,
     on_event: Callable[[Event], None] = lambda _event: None,
-    task_s: int = TASK_S,
     on_poll: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Run ``playbook`` and return when it has ended.
+    """Run a playbook and return when it has ended.
 
     Args:
-        playbook: the file; roles and modules are looked for next to it.
         inventory: value of ``ansible-playbook -i``.
         workdir: Ansible's own artifacts (log, events) go here.
         run_id: marks every process of the run, here and on the hosts, as ``PROVISION_RUN_ID``.
-        extra_vars: data, never templates (see `ansible_vars`).
-        limit: names of hosts; None means all.
         passwords: ``{"become": …, "connection": …}``.
         on_event: called for each event, in order; must be quick (a slow one makes Ansible time out).
-        task_s: seconds after which a task is given up on a host.
         on_poll: called about twice a second, also while nothing happens.
     """
     secrets = dict(passwords or {})
@@ -219,12 +229,12 @@ def run(
     if "become" in secrets:
         flags.append("--ask-become-pass")
         prompts[r"BECOME password.*:\s*?$"] = secrets["become"]
-    if check:
+    if play.check:
         flags += ["--check", "--diff"]
     workdir.mkdir(parents=True, exist_ok=True)
     # In a file, not as ansible-runner's extravars: those go on the command line, where a plan of many hosts does not fit.
     variables = workdir / "vars.json"
-    ansible_vars.write(variables, {"provision_run_id": run_id, **(extra_vars or {})})
+    ansible_vars.write(variables, {"provision_run_id": run_id, **play.extra_vars})
     flags += ["-e", shlex.quote(f"@{variables}")]
 
     collector = _Collector(on_event)
@@ -232,13 +242,13 @@ def run(
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
         runner = ansible_runner.interface.init_runner(
             private_data_dir=str(workdir),
-            project_dir=str(playbook.parent),
-            playbook=str(playbook),
+            project_dir=str(play.path.parent),
+            playbook=str(play.path),
             ident="ansible",
-            limit=",".join(limit) if limit is not None else None,
+            limit=",".join(play.hosts) if play.hosts is not None else None,
             cmdline=" ".join(flags),
             passwords=prompts,
-            envvars={**_environment(playbook.parent, workdir, run_id), "ANSIBLE_TASK_TIMEOUT": str(task_s)},
+            envvars={**_environment(play.path.parent, workdir, run_id), "ANSIBLE_TASK_TIMEOUT": str(play.task_s)},
             settings={"pexpect_timeout": _POLL_S, "suppress_ansible_output": True},
             suppress_env_files=True,
             quiet=True,

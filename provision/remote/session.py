@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ from provision.base.errors import Interrupted, ProvisionError, as_provision_erro
 from provision.base.process_locks import acquired
 from provision.inventory import Inventory, last_run
 from provision.remote import ansible, timeline
-from provision.remote.ansible import Event, Outcome
+from provision.remote.ansible import Event, Outcome, Play
 from provision.remote.forecast import Forecast
 from provision.remote.progress import Progress
 
@@ -193,49 +193,40 @@ class Session:
 
     def play(
         self,
-        path: Path,
+        play: Play,
         title: str,
         *,
-        hosts: Sequence[str] | None = None,
         steps: Sequence[str] = (),
-        extra_vars: Mapping[str, Any] | None = None,
-        check: bool = False,
         on_event: Callable[[Event], None] = lambda _event: None,
         quiet: bool = False,
-        task_s: int = ansible.TASK_S,
     ) -> Outcome:
-        """Run a playbook on ``hosts`` (default: all). Raises Interrupted after Ctrl-C, when everything has been ended, and
-        ProvisionError where Ansible itself could not begin.
+        """Run a playbook. Raises Interrupted after Ctrl-C, when everything has been ended, and ProvisionError where Ansible itself could
+        not begin.
 
         Args:
             steps: its roles in their order, for a view of how far it is.
             on_event: called for each event, which is shown anyway.
             quiet: show no failures of tasks, because the caller does.
-            task_s: as for `ansible.run`.
         """
-        names = list(hosts) if hosts is not None else [host.name for host in self.inventory.hosts]
+        names = list(play.hosts) if play.hosts is not None else [host.name for host in self.inventory.hosts]
         expected = self.forecast.of(self.step) if self.forecast else {}
         run_ends = self.timeline.began + self.forecast.seconds if self.forecast else None
         self.progress.stage(title, names, steps=steps, expected=expected, run_ends=run_ends)
-        workdir = self.folder / path.stem
+        workdir = self.folder / play.path.stem
 
         def take(event: Event) -> None:
-            self.timeline.event(self.step, path.stem, event)
+            self.timeline.event(self.step, play.path.stem, event)
             on_event(event)
             self.progress.event(event, quiet=quiet)
 
         try:
             outcome = ansible.run(
-                path,
+                replace(play, hosts=names, extra_vars={**self._of_hosts, **play.extra_vars}),
                 self.ansible_inventory,
                 workdir=workdir,
                 run_id=self.run_id,
-                extra_vars={**self._of_hosts, **(extra_vars or {})},
-                limit=names,
-                check=check,
                 passwords=self.passwords,
                 on_event=take,
-                task_s=task_s,
                 on_poll=self.progress.waiting,
             )
         except BaseException:  # the event handler failed, e.g. because the terminal is gone: Ansible must not go on alone
@@ -264,16 +255,9 @@ class Session:
     def _end_on(self, hosts: Sequence[str], step: str, run_id: str, **first: str) -> Outcome:
         """Release the hosts' locks, once what is named has been done."""
         self.locks_left = True
-        return ansible.run(
-            resources.folder("playbooks") / "sweep.yml",
-            self.ansible_inventory,
-            workdir=self.folder / step,
-            run_id=run_id,
-            extra_vars={"provision_swept_run": self.run_id, **first, **self._of_hosts},
-            limit=hosts,
-            passwords=self.passwords,
-            task_s=ansible.ANSWER_S,
-        )
+        variables = {"provision_swept_run": self.run_id, **first, **self._of_hosts}
+        sweep = Play(resources.folder("playbooks") / "sweep.yml", hosts, variables, task_s=ansible.ANSWER_S)
+        return ansible.run(sweep, self.ansible_inventory, workdir=self.folder / step, run_id=run_id, passwords=self.passwords)
 
     def abort(self) -> None:
         """End every process of the run, here and on the hosts, and raise Interrupted."""

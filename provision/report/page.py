@@ -18,7 +18,7 @@ from provision import __version__
 from provision.base import downloads, pages
 from provision.base.text import joined
 from provision.bench import charts, results
-from provision.bench.charts import Chart, Series
+from provision.bench.charts import Axes, Chart, Series
 from provision.bench.results import Figure
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
@@ -239,10 +239,10 @@ def _charts(training: TrainingReport) -> list[Chart]:
     marks = {float(at): str(at) for at in range(1, len(epochs) + 1, every)}
     loss = [series("training", [epoch.loss for epoch in epochs]), series("test", [epoch.test_loss for epoch in epochs])]
     accuracy = [series("test", [epoch.test_accuracy_percent for epoch in epochs])]
-    bar: dict[str, Any] = {"named": False, "top": 100.0, "target": training.bar_percent}
+    percent = Axes("epoch", "%", marks, doubling=False, top=100.0, target=training.bar_percent)
     found = [
-        charts.chart("Loss", loss, ("epoch", "loss"), marks, size=_CHART, doubling=False),
-        charts.chart("Accuracy on the test set", accuracy, ("epoch", "%"), marks, size=_CHART, doubling=False, **bar),
+        charts.chart("Loss", loss, Axes("epoch", "loss", marks, doubling=False), size=_CHART),
+        charts.chart("Accuracy on the test set", accuracy, percent, size=_CHART, named=False),
     ]
     return [chart for chart in found if chart is not None]
 

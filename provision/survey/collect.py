@@ -19,7 +19,7 @@ from provision.base.text import joined
 from provision.inventory import Host, Inventory, by_name, last_run
 from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
-from provision.remote.ansible import ANSWER_S, Event
+from provision.remote.ansible import ANSWER_S, Event, Play
 from provision.remote.session import Session
 from provision.survey import (
     BEGIN,
@@ -99,20 +99,14 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
         host.name for host in session.inventory.hosts if prompted or any(name in host.variables for name in PASSWORD_VARIABLES)
     ]
     missing_python = f'{BEGIN}\n{{"missing_python": true}}\n{END}\n'
-    session.play(
-        resources.folder("playbooks") / "survey.yml",
-        "Survey",
-        extra_vars={
-            "provision_survey_command": command_on_host(
-                "survey", "PROVISION_SURVEY_OPTIONS", {"prefix": "@prefix@", "root": "@root@"}, missing_python
-            ),
-            "provision_try_become": prompted,
-            "provision_with_password": with_password,
-        },
-        on_event=note,
-        quiet=True,
-        task_s=ANSWER_S,
-    )
+    places = {"prefix": "@prefix@", "root": "@root@"}
+    extra = {
+        "provision_survey_command": command_on_host("survey", "PROVISION_SURVEY_OPTIONS", places, missing_python),
+        "provision_try_become": prompted,
+        "provision_with_password": with_password,
+    }
+    play = Play(resources.folder("playbooks") / "survey.yml", extra_vars=extra, task_s=ANSWER_S)
+    session.play(play, "Survey", on_event=note, quiet=True)
 
     survey = Survey()
     for host in session.inventory.hosts:

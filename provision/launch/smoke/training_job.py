@@ -18,6 +18,7 @@ from provision.launch.launchers import Environment, RunOptions
 from provision.launch.smoke import evaluation, mnist
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
+from provision.remote.ansible import Play
 from provision.remote.session import Session
 from provision.remote.stage_view import TrainingProgress
 
@@ -115,12 +116,8 @@ def _copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:
 
 def copy_files(session: Session, plan: Plan, files: Mapping[Path, str], what: str) -> None:
     """Copy files to the hosts: file → its path below ``smoke`` in a host's prefix. Raises ProvisionError for a host where that fails."""
-    outcome = session.play(
-        resources.folder("playbooks") / "smoke.yml",
-        f"Copy {what}",
-        hosts=list(plan.hosts),
-        extra_vars={"provision_plan": plan.as_dict(), "provision_smoke_archive": str(_pack(session.folder / "smoke.tar", files))},
-    )
+    extra = {"provision_plan": plan.as_dict(), "provision_smoke_archive": str(_pack(session.folder / "smoke.tar", files))}
+    outcome = session.play(Play(resources.folder("playbooks") / "smoke.yml", list(plan.hosts), extra), f"Copy {what}")
     for name in outcome.failed:
         failure = outcome.hosts[name].failure
         raise ProvisionError(failure.text if failure else "failed", where=f"{name}, copying {what}")

@@ -420,7 +420,7 @@ def test_a_run_that_left_something_out_leaves_the_trends_of_all_others() -> None
 
 def test_names_of_curves_that_are_alike_stay_inside_of_the_drawing() -> None:
     series = [charts.Series(f"{number} ranks", [(1.0, Figure(100.0)), (2.0, Figure(99.0 + number / 10))]) for number in range(12)]
-    chart = charts.chart("Speed", series, ("bytes", "GB/s"), {})
+    chart = charts.chart("Speed", series, charts.Axes("bytes", "GB/s", {}))
     assert chart is not None
     heights = sorted(curve.label_y for curve in chart.curves)
     assert heights[0] >= chart.top

@@ -37,9 +37,8 @@ def test_a_fix_that_fails_does_not_prevent_the_others(tmp_path: Path) -> None:
         "provision_interpreters": {"here": sys.executable},
         "provision_fix": {"here": {"ids": names}},
     }
-    ansible.run(
-        tmp_path / "fix.yml", str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", extra_vars=extra, on_event=events.append
-    )
+    play = ansible.Play(tmp_path / "fix.yml", extra_vars=extra)
+    ansible.run(play, str(tmp_path / "hosts"), workdir=tmp_path / "work", run_id="x", on_event=events.append)
     assert (tmp_path / "reached").exists()
     assert results_on("here", names, events) == [
         FixResult("here", "one", "done"),

@@ -73,7 +73,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, lis
     book = folder / "book/one.yml"
     book.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "roles": ["from_source"]}]))
     events: list[Event] = []
-    outcome = ansible.run(book, ",".join(hosts) + ",", workdir=folder / "run", run_id="unit", on_event=events.append)
+    outcome = ansible.run(ansible.Play(book), ",".join(hosts) + ",", workdir=folder / "run", run_id="unit", on_event=events.append)
     return folder, outcome, events
 
 

@@ -60,7 +60,7 @@ def test_ldconfig_runs_when_needed_and_another_open_mpi_that_comes_first_is_an_e
     }
     play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [task]}
     (tmp_path / "book.yml").write_text(json.dumps([play]))
-    outcome = ansible.run(tmp_path / "book.yml", "localhost,", workdir=tmp_path / "run", run_id="unit")
+    outcome = ansible.run(ansible.Play(tmp_path / "book.yml"), "localhost,", workdir=tmp_path / "run", run_id="unit")
     result = outcome.hosts["localhost"]
     assert error in (result.failure.text if result.failure else "")
     assert bool(error) == bool(result.failure)

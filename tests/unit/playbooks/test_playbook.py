@@ -26,7 +26,7 @@ from provision.image import render
 from provision.install.roles import partly_checked
 from provision.plan.model import HostPlan
 from provision.remote import ansible
-from provision.remote.ansible import Event, Outcome
+from provision.remote.ansible import Event, Outcome, Play
 
 
 def play(
@@ -41,7 +41,7 @@ def play(
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     path.write_text(json.dumps([{"name": "Test", "hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]))
     events: list[Event] = []
-    outcome = ansible.run(path, hosts, workdir=tmp_path / name, run_id="unit", on_event=events.append, **options)
+    outcome = ansible.run(Play(path, **options), hosts, workdir=tmp_path / name, run_id="unit", on_event=events.append)
     return outcome, events
 
 
@@ -483,7 +483,7 @@ def test_a_dry_run_on_a_host_with_gpus_cannot_know_what_the_linker_needs(tmp_pat
     }
     book = tmp_path / "book" / "linker.yml"
     book.write_text(json.dumps([play_]))
-    outcome = ansible.run(book, "localhost,", workdir=tmp_path / "run", run_id="unit", check=True)
+    outcome = ansible.run(Play(book, check=True), "localhost,", workdir=tmp_path / "run", run_id="unit")
     step = outcome.hosts["localhost"].steps["linker"]
     assert (outcome.rc, step.ran, step.changed) == (0, 0, 0)
 

@@ -20,7 +20,7 @@ from provision import inventory
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
 from provision.commands.remove import remove_installations
-from provision.remote.ansible import Event
+from provision.remote.ansible import Event, Play
 from provision.remote.progress import Progress
 from provision.remote.session import Session, new_run_id
 from provision.survey.collect import Survey
@@ -58,7 +58,7 @@ def test_playbook_ends_when_its_events_cannot_be_handled(tmp_path: Path, monkeyp
             raise SystemExit(1)  # what printing into a closed pipe comes to
 
     with pytest.raises(SystemExit) as ended:
-        session.play(book, "Test", on_event=handle)
+        session.play(Play(book), "Test", on_event=handle)
     assert ran == [True]
     assert _marked(session.run_id) == [], ended  # which keeps the terminal that Ansible runs on open, as a run that is ending does
 
@@ -69,7 +69,7 @@ def test_ansible_that_cannot_begin_is_told_with_its_own_words(tmp_path: Path, mo
     book.write_text("- name: Test\n  hosts: all\n  role: []\n")
     session = Session(inventory.load("localhost"), Progress())
     with pytest.raises(ProvisionError, match=r"Ansible ended before its first task: .*'role' is not a valid attribute for a Play") as told:
-        session.play(book, "Test")
+        session.play(Play(book), "Test")
     assert str(session.folder) in str(told.value)
 
 
@@ -80,7 +80,7 @@ def test_ansible_runs_whatever_the_locale_is(setting: str, tmp_path: Path, monke
     book = tmp_path / "book.yml"
     tasks = [{"name": "Say", "ansible.builtin.debug": {"msg": "ä"}}]
     book.write_text(json.dumps([{"name": "Test", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": tasks}]))
-    assert Session(inventory.load("localhost"), Progress()).play(book, "Test").rc == 0
+    assert Session(inventory.load("localhost"), Progress()).play(Play(book), "Test").rc == 0
 
 
 def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_killed_ansible_is_said_in_one_sentence_and_leaves_nothing(tmp_path: P
             with pytest.raises(
                 ProvisionError, match=r"^Test: ansible-playbook was ended by SIGKILL.*\n.*run the same command again"
             ) as said:
-                session.play(book, "Test")
+                session.play(Play(book), "Test")
             done.result()
         assert len(str(said.value).splitlines()) == 2
         assert _marked(session.run_id) == []
@@ -208,7 +208,7 @@ def test_a_broken_python_on_the_path_does_not_stop_the_cleanup(swept: bool, tmp_
     session.interpreters = {"node1": sys.executable}
     command = resources.inline_command("guard.py", "no-run", interpreter="@python@")
     given = {"provision_swept_run": "no-run", **({"provision_sweep_command": command} if swept else {})}
-    outcome = session.play(resources.folder("playbooks") / "sweep.yml", "Test", extra_vars=given)
+    outcome = session.play(Play(resources.folder("playbooks") / "sweep.yml", extra_vars=given), "Test")
     assert outcome.failed == []
     assert outcome.hosts["node1"].ok
 

@@ -17,7 +17,7 @@ from provision.launch.jobs import Job, JobResult
 from provision.launch.smoke import training_job
 from provision.plan.options import SmokeOptions
 from provision.remote import timeline
-from provision.remote.ansible import Event, Kind
+from provision.remote.ansible import Event, Kind, Play
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.remote.timeline import Recorder
@@ -61,7 +61,7 @@ def test_a_playbook_leaves_its_timeline_in_the_run_folder(tmp_path: Path, monkey
     book = tmp_path / "short.yml"
     book.write_text(json.dumps([{"name": "Test", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": tasks}]))
     with Session(inventory.load("localhost"), Progress()) as session:
-        session.play(book, "Test")
+        session.play(Play(book), "Test")
     found = timeline.read(session.folder)
     assert found is not None
     (step,) = found.steps
