@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -31,7 +30,7 @@ def folder(name: str) -> Path:
     raise ProvisionError(f"the installation of provision lacks its folder {name!r}", hint=REINSTALL_HINT)
 
 
-def templates(place: Path, finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:
+def templates(place: Path, finalize: Callable[[object], object] | None = None) -> jinja2.Environment:
     """The templates of a folder: playbooks or Dockerfiles. They have their own delimiters, because Ansible, shell and Docker use the usual
     ones. ``finalize`` is applied to every value that is filled in."""
     return jinja2.Environment(

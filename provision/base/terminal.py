@@ -144,7 +144,7 @@ def say(text: str) -> None:
     err().say(text)
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """Print a document for programs on standard output. JSON escapes all that is not ASCII: harmless, and nothing is lost."""
     out().content(json.dumps(data, indent=2, default=str) + "\n")
 

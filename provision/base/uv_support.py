@@ -89,7 +89,7 @@ def _absolute(places: str) -> list[str]:
     return [place if "://" in place else os.path.abspath(os.path.expanduser(place)) for place in places.split()]
 
 
-def write_settings(path: str, settings: Mapping[str, Any]) -> None:
+def write_settings(path: str, settings: Mapping[str, object]) -> None:
     """Write uv.toml for this user alone: addresses of indexes may hold passwords."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())

@@ -103,7 +103,9 @@ def parse(model: type[M], content: str | bytes, where: str, kind: Kind = "json",
     return validate(model, data, where, text=text, kind=kind, hint=hint)
 
 
-def validate(model: type[M], data: Any, where: str, *, text: str = "", kind: Kind = "json", at: KeyPath = (), hint: str | None = None) -> M:
+def validate(
+    model: type[M], data: object, where: str, *, text: str = "", kind: Kind = "json", at: KeyPath = (), hint: str | None = None
+) -> M:
     """Turn plain data into a model. ``text`` is the document that contains it, ``at`` the place in it; without a text there are no lines.
 
     Raises:

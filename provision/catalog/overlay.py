@@ -17,6 +17,7 @@ from pydantic import Field
 
 from provision import catalog
 from provision.base import validation
+from provision.base.documents import Document
 from provision.base.errors import UsageError
 from provision.catalog.models import FILES, Sourced
 
@@ -145,7 +146,7 @@ def _over(earlier: OverlayFile, later: OverlayFile) -> OverlayFile:
     return OverlayFile(later.path, later.text, later.head, merge(earlier.rows, later.rows))
 
 
-def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+def merge(ours: Document, theirs: Document) -> Document:
     """``theirs`` over ``ours``, as plain data."""
     both = dict(ours)
     for name, value in theirs.items():

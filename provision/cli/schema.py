@@ -26,7 +26,7 @@ from provision.survey.document import FactsFile
 Mode = Literal["validation", "serialization"]  # of what is read, keys with a default may be missing; what we write has them all
 
 # A document's name, as it is typed → its model. A new document is one line here.
-DOCUMENTS: Mapping[str, tuple[type[Any], Mode]] = {
+DOCUMENTS: Mapping[str, tuple[type[object], Mode]] = {
     "bench": (Measurements, "serialization"),
     "facts": (FactsFile, "validation"),
     "lock": (LockDocument, "validation"),
@@ -46,7 +46,7 @@ class _Generator(GenerateJsonSchema):
         found = super().dict_schema(schema)
         return {**found, "additionalProperties": False} if "patternProperties" in found else found
 
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002
         return False
 
 
@@ -69,9 +69,9 @@ def schema(
         raise UsageError(f"no such document `{requested}`{did_you_mean(requested, known)}", hint="provision schema lists them")
 
 
-def documents() -> dict[str, tuple[type[Any], Mode]]:
+def documents() -> dict[str, tuple[type[object], Mode]]:
     """All documents, by name, those of the catalogue among them."""
     from provision.catalog.models import FILES  # no other command needs them all
 
-    files: dict[str, tuple[type[Any], Mode]] = {f"catalogue {name}": (model, "validation") for name, model in FILES.items()}
+    files: dict[str, tuple[type[object], Mode]] = {f"catalogue {name}": (model, "validation") for name, model in FILES.items()}
     return {**DOCUMENTS, **files}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.diagnosis.signatures import Signature
 
@@ -20,7 +21,7 @@ class Evidence:
     line: int
     text: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         return {"file": self.file, "line": self.line, "text": self.text}
 
 
@@ -61,7 +62,7 @@ class Finding(Problem):
     def is_root_cause(self) -> bool:
         return self.caused_by is None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         return {
             "id": self.id,
             "layer": self.layer,
@@ -75,6 +76,6 @@ class Finding(Problem):
         }
 
 
-def document(findings: Sequence[Finding]) -> dict[str, Any]:
+def document(findings: Sequence[Finding]) -> Document:
     """The document that ``--json`` prints."""
     return {"schema": 1, "findings": [finding.as_dict() for finding in findings]}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from provision.base import resources
 from provision.remote.ansible import ANSWER_S, Event, Play
 from provision.remote.session import Session
 
 
-def run(session: Session, script: str, title: str, orders: Mapping[str, Any], task_s: int = ANSWER_S) -> dict[str, str]:
+def run(session: Session, script: str, title: str, orders: Mapping[str, object], task_s: int = ANSWER_S) -> dict[str, str]:
     """Host → what the script printed, or why it did not run.
 
     Args:

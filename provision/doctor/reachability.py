@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
@@ -55,7 +54,7 @@ def _address(found: Facts) -> str | None:
     return connection.server_address if connection.interface else None
 
 
-def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> dict[str, dict[str, Any]]:
+def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> Mapping[str, Mapping[str, object]]:
     """Host → its input for hostside/reach.py (``order``), and the Python to run that with."""
     key = secrets.token_hex(32)
     peers = [

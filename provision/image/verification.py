@@ -24,6 +24,7 @@ from docker.types import DeviceRequest
 
 from provision import catalog
 from provision.base import paths, signals
+from provision.base.documents import Document
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
@@ -68,7 +69,7 @@ class Verdict:
         """Whether it counts as ready now."""
         return not self.faults
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """Plain data for JSON."""
         return {
             "schema": 1,

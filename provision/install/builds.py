@@ -32,7 +32,7 @@ NCCL = Kind("nccl", ".tar.gz")
 ENGINE = Kind("engine", ".whl")
 
 
-def key_of(name: str, system: str, arch: str, depends: Sequence[Any]) -> str:
+def key_of(name: str, system: str, arch: str, depends: Sequence[object]) -> str:
     """Names a build by everything that it depends on: hosts with the same key get the same bits. ``name``: with the version."""
     digest = hashlib.sha256(json.dumps([system, arch, *depends]).encode()).hexdigest()
     return f"{name}-{system.replace(' ', '')}-{arch}-{digest[:12]}"

@@ -225,7 +225,7 @@ def _holds_torch(host: HostPlan, facts: Facts | None) -> bool:
     return noted.get("torch", {}).get("sha256") == host.torch.sha256 and not facts.drift
 
 
-def _one_line(value: Any) -> Any:
+def _one_line(value: object) -> object:
     """A host's text on one line: it stands in the playbook's comments, and a second line could be a play that runs on the controller."""
     return " ".join(value.splitlines()) if isinstance(value, str) else value
 

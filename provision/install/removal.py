@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from provision.base import resources
+from provision.base.documents import Document
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.inventory import Host
@@ -75,11 +76,17 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
     return found
 
 
-def as_dict(removals: list[HostRemoval]) -> dict[str, Any]:
+def as_dict(removals: list[HostRemoval]) -> Document:
     """``{"schema": 1, "ok": …, "hosts": [{"host", "state", "removed", "left", "error", "todo"}]}``"""
     hosts = [
-        {"host": one.host, "state": one.state, "removed": one.removed, "left": one.left}
-        | {"error": one.problem and one.problem.what, "todo": one.problem and one.problem.hint}
+        {
+            "host": one.host,
+            "state": one.state,
+            "removed": one.removed,
+            "left": one.left,
+            "error": one.problem.what if one.problem else None,
+            "todo": one.problem.hint if one.problem else None,
+        }
         for one in removals
     ]
     return {"schema": 1, "ok": not any(one.bad for one in removals), "hosts": hosts}

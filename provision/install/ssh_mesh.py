@@ -60,7 +60,7 @@ def _is_valid(name: str, member: Any) -> bool:
         return False
 
 
-def public_key(text: Any) -> str | None:
+def public_key(text: object) -> str | None:
     """``text`` where it is one line with a public key, else None."""
     return text if isinstance(text, str) and PUBLIC_KEY.fullmatch(text) else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from provision.base.problems import Problem, Severity
 from provision.base.validation import MAX_COUNT
@@ -162,7 +161,7 @@ def invalid_limit(parsed: ParsedInventory, limit: str | None) -> Iterator[Proble
 # --------------------------------------------------------------------------------------------------------------- values
 
 
-def whole_number(value: Any) -> int | None:
+def whole_number(value: object) -> int | None:
     """The value as a whole number; digits in quotes count, true and 2.5 do not."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -171,7 +170,7 @@ def whole_number(value: Any) -> int | None:
     return None
 
 
-def value_error(name: str, value: Any) -> str | None:
+def value_error(name: str, value: object) -> str | None:
     """What is wrong with a variable's value, as the rest of a sentence that begins with its name; None: nothing."""
     if value == ENCRYPTED:
         return "is encrypted with ansible-vault; it is needed in plain text before any connection" if name in OWN_VARIABLES else None
@@ -190,7 +189,7 @@ def value_error(name: str, value: Any) -> str | None:
     return None
 
 
-def prefix_error(value: Any) -> str | None:
+def prefix_error(value: object) -> str | None:
     """What is wrong with a prefix, in the same form."""
     if not isinstance(value, str) or not value.startswith("/"):
         return f"must be an absolute path, such as /opt/provision, not {_shown(value)}"
@@ -201,7 +200,7 @@ def prefix_error(value: Any) -> str | None:
     return None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None or value == "":
         return "empty"
     return f"`{value}`" if not isinstance(value, bool) else f"`{str(value).lower()}`"

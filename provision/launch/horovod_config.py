@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -68,7 +67,7 @@ def unset(settings: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, st
     return {each.engine: "" for each in JOB_OPTIONS if each.horovod in settings and each.engine in shell}
 
 
-def as_text(option: Option, value: Any, where: str) -> str:
+def as_text(option: Option, value: object, where: str) -> str:
     """A value of the file as Horovod's variable has it. Raises UsageError, with ``where``, for an invalid one."""
     if option.kind is str:
         if not str(value).isprintable():

@@ -18,6 +18,7 @@ from packaging.version import Version
 from pydantic import AfterValidator, model_validator
 
 from provision import catalog
+from provision.base.documents import Document
 from provision.base.problems import Problem, Remedy
 from provision.base.text import joined
 from provision.base.validation import Form, Model
@@ -101,7 +102,7 @@ class LockedComponent(Model):
         """The same variant on these hosts."""
         return self.model_copy(update={"hosts": tuple(sorted(hosts))})
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """Plain data, without empty fields."""
         return {name: value for name, value in self.model_dump(mode="json").items() if value or name in ("hosts", "why")}
 
@@ -161,7 +162,7 @@ class Lock:
             return None
         return cls(cls.from_plan(plan, {}, None, inventory).components, {}, "what is installed")
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """Plain data, with a digest of it."""
         body: dict[str, Any] = {
             "components": {name: [entry.as_dict() for entry in entries] for name, entries in self.components.items()},
@@ -386,7 +387,7 @@ def environments(host: HostPlan) -> dict[str, str]:
     return found
 
 
-def digest(body: Mapping[str, Any]) -> str:
+def digest(body: Mapping[str, object]) -> str:
     """Of a section's components and environments."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -99,7 +99,7 @@ def read_previous(inventory: Inventory) -> Lock | None:
         return None
 
 
-def parse(section: Any) -> Lock:
+def parse(section: object) -> Lock:
     """The lock in a section that comes from elsewhere, such as a bundle. Raises ValueError, saying why, if it is invalid."""
     try:
         return validation.validate(_Section, section, "its lock").lock()
@@ -158,7 +158,7 @@ def _replace(path: Path, name: str, lock: Lock) -> Path | None:
 class _Plain(yaml.SafeDumper):
     """Without anchors, so that each entry can be read and compared by itself."""
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True
 
 

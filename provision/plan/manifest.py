@@ -32,7 +32,7 @@ class Manifest(BaseModel):
     build: list[str] = []
 
     @classmethod
-    def of(cls, host: HostPlan, cluster: str, members: Mapping[str, Any], build: list[str]) -> Manifest:
+    def of(cls, host: HostPlan, cluster: str, members: Mapping[str, Mapping[str, object]], build: list[str]) -> Manifest:
         """The manifest of a host once its plan is installed."""
         bare: dict[str, Any] = {"driver": None, "hwloc": None}
         for name in COMPONENTS:  # the wording of reasons may change; they are in the run's plan
@@ -41,8 +41,7 @@ class Manifest(BaseModel):
         return cls.model_construct(cluster=cluster, host=replace(host, **bare), members=members, build=build)
 
     @model_serializer
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Mapping[str, object]:
         """Plain data for JSON, as the file has it."""
-        host = self.host.as_dict()
-        del host["driver"]
+        host = {name: value for name, value in self.host.as_dict().items() if name != "driver"}
         return {"schema": self.schema_number, "cluster": self.cluster, "host": host, "members": dict(self.members), "build": self.build}

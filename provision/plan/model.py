@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import to_jsonable_python
 
+from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.validation import Form
 from provision.base.versions import VERSION
@@ -343,11 +344,11 @@ class HostPlan:
     root: bool = True
 
     @classmethod
-    def from_dict(cls, data: Any) -> HostPlan:
+    def from_dict(cls, data: object) -> HostPlan:
         """A host's plan from JSON, as in its manifest. Raises ValueError for anything else."""
         return _HOST_PLAN.validate_python(data)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """Plain data for JSON, without the login of an index."""
         made: dict[str, Any] = _HOST_PLAN.dump_python(self, mode="json")
         return made
@@ -417,7 +418,7 @@ class Plan:
         """The networks of the hosts, without duplicates, for MPI."""
         return list(dict.fromkeys(host.network.cidr for host in self.hosts.values() if host.network.cidr))
 
-    def as_dict(self, *, logins: bool = False) -> dict[str, Any]:
+    def as_dict(self, *, logins: bool = False) -> Document:
         """The plan as plain data (`PlanDocument`).
 
         Args:
@@ -434,7 +435,7 @@ class Plan:
         """The same as text, in pieces, with one line per host. Shared components are serialised once: ten thousand hosts take seconds."""
         serialised: dict[int, str] = {}
 
-        def text(value: Any) -> str:
+        def text(value: object) -> str:
             if isinstance(value, str | int | None):
                 return json.dumps(value)
             if id(value) not in serialised:

@@ -47,7 +47,7 @@ class Play:
 
     path: Path
     hosts: Sequence[str] | None = None
-    extra_vars: Mapping[str, Any] = field(default_factory=dict)
+    extra_vars: Mapping[str, object] = field(default_factory=dict)
     check: bool = False
     task_s: int = TASK_S
 

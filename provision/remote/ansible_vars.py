@@ -22,7 +22,7 @@ _INVALID_NAME = re.compile(r"__ansible_|#jinja2:|.*\{[{%#]", re.DOTALL)
 _DEEPEST = 50
 
 
-def write(path: Path, variables: Mapping[str, Any]) -> None:
+def write(path: Path, variables: Mapping[str, object]) -> None:
     """Write ``variables`` for ``ansible-playbook -e @PATH``, into a file that only the user reads: an index may carry a password.
 
     Raises:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
@@ -150,14 +150,14 @@ class Session:
         return f"{getpass.getuser()} on {socket.gethostname()} (pid {os.getpid()})"
 
     @property
-    def _of_hosts(self) -> dict[str, Any]:
+    def _of_hosts(self) -> dict[str, object]:
         """The variables of every playbook that say how to work on the hosts."""
         named = {host.name: str(host.variables.get("ansible_python_interpreter")) for host in self.inventory.hosts}
         known = {name: path if path.startswith("/") else "python3" for name, path in {**named, **self.interpreters}.items()}
         return {"provision_privileged": sorted(self.privileged), "provision_interpreters": known}
 
     @property
-    def of_locks(self) -> dict[str, Any]:
+    def of_locks(self) -> dict[str, object]:
         """The variables of a playbook that acquires the hosts' locks: who we are, and whose locks are taken over once they are swept."""
         dead = {"provision_dead_runs": self.dead_runs(), "provision_guard": resources.inline_command("guard.py")}
         return {"provision_owner": self.owner, **dead}
@@ -185,7 +185,7 @@ class Session:
             path.write_text(self.inventory.as_ansible_yaml(), encoding="utf-8")
         return str(path)
 
-    def write(self, name: str, data: Any) -> Path:
+    def write(self, name: str, data: object) -> Path:
         """Keep ``data`` as JSON in the run folder."""
         path = self.folder / name
         path.write_text(json.dumps(data, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")

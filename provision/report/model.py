@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, computed_field
 
 from provision import __version__
+from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
 from provision.base.text import folded
@@ -138,7 +139,7 @@ class Report(_Document):
         """In a word or two; only a run whose training job passed says that hosts are ready."""
         return ("ready" if self.smoke else "done") if self.ok else "not ready"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """Plain data for JSON: ``{"schema": 1, "ok": …, "hosts": [...], "failures": [...], "smoke": …}``."""
         found = self.model_dump(by_alias=True)
         found["began"] = self.began and self.began.isoformat()

@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from provision.base import paths, process_locks, run_folders
+from provision.base.documents import Document
 from provision.base.errors import Interrupted, UsageError
 from provision.remote.session import RECORD, Record
 from provision.report.model import Report
@@ -51,11 +52,11 @@ class Run:
     verdict: Verdict
     seconds: float | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """Plain data for JSON."""
         return {
             "id": self.id,
-            "began": self.began and self.began.isoformat(),
+            "began": self.began.isoformat() if self.began else None,
             "command": self.command,
             "inventory": self.inventory,
             "verdict": self.verdict,

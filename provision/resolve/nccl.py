@@ -79,7 +79,7 @@ def _choose(found: Mapping[HostClass, Candidates]) -> dict[HostClass, Build] | N
         for version in sorted(_common_versions(found.values()), key=key, reverse=True)
     ]
 
-    def cost(builds: Mapping[HostClass, Build]) -> tuple[Any, ...]:
+    def cost(builds: Mapping[HostClass, Build]) -> tuple[bool, int, int, int]:
         return (
             any(build.weak for build in builds.values()),
             sum(key(build.cuda)[0] < majors[host_class] for host_class, build in builds.items()),
@@ -99,7 +99,7 @@ def _best(host_class: HostClass, version: str, builds: list[Build]) -> Build:
     """Of the builds of a version the one that an earlier run chose, else of the largest CUDA major that for the largest CUDA that the
     driver runs natively, else by minor-version compatibility, with the best evidence."""
 
-    def cost(build: Build) -> tuple[Any, ...]:
+    def cost(build: Build) -> tuple[bool, tuple[int, bool, tuple[int, ...]], bool, int]:
         by_cuda = (-key(build.cuda)[0], not host_class.runs_natively(build.cuda), tuple(-part for part in key(build.cuda)))
         return not _kept(build, host_class), by_cuda, build.weak, SOURCES.index(build.source)
 
@@ -250,7 +250,7 @@ def _conflict(host_classes: HostClasses, found: Mapping[HostClass, Candidates], 
     def others(host_class: HostClass) -> list[Candidates]:
         return [candidates for other, candidates in found.items() if other != host_class]
 
-    def cost(host_class: HostClass) -> tuple[Any, ...]:
+    def cost(host_class: HostClass) -> tuple[bool, bool, int, tuple[int, ...], str]:
         names = host_classes[host_class]
         unresolved = bool(others(host_class)) and not _common_versions(others(host_class))
         return unresolved, bool(found[host_class].fitting), len(names), key(host_class.cuda or "0"), names[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from provision import catalog
 from provision.base.text import joined
@@ -275,7 +275,7 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
         return sorted((tag for tag in tags if host_class.runs(_cuda(tag))), key=lambda tag: key(_cuda(tag)), reverse=True) or [CPU]
     major = key(host_class.cuda)[0]
 
-    def cost(cuda: str) -> tuple[Any, ...]:
+    def cost(cuda: str) -> tuple[bool, bool, bool, bool, tuple[int, ...]]:
         native = host_class.runs_natively(cuda)
         size = tuple(-part if native else part for part in key(cuda))
         return not _kept(version, _tag(cuda), host_class), key(cuda)[0] != major, release.builds[cuda].weak is not None, not native, size

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import BaseModel, Field
 
 from provision import catalog
+from provision.base.documents import Document
 from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
@@ -55,7 +56,7 @@ class WhatIf:
     gains: tuple[Gain, ...]
     plan: Plan
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """As JSON (`WhatIfDocument`)."""
         return {
             "schema": SCHEMA,

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from provision import catalog
 from provision.base import resources
+from provision.base.documents import Document
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
@@ -60,7 +60,7 @@ class Survey:
         """Hosts with an error, in the order of their problems."""
         return list(dict.fromkeys(problem.host for problem in self.problems if problem.severity == "error" and problem.host))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it."""
         listed = [{"id": p.id, "level": p.severity, "host": p.host, "what": p.what, "todo": p.hint} for p in self.problems]
         return {"schema": 1, "hosts": {name: each.model_dump() for name, each in self.hosts.items()}, "problems": listed}
@@ -241,7 +241,7 @@ def prefix_of(host: Host, found: Facts) -> str:
     return DEFAULT_PREFIX if found.user.can_become or prefix_error(at_home) else at_home
 
 
-def command_on_host(script: str, variable: str, options: Mapping[str, Any], missing_python: str) -> str:
+def command_on_host(script: str, variable: str, options: Mapping[str, object], missing_python: str) -> str:
     """A shell command that runs one of our scripts. In it the playbook replaces ``@python@``, the interpreter, and other names between two
     ``@`` for each host.
 

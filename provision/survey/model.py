@@ -492,10 +492,10 @@ class SystemPackages(Section):
     replaced: list[str] = []
 
 
-def noted_files(noted: Any) -> dict[str, dict[str, dict[str, Any]]]:
+def noted_files(noted: object) -> dict[str, dict[str, dict[str, str | None]]]:
     """Folder → package → the file that it was installed from (version, url, sha256). Invalid notes are dropped: a host is not trusted."""
 
-    def is_note(file: Any) -> bool:
+    def is_note(file: object) -> bool:
         if not isinstance(file, dict) or not isinstance(file.get("version"), str):
             return False
         return all(isinstance(file.get(key), str | None) for key in ("url", "sha256"))

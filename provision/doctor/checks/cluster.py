@@ -6,7 +6,6 @@ import ipaddress
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
 
 from provision.base.text import joined
 from provision.doctor.checks.registry import Connections, Hosts, Observation, Observations, cluster_check, connection_check
@@ -14,7 +13,7 @@ from provision.survey import Facts
 from provision.survey.model import Interface
 
 
-def _differing(hosts: Hosts, what: str, value: Callable[[Facts], Any]) -> Observations:
+def _differing(hosts: Hosts, what: str, value: Callable[[Facts], object]) -> Observations:
     """Hosts whose value is not that of most hosts; those without a value are left out."""
     values = {name: found for name, facts in hosts.items() if (found := value(facts))}
     if len(set(values.values())) < 2:
@@ -26,7 +25,7 @@ def _differing(hosts: Hosts, what: str, value: Callable[[Facts], Any]) -> Observ
             yield Observation(f"{what} is {found}", f"{usual}, as on {like}", host=name)
 
 
-def _packages(name: str) -> Callable[[Facts], Any]:
+def _packages(name: str) -> Callable[[Facts], object]:
     return lambda facts: facts.installed.packages.get(name)
 
 
@@ -44,7 +43,7 @@ def _nccl(hosts: Hosts) -> Observations:
 def _open_mpi(hosts: Hosts) -> Observations:
     """mpirun starts what the non-interactive PATH finds; what we installed is started by its path."""
 
-    def first(facts: Facts) -> Any:
+    def first(facts: Facts) -> object:
         return next((each.version for each in facts.mpi.found if each.path == facts.mpi.first and each.flavour == "openmpi"), None)
 
     yield from _differing(hosts, "the Open MPI that mpirun finds first", first)
@@ -60,7 +59,7 @@ def _hwloc(hosts: Hosts) -> Observations:
 
 @cluster_check("python-version-differs")
 def _python(hosts: Hosts) -> Observations:
-    def minor(facts: Facts) -> Any:
+    def minor(facts: Facts) -> object:
         return ".".join((facts.installed.venv.python_version or "").split(".")[:2])
 
     yield from _differing(hosts, "the environment's Python", minor)

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from provision.base import downloads
+from provision.base.documents import Document
 from provision.base.errors import UsageError
 from provision.diagnosis.findings import Finding
 from provision.doctor.health.model import Health
@@ -32,7 +33,7 @@ class Verdict:
         """Of the reasons, each once."""
         return list(dict.fromkeys(each.id for each in self.reasons))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Document:
         return {"verdict": self.word, "gpus": self.gpus, "findings": [each.id for each in self.reasons]}
 
 

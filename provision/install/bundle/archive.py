@@ -234,7 +234,7 @@ def requirements_of(host: HostPlan) -> list[str]:
     return [*pins, *host.packages, *nccl, *sources]
 
 
-def pack(folder: Path, listing: Mapping[str, Any], target: Path) -> None:
+def pack(folder: Path, listing: Mapping[str, object], target: Path) -> None:
     """Write ``folder`` with its ``listing`` (hosts, lock, data, supplies) into ``target``, in one step."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": downloads.digest(folder / name)} for name in names}

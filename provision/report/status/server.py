@@ -68,14 +68,14 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={quote(self.token, safe='')}"
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: object) -> None:
         if len(self._silent) >= _MAX_CONNECTIONS:
             _cut(oldest := next(iter(list(self._silent))))
             self.note_request(oldest)
         self._silent[request] = time.monotonic()
         super().process_request(request, client_address)
 
-    def note_request(self, request: Any) -> None:
+    def note_request(self, request: object) -> None:
         """The request of a connection is complete, or the connection is over: it does not give way any more."""
         self._silent.pop(request, None)
 
@@ -89,7 +89,7 @@ class Server(ThreadingHTTPServer):
             if time.monotonic() - began > _REQUEST_S:
                 _cut(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is not an error."""
 
     def answer(self, method: str, target: str, host: str, authorization: str) -> _Reply:
