@@ -63,7 +63,7 @@ def _packed(root: Path, package: str, versioned: Path) -> EngineSource:
                 info.size, info.mode, info.mtime = len(content), 0o644, 0
                 archive.addfile(info, io.BytesIO(content))
     packed = io.BytesIO()
-    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream:
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", compresslevel=6, mtime=0) as stream:
         stream.write(raw.getvalue())
     content = packed.getvalue()
     return EngineSource(content, version.group(1), hashlib.sha256(content).hexdigest(), package)

@@ -16,7 +16,6 @@ from provision.base.text import joined
 from provision.cli.options import Json, Limit, OptionalHosts, inventory_of, passwords, plan_options, with_options
 from provision.commands import planning
 from provision.install import engine_builds, installer
-from provision.inventory import Inventory
 from provision.plan import summary
 from provision.plan.options import Options
 from provision.plan.request import Request
@@ -72,26 +71,25 @@ def plan(
     """Show what would be installed where, from which source, and why."""
     inventory = inventory_of(hosts, limit) if hosts is not None else None
 
-    def fits(inventory: Inventory, found: Mapping[str, Facts], problems: Sequence[Problem]) -> bool:
-        model.show_problems(problems, terminal.err())
-        return _show_plan(Request.of(inventory, options), found, problems, shown)
-
     if facts_file is not None:
-        is_fitting = fits(*collect.read_file(facts_file, inventory, limit))
+        inventory, found, problems = collect.read_file(facts_file, inventory, limit)
+        is_fitting = _show_plan(Request.of(inventory, options), found, problems, shown)
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
         with progress.make() as bar, Session(inventory, bar, passwords, command="provision plan") as session:
-            surveyed = collect.survey_hosts(session, engine_builds.known_for(options.wheels))
+            request = Request.of(inventory, options)
+            surveyed = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels))
             bar.close()
-            is_fitting = fits(inventory, surveyed.hosts, surveyed.problems)
+            is_fitting = _show_plan(request, surveyed.hosts, surveyed.problems, shown)
             session.record.exit_code = 0 if is_fitting else 1
     if not is_fitting:
         raise typer.Exit(1)
 
 
 def _show_plan(request: Request, found: Mapping[str, Facts], problems: Sequence[Problem], shown: _Shown) -> bool:
-    """Print the plan, and whether there is one. Raises ProvisionError for what is missing."""
+    """Print the problems and the plan; whether there is one. Raises ProvisionError for what is missing."""
+    model.show_problems(problems, terminal.err())
     inventory = request.inventory
     if shown.what_if:
         after = planning.plan_after(request, found, shown.what_if)

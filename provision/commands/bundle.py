@@ -22,11 +22,11 @@ from provision.survey.collect import Survey
 def write_bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Write everything that the plan needs to ``target``; raises ProvisionError where something is unavailable. Returns the survey."""
     with host_locks.acquired(inventory, "provision bundle"), Session(inventory, progress, passwords, command="provision bundle") as session:
-        survey = collect.survey_hosts(session, engine_builds.known_for(options.wheels))
+        request = Request.of(inventory, options)
+        survey = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels))
         if survey.blocked:
             session.record.exit_code = 1
             return survey
-        request = Request.of(inventory, options)
         rollout = planning.make_plan(replace(request, options=replace(options, python_downloads=False)), survey.hosts)
         planning.refuse_conflicts(rollout.plan)
         gather(session, rollout.plan, survey.hosts, options, rollout.sources, target, request.lock)

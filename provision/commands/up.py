@@ -59,7 +59,7 @@ def make_ready(
         bundle = run.stage("bundle", _unpack, options.bundle)
         if bundle is not None:
             request = replace(request, lock=bundle.lock, options=bundle.complete(options))
-        hosts = run.stage("survey", _survey, request.options, bundle)
+        hosts = run.stage("survey", _survey, request, bundle)
         rollout = run.stage("plan", _plan, request, hosts, downgrade) if hosts else None
         if rollout and rollout.drivers:
             hosts = run.stage("driver", _install_drivers, rollout, bundle)
@@ -82,9 +82,10 @@ def _unpack(run: Run, archive: Path | None) -> Bundle | None:
     return unpack(archive, run.session.folder / "bundle") if archive else None
 
 
-def _survey(run: Run, options: Options, bundle: Bundle | None) -> Hosts:
+def _survey(run: Run, request: Request, bundle: Bundle | None) -> Hosts:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
-    known = engine_builds.known_for(options.wheels, bundle.folder / "supplies" if bundle else None)
+    options = request.options
+    known = engine_builds.known_for(request.engine, options.wheels, bundle.folder / "supplies" if bundle else None)
     survey = collect.survey_hosts(run.session, known)
     entries.add_survey(run.report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}
@@ -130,7 +131,7 @@ def _install_drivers(run: Run, rollout: Rollout, bundle: Bundle | None) -> Hosts
     if len(report.failures) > before:
         return {}
     report.notes.append(f"{joined(rollout.drivers)}: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers")
-    again = run.stage("survey", _survey, replace(rollout.request.options, first_step=None), bundle)
+    again = run.stage("survey", _survey, replace(rollout.request, options=replace(rollout.request.options, first_step=None)), bundle)
     # What the first survey found and still holds is said once.
     report.notes, report.failures = list(dict.fromkeys(report.notes)), list(dict.fromkeys(report.failures))
     return again

@@ -18,7 +18,6 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from provision import catalog
-from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError
 from provision.base.versions import key as version_key
@@ -54,10 +53,9 @@ def adopt_wheels(plan: Plan, facts: Mapping[str, Facts], engine: EngineSource, f
             builds.keep(builds.ENGINE, key_of(host), wheel.read_bytes())
 
 
-def known_for(folder: Path | None, bundled: Path | None = None) -> Callable[[Facts], bool]:
+def known_for(engine: EngineSource, folder: Path | None, bundled: Path | None = None) -> Callable[[Facts], bool]:
     """Whether a host has this engine, or gets it without a compiler: its build is kept here or in the supplies of a bundle, or a wheel in
     ``folder`` fits."""
-    engine = engine_source.pack()
 
     def is_known(facts: Facts) -> bool:
         arch = str(facts.arch)

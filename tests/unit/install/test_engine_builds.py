@@ -77,13 +77,13 @@ def test_hosts_take_the_wheel_that_their_glibc_and_architecture_run(wheels: Path
     taken = {name: variables["builds"][build]["sha256"] for name, build in variables["build_of"].items()}
     assert {name for name, sha256 in taken.items() if sha256} == {"debian", "ubuntu"}
     assert taken["debian"] == taken["ubuntu"]
-    known_for = engine_builds.known_for(None)
+    known_for = engine_builds.known_for(ENGINE, None)
     assert [name for name, found in known.items() if known_for(found)] == ["debian", "ubuntu"], "kept for later runs"
 
 
 def test_a_wheel_of_another_version_is_left(wheels: Path) -> None:
     wheel(wheels, "manylinux_2_28_x86_64", version="99.0.0")
-    assert not engine_builds.known_for(wheels)(host("debian", "12", "2.36"))
+    assert not engine_builds.known_for(ENGINE, wheels)(host("debian", "12", "2.36"))
 
 
 def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
@@ -109,5 +109,5 @@ def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
 
 def test_a_host_that_holds_the_engine_needs_nothing() -> None:
     manifest = manifest_with(engine={"sha256": ENGINE.sha256})
-    assert engine_builds.known_for(None)(host("debian", "12", "2.36", installed={"manifest": manifest}))
-    assert not engine_builds.known_for(None)(host("debian", "12", "2.36", installed={"manifest": {"host": "odd"}}))
+    assert engine_builds.known_for(ENGINE, None)(host("debian", "12", "2.36", installed={"manifest": manifest}))
+    assert not engine_builds.known_for(ENGINE, None)(host("debian", "12", "2.36", installed={"manifest": {"host": "odd"}}))
