@@ -47,7 +47,7 @@ def changed(source: EngineSource) -> EngineSource:
     with tarfile.open(fileobj=io.BytesIO(source.content)) as old, tarfile.open(fileobj=packed, mode="w") as new:
         for entry in old:
             content = old.extractfile(entry).read()  # type: ignore[union-attr]
-            if entry.name.endswith("csrc/core/engine.cpp"):
+            if entry.name.endswith("csrc/engine/engine.cpp"):
                 content += f"// {time.time()}\n".encode()
             entry.size = len(content)
             new.addfile(entry, io.BytesIO(content))

@@ -83,5 +83,6 @@ gate "ruff check" ruff check .
 gate "ruff format" ruff format --check .
 gate "shellcheck" shellcheck "${shell_files[@]}"
 [ ${#docker_files[@]} -eq 0 ] || gate "hadolint" hadolint "${docker_files[@]}"
+gate "includes of the engine" python scripts/check_includes.py collective_core/csrc
 gate "clang-format" clang-format --dry-run -Werror "${cpp_files[@]}"
 results

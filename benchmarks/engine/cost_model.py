@@ -45,7 +45,7 @@ TERMS = ("call", "message", "header", "byte", "hop")
 BAR = 0.25
 #: Hosts up to which all leaders tell each other at once (csrc/negotiation/dissemination.cpp).
 ALL_AT_ONCE = 8
-#: Hosts up to which all have data connections to each other (csrc/transport/transport.cpp).
+#: Hosts up to which all have data connections to each other (csrc/transport/seam.cpp).
 MESH = 65
 #: Seconds of one repetition, about.
 REPETITION_SECONDS, REPETITIONS = 0.1, 5

@@ -1,4 +1,4 @@
-"""The transport seam (csrc/transport/transport.h): the engine runs over a transport of a test's own, without sockets."""
+"""The transport seam (csrc/transport/seam.h): the engine runs over a transport of a test's own, without sockets."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "algorithms/collectives.h"
-#include "core/memory.h"
+#include "base/memory.h"
 
 namespace cc {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "algorithms/collectives.h"
-#include "core/memory.h"
-#include "negotiation/validation.h"
+#include "base/memory.h"
+#include "base/validation.h"
 
 namespace cc {
 namespace {

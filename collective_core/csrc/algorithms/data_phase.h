@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "core/deadline.h"
-#include "core/group.h"
-#include "core/operation.h"
+#include "base/deadline.h"
+#include "base/operation.h"
+#include "group/group.h"
 #include "negotiation/exchange.h"
 
 namespace cc {

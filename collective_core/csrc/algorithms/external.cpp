@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "algorithms/collectives.h"
-#include "core/memory.h"
+#include "base/memory.h"
 #include "transport/external/external_transport.h"
 
 namespace cc {
@@ -77,7 +77,12 @@ void refuse_too_many(int64_t rows) {
 }
 
 void run(const DataPhase& phase, const cc_transfer& transfer) {
-  phase.external->run(phase.group, transfer, phase.deadline);
+  phase.external->run(phase.topology(), transfer, phase.deadline, [&phase] {
+    phase.group.failure_detector().check();
+    // Whom it waits for, the library does not say.
+    if (phase.topology().is_leader() && phase.group.is_warning_due(phase.deadline))
+      phase.group.warn(" for its data to move", phase.deadline);
+  });
 }
 
 // The number of an ordered transfer. A second exchange, of which no rank waits for another's program: what a rank
@@ -95,7 +100,7 @@ uint64_t agree_on_order(const DataPhase& phase, uint64_t proposed) {
 }
 
 void run_in_order(const DataPhase& phase, cc_transfer transfer) {
-  const uint64_t proposed = phase.external->propose(phase.group);
+  const uint64_t proposed = phase.external->propose(phase.topology());
   try {
     transfer.order = agree_on_order(phase, proposed);
     run(phase, transfer);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "algorithms/collectives.h"
-#include "core/memory.h"
+#include "base/memory.h"
 
 namespace cc {
 

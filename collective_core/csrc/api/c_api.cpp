@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "api/process.h"
-#include "core/cores.h"
-#include "core/engine.h"
-#include "core/interruption.h"
+#include "base/cores.h"
+#include "base/interruption.h"
+#include "engine/engine.h"
 #include "kernels/kernels.h"
 #include "transport/external/external_transport.h"
 #include "transport/tcp/interfaces.h"

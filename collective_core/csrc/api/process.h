@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "api/c_api.h"
-#include "core/engine.h"
-#include "core/errors.h"
+#include "base/errors.h"
+#include "engine/engine.h"
 
 namespace cc {
 

@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-#include "core/types.h"
+#include "base/types.h"
 
 namespace cc {
 

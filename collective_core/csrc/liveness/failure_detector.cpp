@@ -8,8 +8,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "core/interruption.h"
-#include "negotiation/validation.h"
+#include "base/interruption.h"
+#include "base/validation.h"
 
 namespace cc {
 namespace {

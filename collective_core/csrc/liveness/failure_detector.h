@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/deadline.h"
-#include "core/errors.h"
-#include "core/topology.h"
+#include "base/deadline.h"
+#include "base/errors.h"
+#include "base/topology.h"
+#include "transport/seam.h"
 #include "transport/shm/layout.h"
-#include "transport/transport.h"
 
 namespace cc {
 

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/counters.h"
-#include "core/group.h"
+#include "base/counters.h"
+#include "group/group.h"
 #include "negotiation/host_negotiation.h"
 
 namespace cc {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "negotiation/validation.h"
+#include "base/validation.h"
 
 namespace cc {
 namespace {

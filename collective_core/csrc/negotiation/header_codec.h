@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/operation.h"
+#include "base/operation.h"
 
 namespace cc {
 

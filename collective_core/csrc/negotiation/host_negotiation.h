@@ -15,7 +15,7 @@
 #include <set>
 #include <vector>
 
-#include "core/group.h"
+#include "group/group.h"
 #include "negotiation/dissemination.h"
 
 namespace cc {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "core/operation.h"
+#include "base/operation.h"
 
 namespace cc {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "core/operation.h"
-#include "core/topology.h"
+#include "base/operation.h"
+#include "base/topology.h"
 
 namespace cc {
 

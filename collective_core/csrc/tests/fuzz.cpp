@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/engine.h"
+#include "engine/engine.h"
 #include "negotiation/dissemination.h"
 #include "negotiation/header_codec.h"
 #include "transport/tcp/handshake.h"

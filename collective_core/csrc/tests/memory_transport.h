@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/transport.h"
+#include "transport/seam.h"
 
 // All connections of a job.
 class MemoryNetwork {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "algorithms/collectives.h"
-#include "core/engine.h"
-#include "core/recorder.h"
+#include "base/recorder.h"
+#include "engine/engine.h"
 #include "negotiation/dissemination.h"
 #include "tests/memory_transport.h"
 #include "transport/tcp/tcp_transport.h"

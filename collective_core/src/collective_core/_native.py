@@ -26,10 +26,10 @@ QUEUED, BLOCKING, ALONE, AMONG_OTHERS = range(4)
 #: Where a tensor lies: a GPU's is copied to host memory, unless it is given as the GPU's own, for a transport like NCCL.
 HOST_MEMORY, GPU, GPU_MEMORY = range(3)
 
-#: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/core/types.h.
+#: Whose rules hold where the engine's differ from Horovod's on purpose, with the numbers of csrc/base/types.h.
 SEMANTICS = {"engine": 0, "horovod": 1}
 
-#: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/core/types.h.
+#: Element types by the names that NumPy and PyTorch share, with the numbers of csrc/base/types.h.
 DTYPES = {
     name: number
     for number, name in enumerate(
@@ -46,7 +46,7 @@ PAIRS = {"complex64": "float32", "complex128": "float64"}
 #: What an operation calls the type of a tensor that cannot be sent; it has an objection.
 STAND_IN = "uint8"
 
-#: The fault of csrc/core/errors.h that is none of the engine's own.
+#: The fault of csrc/base/errors.h that is none of the engine's own.
 INTERRUPTED = 7
 #: Seconds after which a waiting call looks for signals such as Ctrl-C.
 SIGNAL_INTERVAL = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-#: Kinds of failure by the numbers of csrc/core/errors.h.
+#: Kinds of failure by the numbers of csrc/base/errors.h.
 KINDS = {1: "mismatch", 2: "timeout", 3: "peer_lost", 4: "invalid", 5: "internal", 6: "closed"}
 
 

@@ -2,8 +2,7 @@
 
 #include <sched.h>
 
-#include "core/errors.h"
-#include "core/group.h"
+#include "base/errors.h"
 
 namespace cc {
 namespace {
@@ -31,17 +30,16 @@ std::unique_ptr<ExternalTransport> ExternalTransports::of(Device device, int pro
   return std::make_unique<ExternalTransport>(process_set, found->second.first, found->second.second);
 }
 
-void ExternalTransport::fail(Group& group, const char* error) {
-  throw Failure(Fault::internal, group.topology().describe(group.topology().rank) + ": " + error,
-                {group.topology().rank});
+void ExternalTransport::fail(const Topology& topology, const char* error) {
+  throw Failure(Fault::internal, topology.describe(topology.rank) + ": " + error, {topology.rank});
 }
 
-uint64_t ExternalTransport::propose(Group& group) const {
+uint64_t ExternalTransport::propose(const Topology& topology) const {
   cc_transfer asked{};
   asked.process_set = process_set_;
   asked.kind = static_cast<int32_t>(Kind::barrier);
   char error[error_text] = "";
-  if (start_(&asked, error, sizeof error) != 0) fail(group, error);
+  if (start_(&asked, error, sizeof error) != 0) fail(topology, error);
   return asked.order;
 }
 
@@ -54,20 +52,19 @@ void ExternalTransport::withdraw(uint64_t order) const {
   start_(&asked, error, sizeof error);
 }
 
-void ExternalTransport::run(Group& group, cc_transfer transfer, Deadline& deadline) const {
+void ExternalTransport::run(const Topology& topology, cc_transfer transfer, Deadline& deadline,
+                            const std::function<void()>& check) const {
   transfer.process_set = process_set_;
   char error[error_text] = "";
-  if (start_(&transfer, error, sizeof error) != 0) fail(group, error);
+  if (start_(&transfer, error, sizeof error) != 0) fail(topology, error);
   for (int polls = 1;; ++polls) {
     const int32_t state = test_(transfer.process_set, error, sizeof error);
-    if (state < 0) fail(group, error);
+    if (state < 0) fail(topology, error);
     // Those before it have deadlines of their own.
     if (state == waits_for_turn) deadline.extend();
     if (state > 0 && state != waits_for_turn) break;
     if (polls % polls_between_checks == 0) {
-      group.failure_detector().check();
-      // Whom it waits for, the library does not say.
-      if (group.topology().is_leader() && group.is_warning_due(deadline)) group.warn(" for its data to move", deadline);
+      check();
       if (deadline.passed())
         throw Failure(Fault::timeout, "the data has not moved within the time that COLLECTIVE_TIMEOUT sets");
     }

@@ -1,6 +1,5 @@
-// A library that moves whole tensors in place of the engine, behind the two functions of cc_use_external_transport
-// (c_api.h): MPI for tensors in host memory, NCCL for those of GPUs. What it is asked to do is in
-// algorithms/external.cpp.
+// A library that moves whole tensors in place of the engine, behind the two functions of transfer.h: MPI for tensors in
+// host memory, NCCL for those of GPUs. What it is asked to do is in algorithms/external.cpp.
 //
 // A transfer is started and then polled until it is done, with a look at the other ranks in between: a rank that dies
 // is named here as elsewhere. The library may then still hold the buffers, so it must not be called again, and they are
@@ -9,18 +8,18 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 
-#include "api/c_api.h"
-#include "core/deadline.h"
-#include "core/types.h"
+#include "base/deadline.h"
+#include "base/topology.h"
+#include "base/types.h"
+#include "transport/external/transfer.h"
 
 namespace cc {
-
-class Group;
 
 class ExternalTransport {
  public:
@@ -28,14 +27,16 @@ class ExternalTransport {
       : process_set_(process_set), start_(start), test_(test) {}
 
   // Of an ordered transfer, before it is run: this rank's wish for its number.
-  uint64_t propose(Group& group) const;
+  uint64_t propose(const Topology& topology) const;
   // After that, when it fails before its end: others, behind it, wait for it no more.
   void withdraw(uint64_t order) const;
-  // From its start to its end. The process set is filled in here.
-  void run(Group& group, cc_transfer transfer, Deadline& deadline) const;
+  // From its start to its end. The process set is filled in here. `check` is called now and then, and throws when
+  // another rank has failed.
+  void run(const Topology& topology, cc_transfer transfer, Deadline& deadline,
+           const std::function<void()>& check) const;
 
  private:
-  [[noreturn]] static void fail(Group& group, const char* error);
+  [[noreturn]] static void fail(const Topology& topology, const char* error);
 
   int process_set_;
   cc_start start_;

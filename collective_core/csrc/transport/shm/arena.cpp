@@ -9,7 +9,7 @@
 #include <iterator>
 #include <utility>
 
-#include "core/errors.h"
+#include "base/errors.h"
 #include "transport/shm/layout.h"
 
 // Older C libraries lack the names; the kernel has had them since 5.14 and 6.1.

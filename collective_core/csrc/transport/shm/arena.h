@@ -14,8 +14,8 @@
 #include <mutex>
 #include <vector>
 
-#include "core/deadline.h"
-#include "core/topology.h"
+#include "base/deadline.h"
+#include "base/topology.h"
 #include "transport/shm/shared_memory.h"
 
 namespace cc {

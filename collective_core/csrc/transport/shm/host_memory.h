@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <map>
 
-#include "core/fd.h"
-#include "core/operation.h"
-#include "core/topology.h"
+#include "base/fd.h"
+#include "base/operation.h"
+#include "base/topology.h"
 #include "transport/shm/layout.h"
 #include "transport/shm/shared_memory.h"
 

@@ -12,9 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/operation.h"
-#include "core/topology.h"
-#include "core/wait.h"
+#include "base/operation.h"
+#include "base/topology.h"
+#include "base/wait.h"
 
 namespace cc {
 

@@ -13,8 +13,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/errors.h"
-#include "core/wait.h"
+#include "base/errors.h"
+#include "base/wait.h"
 #include "transport/shm/layout.h"
 
 // Older C libraries lack the names; the kernel has had them since 3.17.

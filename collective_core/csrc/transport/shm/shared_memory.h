@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "core/deadline.h"
-#include "core/fd.h"
+#include "base/deadline.h"
+#include "base/fd.h"
 
 namespace cc {
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/errors.h"
-#include "core/interruption.h"
+#include "base/errors.h"
+#include "base/interruption.h"
 #include "transport/tcp/handshake.h"
 #include "transport/tcp/tcp_transport.h"
 

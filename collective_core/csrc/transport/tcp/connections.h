@@ -5,9 +5,9 @@
 
 #include <string>
 
-#include "core/topology.h"
+#include "base/topology.h"
+#include "transport/seam.h"
 #include "transport/tcp/sockets.h"
-#include "transport/transport.h"
 
 namespace cc {
 

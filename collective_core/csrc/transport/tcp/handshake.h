@@ -13,10 +13,10 @@
 #include <cstdint>
 #include <string>
 
-#include "core/deadline.h"
+#include "base/deadline.h"
+#include "transport/seam.h"
 #include "transport/tcp/sha256.h"
 #include "transport/tcp/sockets.h"
-#include "transport/transport.h"
 
 namespace cc {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/errors.h"
+#include "base/errors.h"
 #include "transport/tcp/interfaces.h"
 #include "transport/tcp/sockets.h"
 

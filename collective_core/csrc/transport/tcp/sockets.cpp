@@ -1,6 +1,6 @@
 #include "transport/tcp/sockets.h"
 
-#include "core/interruption.h"
+#include "base/interruption.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

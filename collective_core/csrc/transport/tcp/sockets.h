@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <string>
 
-#include "core/deadline.h"
-#include "core/errors.h"
-#include "core/fd.h"
+#include "base/deadline.h"
+#include "base/errors.h"
+#include "base/fd.h"
 
 namespace cc {
 

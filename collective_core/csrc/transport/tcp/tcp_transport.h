@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "transport/seam.h"
 #include "transport/tcp/connections.h"
 #include "transport/tcp/sockets.h"
-#include "transport/transport.h"
 
 namespace cc {
 

@@ -1,4 +1,4 @@
-"""The engine's record of operations: its layout (csrc/core/recorder.h), and reading it from memory or from a crashed rank's file."""
+"""The engine's record of operations: its layout (csrc/base/recorder.h), and reading it from memory or from a crashed rank's file."""
 
 from __future__ import annotations
 

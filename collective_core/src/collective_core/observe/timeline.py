@@ -1,6 +1,6 @@
 """What every rank did when: recorded while the job runs, drawn at the end (trace.py).
 
-The engine records every operation anyway (csrc/core/recorder.h). While a timeline is on, a thread appends the records to this
+The engine records every operation anyway (csrc/base/recorder.h). While a timeline is on, a thread appends the records to this
 rank's own file (timeline_file.py), so that what a killed rank has recorded stays. Starting and stopping wait for nobody: every
 exchange tells the ranks which of them record, and where at a time all have, rank 0 merges their parts at the end; a rank that
 records alone draws its own.

@@ -22,10 +22,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/counters.h"
-#include "core/group.h"
-#include "core/operation.h"
-#include "core/recorder.h"
+#include "base/counters.h"
+#include "base/operation.h"
+#include "base/recorder.h"
+#include "group/group.h"
 #include "negotiation/exchange.h"
 #include "negotiation/join.h"
 #include "transport/external/external_transport.h"

@@ -1,11 +1,11 @@
-#include "core/interruption.h"
+#include "base/interruption.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-#include "core/recorder.h"
+#include "base/recorder.h"
 
 namespace cc {
 namespace {

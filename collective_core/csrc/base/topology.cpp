@@ -1,9 +1,9 @@
-#include "core/topology.h"
+#include "base/topology.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "core/errors.h"
+#include "base/errors.h"
 
 namespace cc {
 

@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "core/errors.h"
-#include "core/operation.h"
+#include "base/errors.h"
+#include "base/operation.h"
 
 namespace cc {
 

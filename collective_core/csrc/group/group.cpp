@@ -1,4 +1,4 @@
-#include "core/group.h"
+#include "group/group.h"
 
 #include <unistd.h>
 
@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "core/cores.h"
+#include "base/cores.h"
 
 namespace cc {
 namespace {

@@ -1,4 +1,4 @@
-#include "transport/transport.h"
+#include "transport/seam.h"
 
 #include <utility>
 

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-#include "core/deadline.h"
-#include "core/memory.h"
-#include "core/operation.h"
-#include "core/topology.h"
+#include "base/deadline.h"
+#include "base/memory.h"
+#include "base/operation.h"
+#include "base/topology.h"
+#include "group/cross_memory.h"
 #include "liveness/failure_detector.h"
+#include "transport/seam.h"
 #include "transport/shm/arena.h"
-#include "transport/shm/cross_memory.h"
 #include "transport/shm/host_memory.h"
-#include "transport/transport.h"
 
 namespace cc {
 

@@ -1,4 +1,4 @@
-#include "negotiation/validation.h"
+#include "base/validation.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "core/engine.h"
+#include "engine/engine.h"
 #include "negotiation/mismatch.h"
 
 namespace cc {

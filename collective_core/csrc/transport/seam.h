@@ -17,8 +17,8 @@
 #include <tuple>
 #include <vector>
 
-#include "core/fd.h"
-#include "core/topology.h"
+#include "base/fd.h"
+#include "base/topology.h"
 
 namespace cc {
 

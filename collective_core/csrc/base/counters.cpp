@@ -1,4 +1,4 @@
-#include "core/counters.h"
+#include "base/counters.h"
 
 #include <algorithm>
 

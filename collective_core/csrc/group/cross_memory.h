@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/deadline.h"
+#include "base/deadline.h"
 
 namespace cc {
 

@@ -1,4 +1,4 @@
-#include "core/recorder.h"
+#include "base/recorder.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,8 +10,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "core/errors.h"
-#include "core/fd.h"
+#include "base/errors.h"
+#include "base/fd.h"
 
 namespace cc {
 namespace {

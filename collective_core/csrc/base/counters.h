@@ -9,8 +9,8 @@
 #include <map>
 #include <vector>
 
-#include "core/recorder.h"
-#include "core/topology.h"
+#include "base/recorder.h"
+#include "base/topology.h"
 
 namespace cc {
 

@@ -1,4 +1,4 @@
-#include "core/engine.h"
+#include "engine/engine.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,8 +11,8 @@
 
 #include "algorithms/collectives.h"
 #include "algorithms/selection.h"
-#include "core/interruption.h"
-#include "core/memory.h"
+#include "base/interruption.h"
+#include "base/memory.h"
 #include "kernels/exact_floats.h"
 
 namespace cc {

@@ -1,4 +1,4 @@
-#include "core/cores.h"
+#include "base/cores.h"
 
 #include <unistd.h>
 

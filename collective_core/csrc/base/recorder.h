@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/operation.h"
+#include "base/operation.h"
 
 namespace cc {
 

@@ -1,4 +1,4 @@
-#include "core/fd.h"
+#include "base/fd.h"
 
 #include <pthread.h>
 #include <sys/resource.h>

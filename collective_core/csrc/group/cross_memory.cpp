@@ -1,4 +1,4 @@
-#include "transport/shm/cross_memory.h"
+#include "group/cross_memory.h"
 
 #include <sys/prctl.h>
 #include <sys/uio.h>
@@ -10,8 +10,8 @@
 #include <string>
 #include <thread>
 
-#include "core/errors.h"
-#include "core/group.h"
+#include "base/errors.h"
+#include "group/group.h"
 
 // Older C libraries lack the name; Yama is of 2010.
 #ifndef PR_SET_PTRACER

@@ -7,7 +7,7 @@
 #include <new>
 #include <string>
 
-#include "core/errors.h"
+#include "base/errors.h"
 
 namespace cc {
 
