@@ -21,7 +21,7 @@ namespace {
 
 // MPI counts in 32 bits, and whoever waits for one piece hears of a death within it.
 constexpr uint64_t piece_bytes = uint64_t(64) << 20;
-constexpr int64_t most_rows = std::numeric_limits<int32_t>::max();
+constexpr int64_t max_rows = std::numeric_limits<int32_t>::max();
 
 // What the library is asked to do for a type that may not be one of its own. Sums of 8 and 16 bits go as 32: Open MPI
 // 4.1 adds them with instructions that saturate where the processor has AVX, and without them they wrap.
@@ -71,7 +71,7 @@ void convert(void* out, const void* in, size_t n) {
 }
 
 void refuse_too_many(int64_t rows) {
-  if (rows <= most_rows) return;
+  if (rows <= max_rows) return;
   throw Failure(Fault::invalid, "MPI counts rows in 32 bits, and a rank would have " + std::to_string(rows) +
                                     ": reshape the tensor to fewer, longer rows");
 }

@@ -184,19 +184,19 @@ std::shared_ptr<Task> make_task(const cc_operation& op, int size) {
   std::strncpy(header.name, name, name_bytes - 1);
   header.device = static_cast<Device>(op.device);
   require(op.device >= 0 && op.device < static_cast<int>(Device::count), "unknown device");
-  if (op.objection && op.objection[0]) {
-    header.objects = 1;
-    task->operation.objection = op.objection;
+  if (op.unsupported_reason && op.unsupported_reason[0]) {
+    header.unsupported = 1;
+    task->operation.unsupported_reason = op.unsupported_reason;
   }
-  const bool empty = op.count == 0 || !has_tensor(header.kind) || header.objects;
+  const bool empty = op.count == 0 || !has_tensor(header.kind) || header.unsupported;
   const bool allocates = header.kind == Kind::allgather || header.kind == Kind::alltoall;
-  const bool any_root = header.kind != Kind::broadcast || header.objects;
+  const bool any_root = header.kind != Kind::broadcast || header.unsupported;
   require(any_root || (op.root >= 0 && op.root < size), "the root is not a rank of this job");
   require(empty || op.input, "input is missing");
   require(empty || allocates || op.output, "output is missing");
   require(op.count <= UINT64_MAX / 64, "too many elements");
-  require(header.kind != Kind::reducescatter || header.objects || op.ndim > 0, "a scalar cannot be scattered");
-  require(header.kind != Kind::alltoall || header.objects || (op.splits && op.ndim > 0), "splits are missing");
+  require(header.kind != Kind::reducescatter || header.unsupported || op.ndim > 0, "a scalar cannot be scattered");
+  require(header.kind != Kind::alltoall || header.unsupported || (op.splits && op.ndim > 0), "splits are missing");
   if (op.splits) task->operation.splits.assign(op.splits, op.splits + size);
   task->operation.input = op.input;
   task->operation.output = op.output;
@@ -309,7 +309,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
       throw cc::Failure(cc::Fault::closed, "the engine was shut down while a process set connected");
     if (process_set == 0) state.arena = group->arena();
     if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
-    if (process_set == 0) state.recorder->introduce(rank, size, group->topology().peers[rank].host_name);
+    if (process_set == 0) state.recorder->register_rank(rank, size, group->topology().peers[rank].host_name);
     const auto made =
         std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.external_transports);
     made->use(static_cast<cc::Semantics>(semantics));
@@ -493,7 +493,7 @@ int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count,
     const std::shared_ptr<cc::Recorder> recorder = the_recorder();
     const uint64_t begun = recorder->recording().events.load();
     // What the ring has overwritten is lost; the caller sees it in the numbers.
-    const uint64_t oldest = begun > cc::most_events ? begun - cc::most_events + 1 : 1;
+    const uint64_t oldest = begun > cc::max_events ? begun - cc::max_events + 1 : 1;
     uint64_t at = std::min(std::max(from, oldest), begun + 1);
     *count = 0;
     for (; at <= begun && *count < capacity; ++at) {

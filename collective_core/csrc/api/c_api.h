@@ -42,11 +42,11 @@ struct cc_operation {
   void* output;
   double prescale;
   double postscale;
-  const char* name;       // the same on all ranks
-  const int64_t* splits;  // alltoall: rows for each rank; otherwise null
-  const char* objection;  // why this rank cannot run it, which every rank is then told; or null
-  int32_t device;         // where the caller's tensor lies, a number of types.h
-  int32_t tag;            // of the caller's own, for cc_transfer; not 0
+  const char* name;                // the same on all ranks
+  const int64_t* splits;           // alltoall: rows for each rank; otherwise null
+  const char* unsupported_reason;  // why this rank cannot run it, which every rank is then told; or null
+  int32_t device;                  // where the caller's tensor lies, a number of types.h
+  int32_t tag;                     // of the caller's own, for cc_transfer; not 0
   uint32_t fused;  // a checksum of the tensors that the caller has put into this one, compared like the shape, or 0
   uint32_t inner;  // 1: of the caller's own agreements: under Horovod's semantics, too, it runs while a rank has joined
   uint32_t ordered;  // 1: its transport is asked for a number (cc_start); it is enough that one rank says so

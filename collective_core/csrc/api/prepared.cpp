@@ -81,16 +81,16 @@ class Reference {
 class NumberedName {
  public:
   explicit NumberedName(const char* prefix)
-      : length_(std::min(std::strlen(prefix), cc::name_bytes - most_digits - 1)), hash_(cc::hash_of(prefix)) {}
+      : length_(std::min(std::strlen(prefix), cc::name_bytes - max_digits - 1)), hash_(cc::hash_of(prefix)) {}
   void write(cc::Header* header, uint64_t number) const {
-    char digits[most_digits + 1] = {};
-    const auto end = std::to_chars(digits, digits + most_digits, number).ptr;
+    char digits[max_digits + 1] = {};
+    const auto end = std::to_chars(digits, digits + max_digits, number).ptr;
     std::memcpy(header->name + length_, digits, static_cast<size_t>(end - digits) + 1);
     header->name_hash = cc::hash_of(digits, hash_);
   }
 
  private:
-  static constexpr size_t most_digits = 20;
+  static constexpr size_t max_digits = 20;
   size_t length_;
   uint64_t hash_;
 };

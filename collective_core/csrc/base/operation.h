@@ -48,7 +48,7 @@ inline bool is_reduction(Kind kind) {
 }
 
 // Whether this rank may still submit what the others want.
-enum class Stuck : uint8_t {
+enum class Blocked : uint8_t {
   no,
   waits,  // its caller waits for one of its operations, and submits nothing before that is done
   tried   // and the others have been asked in vain for each of them
@@ -64,9 +64,9 @@ struct Header {
   DType dtype;
   ReduceOp reduce;
   uint8_t ndim;
-  Stuck stuck;
+  Blocked blocked;
   Device device;            // where the caller's tensor lies
-  uint8_t objects;          // this rank cannot run it: the inline payload is a sentence that says why
+  uint8_t unsupported;      // this rank cannot run it: the inline payload is a sentence that says why
   uint8_t timeline : 1;     // this rank records one, and will merge it with the others' if all ranks do
   uint8_t whole : 1;        // it is an error while a rank has joined
   uint8_t ordered : 1;      // its external transport needs a number that all ranks agree on
@@ -109,7 +109,7 @@ struct Operation {
   const void* input = nullptr;
   void* output = nullptr;            // alltoall: null. allgather: null, or room for what all send if all send as much
   std::vector<int64_t> splits;       // alltoall: rows for each rank
-  std::string objection;             // why this rank cannot run it, or empty
+  std::string unsupported_reason;    // why this rank cannot run it, or empty
   std::unique_ptr<char[]> gathered;  // allgather, alltoall: memory for the bytes received, unless `output` is
   uint64_t gathered_bytes = 0;
   std::vector<int64_t> received;  // allgather, alltoall: rows from each rank; join: the rank that joined last
@@ -122,7 +122,7 @@ struct Operation {
   std::string describe() const {
     std::string text = name_of(header.kind);
     if (header.name[0]) text += std::string(" '") + header.name + "'";
-    if (has_tensor(header.kind) && !header.objects)
+    if (has_tensor(header.kind) && !header.unsupported)
       text += std::string(" (") + name_of(header.dtype) + header.shape_text() + ")";
     return text;
   }

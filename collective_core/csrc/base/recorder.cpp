@@ -71,7 +71,7 @@ Recorder::~Recorder() {
   munmap(recording_, sizeof(Recording));
 }
 
-void Recorder::introduce(int rank, int size, const std::string& host_name) {
+void Recorder::register_rank(int rank, int size, const std::string& host_name) {
   recording_->rank = rank;
   recording_->size = size;
   recording_->pid = getpid();
@@ -83,8 +83,8 @@ void Recorder::introduce(int rank, int size, const std::string& host_name) {
 
 Event& Recorder::begin(const Header& header, int process_set, int64_t queued_ns, int64_t started_ns) {
   uint64_t number = recording_->events.fetch_add(1) + 1;
-  while (is_running(recording_->ring[(number - 1) % most_events])) number = recording_->events.fetch_add(1) + 1;
-  Event& event = recording_->ring[(number - 1) % most_events];
+  while (is_running(recording_->ring[(number - 1) % max_events])) number = recording_->events.fetch_add(1) + 1;
+  Event& event = recording_->ring[(number - 1) % max_events];
   event.state.store(static_cast<uint32_t>(EventState::none), std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // who sees anything of what follows sees this, too: copy()
   event.process_set = process_set;
@@ -102,7 +102,7 @@ Event& Recorder::begin(const Header& header, int process_set, int64_t queued_ns,
 }
 
 Recorder::Copied Recorder::copy(uint64_t number, void* target) const {
-  const Event& event = recording_->ring[(number - 1) % most_events];
+  const Event& event = recording_->ring[(number - 1) % max_events];
   const uint32_t state = event.state.load(std::memory_order_acquire);
   const bool finished =
       state == static_cast<uint32_t>(EventState::done) || state == static_cast<uint32_t>(EventState::failed);

@@ -39,19 +39,19 @@ struct Event {
 };
 static_assert(sizeof(Event) == 136, "observe/recorder.py reads this layout");
 
-constexpr uint64_t most_events = 8192;  // about 1 MiB
+constexpr uint64_t max_events = 8192;  // about 1 MiB
 // So many new ones wake who collects them: at the latest when half of the ring is new.
-constexpr uint64_t many_events = most_events / 4;
+constexpr uint64_t many_events = max_events / 4;
 
 struct Recording {
   char magic[8];
   int32_t rank, size;
   int64_t pid;
   int64_t monotonic_ns, real_ns;    // of one moment, to turn the first clock into the second
-  std::atomic<uint64_t> events;     // begun so far; event n lies at (n - 1) % most_events
+  std::atomic<uint64_t> events;     // begun so far; event n lies at (n - 1) % max_events
   std::atomic<uint64_t> waited_ns;  // that callers have spent waiting for collectives
   char host_name[64];
-  Event ring[most_events];
+  Event ring[max_events];
 };
 
 class Recorder {
@@ -62,7 +62,7 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder();
 
-  void introduce(int rank, int size, const std::string& host_name);
+  void register_rank(int rank, int size, const std::string& host_name);
   // The event keeps its place in the ring until its end, however many others come meanwhile: numbers that would lie
   // there are left out.
   Event& begin(const Header& header, int process_set, int64_t queued_ns, int64_t started_ns);

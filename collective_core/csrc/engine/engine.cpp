@@ -21,7 +21,7 @@ namespace {
 constexpr const char* refused_in_handler =
     "a signal handler cannot wait for a collective while the program is inside another one: let it set a flag";
 constexpr const char* was_interrupted = "a signal has ended the wait";
-constexpr auto farewell = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
+constexpr auto shutdown_wait = std::chrono::milliseconds(500);  // for the operation that runs at shutdown
 
 uint64_t key_of(const Header& header) {
   return header.name_hash + static_cast<uint64_t>(header.kind);
@@ -60,8 +60,8 @@ Engine::Engine(std::unique_ptr<Group> group, std::shared_ptr<Recorder> recorder,
 
 Engine::~Engine() {
   end();
-  group_->failure_detector().say_goodbye();
-  group_->failure_detector().linger();
+  group_->failure_detector().send_shutdown();
+  group_->failure_detector().drain();
 }
 
 std::optional<Failure> Engine::end() {
@@ -76,7 +76,7 @@ std::optional<Failure> Engine::end() {
       return {};
     }
     const auto is_idle = [this] { return !busy_; };
-    if (!changed_.wait_for(lock, farewell, is_idle)) {
+    if (!changed_.wait_for(lock, shutdown_wait, is_idle)) {
       left = true;
       group_->failure_detector().leave();
       changed_.wait(lock, is_idle);
@@ -175,7 +175,7 @@ int64_t Engine::run(const std::shared_ptr<Task>& task) {
 // An external transport's functions are an interpreter's, which would run the handlers of signals in them, where what
 // these raise would be lost.
 bool Engine::may_use_external_transport(const Header& header) const {
-  if (!external_transports_->exist_for(header.device) || !has_tensor(header.kind) || header.objects) return false;
+  if (!external_transports_->exist_for(header.device) || !has_tensor(header.kind) || header.unsupported) return false;
   const bool all_travel_inline = header.device != Device::gpu_memory && header.kind != Kind::allgather &&
                                  header.kind != Kind::alltoall &&
                                  header.bytes() <= group_->memory().layout().inline_bytes;

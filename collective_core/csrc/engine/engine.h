@@ -3,7 +3,7 @@
 // A blocking call runs in the caller's thread when nothing is queued, and no external transport's functions could meet
 // the handlers of signals there. Others are queued and run by one worker thread, which is started by the first of them
 // and sleeps when the queue is empty. Ranks may submit named operations in different orders: when an exchange shows
-// different names, rank 0's operation goes first (or that of a rank whose caller is stuck in it) and the others move
+// different names, rank 0's operation goes first (or that of a rank whose caller is blocked in it) and the others move
 // theirs to the front, waiting for it to be submitted if need be. A rank whose callers wait and will submit nothing
 // more says so, and what then cannot be brought together is a disagreement.
 #pragma once
@@ -68,8 +68,9 @@ class Engine {
   void give_up(int global_rank);
   // Before anything runs.
   void use(Semantics semantics) { semantics_ = semantics; }
-  // Operation::header is complete but for sequence, inline_bytes, stuck and timeline. Failures are in the task; thrown
-  // is only the refusal of a name that is in flight. run returns when it was done, in nanoseconds of monotonic_ns().
+  // Operation::header is complete but for sequence, inline_bytes, blocked and timeline. Failures are in the task;
+  // thrown is only the refusal of a name that is in flight. run returns when it was done, in nanoseconds of
+  // monotonic_ns().
   int64_t run(const std::shared_ptr<Task>& task);
   void submit(const std::shared_ptr<Task>& task);
   bool is_done(const Task& task);
@@ -103,31 +104,31 @@ class Engine {
   // With mutex_ held: the outcome's task is done and no longer queued.
   void conclude(const Outcome& outcome);
   // What this rank proposes in an exchange.
-  struct Proposal {
+  struct Candidate {
     std::shared_ptr<Task> task;
-    Stuck stuck;
+    Blocked blocked;
   };
   // Publishes the operation and learns what the others want: headers_ and `contributors`.
-  void ask(Task& task, Stuck stuck, Deadline& deadline);
+  void ask(Task& task, Blocked blocked, Deadline& deadline);
   // Until all want the same, which may be another task of this rank's than the one it came with; a join when all join.
   void negotiate(std::shared_ptr<Task>& task, Deadline& deadline);
   // As a rank that has joined, in what the latest exchange has agreed on.
   void run_as_joined(int contributors, Deadline& deadline);
   std::shared_ptr<Task> first_in_queue() const;  // with mutex_ held: a join only where there is nothing else
-  // An agreement that this rank takes part in.
-  struct Search {
+  // A first proposal that was not agreed on, until something is.
+  struct Disagreement {
     std::shared_ptr<Task> came_with;
-    Proposal mine;
+    Candidate mine;
     std::vector<const Task*> tried;  // while it is this rank that decides: what it has proposed so far
     int64_t ran_ns;                  // by threads that do not wait here, and from when on they must run to be awaited
     Deadline idle;
   };
   // With mutex_ held: all that this rank can propose.
-  std::vector<std::shared_ptr<Task>> submitted(const Search& search) const;
+  std::vector<std::shared_ptr<Task>> submitted(const Disagreement& disagreement) const;
   // What this rank answers to who wants something else than it has proposed.
-  Proposal find_wanted(const Header& wanted, int first, Search* search, Deadline& deadline);
-  // When this rank is stuck, and some others are without what it has proposed: something else.
-  Proposal find_other(Search* search);
+  Candidate select_next(const Header& wanted, int first, Disagreement* disagreement, Deadline& deadline);
+  // When this rank is blocked, and some others are without what it has proposed: something else.
+  Candidate select_other(Disagreement* disagreement);
   void transfer(Operation& operation, Deadline& deadline);
   // As scales_before_transfer says; `run_as_joined` is the other side of it.
   void scale_and_transfer(Operation& operation, Deadline& deadline);
@@ -141,7 +142,7 @@ class Engine {
   // With mutex_ held, while a caller waits: whether there is nobody else who will submit something. Of several threads
   // each may still bring what the other ranks want, so that is believed only of those that have ended or not run for a
   // while, and after a long time.
-  bool all_callers_wait(Search* search, const Deadline& deadline) const;
+  bool all_callers_wait(Disagreement* disagreement, const Deadline& deadline) const;
   // Seconds in which a stall would be warned of so often, within the operation's timeout.
   double patience(double warnings, const Deadline& deadline) const;
   // With mutex_ held: nanoseconds that the callers' threads which live and do not wait here have run; -1: there is

@@ -16,16 +16,17 @@ constexpr auto between_looks =
 constexpr double standstill = 20.0, idle = 6.0, of_timeout = 0.75;
 constexpr double usual_warning_s = 10.0;  // counts where stalls are not warned of
 
-// What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, an objection.
+// What travels with the header: a small tensor (of a broadcast, the root's), the splits of an alltoall, why a rank
+// cannot run it.
 struct Payload {
   const void* bytes;
   uint32_t length;
 };
 Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
   const Header& header = operation.header;
-  if (header.objects) {
-    return {operation.objection.data(),
-            static_cast<uint32_t>(std::min(operation.objection.size(), layout.payload_bytes))};
+  if (header.unsupported) {
+    return {operation.unsupported_reason.data(),
+            static_cast<uint32_t>(std::min(operation.unsupported_reason.size(), layout.payload_bytes))};
   }
   if (header.kind == Kind::alltoall) {
     return {operation.splits.data(), static_cast<uint32_t>(operation.splits.size() * sizeof(int64_t))};
@@ -53,7 +54,7 @@ bool joins(const Task& task) {
 
 }  // namespace
 
-void Engine::ask(Task& task, Stuck stuck, Deadline& deadline) {
+void Engine::ask(Task& task, Blocked blocked, Deadline& deadline) {
   group_->set_current(&task.operation);
   Header& header = task.operation.header;
   const Payload payload = payload_of(task.operation, topology().rank, group_->memory().layout());
@@ -67,7 +68,7 @@ void Engine::ask(Task& task, Stuck stuck, Deadline& deadline) {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
     const bool waits = task.blocking && nothing_else && callers_.size() <= 1;
-    header.stuck = stuck == Stuck::no && waits ? Stuck::waits : stuck;
+    header.blocked = blocked == Blocked::no && waits ? Blocked::waits : blocked;
   }
   // Horovod knows how to do without a rank in reductions alone.
   const bool can_do_without = header.kind == Kind::allreduce || !has_tensor(header.kind) || task.operation.inner;
@@ -98,35 +99,36 @@ void Engine::run_as_joined(int contributors, Deadline& deadline) {
 
 void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
   group_->failure_detector().throw_if_recorded();
-  std::optional<Search> begun;  // only where the first proposal is not agreed on: copies of shared pointers cost time
+  // Only where the first proposal is not agreed on: copies of shared pointers cost time.
+  std::optional<Disagreement> begun;
   for (;;) {
     if (begun) task = begun->mine.task;
     if (joins(*task)) deadline.extend();
-    ask(*task, begun ? begun->mine.stuck : Stuck::no, deadline);
+    ask(*task, begun ? begun->mine.blocked : Blocked::no, deadline);
     const Agreement agreement = compare(headers_);
     const int contributors = task->operation.contributors;
     const bool goes_on_after_it = joins(*task) && contributors > 0;
     if (agreement.verdict == Verdict::agreed && !goes_on_after_it) return;
     if (!begun) {
       const Lock lock(mutex_);
-      begun = Search{task, {task, Stuck::no}, {}, others_ran_ns(), Deadline(patience(idle, deadline))};
+      begun = Disagreement{task, {task, Blocked::no}, {}, others_ran_ns(), Deadline(patience(idle, deadline))};
     }
-    Search& search = *begun;
+    Disagreement& disagreement = *begun;
     if (agreement.verdict == Verdict::reorder) {
-      const bool decides = agreement.first == topology().rank && task->operation.header.stuck != Stuck::no;
-      if (!decides) search.tried.clear();
-      search.mine =
-          decides ? find_other(&search) : find_wanted(*headers_[agreement.first], agreement.first, &search, deadline);
+      const bool decides = agreement.first == topology().rank && task->operation.header.blocked != Blocked::no;
+      if (!decides) disagreement.tried.clear();
+      disagreement.mine = decides ? select_other(&disagreement)
+                                  : select_next(*headers_[agreement.first], agreement.first, &disagreement, deadline);
       continue;
     }
-    search.tried.clear();
+    disagreement.tried.clear();
     if (goes_on_after_it) {
       if (agreement.verdict == Verdict::agreed) run_as_joined(contributors, deadline);
       deadline.extend();
       const Lock lock(mutex_);
-      search.mine = {joins(*search.came_with) ? first_in_queue() : search.came_with, Stuck::no};
+      disagreement.mine = {joins(*disagreement.came_with) ? first_in_queue() : disagreement.came_with, Blocked::no};
     } else {
-      Failure failure(task->operation.header.objects ? Fault::invalid : Fault::mismatch,
+      Failure failure(task->operation.header.unsupported ? Fault::invalid : Fault::mismatch,
                       explain_disagreement(headers_, topology()), dissenters(headers_));
       failure.one_name = agreement.one_name;
       throw failure;
@@ -134,48 +136,48 @@ void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
   }
 }
 
-std::vector<std::shared_ptr<Task>> Engine::submitted(const Search& search) const {
-  std::vector<std::shared_ptr<Task>> all{search.came_with};  // which its caller may run without the queue
+std::vector<std::shared_ptr<Task>> Engine::submitted(const Disagreement& disagreement) const {
+  std::vector<std::shared_ptr<Task>> all{disagreement.came_with};  // which its caller may run without the queue
   for (const auto& task : queue_) {
-    if (task != search.came_with) all.push_back(task);
+    if (task != disagreement.came_with) all.push_back(task);
   }
   return all;
 }
 
-Engine::Proposal Engine::find_other(Search* search) {
-  const std::shared_ptr<Task>& task = search->mine.task;
+Engine::Candidate Engine::select_other(Disagreement* disagreement) {
+  const std::shared_ptr<Task>& task = disagreement->mine.task;
   const auto is_tried = [&](const std::shared_ptr<Task>& one) {
-    return std::find(search->tried.begin(), search->tried.end(), one.get()) != search->tried.end();
+    return std::find(disagreement->tried.begin(), disagreement->tried.end(), one.get()) != disagreement->tried.end();
   };
   const bool was_answered = is_tried(task);  // only after the first time do the others know that it goes first
-  if (!was_answered) search->tried.push_back(task.get());
-  if (!was_answered) return {task, Stuck::waits};
+  if (!was_answered) disagreement->tried.push_back(task.get());
+  if (!was_answered) return {task, Blocked::waits};
   const Lock lock(mutex_);
-  const auto all = submitted(*search);
+  const auto all = submitted(*disagreement);
   const auto other =
       std::find_if(all.begin(), all.end(), [&](const auto& one) { return !joins(*one) && !is_tried(one); });
-  if (other != all.end()) return {*other, Stuck::waits};
+  if (other != all.end()) return {*other, Blocked::waits};
   const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
-  return {awaited == all.end() ? task : *awaited, Stuck::tried};
+  return {awaited == all.end() ? task : *awaited, Blocked::tried};
 }
 
-Engine::Proposal Engine::find_wanted(const Header& wanted, int first, Search* search, Deadline& deadline) {
+Engine::Candidate Engine::select_next(const Header& wanted, int first, Disagreement* disagreement, Deadline& deadline) {
   const auto is_wanted = [&](const std::shared_ptr<Task>& one) {
     return !joins(*one) && one->operation.header.name_hash == wanted.name_hash;
   };
-  if (is_wanted(search->mine.task)) return search->mine;
+  if (is_wanted(disagreement->mine.task)) return disagreement->mine;
   Lock lock(mutex_);
   for (;;) {
-    const auto all = submitted(*search);
+    const auto all = submitted(*disagreement);
     const auto found = std::find_if(all.begin(), all.end(), is_wanted);
-    if (found != all.end()) return {*found, Stuck::no};
+    if (found != all.end()) return {*found, Blocked::no};
     const auto joining = std::find_if(all.begin(), all.end(), [](const auto& one) { return joins(*one); });
-    if (joining != all.end()) return {*joining, Stuck::no};  // it submits nothing more, and does without it
+    if (joining != all.end()) return {*joining, Blocked::no};  // it submits nothing more, and does without it
     const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
     // Nobody will submit it before what a caller waits for is done. If none of what is there is to be had from all
     // ranks either, every rank reports the disagreement.
-    if (awaited != all.end() && all_callers_wait(search, deadline)) return {*awaited, Stuck::waits};
-    if (closing_) return {search->mine.task, Stuck::waits};
+    if (awaited != all.end() && all_callers_wait(disagreement, deadline)) return {*awaited, Blocked::waits};
+    if (closing_) return {disagreement->mine.task, Blocked::waits};
     changed_.wait_for(lock, between_looks);
     lock.unlock();
     group_->failure_detector().check();
@@ -190,12 +192,12 @@ Engine::Proposal Engine::find_wanted(const Header& wanted, int first, Search* se
   }
 }
 
-bool Engine::all_callers_wait(Search* search, const Deadline& deadline) const {
+bool Engine::all_callers_wait(Disagreement* disagreement, const Deadline& deadline) const {
   const int64_t ran = others_ran_ns();
   if (ran < 0) return true;
-  if (ran != search->ran_ns) search->idle.extend();
-  search->ran_ns = ran;
-  return search->idle.passed() || deadline.waited() >= patience(standstill, deadline);
+  if (ran != disagreement->ran_ns) disagreement->idle.extend();
+  disagreement->ran_ns = ran;
+  return disagreement->idle.passed() || deadline.waited() >= patience(standstill, deadline);
 }
 
 double Engine::patience(double warnings, const Deadline& deadline) const {

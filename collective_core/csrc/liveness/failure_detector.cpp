@@ -15,7 +15,7 @@ namespace cc {
 namespace {
 
 constexpr double explanation_s = 0.4;      // a broken connection waits so long for the first cause to be announced
-constexpr double linger_s = 1.0;           // for our last words to reach the others
+constexpr double drain_s = 1.0;            // for our last words to reach the others
 constexpr double frame_rest_s = 2.0;       // for the rest of a frame whose head has arrived
 constexpr size_t max_announcement = 8192;  // bytes of an announcement
 // A rank that a signal has stopped for so many looks is lost. Counted in looks: a job that was stopped and continued as
@@ -47,12 +47,12 @@ std::string runs_of_stopped(int socket) {
 struct Announcement {  // payload of a failure frame
   int32_t fault;
   int32_t blamed;
-  int32_t ranks[most_blamed];
+  int32_t ranks[max_blamed];
   char text[failure_text];
 };
 
 Failure failure_from(int fault, const int32_t* ranks, int blamed, const char* text, int size) {
-  std::vector<int> known(ranks, ranks + std::min(std::max(blamed, 0), most_blamed));
+  std::vector<int> known(ranks, ranks + std::min(std::max(blamed, 0), max_blamed));
   known.erase(std::remove_if(known.begin(), known.end(), [=](int rank) { return rank < 0 || rank >= size; }),
               known.end());
   return {fault_of(fault), std::string(text, strnlen(text, failure_text)), known};
@@ -61,7 +61,7 @@ Failure failure_from(int fault, const int32_t* ranks, int blamed, const char* te
 template <class Record>
 void fill(Record* record, const Failure& failure) {
   record->fault = static_cast<int32_t>(failure.fault);
-  record->blamed = static_cast<int32_t>(std::min(failure.ranks.size(), size_t(most_blamed)));
+  record->blamed = static_cast<int32_t>(std::min(failure.ranks.size(), size_t(max_blamed)));
   std::copy_n(failure.ranks.begin(), record->blamed, record->ranks);
   std::strncpy(record->text, failure.what(), failure_text - 1);
   record->text[failure_text - 1] = '\0';
@@ -203,7 +203,7 @@ void FailureDetector::receive_rest(Connection& connection, void* bytes, size_t n
 }
 
 void FailureDetector::handle_frame(int rank, const Frame& frame) {
-  if (frame.type == FrameType::goodbye) {
+  if (frame.type == FrameType::shutdown) {
     left_.insert(rank);
     return;
   }
@@ -261,17 +261,17 @@ void FailureDetector::announce(const Failure& failure) {
   }
 }
 
-void FailureDetector::say_goodbye() {
+void FailureDetector::send_shutdown() {
   if (RankCell* mine = cell_of(topology_.rank)) mine->left.store(1, std::memory_order_release);
-  const Frame frame{FrameType::goodbye, 0, 0};
+  const Frame frame{FrameType::shutdown, 0, 0};
   for (auto& entry : connections_.control) {
     if (!muted_.count(entry.first)) static_cast<void>(entry.second->send(&frame, sizeof frame));
   }
 }
 
-void FailureDetector::linger() {
+void FailureDetector::drain() {
   char unread[4096];  // that somebody waits, say: nobody is here any more to whom it matters
-  for (const Deadline limit(linger_s); !limit.passed(); poll(nullptr, 0, 1)) {
+  for (const Deadline limit(drain_s); !limit.passed(); poll(nullptr, 0, 1)) {
     const bool heard = std::all_of(connections_.control.begin(), connections_.control.end(), [&](const auto& entry) {
       while (entry.second->receive(unread, sizeof unread) > 0 && !limit.passed()) continue;
       return entry.second->is_delivered();

@@ -20,7 +20,7 @@
 
 namespace cc {
 
-enum class FrameType : uint32_t { none = 0, headers = 1, failure = 2, goodbye = 3, waiting = 4 };
+enum class FrameType : uint32_t { none = 0, headers = 1, failure = 2, shutdown = 3, waiting = 4 };
 
 // Precedes everything on a control connection.
 struct Frame {
@@ -59,11 +59,11 @@ class FailureDetector {
   void record(const Failure& failure);
   // Announces a fatal failure to every rank that we can send to, once.
   void announce(const Failure& failure);
-  void say_goodbye();
+  void send_shutdown();
   // Before the connections are closed: waits until the others' systems have all that we said (the last headers of an
-  // operation, an announcement, the goodbye), at most a second. A connection that is closed over unread data is reset,
-  // and what has not been delivered is dropped.
-  void linger();
+  // operation, an announcement, the shutdown frame), at most a second. A connection that is closed over unread data is
+  // reset, and what has not been delivered is dropped.
+  void drain();
   // From another thread: ends the operation that this rank is waiting in.
   void leave() { leaving_ = true; }
   // The same after a signal that wants this rank's waits to end.
@@ -86,7 +86,7 @@ class FailureDetector {
   Transport& transport_;
   Connections& connections_;
   ControlBlock& control_;
-  std::set<int> left_;  // remote leaders that said goodbye, local ranks whose hang-up has been seen
+  std::set<int> left_;  // remote leaders that have shut down, local ranks whose hang-up has been seen
   std::set<int> muted_;
   struct Wait {
     uint32_t sequence;

@@ -43,7 +43,7 @@ void encode_headers(const std::vector<const Header*>& slots, std::vector<char>* 
   }
 }
 
-bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int size, size_t most_payload,
+bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int size, size_t max_payload,
                     const std::vector<Header*>& slots) {
   size_t at = 0, filled = 0;
   while (at < encoded.size()) {
@@ -55,7 +55,7 @@ bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int siz
     const char* said = encoded.data() + at + sizeof run;
     const size_t length = sizeof header + header.inline_bytes;
     at += sizeof run;
-    if (run.ranks == 0 || run.ranks > slots.size() - filled || header.inline_bytes > most_payload) return false;
+    if (run.ranks == 0 || run.ranks > slots.size() - filled || header.inline_bytes > max_payload) return false;
     if (encoded.size() - at < length || header.sequence != sequence || !is_valid_header(header, size)) return false;
     for (uint32_t i = 0; i < run.ranks; ++i) std::memcpy(slots[filled++], said, length);
     at += length;
@@ -63,8 +63,8 @@ bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int siz
   return filled == slots.size();
 }
 
-size_t max_encoded_bytes(size_t ranks, size_t most_payload) {
-  return ranks * (sizeof(HeaderRun) + sizeof(Header) + most_payload);
+size_t max_encoded_bytes(size_t ranks, size_t max_payload) {
+  return ranks * (sizeof(HeaderRun) + sizeof(Header) + max_payload);
 }
 
 }  // namespace cc

@@ -23,11 +23,11 @@ struct HeaderRun {
 
 // `slots`: each rank's header with its payload behind it.
 void encode_headers(const std::vector<const Header*>& slots, std::vector<char>* encoded);
-// Fills `slots`, with room for `most_payload` bytes behind each header. False when these bytes cannot have come from
+// Fills `slots`, with room for `max_payload` bytes behind each header. False when these bytes cannot have come from
 // so many ranks in exchange `sequence` of a job of `size`; then the slots hold nothing of use.
-bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int size, size_t most_payload,
+bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int size, size_t max_payload,
                     const std::vector<Header*>& slots);
 // Bytes that the encoded headers of so many ranks can have at most.
-size_t max_encoded_bytes(size_t ranks, size_t most_payload);
+size_t max_encoded_bytes(size_t ranks, size_t max_payload);
 
 }  // namespace cc

@@ -9,7 +9,7 @@ namespace cc {
 namespace {
 
 bool same_request(const Header& a, const Header& b) {
-  if (a.objects || b.objects) return false;
+  if (a.unsupported || b.unsupported) return false;
   if (a.device != b.device || a.name_hash != b.name_hash || a.kind != b.kind || a.dtype != b.dtype ||
       a.reduce != b.reduce || a.root != b.root || a.ndim != b.ndim || a.shape_hash != b.shape_hash ||
       a.prescale != b.prescale || a.postscale != b.postscale) {
@@ -23,7 +23,7 @@ bool same_request(const Header& a, const Header& b) {
 }
 
 // Its type may be a stand-in for one that cannot be sent.
-std::string objection_of(const Header& h) {
+std::string unsupported_reason_of(const Header& h) {
   return {reinterpret_cast<const char*>(&h + 1), h.inline_bytes};
 }
 
@@ -31,7 +31,7 @@ std::string describe(const Header& h, const Topology& topology) {
   std::string text = name_of(h.kind);
   if (h.name[0]) text += std::string(" '") + h.name + "'";
   if (!has_tensor(h.kind)) return text;
-  if (h.objects) return text + ": " + objection_of(h);
+  if (h.unsupported) return text + ": " + unsupported_reason_of(h);
   text += std::string(" of ") + name_of(h.dtype) + h.shape_text() + (h.device == Device::host ? "" : " on a GPU");
   if (h.kind == Kind::broadcast) text += " from root " + std::to_string(topology.peers[h.root].global_rank);
   if (is_reduction(h.kind)) {
@@ -60,7 +60,7 @@ bool any_joined(const std::vector<const Header*>& headers) {
 // What a rank that has joined cannot stand in for: the root's data; and what shall not be done without it.
 bool needs_joined(const Header& header, const std::vector<const Header*>& headers) {
   if (header.whole && any_joined(headers)) return true;
-  return header.kind == Kind::broadcast && !header.objects && headers[header.root]->kind == Kind::join;
+  return header.kind == Kind::broadcast && !header.unsupported && headers[header.root]->kind == Kind::join;
 }
 
 }  // namespace
@@ -74,11 +74,11 @@ Agreement compare(const std::vector<const Header*>& headers) {
     if (header.kind == Kind::join && headers[reference]->kind != Kind::join) continue;
     agreed = agreed && same_request(*headers[reference], header);
     names_differ = names_differ || header.name_hash != headers[reference]->name_hash;
-    if (first < 0 && header.stuck != Stuck::no) first = static_cast<int>(rank);
+    if (first < 0 && header.blocked != Blocked::no) first = static_cast<int>(rank);
   }
   first = first < 0 ? static_cast<int>(reference) : first;
   if (agreed) return {Verdict::agreed, first, true};
-  const bool in_vain = headers[first]->stuck == Stuck::tried;
+  const bool in_vain = headers[first]->blocked == Blocked::tried;
   return {names_differ && !in_vain ? Verdict::reorder : Verdict::disagreed, first, !names_differ};
 }
 
@@ -95,7 +95,7 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
     }
     if (!known) groups.push_back({request, {static_cast<int>(rank)}});
   }
-  if (groups.size() == 1 && headers[0]->objects) return objection_of(*headers[0]);  // all want the same
+  if (groups.size() == 1 && headers[0]->unsupported) return unsupported_reason_of(*headers[0]);  // all want the same
   std::string text = "the ranks ask for different things: ";
   for (size_t i = 0; i < groups.size(); ++i) {
     if (i) text += "; ";
@@ -116,13 +116,13 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
 
 std::vector<int> dissenters(const std::vector<const Header*>& headers) {
   std::vector<int> ranks;
-  bool objections = false;
-  for (const Header* header : headers) objections = objections || header->objects;
+  bool any_unsupported = false;
+  for (const Header* header : headers) any_unsupported = any_unsupported || header->unsupported;
   const Header& reference = *headers[first_active(headers)];
   for (size_t rank = 0; rank < headers.size(); ++rank) {
     const Header& header = *headers[rank];
     const bool differs = &header != &reference && header.kind != Kind::join && !same_request(reference, header);
-    if (objections ? header.objects != 0 : differs) ranks.push_back(static_cast<int>(rank));
+    if (any_unsupported ? header.unsupported != 0 : differs) ranks.push_back(static_cast<int>(rank));
   }
   if (needs_joined(reference, headers)) {
     for (size_t rank = 0; rank < headers.size(); ++rank) {

@@ -22,7 +22,7 @@ struct Agreement {
 };
 
 // Ranks that have joined agree with everything, except with what needs one of them: a broadcast from it. The first rank
-// that is stuck decides what goes first, otherwise rank 0: what all can agree on must be among what it has submitted.
+// that is blocked decides what goes first, otherwise rank 0: what all can agree on must be among what it has submitted.
 // Where the others are without each of its operations, they never agree.
 Agreement compare(const std::vector<const Header*>& headers);
 // Who asked for what, for the error: ranks with the same request are listed together.

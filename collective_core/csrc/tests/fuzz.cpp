@@ -126,9 +126,9 @@ void connect_as_stranger(int number) {
 
 // A header with room for a payload behind it, as in a slot.
 struct Slot {
-  static constexpr size_t most_payload = 256;
+  static constexpr size_t max_payload = 256;
   cc::Header header;
-  char payload[most_payload];
+  char payload[max_payload];
 };
 
 Slot slot_of(Random& random, uint32_t sequence) {
@@ -160,9 +160,9 @@ void decode_spoilt_headers(int number) {
   std::vector<char> encoded;
   cc::encode_headers(from, &encoded);
   const int size = static_cast<int>(ranks);
-  if (encoded.size() > cc::max_encoded_bytes(ranks, Slot::most_payload))
+  if (encoded.size() > cc::max_encoded_bytes(ranks, Slot::max_payload))
     fail(number, "encoded headers are longer than any can be");
-  if (!cc::decode_headers(encoded, sequence, size, Slot::most_payload, to))
+  if (!cc::decode_headers(encoded, sequence, size, Slot::max_payload, to))
     fail(number, "encoded headers were not understood");
   if (std::memcmp(said.data(), heard.data(), ranks * sizeof(Slot)) != 0)
     fail(number, "encoded headers were read wrongly");
@@ -170,9 +170,9 @@ void decode_spoilt_headers(int number) {
   std::string spoilt(encoded.begin(), encoded.end());
   spoil(&spoilt, random);
   const std::vector<char> bytes(spoilt.begin(), spoilt.end());
-  if (!cc::decode_headers(bytes, sequence, size, Slot::most_payload, to)) return;
+  if (!cc::decode_headers(bytes, sequence, size, Slot::max_payload, to)) return;
   for (const Slot& slot : heard) {
-    if (slot.header.inline_bytes > Slot::most_payload || slot.header.kind >= cc::Kind::count)
+    if (slot.header.inline_bytes > Slot::max_payload || slot.header.kind >= cc::Kind::count)
       fail(number, "spoilt headers were taken for valid");
   }
 }
@@ -222,7 +222,7 @@ std::string encoded_frame_of(const Request& request, uint32_t sequence, const st
 }
 
 std::string announcement(Random& random) {
-  std::string news(2 * sizeof(int32_t) + cc::most_blamed * sizeof(int32_t) + cc::failure_text, '\0');
+  std::string news(2 * sizeof(int32_t) + cc::max_blamed * sizeof(int32_t) + cc::failure_text, '\0');
   for (char& byte : news) byte = static_cast<char>(random());
   const cc::Frame frame{cc::FrameType::failure, 0, news.size()};
   return bytes_of(frame) + news;

@@ -111,10 +111,10 @@ class MemoryConnection final : public cc::Connection {
     const std::lock_guard<std::mutex> lock(network_.mutex);
     MemoryNetwork::Queue& queue = link_->queues[1 - me_];
     const auto now = MemoryNetwork::Clock::now();
-    if (network_.slowness.count() > 0 && n > most_when_slow) {
+    if (network_.slowness.count() > 0 && n > max_when_slow) {
       if (now < slept_until_) return 0;
       slept_until_ = now + network_.slowness;
-      n = most_when_slow;
+      n = max_when_slow;
     }
     const size_t got = queue.copy(static_cast<char*>(bytes), n);
     queue.drop(got);
@@ -141,7 +141,7 @@ class MemoryConnection final : public cc::Connection {
   }
 
  private:
-  static constexpr size_t most_when_slow = 4096;
+  static constexpr size_t max_when_slow = 4096;
   MemoryNetwork& network_;
   const std::shared_ptr<MemoryNetwork::Link> link_;
   const size_t me_;

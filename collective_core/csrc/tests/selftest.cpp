@@ -220,12 +220,12 @@ std::string check_long_operation() {
   const auto task = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "long");
   const auto other = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "other");
   cc::Event& event = recorder.begin(task->operation.header, 0, 0, 0);
-  for (uint64_t i = 0; i < 2 * cc::most_events; ++i) recorder.begin(other->operation.header, 1, 0, 0).end(true);
+  for (uint64_t i = 0; i < 2 * cc::max_events; ++i) recorder.begin(other->operation.header, 1, 0, 0).end(true);
   event.agree();
   event.end(true);
   if (event.number != 1 || std::string(event.name) != "long") return "it lost its slot";
   std::vector<char> copy(sizeof(cc::Event));
-  if (recorder.copy(cc::most_events + 1, copy.data()) == cc::Recorder::Copied::done) return "it is taken for another";
+  if (recorder.copy(cc::max_events + 1, copy.data()) == cc::Recorder::Copied::done) return "it is taken for another";
   return {};
 }
 
@@ -356,7 +356,7 @@ std::string check_slow_network(Kind kind, double short_timeout_s = 2.0) {
 }
 
 // Many ranks take their time under the sanitizers: no large tensors there.
-void run_case(Network& network, int size, int hosts, int sockets, uint64_t most_elements) {
+void run_case(Network& network, int size, int hosts, int sockets, uint64_t max_elements) {
   const std::vector<cc::Peer> peers = peers_of(network, size, hosts);
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -368,7 +368,7 @@ void run_case(Network& network, int size, int hosts, int sockets, uint64_t most_
                                                  timeout_s, sockets);
         cc::Engine engine(std::move(group));
         for (const uint64_t count : {0, 1, 1031, 70001, 1100003}) {
-          if (count > most_elements) continue;
+          if (count > max_elements) continue;
           const std::string error = run_rank(engine, count);
           if (!error.empty()) errors[r] = std::to_string(count) + " elements: " + error;
           if (!error.empty()) return;
@@ -423,9 +423,9 @@ void run_cases_in_memory() {
 }
 
 void run_cases_over_tcp() {
-  const auto run = [](int size, int hosts, int sockets, uint64_t most_elements) {
+  const auto run = [](int size, int hosts, int sockets, uint64_t max_elements) {
     TcpNetwork network(size);
-    run_case(network, size, hosts, sockets, most_elements);
+    run_case(network, size, hosts, sockets, max_elements);
   };
   for (const auto& place : {std::pair<int, int>{1, 1}, {2, 1}, {4, 1}, {2, 2}, {3, 3}})
     run(place.first, place.second, 1, 1100003);

@@ -111,7 +111,7 @@ void* Arena::allocate(size_t bytes, bool large_pages) {
   if (rest) free_[offset + needed] = rest;
   used_[offset] = needed;
   used_bytes_ += needed;
-  most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
+  max_used_bytes_ = std::max(max_used_bytes_, used_bytes_);
   lock.unlock();
   if (large_pages) use_large_pages(mine_ + offset, needed);
   return mine_ + offset;
@@ -139,7 +139,7 @@ void Arena::release(void* address) {
 
 Arena::Use Arena::use() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {used_bytes_, most_used_bytes_, part_bytes_};
+  return {used_bytes_, max_used_bytes_, part_bytes_};
 }
 
 uint64_t Arena::location_of(const void* address, size_t bytes) const {

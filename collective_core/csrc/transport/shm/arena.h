@@ -52,7 +52,7 @@ class Arena {
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // blocks in this rank's part: offset, bytes; never two that touch
   std::map<size_t, size_t> used_;
-  size_t used_bytes_ = 0, most_used_bytes_ = 0;
+  size_t used_bytes_ = 0, max_used_bytes_ = 0;
 };
 
 }  // namespace cc

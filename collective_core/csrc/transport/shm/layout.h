@@ -27,13 +27,13 @@ constexpr size_t chunk_bytes_one_host = size_t(128) << 10;
 constexpr size_t chunk_bytes_many_hosts = size_t(2) << 20;
 // Inline payloads travel with the headers to every rank, so their sum over all ranks is kept near 64 KiB.
 constexpr size_t inline_total = size_t(64) << 10;
-constexpr size_t inline_least = 256;
-constexpr size_t inline_most = 4096;
+constexpr size_t min_inline = 256;
+constexpr size_t max_inline = 4096;
 
 // Of a header in its slot: so the payload behind it begins with a cache line, as tensors do.
 constexpr size_t header_at = (cache_line - sizeof(Header) % cache_line) % cache_line;
 
-constexpr int most_blamed = 32;        // ranks that a failure record can name
+constexpr int max_blamed = 32;         // ranks that a failure record can name
 constexpr size_t failure_text = 2048;  // bytes of its sentence
 
 // Written once, by the first rank of the host that meets a fatal failure.
@@ -41,7 +41,7 @@ struct FailureRecord {
   std::atomic<uint32_t> state;  // 0 nothing, 1 being written, 2 readable
   int32_t fault;
   int32_t blamed;
-  int32_t ranks[most_blamed];
+  int32_t ranks[max_blamed];
   char text[failure_text];
 };
 
@@ -77,7 +77,7 @@ struct Layout {
         size(static_cast<size_t>(t.size)),
         chunk_bytes(t.host_count() == 1 ? chunk_bytes_one_host : chunk_bytes_many_hosts) {
     const size_t share = inline_total / size / cache_line * cache_line;
-    inline_bytes = share > inline_most ? inline_most : share < inline_least ? inline_least : share;
+    inline_bytes = share > max_inline ? max_inline : share < min_inline ? min_inline : share;
     payload_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
     slot_bytes = header_at + sizeof(Header) + payload_bytes;
     slots_at = round_up(sizeof(ControlBlock) + local_size * sizeof(RankCell), page);

@@ -95,7 +95,7 @@ class Acceptor {
     }
     const PlannedConnection call{pending.hello().from, pending.hello().purpose, pending.hello().channel};
     const bool right_listener = pending.is_local() == (call.purpose == Purpose::local);
-    if (right_listener && missing_.count(call) > 0 && pending.welcome()) {
+    if (right_listener && missing_.count(call) > 0 && pending.admit()) {
       missing_.erase(call);
       keep(&accepted_, call, false, pending.take());
     }
@@ -123,7 +123,7 @@ Fd enter(const Topology& topology, const PlannedConnection& call, const std::str
       throw Failure(Fault::peer_lost, "it runs under another user");
     }
     try {
-      introduce(fd.get(), secret, topology.rank, call.peer, call.purpose, call.channel, deadline);
+      authenticate(fd.get(), secret, topology.rank, call.peer, call.purpose, call.channel, deadline);
       return fd;
     } catch (const HungUp&) {
       if (deadline.passed()) throw;

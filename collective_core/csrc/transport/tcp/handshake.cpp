@@ -11,7 +11,7 @@ namespace {
 constexpr char magic[8] = {'c', 'o', 'l', 'l', 'c', 'o', 'r', 'e'};
 constexpr size_t nonce_bytes = 32;
 constexpr size_t proof_bytes = sizeof(Digest);
-constexpr char welcome_byte = '!';
+constexpr char admitted = '!';
 constexpr double handshake_timeout_s = 5.0;  // seconds that an unproven connection may take
 
 std::string bytes_of(const Hello& hello) {
@@ -32,8 +32,8 @@ Hello make_hello(int from, int to, Purpose purpose, int channel) {
   return hello;
 }
 
-void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
-               const Deadline& deadline) {
+void authenticate(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
+                  const Deadline& deadline) {
   const Hello hello = make_hello(from, to, purpose, channel);
   send_exactly(fd, &hello, sizeof hello, deadline);
 
@@ -53,8 +53,8 @@ void introduce(int fd, const std::string& secret, int from, int to, Purpose purp
 PendingConnection::PendingConnection(Fd connection, bool is_local)
     : fd_(std::move(connection)), is_local_(is_local), deadline_(handshake_timeout_s) {}
 
-bool PendingConnection::welcome() {
-  return send_some(fd_.get(), &welcome_byte, sizeof welcome_byte) == sizeof welcome_byte;
+bool PendingConnection::admit() {
+  return send_some(fd_.get(), &admitted, sizeof admitted) == sizeof admitted;
 }
 
 PendingConnection::State PendingConnection::advance(const std::string& secret, int to) {

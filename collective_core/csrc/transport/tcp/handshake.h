@@ -3,7 +3,7 @@
 //   connector -> listener   Hello    magic, version, who calls whom and why, 32 random bytes
 //   listener  -> connector  Reply    32 random bytes, HMAC(secret, "listener" | Hello | random bytes)
 //   connector -> listener   Proof    HMAC(secret, "connector" | Hello | random bytes of the Reply)
-//   listener  -> connector  Welcome  a byte: a listener may drop any caller before, when too many strangers call
+//   listener  -> connector  Admission  a byte: a listener may drop any caller before, when too many strangers call
 //
 // Each side proves knowledge of the secret over the other's fresh random bytes, so nothing can be replayed; the two
 // labels differ, so a proof cannot be reflected; the Hello is covered, so a proof for one purpose is worthless for
@@ -37,8 +37,8 @@ static_assert(sizeof(Hello) == 64, "the hello is a wire format");
 Hello make_hello(int from, int to, Purpose purpose, int channel);
 
 // The connector's side, waiting. Throws Failure when the listener cannot prove itself, HungUp when it closes.
-void introduce(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
-               const Deadline& deadline);
+void authenticate(int fd, const std::string& secret, int from, int to, Purpose purpose, int channel,
+                  const Deadline& deadline);
 
 // The listener's side of one connection, without waiting: strangers may connect and send anything, or nothing.
 class PendingConnection {
@@ -49,7 +49,7 @@ class PendingConnection {
   // Reads what has arrived and answers. `to` is the rank that listens.
   State advance(const std::string& secret, int to);
   // For one that was accepted and is expected; false when it has gone.
-  bool welcome();
+  bool admit();
   int fd() const { return fd_.get(); }
   bool expired() const { return deadline_.passed(); }
   const Hello& hello() const { return hello_; }
