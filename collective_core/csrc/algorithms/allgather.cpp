@@ -70,30 +70,20 @@ void allgather_direct(const DataPhase& phase) {
   const Topology& topology = phase.topology();
   const Operation& operation = phase.operation;
   const uint64_t block = operation.header.bytes();
-  bool attached = false;
-  try {
-    // The others only read. What they would write to is asked for as well, and what is read can stand for it.
-    attached = group.cross_memory().attach(operation.input, const_cast<void*>(operation.input), block, phase.deadline);
-    if (attached) {
-      const std::vector<uint64_t> offsets = begin_allgather(phase);
-      char* output = operation.received_bytes();
-      char* mine = output + offsets[topology.rank];
-      if (mine != operation.input) std::memcpy(mine, operation.input, block);
-      for (int k = 1; k < topology.local_size(); ++k) {
-        const int local = (topology.local_rank + k) % topology.local_size();
-        char* target = output + offsets[topology.local_ranks()[local]];
-        for (uint64_t begin = 0; begin < block; begin += piece_bytes) {
-          group.failure_detector().throw_if_recorded();
-          group.cross_memory().read_input(local, begin, target + begin, std::min(piece_bytes, block - begin));
-        }
+  run_attached(phase, operation.input, allgather_local, [&] {
+    const std::vector<uint64_t> offsets = begin_allgather(phase);
+    char* output = operation.received_bytes();
+    char* mine = output + offsets[topology.rank];
+    if (mine != operation.input) std::memcpy(mine, operation.input, block);
+    for (int k = 1; k < topology.local_size(); ++k) {
+      const int local = (topology.local_rank + k) % topology.local_size();
+      char* target = output + offsets[topology.local_ranks()[local]];
+      for (uint64_t begin = 0; begin < block; begin += piece_bytes) {
+        group.failure_detector().throw_if_recorded();
+        group.cross_memory().read_input(local, begin, target + begin, std::min(piece_bytes, block - begin));
       }
-      group.step_barrier(phase.deadline);
     }
-  } catch (...) {
-    group.cross_memory().close();
-    throw;
-  }
-  if (!attached) allgather_local(phase);
+  });
 }
 
 void allgather_by_broadcasts(const DataPhase& phase) {

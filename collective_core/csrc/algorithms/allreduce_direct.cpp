@@ -58,23 +58,13 @@ void reduce_attached(const DataPhase& phase, const Slice& slice, char* result, b
 }
 
 void allreduce_direct(const DataPhase& phase) {
-  Group& group = phase.group;
   const Operation& operation = phase.operation;
-  bool attached = false;
-  try {
-    attached = group.cross_memory().attach(operation.input, operation.output, operation.header.bytes(), phase.deadline);
-    if (attached) {
-      const Topology& topology = group.topology();
-      const size_t element = size_of(operation.header.dtype);
-      const Slice mine = slice_of(operation.header.count, topology.local_rank, topology.local_size(), element);
-      reduce_attached(phase, mine, static_cast<char*>(operation.output) + mine.begin * element, true);
-      group.step_barrier(phase.deadline);
-    }
-  } catch (...) {
-    group.cross_memory().close();
-    throw;
-  }
-  if (!attached) allreduce_local(phase);
+  run_attached(phase, operation.output, allreduce_local, [&] {
+    const Topology& topology = phase.topology();
+    const size_t element = size_of(operation.header.dtype);
+    const Slice mine = slice_of(operation.header.count, topology.local_rank, topology.local_size(), element);
+    reduce_attached(phase, mine, static_cast<char*>(operation.output) + mine.begin * element, true);
+  });
 }
 
 }  // namespace cc

@@ -71,6 +71,24 @@ inline Slice slice_of(size_t n, int index, int workers, size_t element_bytes) {
   return {begin, n - begin < share ? n - begin : share};
 }
 
+// By cross-memory attach: `transfer`, and then a barrier, where all ranks of this host can attach to all of these
+// tensors; elsewhere `otherwise`. `output`: what the others write to, or the input where they only read.
+template <class Transfer>
+void run_attached(const DataPhase& phase, const void* output, Algorithm otherwise, Transfer transfer) {
+  CrossMemory& cross_memory = phase.group.cross_memory();
+  const Operation& operation = phase.operation;
+  try {
+    if (cross_memory.attach(operation.input, const_cast<void*>(output), operation.header.bytes(), phase.deadline)) {
+      transfer();
+      return phase.group.step_barrier(phase.deadline);
+    }
+  } catch (...) {
+    cross_memory.close();
+    throw;
+  }
+  otherwise(phase);
+}
+
 // Reduces a slice of the tensors to which the ranks of this host have attached, in rank order, into `result`, block by
 // block (allreduce_direct.cpp). `spread`: into the same place of the others' results, too.
 void reduce_attached(const DataPhase& phase, const Slice& slice, char* result, bool spread);

@@ -174,8 +174,8 @@ void run_mesh(const DataPhase& phase, const std::vector<Slice>& slices, char* su
   const int hosts = topology.host_count(), me = topology.host;
   const size_t element = size_of(phase.header().dtype);
   const int sockets = static_cast<int>(phase.group.connections().to.at(phase.group.next_rank()).size());
-  const size_t staging_bytes = mesh_segment_bytes(hosts) * static_cast<size_t>(hosts);
-  char* staging = phase.group.staging(staging_bytes * static_cast<size_t>(sockets));
+  const size_t own_bytes = mesh_segment_bytes(hosts) * static_cast<size_t>(hosts);
+  char* staging = phase.group.staging(own_bytes * static_cast<size_t>(sockets));
   const auto part_of = [&](int host, int number) {
     const Slice& whole = slices[host];
     const Slice part = slice_of(whole.length, number, sockets, element);
@@ -186,8 +186,7 @@ void run_mesh(const DataPhase& phase, const std::vector<Slice>& slices, char* su
   for (int number = 0; number < sockets; ++number) {
     const Slice part = part_of(me, number);
     char* result = sum + (part.begin - slices[me].begin) * element;
-    own.push_back(
-        std::make_unique<OwnPart>(phase, part, result, staging + static_cast<size_t>(number) * staging_bytes));
+    own.push_back(std::make_unique<OwnPart>(phase, part, result, staging + static_cast<size_t>(number) * own_bytes));
     for (int k = 1; k < hosts; ++k) {
       const int host = (me + k) % hosts;
       streams.push_back(std::make_unique<MeshStream>(phase, host, number, *own.back(), part_of(host, number), results));

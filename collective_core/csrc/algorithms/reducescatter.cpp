@@ -102,26 +102,13 @@ void reducescatter_local(const DataPhase& phase) {
 }
 
 void reducescatter_direct(const DataPhase& phase) {
-  Group& group = phase.group;
   const Operation& operation = phase.operation;
-  const Header& header = operation.header;
-  bool attached = false;
-  try {
-    // The others only read. What they would write to is asked for as well, and what is read can stand for it.
-    void* input = const_cast<void*>(operation.input);
-    attached = group.cross_memory().attach(operation.input, input, header.bytes(), phase.deadline);
-    if (attached) {
-      const auto rows = static_cast<uint64_t>(header.dims[0]);
-      const uint64_t row = header.count / rows;
-      const Rows mine = rows_of(rows, phase.topology().rank, phase.topology().size);
-      reduce_attached(phase, {mine.begin * row, mine.length * row}, static_cast<char*>(operation.output), false);
-      group.step_barrier(phase.deadline);
-    }
-  } catch (...) {
-    group.cross_memory().close();
-    throw;
-  }
-  if (!attached) reducescatter_local(phase);
+  run_attached(phase, operation.input, reducescatter_local, [&] {
+    const auto rows = static_cast<uint64_t>(operation.header.dims[0]);
+    const uint64_t row = operation.header.count / rows;
+    const Rows mine = rows_of(rows, phase.topology().rank, phase.topology().size);
+    reduce_attached(phase, {mine.begin * row, mine.length * row}, static_cast<char*>(operation.output), false);
+  });
 }
 
 void reducescatter_by_allreduce(const DataPhase& phase) {
