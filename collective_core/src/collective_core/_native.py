@@ -88,7 +88,7 @@ class Operation(ctypes.Structure):
         ("postscale", c_double),
         ("name", c_char_p),
         ("splits", POINTER(c_int64)),
-        ("unsupported_reason", c_char_p),
+        ("objection", c_char_p),
         ("device", c_int32),
         ("tag", c_int32),
         ("fused", c_uint32),
@@ -403,7 +403,7 @@ def operation(
     op = Operation(kind, DTYPES[dtype], reduce, root, len(shape), process_set, dims, count, source or None, target or None)
     op.prescale, op.postscale, op.name, op.device, op.fused = prescale, postscale, name.encode(), device, fused
     op.inner = inner
-    op.unsupported_reason = objection.encode() or None
+    op.objection = objection.encode() or None
     if splits is not None:
         op.splits = (c_int64 * len(splits))(*splits)
     return op
