@@ -14,9 +14,10 @@
 namespace cc {
 namespace {
 
-constexpr double explanation_s = 0.4;      // a broken connection waits so long for the first cause to be announced
-constexpr double drain_s = 1.0;            // for our last words to reach the others
-constexpr double frame_rest_s = 2.0;       // for the rest of a frame whose head has arrived
+constexpr double explanation_s = 0.4;  // a broken connection waits so long for the first cause to be announced
+constexpr double drain_s = 1.0;        // for our last words to reach the others
+constexpr double frame_rest_s = 2.0;   // for the rest of a frame whose head has arrived
+constexpr const char* was_cut_off = " is gone (its connection ended or stood still within a message)";
 constexpr size_t max_announcement = 8192;  // bytes of an announcement
 // A rank that a signal has stopped for so many looks is lost. Counted in looks: a job that was stopped and continued as
 // a whole has missed nothing. Our launchers (launch/stopped.py) end it after 45 s.
@@ -180,22 +181,23 @@ bool FailureDetector::read_frames(int rank, Connection& connection) {
     const ptrdiff_t got = connection.peek(&frame, sizeof frame);
     if (got < 0) return true;
     if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::headers) return false;
-    receive_rest(connection, &frame, sizeof frame);
+    receive_rest(rank, &frame, sizeof frame);
     handle_frame(rank, frame);
   }
 }
 
-void FailureDetector::receive_rest(Connection& connection, void* bytes, size_t n) {
+void FailureDetector::receive_rest(int rank, void* bytes, size_t n) {
+  Connection& connection = *connections_.control.at(rank);
   const Deadline limit(frame_rest_s);
   std::vector<PollEntry> waiting{{&connection, PollEvent::receive}};
   char* at = static_cast<char*>(bytes);
   while (n > 0) {
     const ptrdiff_t got = connection.receive(at, n);
-    if (got < 0) throw Failure(Fault::peer_lost, "the connection was closed");
+    if (got < 0) throw Failure(Fault::peer_lost, topology_.describe(rank) + was_cut_off, {rank});
     if (got == 0 && !transport_.poll(waiting, nap_ms)) {
       if (is_interrupted()) interrupt();
       throw_if_interrupted();
-      if (limit.passed()) throw Failure(Fault::timeout, "no answer in time");
+      if (limit.passed()) throw Failure(Fault::timeout, topology_.describe(rank) + was_cut_off, {rank});
     }
     at += got;
     n -= static_cast<size_t>(got);
@@ -216,7 +218,7 @@ void FailureDetector::handle_frame(int rank, const Frame& frame) {
     throw Failure(Fault::internal, topology_.describe(rank) + " sent a frame that this version does not know", {rank});
   }
   static_assert(sizeof announcement <= max_announcement, "an announcement must fit into a socket buffer");
-  receive_rest(*connections_.control.at(rank), &announcement, sizeof announcement);
+  receive_rest(rank, &announcement, sizeof announcement);
   throw failure_from(announcement.fault, announcement.ranks, announcement.blamed, announcement.text, topology_.size);
 }
 
@@ -254,10 +256,21 @@ void FailureDetector::announce(const Failure& failure) {
   const Frame frame{FrameType::failure, 0, sizeof announcement};
   std::string bytes(reinterpret_cast<const char*>(&frame), sizeof frame);
   bytes.append(reinterpret_cast<const char*>(&announcement), sizeof announcement);
-  for (auto& entry : connections_.control) {
-    if (muted_.count(entry.first)) continue;
-    // One attempt: a peer whose buffer is full is not reading, and will see the connection end.
-    static_cast<void>(entry.second->send(bytes.data(), bytes.size()));
+  // A peer whose buffer stays full is not reading, and will see the connection end.
+  std::map<int, size_t> sent;
+  bool all_sent = false;
+  for (const Deadline limit(drain_s); !all_sent && !limit.passed(); all_sent || poll(nullptr, 0, 1)) {
+    all_sent = true;
+    for (auto& entry : connections_.control) {
+      size_t& done = sent[entry.first];
+      if (muted_.count(entry.first) || done == bytes.size()) continue;
+      const ptrdiff_t n = entry.second->send(bytes.data() + done, bytes.size() - done);
+      done = n < 0 ? bytes.size() : done + static_cast<size_t>(n);
+      all_sent = all_sent && done == bytes.size();
+    }
+  }
+  for (const auto& [rank, done] : sent) {
+    if (done > 0 && done < bytes.size()) mute(rank);
   }
 }
 

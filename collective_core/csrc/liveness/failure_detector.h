@@ -77,7 +77,7 @@ class FailureDetector {
   // Takes the frames that have come, up to one with headers. Returns whether the connection has ended.
   bool read_frames(int rank, Connection& connection);
   // Of a frame that has begun to arrive.
-  void receive_rest(Connection& connection, void* bytes, size_t n);
+  void receive_rest(int rank, void* bytes, size_t n);
   bool has_left(int rank) const;
   Failure departure_of(int rank) const;
   RankCell* cell_of(int rank) const;
