@@ -1,6 +1,8 @@
 // Sends the engine what nobody should: strangers' bytes to a listener, and a broken rank's frames to a running job.
 // Meant for the sanitizers; built with COLLECTIVE_SELFTEST (selftest.cpp says how). Every case follows from its number,
 // so one that fails can be run again alone: collective_core_fuzz [first case] [number of cases]
+// Or an honest program on a network that misbehaves (random_program.h): collective_core_fuzz faults [seconds] [first
+// seed]; with 0 seconds one seed.
 //
 // A case may end in any failure, as the job would, but never in a crash, a hang or a stranger who is let in; and one
 // whose bytes were left as they are must succeed, or the others would show nothing.
@@ -23,6 +25,7 @@
 #include "engine/engine.h"
 #include "negotiation/dissemination.h"
 #include "negotiation/header_codec.h"
+#include "tests/random_program.h"
 #include "transport/tcp/handshake.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -322,6 +325,10 @@ int number_of(const char* word) {
 }  // namespace
 
 int main(int arguments, char** words) {
+  if (arguments > 1 && std::string(words[1]) == "faults") {
+    const double seconds = arguments > 2 ? std::strtod(words[2], nullptr) : 60;
+    return random_program::run_for(seconds, arguments > 3 ? std::strtoull(words[3], nullptr, 10) : 0) ? 1 : 0;
+  }
   const int first = arguments > 1 ? number_of(words[1]) : 0;
   const int cases = arguments > 2 ? number_of(words[2]) : cases_by_default;
   std::atomic<int> next{first};

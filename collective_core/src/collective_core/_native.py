@@ -51,7 +51,7 @@ INTERRUPTED = 7
 #: Seconds after which a waiting call looks for signals such as Ctrl-C.
 SIGNAL_INTERVAL = 0.2
 #: Ranks that one error can name.
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 
 
 class Peer(ctypes.Structure):
@@ -266,8 +266,8 @@ def check(fault: int) -> None:
         _raise_interruption()
     if fault:
         lib = library()
-        ranks = (c_int32 * MOST_RANKS)()
-        count = min(lib.cc_last_error_ranks(ranks, MOST_RANKS), MOST_RANKS)
+        ranks = (c_int32 * MAX_RANKS)()
+        count = min(lib.cc_last_error_ranks(ranks, MAX_RANKS), MAX_RANKS)
         text = lib.cc_last_error().decode("utf-8", "replace")
         kind = KINDS.get(fault, "internal")
         error = (InvalidUseError if kind == "invalid" else CollectiveError)(text, kind, ranks[:count])

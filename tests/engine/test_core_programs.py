@@ -1,7 +1,5 @@
-"""The whole engine under the sanitizers: ranks as threads (csrc/tests/selftest.cpp), strangers and broken ranks (csrc/tests/fuzz.cpp).
-
-Takes a minute on two cores, so only with COLLECTIVE_TEST_SANITIZERS=1.
-"""
+"""The whole core without Python (csrc/tests): ranks as threads, over TCP, in memory and on a network that misbehaves; strangers and
+broken ranks; all of it under the sanitizers with COLLECTIVE_TEST_SANITIZERS=1."""
 
 from __future__ import annotations
 
@@ -11,9 +9,25 @@ import subprocess
 import pytest
 from selftest import build
 
-pytestmark = pytest.mark.slow
+AN_HOUR = os.environ.get("COLLECTIVE_TEST_FAULTS", "3600")  # seconds
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["selftest", "memory"], marks=pytest.mark.slow),
+        ["fuzz", "faults", "60", "0"],
+        pytest.param(["fuzz", "faults", AN_HOUR, "1000000"], marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_in_memory_agree_whatever_their_network_does(tmp_path, arguments):
+    (program,) = build(tmp_path, [f"collective_core_{arguments[0]}"])
+    done = subprocess.run([program, *arguments[1:]], capture_output=True, text=True, timeout=2 * float(AN_HOUR) + 600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all well" in done.stdout or " 0 failures" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("COLLECTIVE_TEST_SANITIZERS") != "1", reason="COLLECTIVE_TEST_SANITIZERS=1 runs it")
 @pytest.mark.parametrize("sanitizer", ["ASAN", "TSAN"])
 def test_selftest_and_fuzz_are_clean(tmp_path, sanitizer):
