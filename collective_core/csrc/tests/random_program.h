@@ -357,7 +357,7 @@ class Program {
       }
       if (first.kind == Kind::join && has_joined) {
         while (!everyone->wait(*join, 0.05)) continue;
-        if (!join->error.empty()) failure = judge(rank, *join, "join");
+        if (!join->error.empty()) failure = judge(rank, *join, "join", false);
         has_joined = false;
         continue;
       }
@@ -387,7 +387,7 @@ class Program {
           if (said_[number].empty()) said_[number] = why;
           if (said_[number] != why) report(rank, name + " is explained differently: " + task.error);
         } else if (!task.error.empty()) {
-          const auto why = judge(rank, task, name);
+          const auto why = judge(rank, task, name, first.among_some);
           if (!failure) failure = why;
         } else if (one->step.odd >= 0) {
           report(rank, name + ": a disagreement was not noticed");
@@ -411,11 +411,14 @@ class Program {
   }
 
   // Of an error that is no disagreement: whether it is that of the cut.
-  cc::Failure judge(int rank, const cc::Task& task, const std::string& name) {
+  cc::Failure judge(int rank, const cc::Task& task, const std::string& name, bool of_some) {
     const auto is_end = [&](int one) { return one == faults_.cut_from || one == faults_.cut_to; };
-    const bool names_it = !task.ranks.empty() && std::all_of(task.ranks.begin(), task.ranks.end(), is_end);
-    const bool in_words =
-        names_it && task.error.find("rank " + std::to_string(task.ranks[0]) + " (host") != std::string::npos;
+    // An end that is no member of the process set has no number in it.
+    const bool names_it = (of_some || !task.ranks.empty()) && std::all_of(task.ranks.begin(), task.ranks.end(), is_end);
+    const auto is_said = [&](int one) {
+      return task.error.find("rank " + std::to_string(one) + " (host") != std::string::npos;
+    };
+    const bool in_words = names_it && (is_said(faults_.cut_from) || is_said(faults_.cut_to));
     if (!was_cut() || !in_words || task.fault != cc::Fault::peer_lost) {
       std::string ranks;
       for (const int one : task.ranks) ranks += " " + std::to_string(one);
