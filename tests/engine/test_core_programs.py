@@ -16,7 +16,7 @@ AN_HOUR = os.environ.get("COLLECTIVE_TEST_FAULTS", "3600")  # seconds
     "arguments",
     [
         pytest.param(["selftest", "memory"], marks=pytest.mark.slow),
-        ["fuzz", "faults", "60", "0"],
+        ["fuzz", "faults", "20", "0"],
         pytest.param(["fuzz", "faults", AN_HOUR, "1000000"], marks=pytest.mark.slow),
     ],
 )
