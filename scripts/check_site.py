@@ -87,16 +87,26 @@ def undescribed(page: str) -> Iterator[str]:
     modules, ids = re.findall(r"<h2[^>]*>(collective_core[\w.]*)", page), set(re.findall(r'\bid="([^"]+)"', page))
     for module in modules:
         for name in _exported(module):
-            # Modules have a part of the page: beside this one, in it, or for all frameworks.
-            is_module = not {f"{module}.{name}", f"{module.rpartition('.')[0]}.{name}", f"collective_core.{name}"}.isdisjoint(modules)
+            # Modules have a part of the page.
+            is_module = not {f"{module}.{name}", _imported(module).get(name)}.isdisjoint(modules)
             if f"{module}.{name}" not in ids and not is_module:
                 yield f"{module}.{name}"
 
 
-def _exported(module: str) -> list[str]:
+def _imported(module: str) -> dict[str, str]:
+    """What a module has imported from others, by its name there."""
+    froms = [node for node in ast.walk(_parsed(module)) if isinstance(node, ast.ImportFrom)]
+    return {each.asname or each.name: f"{node.module}.{each.name}" for node in froms for each in node.names}
+
+
+def _parsed(module: str) -> ast.Module:
     path = SOURCES / module.replace(".", "/")
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for statement in ast.parse(source.read_text(encoding="utf-8")).body:
+    return ast.parse(source.read_text(encoding="utf-8"))
+
+
+def _exported(module: str) -> list[str]:
+    for statement in _parsed(module).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
             return list(ast.literal_eval(statement.value))
     return []

@@ -64,7 +64,7 @@ class Group:
 def _mapped(folder: Path) -> Any:
     """What makes rows in files that PyTorch maps."""
     import torch
-    from collective_core.torch.nn.storage import Rows
+    from collective_core.extensions.sparse.storage import Rows
 
     class Mapped(Rows):
         def _make(self, rows: int, widths: dict[str, int], dtype: torch.dtype) -> None:
@@ -151,8 +151,8 @@ class _RocksDb(_StoreFile):
 def _step_of(side: str, folder: Path, rows: int, cache: int) -> Callable[[], None]:
     import collective_core.torch as hvd
     import torch
-    from collective_core.common.row_file import RowFile
-    from collective_core.torch.nn.storage import Storage
+    from collective_core.extensions.sparse.row_file import RowFile
+    from collective_core.extensions.sparse.storage import Storage
     from torch import nn
 
     from .ctr import COLUMNS, LR, Model, batches_of

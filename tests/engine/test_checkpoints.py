@@ -320,10 +320,10 @@ LEAVING = """
 import sys
 import collective_core.torch as hvd
 import torch
-from collective_core.runtime import lifecycle
+from collective_core import job
 hvd.init()
 hvd.Checkpoints(sys.argv[1], model=torch.nn.Linear(1, 1 << 25)).save(1)
-lifecycle._forget_launcher()  # as a worker does that leaves an elastic job
+job._forget_launcher()  # as a worker does that leaves an elastic job
 """
 
 

@@ -14,7 +14,7 @@ from cases import slow_but_last
 torch = pytest.importorskip("torch")
 
 CTR = Path(__file__).parents[2] / "examples/ctr"
-STEPS, BATCH, MOST_IDS, LR = 20, 256, 100, 0.05
+STEPS, BATCH, MAX_IDS, LR = 20, 256, 100, 0.05
 LAST_LINE = re.compile(r"^(\w+): loss ([\d.]+) at first, ([\d.]+) at last, .* ([\d.]+) MB/step .*AUC ([\d.]+)", re.MULTILINE)
 
 
@@ -25,7 +25,7 @@ def one_process(monkeypatch, name: str) -> tuple[float, float]:
     from model import MODELS
     from modes import Job, plain_table
 
-    clicks = Clicks(MOST_IDS, seed=0)
+    clicks = Clicks(MAX_IDS, seed=0)
     torch.manual_seed(0)
     model = MODELS[name](partial(plain_table, Job(None, clicks.rows, LR, None), sparse=False))
     optimizer = torch.optim.Adagrad(model.parameters(), LR)
@@ -42,7 +42,7 @@ def one_process(monkeypatch, name: str) -> tuple[float, float]:
 
 def train(launch, n: int, model: str, modes: tuple[str, ...], **options) -> dict[str, tuple[float, ...]]:
     """By mode: mean losses of the first and the last ten steps, megabytes per step, AUC."""
-    sizes = {"batch-size": BATCH // 2, "held-out": 1024, "steps": STEPS, "most-ids": MOST_IDS, "lr": LR}
+    sizes = {"batch-size": BATCH // 2, "held-out": 1024, "steps": STEPS, "most-ids": MAX_IDS, "lr": LR}
     words = [f"--{name}={value}" for name, value in sizes.items()]
     printed = launch(str(CTR / "train.py"), n, arguments=("--model", model, "--mode", *modes, *words), **options).must_succeed().stdout
     found = {mode: tuple(map(float, numbers)) for mode, *numbers in LAST_LINE.findall(printed)}

@@ -630,11 +630,12 @@ def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
 def test_a_function_that_fails_again_and_again_without_a_commit_is_given_up(monkeypatch, commits):
     """That all ranks have the same state again is no progress."""
     from collective_core.common import elastic
-    from collective_core.runtime import lifecycle
 
-    monkeypatch.setattr(elastic.worker, "is_one", lambda: True)
-    monkeypatch.setattr(lifecycle, "rejoin", lambda _: None)
-    monkeypatch.setattr(lifecycle, "init", lambda: None)
+    from collective_core import job
+
+    monkeypatch.setattr(elastic.launchers, "is_elastic", lambda: True)
+    monkeypatch.setattr(job, "rejoin", lambda _: None)
+    monkeypatch.setattr(job, "init", lambda: None)
     monkeypatch.setattr(elastic, "allgather_object", lambda value, *_: [value])
     monkeypatch.setattr(elastic, "broadcast_object", lambda value, *_: value)
     monkeypatch.setattr(elastic.State, "check_host_updates", lambda _: None)
@@ -643,7 +644,7 @@ def test_a_function_that_fails_again_and_again_without_a_commit_is_given_up(monk
     @elastic.run
     def train(state):
         calls.append(state)
-        if len(calls) == 3 * elastic.MOST_FAILURES:
+        if len(calls) == 3 * elastic.MAX_FAILURES:
             return "done"
         if commits:
             state.commit()
@@ -655,20 +656,21 @@ def test_a_function_that_fails_again_and_again_without_a_commit_is_given_up(monk
     else:
         with pytest.raises(CollectiveError, match="rank 1 is gone"):
             train(state)
-        assert len(calls) == elastic.MOST_FAILURES + 1
+        assert len(calls) == elastic.MAX_FAILURES + 1
 
 
 @pytest.mark.parametrize("failure", [CollectiveError("rank 1 is gone", "peer_lost", [1]), ValueError("of the program's own")])
 def test_a_rank_that_is_lost_while_the_others_set_themselves_up_again_is_survived(monkeypatch, failure):
     from collective_core.common import elastic
-    from collective_core.runtime import lifecycle
 
-    monkeypatch.setattr(elastic.worker, "is_one", lambda: True)
-    monkeypatch.setattr(lifecycle, "init", lambda: None)
+    from collective_core import job
+
+    monkeypatch.setattr(elastic.launchers, "is_elastic", lambda: True)
+    monkeypatch.setattr(job, "init", lambda: None)
     monkeypatch.setattr(elastic, "allgather_object", lambda value, *_: [value])
     monkeypatch.setattr(elastic, "broadcast_object", lambda value, *_: value)
     lost, failures = [], [failure]
-    monkeypatch.setattr(lifecycle, "rejoin", lambda ranks: lost.append(tuple(ranks)))
+    monkeypatch.setattr(job, "rejoin", lambda ranks: lost.append(tuple(ranks)))
 
     def reset():  # a callback of the program's that runs a collective, say
         if failures:

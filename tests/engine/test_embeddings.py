@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import slow_but_last
-from collective_core.common.id_table import IdTable
-from collective_core.common.row_file import BYTES_PER_SLOT, RowFile
-from collective_core.common.sharding import common_rows, part_of, place
-from collective_core.common.table_plan import Costs, Table, plan_tables
+from collective_core.extensions.sparse.id_table import IdTable
+from collective_core.extensions.sparse.row_file import BYTES_PER_SLOT, RowFile
+from collective_core.extensions.sparse.sharding import common_rows, part_of, place
+from collective_core.extensions.sparse.table_plan import Costs, Table, plan_tables
 from conftest import LAUNCH_LIMIT, WORKERS
 
 torch = pytest.importorskip("torch")
 
-from collective_core.torch.nn import shards  # noqa: E402
+from collective_core.extensions.sparse import shards  # noqa: E402
+from collective_core.torch import checkpoint  # noqa: E402
 
 sys.path.insert(0, str(WORKERS))
 
@@ -114,7 +115,7 @@ def test_a_plan_from_measured_costs_is_the_same_on_all_ranks(launch):
 
 
 def test_small_messages_that_were_held_up_make_no_network_infinitely_fast(monkeypatch):
-    from collective_core.torch.nn import planner
+    from collective_core.extensions.sparse import planner
 
     times = iter([0.003, 0.002, 0.001])  # of the small messages, of the large one, of rows in memory
     monkeypatch.setattr(planner, "_median_seconds", lambda _call: next(times))
@@ -179,7 +180,7 @@ def test_a_file_of_a_table_is_one_of_safetensors(tmp_path):
     tensors = {"a/weight": torch.arange(6, dtype=torch.float32).view(3, 2), "a/state.sum": torch.zeros(0, 1, dtype=torch.float64)}
     path = tmp_path / "x.safetensors"
     written = shards.write(path, tensors)
-    assert written == {"bytes": path.stat().st_size, "sha256": shards.checksum(path)}
+    assert written == {"bytes": path.stat().st_size, "sha256": checkpoint.checksum(path)}
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     assert json.loads(raw[8 : 8 + length])["a/weight"] == {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}
@@ -205,10 +206,10 @@ def test_rows_in_two_shards_are_found_without_looking_at_each(size):
 
 def test_an_elastic_state_refuses_tables():
     from collective_core.torch import elastic
-    from collective_core.torch.sharded import ShardParameter
 
     module = torch.nn.Module()
-    module.weight = ShardParameter(torch.zeros(2, 2))
+    module.weight = torch.nn.Parameter(torch.zeros(2, 2))
+    module.weight.collective_shard = object()
     with pytest.raises(ValueError, match=r"restore them there with hvd\.Checkpoints"):
         elastic.TorchState(module)
 
@@ -321,7 +322,7 @@ def test_threads_share_a_file_of_rows(tmp_path):
 READS_IN_A_CHILD = """
 import os, signal, sys
 import numpy as np
-from collective_core.common.row_file import RowFile
+from collective_core.extensions.sparse.row_file import RowFile
 file = RowFile(sys.argv[1], (5000, 4), np.float32, 0)
 file.read(np.arange(5000))
 child = os.fork()
@@ -376,7 +377,7 @@ def test_a_table_stays_right_when_a_program_moves_it_or_a_rank_fails(launch):
 
 
 def test_ftrl_learns_nothing_at_a_rate_of_zero_and_goes_on_after_it():
-    from collective_core.torch.nn.row_optimizers import FTRL, Update
+    from collective_core.extensions.sparse.row_optimizers import FTRL, Update
 
     optimizer = FTRL()
     values, state = torch.ones(1, 2), {"z": torch.zeros(1, 2), "n": torch.zeros(1, 2)}

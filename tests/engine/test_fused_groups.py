@@ -32,7 +32,7 @@ def test_ranks_that_fuse_differently_send_their_tensors_one_by_one(launch):
 
 
 def test_what_is_fused():
-    small, large = torch.ones(3), torch.ones(fusion.MOST_BYTES // 4 + 1)
+    small, large = torch.ones(3), torch.ones(fusion.MAX_BYTES // 4 + 1)
     assert fusion.choose([small, large, small], 1 << 20) == [0, 2]
     assert fusion.choose([small, large], 1 << 20) == [], "one alone is not fused"
     assert fusion.choose([], 1 << 20) == []

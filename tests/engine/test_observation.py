@@ -230,11 +230,11 @@ cc.init()
 port = prometheus._server.server_address[1]
 def call():
     return socket.create_connection(("127.0.0.1", port), timeout=5)
-idle = [call() for _ in range(prometheus.MOST_CLIENTS)]
+idle = [call() for _ in range(prometheus.MAX_CLIENTS)]
 print(len(call().recv(1)))  # sent away at once, where the others are waited for
 for client in idle:
     client.close()
-while prometheus._server._places._value < prometheus.MOST_CLIENTS:
+while prometheus._server._places._value < prometheus.MAX_CLIENTS:
     pass
 print(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).status)
 """
@@ -256,12 +256,11 @@ def test_a_metrics_port_that_is_none_is_an_error(monkeypatch, port):
 def test_the_metrics_port_follows_the_local_rank_of_an_elastic_job():
     script = """
 import socket, threading, urllib.request
-from collective_core.elastic import worker
 from collective_core.observe import prometheus
-from collective_core.runtime import config, membership
+from collective_core.runtime import config, launchers, membership
 
 settings = config.from_environment()
-worker.is_one = lambda: True
+launchers.is_elastic = lambda: True
 for local_rank in (0, 1, 0):
     membership.local_rank = lambda: local_rank
     if local_rank == 1:  # the rank that had it leaves it in this moment

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 from cases import slow_but_last
-from collective_core.common.parameter_server import layout, messages
-from collective_core.common.parameter_server.clocks import Clocks
+from collective_core.extensions.ps import layout, messages
+from collective_core.extensions.ps.clocks import Clocks
 from conftest import WORKERS
 
 torch = pytest.importorskip("torch")

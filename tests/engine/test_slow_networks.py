@@ -8,13 +8,13 @@ import sys
 
 import pytest
 from cases import slow_but_last
-from collective_core.common.communication import Network, as_matrix, plan
-from collective_core.common.fragments import divide, schedule
+from collective_core.extensions.slow_networks.communication import Network, as_matrix, plan
+from collective_core.extensions.slow_networks.fragments import divide, schedule
 from conftest import WORKERS
 
 torch = pytest.importorskip("torch")
 
-from collective_core.torch.ops import quantization  # noqa: E402
+from collective_core.extensions.slow_networks import quantization  # noqa: E402
 
 PATIENCE = 90
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import slow_but_last
-from collective_core.data import Directory, Files, Kafka, ProgressiveValidation, StandardInput, Stream, auc, files
+from collective_core.extensions.streaming import Directory, Files, Kafka, ProgressiveValidation, StandardInput, Stream, auc, files
 from conftest import WORKERS, find_mpirun
 
 PATIENCE = 120.0
@@ -111,7 +111,7 @@ def test_what_is_not_a_regular_file_is_refused_and_not_waited_for(tmp_path):
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_RECORD", 1 << 20)
+    monkeypatch.setattr(files, "MAX_RECORD", 1 << 20)
     path = tmp_path / "log"
     path.write_bytes(b"short\n" + b"x" * (1 << 21))
     with pytest.raises(ValueError, match="a line of more than 1 MiB at byte 6"):
@@ -382,7 +382,7 @@ def test_standard_input_is_dealt_out_by_rank_0(tmp_path):
 
 
 def test_a_standard_input_that_leads_nowhere_is_an_error():
-    script = "from collective_core.data import StandardInput as Source; Source().read({Source.PARTITION: 0}, 1)"
+    script = "from collective_core.extensions.streaming import StandardInput as Source; Source().read({Source.PARTITION: 0}, 1)"
     done = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert "standard input of rank 0 is /dev/null" in done.stderr
 

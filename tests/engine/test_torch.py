@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 from cases import slow_but_last
 from collective_core.runtime import cores, membership
+from conftest import LAUNCH_LIMIT
 
 torch = pytest.importorskip("torch")
 
@@ -82,12 +84,27 @@ def test_an_infinity_on_one_rank_has_all_skip_the_step_of_a_grad_scaler(launch):
     assert set(reports) == {0, 1}
 
 
-def test_the_methods_of_a_grad_scaler_are_wrapped_once():
-    from collective_core.torch.optimizer import gradient_scaling
-
-    wrapped = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
-    importlib.reload(gradient_scaling).reduce_before_looking()
-    assert (torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step) == wrapped
+def test_importing_loads_the_core_alone_and_leaves_the_classes_of_torch():
+    program = """
+import sys, torch
+classes = torch.nn.Module, torch.amp.GradScaler, torch.optim.Optimizer
+before = [dict(vars(kind)) for kind in classes]
+import collective_core.torch as hvd
+loaded = sorted(name for name in sys.modules if name.startswith("collective_core"))
+optional = [name for name in loaded if name.split(".")[1:2] in (["extensions"], ["launch"], ["elastic"])]
+assert not optional, optional
+assert len(loaded) <= 70, (len(loaded), loaded)
+assert {"DiLoCo", "data", "elastic", "nn", "ps"} <= {*dir(hvd)} & {*hvd.__all__}
+missing = [name for name in hvd.__all__ if not hasattr(hvd, name)]
+assert not missing, missing
+hvd.init()
+hvd.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
+hvd.nn.ShardedEmbedding(2, 2, hvd.nn.SGD(1.0))
+assert [dict(vars(kind)) for kind in classes] == before
+assert not hasattr(hvd, "nothing")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LAUNCH_LIMIT)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("quota", "ranks", "overlaps"), [(1.0, 1, False), (2.0, 1, True), (2.0, 2, False), (4.0, 2, True)])

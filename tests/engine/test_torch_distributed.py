@@ -20,7 +20,7 @@ import pytest
 import torch.distributed as dist
 from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
-from collective_core.runtime.point_to_point import GREETING, MOST_PENDING, PointToPoint
+from collective_core.runtime.point_to_point import GREETING, MAX_PENDING, PointToPoint
 from collective_core.torch.distributed import cuda
 from collective_core.torch.distributed.store import StoreLauncher
 from collective_core.torch.distributed.work import Completer, MessageWork
@@ -426,7 +426,7 @@ def test_more_strangers_than_may_wait_disturb_nobody(two_ends):
     address = here._addresses[1]
     assert there.receive(np.zeros(0, dtype=np.uint8), 0, 9).wait(0.01) is False  # its thread accepts
     strangers = []
-    for _ in range(MOST_PENDING + 20):
+    for _ in range(MAX_PENDING + 20):
         stranger = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
         stranger.connect(address)
         strangers.append(stranger)

@@ -13,8 +13,9 @@ environment variables. After ``init`` a process may ``fork`` children, such as w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from collective_core import lazy
 from collective_core.arrays import (
     Average,
     Max,
@@ -31,9 +32,9 @@ from collective_core.arrays import (
     reducescatter,
 )
 from collective_core.errors import CollectiveError, HorovodInternalError
+from collective_core.job import init, shutdown
 from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
-from collective_core.runtime.lifecycle import init, shutdown
 from collective_core.runtime.membership import (
     cross_rank,
     cross_size,
@@ -47,17 +48,15 @@ from collective_core.runtime.membership import (
 from collective_core.runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from collective_core.version import __version__ as __version__
 
+if TYPE_CHECKING:
+    from collective_core.launch import NotSendableError as NotSendableError
+    from collective_core.launch import RankFailedError as RankFailedError
+    from collective_core.launch import Runner as Runner
+    from collective_core.launch import run as run
+
 #: What starts ranks, which no rank needs: imported when it is asked for.
 _LAUNCHING = ("NotSendableError", "RankFailedError", "Runner", "run")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAUNCHING:
-        from collective_core import launch
-
-        return getattr(launch, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__, __dir__ = lazy.attributes(__name__, {name: f"collective_core.launch:{name}" for name in _LAUNCHING})
 
 __all__ = [
     "Average",

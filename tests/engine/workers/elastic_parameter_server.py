@@ -12,7 +12,7 @@ from pathlib import Path
 
 import collective_core.torch as hvd
 import torch
-from collective_core.torch.ps.store import Store
+from collective_core.extensions.ps.store import Store
 
 folder, dying, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 RANKS, STEPS, SNAPSHOT_EVERY = 4, 40, 5

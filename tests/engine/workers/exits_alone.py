@@ -7,11 +7,11 @@ import time
 
 import common
 from collective_core.observe import timeline
-from collective_core.runtime import lifecycle
 
 import collective_core as cc
+from collective_core import job
 
-lifecycle.EXIT_PATIENCE = 60.0 if sys.argv[2:] == ["killed"] else 1.0  # seconds, not five minutes
+job.EXIT_PATIENCE = 60.0 if sys.argv[2:] == ["killed"] else 1.0  # seconds, not five minutes
 cc.init()
 timeline.start_timeline(sys.argv[1])
 cc.barrier()
@@ -19,8 +19,8 @@ common.report(started=True)
 if sys.argv[2:] == ["killed"]:
     if cc.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    finish = lifecycle._launcher.finish
-    lifecycle._launcher.finish = lambda patience: (common.report(ends_mpi_with_the_others=patience > 0), finish(patience))
+    finish = job._launcher.finish
+    job._launcher.finish = lambda patience: (common.report(ends_mpi_with_the_others=patience > 0), finish(patience))
     sys.exit(0)
 if cc.rank() == 1:
     sys.exit(3)

@@ -15,13 +15,13 @@ if who == "script":
 
 import common  # noqa: E402
 import numpy as np  # noqa: E402
-from collective_core.runtime import lifecycle  # noqa: E402
 
 import collective_core as cc  # noqa: E402
+from collective_core import job  # noqa: E402
 
 cc.init(comm=[0, 1] if when == "list" else None)
 assert cc.allreduce(np.ones(1), op=cc.Sum)[0] == cc.size() == 2
-common.report(finalizes=lifecycle._launcher._finalize)
+common.report(finalizes=job._launcher._finalize)
 cc.shutdown()
 if who == "script":
     MPI.Finalize()

@@ -6,14 +6,14 @@ import threading
 
 import common
 import numpy as np
-from collective_core.transport import mpi
+from collective_core.runtime import external
 
 import collective_core as cc
 
 data = np.ones(1 << 20)
 cc.init()
 cc.allreduce(data)
-transport = mpi._current
+transport = external._current
 start = transport._start
 if cc.rank() == 0:
 

@@ -5,7 +5,7 @@ import weakref
 
 import common
 import numpy as np
-from collective_core.transport import mpi
+from collective_core.extensions import mpi
 
 import collective_core as cc
 

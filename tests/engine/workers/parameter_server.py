@@ -15,8 +15,8 @@ import collective_core.torch as hvd
 import common
 import torch
 from collective_core.errors import CollectiveError
+from collective_core.extensions.ps import embedding
 from collective_core.runtime import membership
-from collective_core.torch.ps import embedding
 from torch import nn
 
 EARLY = hvd.ps.Embedding(5, 2, hvd.nn.SGD(1.0), scale=0.0)
@@ -174,7 +174,7 @@ def check_what_programs_do():
     loss.backward()
     optimizer.step()
     assert rows() == [[0.0, -1.0, -1.0], [0.0, -2.0, -2.0]], rows()
-    with mock.patch.object(embedding, "MOST_PASSES", 2):
+    with mock.patch.object(embedding, "MAX_PASSES", 2):
         found = [model[0](ids) for _ in range(4)]
         found[0].sum().backward()
         found[1].sum().backward()

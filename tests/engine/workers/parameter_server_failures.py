@@ -16,9 +16,9 @@ os.environ["COLLECTIVE_SERVERS"] = sys.argv[1]
 import collective_core.torch as hvd
 import common
 import torch
-from collective_core.common.parameter_server import group
 from collective_core.errors import CollectiveError
-from collective_core.torch.ps.store import Store
+from collective_core.extensions.ps import group
+from collective_core.extensions.ps.store import Store
 
 how, failing, STEPS = sys.argv[2], int(sys.argv[3]), 6
 hvd.init()

@@ -13,10 +13,10 @@ import collective_core.torch as hvd
 import common
 import numpy as np
 import torch
-from collective_core.common.parameter_server import client, group
 from collective_core.errors import CollectiveError
+from collective_core.extensions.ps import client, group
+from collective_core.extensions.ps.store import Store
 from collective_core.runtime import point_to_point
-from collective_core.torch.ps.store import Store
 from torch import nn
 
 SGD, FREE = torch.optim.SGD, {"lr": 1.0, "staleness": None}
@@ -43,11 +43,11 @@ def check_options():
 
 def check_many_pushes(array):
     """No more than so many bytes are under way."""
-    most, client.MOST_UNDER_WAY = client.MOST_UNDER_WAY, 10 * 4 * LENGTH
+    most, client.MAX_UNDER_WAY = client.MAX_UNDER_WAY, 10 * 4 * LENGTH
     for _ in range(PUSHES):
         array.push(torch.ones(LENGTH))
-        assert client.client()._under_way[0] <= client.MOST_UNDER_WAY
-    client.MOST_UNDER_WAY = most
+        assert client.client()._under_way[0] <= client.MAX_UNDER_WAY
+    client.MAX_UNDER_WAY = most
     for _ in range(PUSHES):
         array.push(torch.ones(LENGTH))
 

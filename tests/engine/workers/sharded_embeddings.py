@@ -11,8 +11,8 @@ import collective_core.torch as hvd
 import common
 import numpy as np
 import torch
-from collective_core.common.hashing import bucket, mixed
 from collective_core.errors import CollectiveError
+from collective_core.extensions.sparse.hashing import bucket, mixed
 from torch import nn
 
 warnings.filterwarnings("ignore", "Sparse invariant checks")  # in PyTorch's own optimizers

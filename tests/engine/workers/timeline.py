@@ -14,7 +14,7 @@ from collective_core.observe import recorder, timeline
 import collective_core as cc
 
 path, how = Path(sys.argv[1]), sys.argv[2]
-timeline.PIECES = timeline.LEAST_PIECE = 5000  # so that a part does not go in one piece
+timeline.PIECES = timeline.MIN_PIECE = 5000  # so that a part does not go in one piece
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
 

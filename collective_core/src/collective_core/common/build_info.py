@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collective_core.transport import mpi
+from collective_core.runtime import external
 
 
 def mpi_enabled() -> bool:
     """Whether MPI carries the tensors (COLLECTIVE_BACKEND=mpi). Otherwise it is used for the start only."""
-    return mpi.is_chosen()
+    return external.is_chosen()
 
 
 def mpi_built() -> bool:
@@ -19,7 +19,7 @@ def mpi_built() -> bool:
 
 def mpi_threads_supported() -> bool:
     """Whether collectives and the program's own mpi4py calls may run in different threads."""
-    if not mpi.is_chosen():
+    if not external.is_chosen():
         return True  # the engine makes no MPI calls
     from mpi4py import MPI
 

@@ -9,22 +9,21 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from pathlib import Path
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from collective_core import arrays
+from collective_core import arrays, job
 from collective_core.common.objects import allgather_object, broadcast_object
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
-from collective_core.runtime import lifecycle, membership, process_sets
-from collective_core.runtime.config import RESTART_FROM
+from collective_core.runtime import launchers, membership, process_sets
+from collective_core.runtime.config import restart_folder
 
 #: Kinds of failure after which the ranks that are left can go on; others are the program's own.
 SURVIVABLE = ("peer_lost", "timeout", "internal", "closed")
 #: Failures one after the other without a commit between them: what fails again and again is no accident.
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 
 #: Called by ``commit`` before it saves: they wait for what is under way, and raise what has failed.
 before_commit: list[Callable[[], None]] = []
@@ -83,7 +82,7 @@ class State:
 
     def check_host_updates(self) -> None:
         """Raises :class:`HostsUpdatedInterrupt` on all ranks when ranks are to be added or to leave. Collective."""
-        if not worker.is_one():
+        if not launchers.is_elastic():
             return
         if process_sets.is_reserved():  # workers of parameter servers, which go on at their own speeds
             if worker.shall_change():
@@ -152,12 +151,6 @@ class ObjectState(State):
         self._saved = copy.deepcopy(values)
 
 
-def restart_folder() -> Path | None:
-    """Where the job is to go on from, as whoever started it said."""
-    named = os.environ.get(RESTART_FROM, "").strip()
-    return Path(named) if named else None
-
-
 def _of_engine(error: Exception) -> CollectiveError | None:
     if isinstance(error, CollectiveError):
         return error
@@ -174,7 +167,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
-        lifecycle.init()
+        job.init()
         failures, commits, folder, has_rejoined = 0, state._commits, restart_folder(), False
         before_rejoin = [begin() for begin in at_begin]
         while True:
@@ -196,13 +189,13 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 if error is None:
                     raise
                 failures, commits = failures + 1 if state._commits == commits else 1, state._commits
-                if error.kind not in SURVIVABLE or not worker.is_one() or failures > MOST_FAILURES:
+                if error.kind not in SURVIVABLE or not launchers.is_elastic() or failures > MAX_FAILURES:
                     raise
                 lost = error.ranks
                 state.restore()
             for leave in before_rejoin:
                 leave()
-            lifecycle.rejoin(lost)
+            job.rejoin(lost)
             has_rejoined = True
 
     return wrapped

@@ -23,9 +23,9 @@ from collective_core.runtime.process_sets import Members, ProcessSet, members
 #: Where an array begins in the memory of its group: frameworks take results over without a copy only where they are aligned so.
 ALIGNMENT = 64
 #: Bytes from which memory is kept for the next group, because new pages cost more than the sum.
-LEAST_KEPT = 1 << 16
+MIN_KEPT = 1 << 16
 #: Blocks that are kept while nobody uses them.
-MOST_KEPT = 8
+MAX_KEPT = 8
 
 
 class _Memory:
@@ -38,7 +38,7 @@ class _Memory:
 
     def take(self, length: int) -> Any:
         """So many bytes, uninitialised. Where the engine has none left, ordinary memory."""
-        if length < LEAST_KEPT:
+        if length < MIN_KEPT:
             return _aligned(length)
         with self._lock:
             if self._generation != membership.generation():
@@ -47,7 +47,7 @@ class _Memory:
             for number in unused:
                 if self._blocks[number].nbytes == length:
                     return self._blocks[number]
-            if len(unused) >= MOST_KEPT:
+            if len(unused) >= MAX_KEPT:
                 del self._blocks[unused[0]]
             try:
                 made = arrays.empty(length, np.uint8)

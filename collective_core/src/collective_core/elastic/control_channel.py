@@ -18,7 +18,7 @@ from collective_core.runtime.handshake import CALLER, HEAD, LISTENER, Seal
 
 GREETING = b"ccelast1"
 #: Bytes of one message.
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 #: Seconds after which the system asks a silent other side whether it is still there, between questions, and questions without answer.
 KEEPALIVE = (5, 2, 3)
 
@@ -54,7 +54,7 @@ class ControlChannel:
         other = CALLER if self._me == LISTENER else LISTENER
         try:
             (length,) = _length.unpack(handshake.read(self._connection, _length.size))
-            if length > MOST_BYTES:
+            if length > MAX_BYTES:
                 return None
             body = handshake.read(self._connection, length)
             self._seal.check(other, body, handshake.read(self._connection, Seal.BYTES), self.worker)

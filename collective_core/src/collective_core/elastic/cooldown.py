@@ -36,7 +36,7 @@ class Cooldown:
 
 
 #: Generations in which workers of one host end with an exception that are too many, and those in which workers of any host may.
-MOST_OF_HOST, MOST_RESTARTS = 2, 3
+MAX_OF_HOST, MAX_RESTARTS = 2, 3
 
 
 class Exceptions:
@@ -48,7 +48,7 @@ class Exceptions:
     many.
     """
 
-    def __init__(self, restarts: int = MOST_RESTARTS, of_host: int = MOST_OF_HOST) -> None:
+    def __init__(self, restarts: int = MAX_RESTARTS, of_host: int = MAX_OF_HOST) -> None:
         self._restarts, self._of_host = restarts, of_host
         self._when: dict[tuple[str, int], float] = {}  # host, generation
         self._hosts_of: dict[str, set[str]] = {}  # by traceback

@@ -20,9 +20,9 @@ from collective_core.elastic.membership import ElasticMembership, RankAssignment
 from collective_core.runtime import horovod_variables, torch_variables
 
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
-MOST_PENDING = 256
+MAX_PENDING = 256
 #: Calls that may wait to be taken. Beyond that the system lets a caller try again a second later, a worker of ours among strangers, too.
-MOST_CALLS = 4096
+MAX_CALLS = 4096
 
 
 class RendezvousServer:
@@ -43,7 +43,7 @@ class RendezvousServer:
         both = socket.has_dualstack_ipv6() and not only_here
         address = ("127.0.0.1" if only_here else "", 0)
         family = socket.AF_INET6 if both else socket.AF_INET
-        self._listener = socket.create_server(address, family=family, backlog=MOST_CALLS, dualstack_ipv6=both)
+        self._listener = socket.create_server(address, family=family, backlog=MAX_CALLS, dualstack_ipv6=both)
         threading.Thread(target=self._welcome, daemon=True).start()
 
     @property
@@ -128,7 +128,7 @@ class RendezvousServer:
                 time.sleep(0.1)  # too many files, or a caller that has hung up again
                 continue
             with self._lock:
-                if len(self._pending) >= MOST_PENDING:
+                if len(self._pending) >= MAX_PENDING:
                     _drop(self._pending.pop(0))
                 self._pending.append(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()

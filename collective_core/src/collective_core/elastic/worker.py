@@ -15,8 +15,8 @@ from collective_core.errors import CollectiveError
 from collective_core.runtime import launchers, network
 from collective_core.runtime.torch_variables import MASTER_VARIABLES
 
-#: host:port of the rendezvous server, and this worker's number; set by the driver.
-SERVER, NUMBER = "COLLECTIVE_ELASTIC", "COLLECTIVE_WORKER"
+#: This worker's number; set by the driver.
+NUMBER = "COLLECTIVE_WORKER"
 
 #: Seconds between attempts to reach the server.
 RETRY_INTERVAL = 0.2
@@ -24,18 +24,7 @@ RETRY_INTERVAL = 0.2
 _channel: ControlChannel | None = None
 _answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 _change = threading.Event()
-_generation = 0
 _masters_of_user: set[str] = set()  # variables of torch.distributed that stay as the user has set them
-
-
-def is_one() -> bool:
-    """Whether this process belongs to an elastic job, and not to a torchrun that a worker of one has started."""
-    return SERVER in os.environ and launchers.RUN_OF_TORCHRUN not in os.environ
-
-
-def generation() -> int:
-    """The number of the ranks' generation to which this worker's rank belongs, from 1; 0 where it has none."""
-    return _generation
 
 
 def shall_change() -> bool:
@@ -50,7 +39,6 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
     the last generation that are to blame for its end. Raises :class:`CollectiveError` when the job is over, and SystemExit where this
     worker is to leave it.
     """
-    global _generation
     connected = _connect(timeout)
     try:
         port, master_port = network.free_ports(2)
@@ -63,18 +51,18 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
         raise CollectiveError("the job is over: whoever started it does not answer any more", "closed")
     if answer["kind"] == "leave":
         raise SystemExit(0)
-    if _generation == 0:
+    if launchers.generation() == 0:
         _masters_of_user.update(name for name in MASTER_VARIABLES if name in os.environ)
     assigned = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
     found = {name: str(value) for name, value in {**assigned, **answer["among"]}.items() if name not in _masters_of_user}
     os.environ.update(found)
-    _generation = int(answer["generation"])
+    launchers.begin_generation(int(answer["generation"]))
 
 
 def _connect(timeout: float) -> ControlChannel:
     global _channel
     if _channel is None:
-        host, _, port = os.environ[SERVER].rpartition(":")
+        host, _, port = os.environ[launchers.ELASTIC_SERVER].rpartition(":")
         end = time.monotonic() + timeout
         while _channel is None:
             try:
@@ -83,7 +71,7 @@ def _connect(timeout: float) -> ControlChannel:
                 )
             except (OSError, EOFError) as error:
                 if time.monotonic() > end:
-                    raise CollectiveError(f"the elastic job at {os.environ[SERVER]} cannot be reached: {error}", "closed") from error
+                    raise CollectiveError(f"the elastic job at {host}:{port} cannot be reached: {error}", "closed") from error
                 time.sleep(RETRY_INTERVAL)
         threading.Thread(target=_listen, args=(_channel,), daemon=True).start()
     return _channel

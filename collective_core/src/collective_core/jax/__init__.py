@@ -16,9 +16,9 @@ docs/jax.md says what is different inside compiled functions.
 from __future__ import annotations
 
 from collective_core.jax import requirement as requirement  # isort: skip - says what is missing
-from collective_core import data
 from collective_core.common import interface
 from collective_core.common.interface import *  # noqa: F403
+from collective_core.extensions import streaming as data
 from collective_core.jax import elastic
 from collective_core.jax.compression import Compression
 from collective_core.jax.functions import allgather_object, broadcast_object, broadcast_parameters

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
+from collective_core import job
 from collective_core.common import callbacks
 from collective_core.jax import host_calls
-from collective_core.runtime import lifecycle, process_sets
+from collective_core.runtime import process_sets
 from collective_core.runtime.process_sets import ProcessSet
 
 _registered = False
@@ -19,7 +20,7 @@ _registered = False
 def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     """As :func:`collective_core.init`. At the end of the process, compiled functions that were called are waited for first."""
     global _registered
-    lifecycle.init(comm, process_sets)
+    job.init(comm, process_sets)
     callbacks.watch_signals()
     if not _registered:
         _registered = True
@@ -29,7 +30,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
 def shutdown() -> None:
     """As :func:`collective_core.shutdown`, when compiled functions that were called are done."""
     _finish()
-    lifecycle.shutdown()
+    job.shutdown()
 
 
 def add_process_set(process_set: Any) -> ProcessSet:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collective_core.keras import requirement as requirement  # isort: skip - says what is missing
 
-from collective_core import data
 from collective_core.common import interface
 from collective_core.common.interface import *  # noqa: F403
+from collective_core.extensions import streaming as data
 from collective_core.keras import callbacks, elastic
 from collective_core.keras.functions import allgather, allreduce, broadcast, reducescatter
 from collective_core.keras.optimizer import Compression, DistributedOptimizer, PartialDistributedOptimizer, load_model

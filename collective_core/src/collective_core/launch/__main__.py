@@ -28,7 +28,7 @@ from collective_core.runtime.config import RESTART_FROM, SERVERS
 from collective_core.runtime.torch_variables import RESTART_COUNT
 
 #: Ranks of this machine, which nobody has given slots.
-MOST_PER_CORE = 8
+MAX_PER_CORE = 8
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(*_spelled("--nnodes"), dest="nodes", metavar="N|MIN:MAX", help=hosts)
     per_node = "ranks on each host; auto: one per slot, on this machine alone one per GPU, or per core without any; cpu, gpu"
     parser.add_argument(*_spelled("--nproc-per-node"), dest="per_node", metavar="N", help=per_node)
-    parser.add_argument("--oversubscribe", action="store_true", help=f"on this machine alone: more than {MOST_PER_CORE} ranks per core")
+    parser.add_argument("--oversubscribe", action="store_true", help=f"on this machine alone: more than {MAX_PER_CORE} ranks per core")
     parser.add_argument("-H", "--hosts", help="a:2,b:2, a file of lines `host slots=N`, or an inventory; this machine by default")
     parser.add_argument("--min-np", dest="least", type=int, help="an elastic job: at least so many ranks (-np, which it needs to begin)")
     parser.add_argument("--max-np", dest="most", type=int, help="an elastic job: at most so many ranks (-np, with a script all slots)")
@@ -107,8 +107,8 @@ def _note_options_of_torchrun(arguments: argparse.Namespace) -> None:
 def _refuse_too_many(ranks: int) -> None:
     """Raises :class:`CollectiveError` for a number of ranks that would bring this machine to a stop."""
     found = cores.share(1)
-    if ranks > MOST_PER_CORE * found:
-        text = f"{ranks} ranks: this machine takes {MOST_PER_CORE} for each of its cores ({found}): "
+    if ranks > MAX_PER_CORE * found:
+        text = f"{ranks} ranks: this machine takes {MAX_PER_CORE} for each of its cores ({found}): "
         raise CollectiveError(f"{text}start fewer, say which hosts (-H a:8,b:8), or allow it: --oversubscribe", "invalid")
 
 

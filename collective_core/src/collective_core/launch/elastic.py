@@ -29,6 +29,7 @@ from collective_core.launch.outcomes import LOST
 from collective_core.launch.processes import Processes, rank_settings
 from collective_core.launch.remote import SSH, Remote
 from collective_core.launch.tracebacks import Tracebacks, place_of
+from collective_core.runtime import launchers
 
 #: Seconds between looks at the hosts, and at what it is time for.
 DISCOVERY, TICK = 1.0, 0.25
@@ -37,9 +38,9 @@ MEETING = 10.0
 #: Seconds that processes get to end when all their functions have returned.
 LEAVING = 15.0
 #: Frames that are taken in before anything else is looked after.
-MOST_FRAMES = 512
+MAX_FRAMES = 512
 #: Connections to one host that are being made at the same time.
-MOST_CALLS = 4
+MAX_CALLS = 4
 #: Exit codes by which a shell says that a signal ended its program.
 FIRST_SIGNAL, LAST_SIGNAL = 128, 192
 #: Before what is said here and not by a rank.
@@ -239,7 +240,7 @@ class Driver:
         """Takes in what has happened, for a moment at most; whether a worker has to be replaced."""
         replace = False
         frame = self._mailbox.get(timeout=TICK)
-        for _ in range(MOST_FRAMES):
+        for _ in range(MAX_FRAMES):
             if frame is None:
                 break
             replace = self._note(frame) or replace
@@ -391,7 +392,7 @@ class Driver:
         self._host_of[number] = host.name
         with self._server.holding():
             self._membership.start(number, host.name, now, slot)
-        self._connecting.setdefault(host.name, threading.Semaphore(MOST_CALLS))
+        self._connecting.setdefault(host.name, threading.Semaphore(MAX_CALLS))
         starting = threading.Thread(target=self._start_here if host.is_here else self._start_there, args=(host, number), daemon=True)
         starting.start()
         return number
@@ -435,7 +436,7 @@ class Driver:
         """``server``: this machine's address for the host, ``address``: the host's own, where it is known."""
         name = f"[{server}]" if ":" in server else server
         variables = {
-            worker.SERVER: f"{name}:{self._server.port}",
+            launchers.ELASTIC_SERVER: f"{name}:{self._server.port}",
             worker.NUMBER: str(number),
             "COLLECTIVE_SECRET": self._secret,
             "COLLECTIVE_START_TIMEOUT": self._environment.get("COLLECTIVE_START_TIMEOUT", str(MEETING)),

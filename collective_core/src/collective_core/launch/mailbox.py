@@ -8,7 +8,7 @@ import threading
 
 from collective_core.launch.frames import Frame
 
-MOST_FRAMES = 4096
+MAX_FRAMES = 4096
 #: Seconds between looks whether anybody still reads.
 INTERVAL = 0.2
 
@@ -17,7 +17,7 @@ class Mailbox:
     """A queue that can be closed: then what still comes is dropped and nobody waits to put something in."""
 
     def __init__(self) -> None:
-        self._frames: queue.Queue[Frame] = queue.Queue(MOST_FRAMES)
+        self._frames: queue.Queue[Frame] = queue.Queue(MAX_FRAMES)
         self._closed = threading.Event()
 
     def put(self, frame: Frame) -> None:

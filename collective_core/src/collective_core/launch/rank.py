@@ -50,7 +50,7 @@ def _outcome(rank: int, call: bytes) -> Frame:
     except BaseException as error:  # noqa: BLE001 - the starter raises it
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return Frame("value", rank, function.pack(None, "nothing"))
-        # As the interpreter does with an exception that nobody catches: the engine then does not wait for others (runtime/lifecycle.py).
+        # As the interpreter does with an exception that nobody catches: the engine then does not wait for others (runtime/job.py).
         sys.last_value = error
         # Without this module's own frame.
         where = error.__traceback__.tb_next if error.__traceback__ is not None else None

@@ -24,7 +24,7 @@ from collective_core.runtime import horovod_variables, network, torch_variables
 #: What a rank gets if nobody says more.
 ONE_PROCESSOR = {"CPU": 1.0}
 #: Frames that an actor hands over at once, and seconds after which it answers though there is none.
-MOST_FRAMES, INTERVAL = 256, 1.0
+MAX_FRAMES, INTERVAL = 256, 1.0
 #: Seconds that the others get to say what they know when a rank has failed, or to end when all functions have returned.
 GRACE, LEAVING = 1.5, 15.0
 #: Seconds that actors get to end their ranks.
@@ -56,7 +56,7 @@ class RankActor:
         frame = self._mailbox.get(timeout=INTERVAL)
         while frame is not None:
             found.append((frame.kind, frame.rank, bytes(frame.body)))
-            frame = self._mailbox.get(timeout=0) if len(found) < MOST_FRAMES else None
+            frame = self._mailbox.get(timeout=0) if len(found) < MAX_FRAMES else None
         return found
 
     def end(self) -> None:

@@ -27,9 +27,9 @@ PULSE = 5.0
 #: Seconds for the last words of a connection that has ended.
 PATIENCE = 1.0
 #: Lines of ssh's own complaints that an error quotes.
-MOST_COMPLAINTS = 5
+MAX_COMPLAINTS = 5
 #: Bytes that a host's shell may print before the agent begins, and bytes of the agent's first word.
-MOST_BANNER, MOST_HELLO = 1 << 16, 1 << 16
+MAX_BANNER, MAX_HELLO = 1 << 16, 1 << 16
 
 
 class Remote:
@@ -64,16 +64,16 @@ class Remote:
     def _read_hello(self) -> None:
         frame, seen = None, b""
         try:
-            while not seen.endswith(MAGIC) and len(seen) < MOST_BANNER:
+            while not seen.endswith(MAGIC) and len(seen) < MAX_BANNER:
                 byte = self._process.stdout.read(1) if self._process.stdout else b""
                 if not byte:
                     break
                 seen += byte
-            frame = frames.read(self._process.stdout, MOST_HELLO) if seen.endswith(MAGIC) else None
+            frame = frames.read(self._process.stdout, MAX_HELLO) if seen.endswith(MAGIC) else None
         except (OSError, ValueError) as error:
             self._complaints.append(str(error))
         if frame is None:
-            self._complaints += seen.decode(errors="replace").splitlines()[-MOST_COMPLAINTS:]
+            self._complaints += seen.decode(errors="replace").splitlines()[-MAX_COMPLAINTS:]
         self._hello.put(frame)
 
     def meet(self, deadline: float) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Remote:
         return met
 
     def _said(self) -> str:
-        return ": " + " / ".join(self._complaints[-MOST_COMPLAINTS:]) if self._complaints else ""
+        return ": " + " / ".join(self._complaints[-MAX_COMPLAINTS:]) if self._complaints else ""
 
     def _last_words(self) -> str:
         """What was said on a connection that is over. Who holds it open for longer, as ssh's ControlPersist does, is not waited for."""

@@ -27,7 +27,7 @@ from collective_core.launch.remote import SSH
 LEAVING = 15.0
 THIS_MACHINE = "localhost"
 #: Ranks whose files sort by name where nobody says how many there can be.
-MOST_NUMBERED = 1000
+MAX_NUMBERED = 1000
 
 
 class Runner:
@@ -152,7 +152,7 @@ class Runner:
                 kept.close()
 
     def _run_elastic(self, limits: Limits, call: bytes) -> list[Any]:
-        with self._showing(min(limits.most, MOST_NUMBERED)) as show_line:
+        with self._showing(min(limits.most, MAX_NUMBERED)) as show_line:
             return self._follow_elastic(limits, call, show_line)
 
     def _follow_elastic(self, limits: Limits, call: bytes, show_line: Callable[[Frame], None]) -> list[Any]:

@@ -24,9 +24,9 @@ from collective_core.launch.processes import Processes, rank_settings
 from collective_core.runtime import horovod_variables, network, torch_variables
 
 #: Bytes of output of one rank that come back, the last ones.
-MOST_OUTPUT = 4 << 20
+MAX_OUTPUT = 4 << 20
 #: Characters of Spark's own error that ours quotes: what follows are stacks of Java.
-MOST_ERROR = 600
+MAX_ERROR = 600
 #: What setJobGroup sets, put back afterwards: the user's own jobs may have a group.
 GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
@@ -64,7 +64,7 @@ def _task(call: bytes, environment: Mapping[str, str], secret: str, start_timeou
             else:
                 output.append(frame)
                 kept += len(frame.body)
-                while kept > MOST_OUTPUT:
+                while kept > MAX_OUTPUT:
                     kept -= len(output.pop(0).body)
             if frame.kind == "exit":
                 break
@@ -122,7 +122,7 @@ def run(spark: Any, np: int | None, call: bytes, environment: Mapping[str, str],
         context.cancelJobGroup(group)
         raise
     except Exception as error:
-        raise CollectiveError(f"Spark ended the job: {str(error)[:MOST_ERROR]}", "peer_lost") from error
+        raise CollectiveError(f"Spark ended the job: {str(error)[:MAX_ERROR]}", "peer_lost") from error
     finally:
         for name, value in before.items():
             context.setLocalProperty(name, value)

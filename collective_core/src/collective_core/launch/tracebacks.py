@@ -16,7 +16,7 @@ CONSEQUENCE = re.compile(
     rb"sends no more|cannot be reached|after an earlier failure)\b"
 )
 #: After so many more lines a rank has survived what its traceback tells of.
-MOST_LINES = 200
+MAX_LINES = 200
 
 
 class Tracebacks:
@@ -55,7 +55,7 @@ class Tracebacks:
             lines = self._kept[rank] = []
         elif not lines:
             return False
-        elif len(lines) == MOST_LINES:
+        elif len(lines) == MAX_LINES:
             self._survived(rank)
             return False
         lines.append(frame)

@@ -16,16 +16,15 @@ import time
 import warnings
 from typing import Any, Iterable, Mapping
 
-from collective_core.elastic import worker
 from collective_core.observe.metrics import Metrics, metrics
-from collective_core.runtime import membership
+from collective_core.runtime import launchers, membership
 from collective_core.runtime.config import Config
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Seconds without a byte after which a client is sent away.
 PATIENCE = 10.0
 #: Clients at a time; others are sent away at once. Threads and open files are the program's.
-MOST_CLIENTS = 8
+MAX_CLIENTS = 8
 #: Seconds for a rank of an elastic job to leave its port to another one: both change at the same time.
 HANDOVER = 3.0
 
@@ -98,7 +97,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._places = threading.BoundedSemaphore(MOST_CLIENTS)
+        self._places = threading.BoundedSemaphore(MAX_CLIENTS)
         super().__init__((address, port), _Handler)
 
     def server_bind(self) -> None:
@@ -143,7 +142,7 @@ def begin(settings: Config) -> None:
         _server.shutdown()
         _server.server_close()
         _server = None
-    give_up_at = time.monotonic() + (HANDOVER if worker.is_one() else 0.0)
+    give_up_at = time.monotonic() + (HANDOVER if launchers.is_elastic() else 0.0)
     while _server is None:
         try:
             _server = _Server(*place)

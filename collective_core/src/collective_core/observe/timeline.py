@@ -22,16 +22,15 @@ from typing import Sequence
 import numpy as np
 
 from collective_core import _native, arrays
-from collective_core.elastic import worker
 from collective_core.errors import CollectiveError, is_fatal
 from collective_core.observe import clocks, recorder, timeline_file, trace
 from collective_core.observe.timeline_file import Copies, Head, Writer
-from collective_core.runtime import membership, operations
+from collective_core.runtime import launchers, membership, operations
 
 #: Seconds between two looks at the engine's ring of records; when many are new there, it is looked at earlier.
 COLLECT_INTERVAL = 0.5
 #: Bytes that rank 0 receives at a time of parts that it cannot read as files, from all ranks together; of a rank at least so many.
-PIECES, LEAST_PIECE = 16 << 20, 1 << 16
+PIECES, MIN_PIECE = 16 << 20, 1 << 16
 #: The operation in which the ranks meet before they shut down: ranks that still do other things read it in their error.
 THE_END = "shutdown"
 
@@ -43,7 +42,7 @@ class Timeline:
         who = membership.current()
         self.path, self.rank = path, who.rank
         self.of_all = False  # at a time, all ranks have recorded: then all of them will finish it together
-        self._generation = worker.generation()
+        self._generation = launchers.generation()
         job = zlib.crc32(repr([(peer.host_id, peer.pid) for peer in who.peers]).encode())
         _, self._next, self._waited = _native.events(1 << 62, None, 0)
         now, clock = time.monotonic_ns(), clocks.at_start
@@ -135,7 +134,7 @@ class Timeline:
 
     def _send(self, absent: Sequence[int], lengths: Sequence[int]) -> None:
         """The parts of the ranks ``absent`` go to rank 0, piece by piece. Collective."""
-        most = max(LEAST_PIECE, PIECES // len(absent))
+        most = max(MIN_PIECE, PIECES // len(absent))
         mine = [timeline_file.path_of(self.path, rank, self._generation, True) for rank in absent] if self.rank == 0 else []
         copies = Copies(mine)
         with open(self._file.path, "rb") as part:

@@ -11,7 +11,7 @@ COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOpt
 COLLECTIVE_BACKEND             transport of tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_SEMANTICS           whose rules hold where the engine's differ from Horovod's: engine, or horovod (engine)
 COLLECTIVE_NCCL                auto, on or off: whether CUDA tensors go through NCCL (auto; torch/gpu.py)
-COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (torch/optimizer/autotune.py)
+COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (extensions/autotune)
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (observe/timeline.py)
@@ -19,7 +19,7 @@ COLLECTIVE_METRICS_PORT        port plus local rank at which every rank answers 
 COLLECTIVE_METRICS_ADDRESS     numeric address at which it listens (127.0.0.1)
 COLLECTIVE_FLIGHT_RECORDER     directory in which every rank keeps its last operations, for after a crash (observe/flight_recorder.py)
 COLLECTIVE_RESTART_FROM        folder from whose last valid checkpoint the job goes on (torch/checkpoint.py)
-COLLECTIVE_SERVERS             of the job's ranks the last so many are parameter servers (0; common/parameter_server)
+COLLECTIVE_SERVERS             of the job's ranks the last so many are parameter servers (0; extensions/ps)
 COLLECTIVE_SECRET_FILE         file with the job's secret, for launchers other than mpirun on several hosts (runtime/launchers.py)
 COLLECTIVE_SECRET              the secret itself; visible to other processes of the user, so prefer the file
 COLLECTIVE_PORT                port at which rank 0 meets the others under torchrun and Slurm
@@ -35,6 +35,7 @@ Horovod's variables are understood where they have a meaning (horovod_variables.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Mapping, NamedTuple
 
 from collective_core import _native
@@ -60,11 +61,11 @@ RESTART_FROM = "COLLECTIVE_RESTART_FROM"
 SEMANTICS = "COLLECTIVE_SEMANTICS"
 #: How many of the ranks are parameter servers; set by the launcher (``--servers``).
 SERVERS = "COLLECTIVE_SERVERS"
-MOST_SERVERS = 1 << 16
+MAX_SERVERS = 1 << 16
 #: More than any link has been seen to need.
-MOST_SOCKETS = 64
+MAX_SOCKETS = 64
 #: Each rank of a host takes a port of its own from here on.
-MOST_METRICS_PORT = 64000
+MAX_METRICS_PORT = 64000
 #: Transports of tensors in host memory.
 BACKENDS = ("engine", "mpi")
 #: Whether CUDA tensors go through NCCL. auto: where every rank has a GPU of its own.
@@ -138,7 +139,7 @@ def from_environment() -> Config:
     return Config(
         timeout=_number(environment, "COLLECTIVE_TIMEOUT", DEFAULT_TIMEOUT, least=0.0) or NEVER,
         start_timeout=_number(environment, "COLLECTIVE_START_TIMEOUT", DEFAULT_START_TIMEOUT),
-        sockets=_whole_number(environment, "COLLECTIVE_SOCKETS", MOST_SOCKETS),
+        sockets=_whole_number(environment, "COLLECTIVE_SOCKETS", MAX_SOCKETS),
         single_copy=_switch(environment, "COLLECTIVE_SINGLE_COPY", default=True),
         fusion_bytes=int(_number(environment, "COLLECTIVE_FUSION_MB", DEFAULT_FUSION_MB) * (1 << 20)),
         backend=one_of("COLLECTIVE_BACKEND", BACKENDS),
@@ -152,8 +153,14 @@ def from_environment() -> Config:
         stall_warning=_number(environment, "COLLECTIVE_STALL_WARNING", DEFAULT_STALL_WARNING, least=0.0),
         timeline=text("COLLECTIVE_TIMELINE"),
         flight_recorder=text("COLLECTIVE_FLIGHT_RECORDER"),
-        metrics_port=_whole_number(environment, "COLLECTIVE_METRICS_PORT", MOST_METRICS_PORT) if text("COLLECTIVE_METRICS_PORT") else None,
+        metrics_port=_whole_number(environment, "COLLECTIVE_METRICS_PORT", MAX_METRICS_PORT) if text("COLLECTIVE_METRICS_PORT") else None,
         metrics_address=text("COLLECTIVE_METRICS_ADDRESS") or "127.0.0.1",
-        servers=_whole_number(environment, SERVERS, MOST_SERVERS, least=0) if text(SERVERS) else 0,
+        servers=_whole_number(environment, SERVERS, MAX_SERVERS, least=0) if text(SERVERS) else 0,
         notes=tuple(notes),
     )
+
+
+def restart_folder() -> Path | None:
+    """Where the job is to go on from, as whoever started it said."""
+    named = os.environ.get(RESTART_FROM, "").strip()
+    return Path(named) if named else None

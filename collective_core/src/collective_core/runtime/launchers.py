@@ -35,14 +35,34 @@ from collective_core.runtime.config import DEFAULT_START_TIMEOUT, Config
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE")
 #: Set by torchrun for its ranks, and by nothing else.
 RUN_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
+#: host:port of the rendezvous server of an elastic job; set by its driver.
+ELASTIC_SERVER = "COLLECTIVE_ELASTIC"
 #: Shorter ones can be guessed.
-LEAST_SECRET = 16
+MIN_SECRET = 16
 #: Ports for jobs of Slurm, by their number: below those that systems give to outgoing connections.
 FIRST_SLURM_PORT, SLURM_PORTS = 15000, 15000
 #: Seconds between looks whether all ranks have told what they had to tell.
 EXCHANGE_INTERVAL = 0.0005
 #: Seconds between looks whether all ranks have come to their end.
 FINISH_INTERVAL = 0.005
+
+_generation = 0
+
+
+def is_elastic() -> bool:
+    """Whether this process belongs to an elastic job, and not to a torchrun that a worker of one has started."""
+    return ELASTIC_SERVER in os.environ and RUN_OF_TORCHRUN not in os.environ
+
+
+def generation() -> int:
+    """The number of the ranks' generation to which this worker of an elastic job belongs, from 1; 0 where it has no rank."""
+    return _generation
+
+
+def begin_generation(number: int) -> None:
+    """This worker has a rank in it."""
+    global _generation
+    _generation = number
 
 
 class NoMpiError(CollectiveError):
@@ -94,7 +114,7 @@ def _communicator_of(ranks: list[int], world: Any) -> Any:
 
 
 class Mpi:
-    """The ranks of an MPI communicator. MPI is used here and, with COLLECTIVE_BACKEND=mpi, in transport/mpi.py."""
+    """The ranks of an MPI communicator. MPI is used here and, with COLLECTIVE_BACKEND=mpi, in extensions/mpi.py."""
 
     hears_of_deaths = False  # its collectives wait for ever for a rank that does not come
 
@@ -220,8 +240,8 @@ def read_secret(environment: Mapping[str, str]) -> bytes:
                 secret = file.read().strip()
         except OSError as error:
             raise CollectiveError(f"COLLECTIVE_SECRET_FILE={path} cannot be read: {error.strerror}", "invalid") from error
-    if secret and len(secret) < LEAST_SECRET:
-        raise CollectiveError(f"the job's secret is shorter than {LEAST_SECRET} characters", "invalid")
+    if secret and len(secret) < MIN_SECRET:
+        raise CollectiveError(f"the job's secret is shorter than {MIN_SECRET} characters", "invalid")
     return secret
 
 

@@ -1,6 +1,6 @@
 """The process's membership in a job: who is where, what has failed, and how unnamed operations are called. One per process.
 
-It is the state that everything above reads. A process joins and leaves in lifecycle.py.
+It is the state that everything above reads. A process joins and leaves in job.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 from collective_core import _native
 from collective_core.errors import CollectiveError, NotInitialisedError, is_fatal
-from collective_core.runtime import prepared
+from collective_core.runtime import external, prepared
 from collective_core.runtime.config import Config
-from collective_core.transport import mpi
 
 
 class Membership(NamedTuple):
@@ -89,7 +88,7 @@ def note_failure(error: BaseException, memory: Any = None) -> None:
     if interrupted or (own is not None and is_fatal(own)):
         _healthy, _all_live = False, _all_live and own is not None and own.kind == "timeout"
         _failure = _failure or error
-        mpi.keep(memory)
+        external.keep(memory)
         for told in after_failure:
             told()
 

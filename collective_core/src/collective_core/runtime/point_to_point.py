@@ -36,7 +36,7 @@ GREETING = b"ccp2pmsg"
 #: In the place of a source: whoever sends first.
 ANYONE = -1
 #: Connections whose callers have not proven themselves yet; beyond that the oldest gives way.
-MOST_PENDING = 64
+MAX_PENDING = 64
 #: Seconds between looks for a failure of the group.
 LOOK_INTERVAL = 0.5
 #: Seconds for which the end of a group, or of the process, waits for messages that are still to go.
@@ -151,7 +151,7 @@ class PointToPoint:
         self.timeout = timeout
         self._stall_warning = stall_warning
         self._me, self._peers, self._set = launcher.rank, peers, process_set
-        self._listener, mine = _listen(peers[launcher.rank].address, MOST_PENDING + len(peers))
+        self._listener, mine = _listen(peers[launcher.rank].address, MAX_PENDING + len(peers))
         mine["nonce"] = secrets.token_hex(32) if launcher.rank == 0 else ""
         told = [json.loads(text) for text in launcher.exchange(json.dumps(mine).encode())]
         self._addresses = [(each["address"], each["port"]) if each["address"] else "\0" + each["name"] for each in told]
@@ -452,7 +452,7 @@ class PointToPoint:
             self._unregister(self._listener)
             return
         self._pending.append(connection)
-        if len(self._pending) > MOST_PENDING + len(self._peers):
+        if len(self._pending) > MAX_PENDING + len(self._peers):
             with contextlib.suppress(OSError):
                 self._pending.popleft().shutdown(socket.SHUT_RDWR)
         threading.Thread(target=self._examine, args=(connection,), daemon=True).start()

@@ -13,7 +13,7 @@ from typing import Any, Iterator, Sequence
 from collective_core import _native
 
 #: Objects that are remembered after one call: preparing costs several times what it saves at the next.
-MOST_SEEN = 4096
+MAX_SEEN = 4096
 
 #: The interpreter's lock guards what is prepared; there are interpreters without.
 _is_guarded = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
@@ -31,7 +31,7 @@ def note(
     if not _is_guarded:
         return
     if key not in _seen:
-        if len(_seen) >= MOST_SEEN:
+        if len(_seen) >= MAX_SEEN:
             _seen.clear()
         _seen.add(key)
         return

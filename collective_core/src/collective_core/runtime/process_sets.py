@@ -12,8 +12,7 @@ import numpy as np
 
 from collective_core import _native
 from collective_core.errors import InvalidUseError
-from collective_core.runtime import membership, operations, rendezvous
-from collective_core.transport import mpi
+from collective_core.runtime import external, membership, operations, rendezvous
 
 
 class ProcessSet:
@@ -222,7 +221,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set.included():
         _leave(number)
         _native.close(number)
-        mpi.leave(number)
+        external.leave(number)
     _registered.pop(number).invalidate()
     process_set.invalidate()
     membership.note_process_sets()

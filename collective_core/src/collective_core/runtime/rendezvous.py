@@ -18,13 +18,13 @@ from typing import Any, Sequence
 
 from collective_core import _native
 from collective_core.errors import CollectiveError
+from collective_core.runtime import external
 from collective_core.runtime.config import SEMANTICS, SERVERS, Config
 from collective_core.runtime.network import choose_address, interfaces_of
-from collective_core.transport import mpi
 
 NONCE_BYTES = 32
 #: Ranks whose reasons for not connecting one error tells.
-MOST_REASONS = 3
+MAX_REASONS = 3
 #: Packages here for one framework each, of which a program imports one; Keras's imports that of its backend.
 FRAMEWORKS = ("jax", "tensorflow", "torch")
 
@@ -90,7 +90,7 @@ def meet(
     port, socket_name = 0, ""
     try:
         if process_set == 0:
-            mpi.choose(config.backend, launcher)
+            external.choose(config.backend, launcher)
         if included and len(first_of_host) > 1:
             others = [interfaces_of(info["interfaces"]) for host, info in first_of_host.items() if host != identity]
             address = choose_address(interfaces_of(mine["interfaces"]), others, config.address, config.networks)
@@ -112,7 +112,7 @@ def meet(
             for number, info, endpoint in ((numbers[rank] if numbers else rank, everyone[rank], endpoints[rank]) for rank in ranks)
         ]
         if included:
-            mpi.join(process_set, [numbers[rank] for rank in ranks] if numbers else ranks)
+            external.join(process_set, [numbers[rank] for rank in ranks] if numbers else ranks)
             secret = session_secret(launcher.secret, bytes.fromhex(endpoints[0]["nonce"]), process_set)
             sockets = everyone[ranks[0]]["sockets"]  # which all have to agree on
             began = time.monotonic()
@@ -221,4 +221,4 @@ def _compare_outcomes(launcher: Any, everyone: list[dict[str, Any]], own: Collec
         return own
     reasons = [f"rank {rank} (host {everyone[rank]['host_name']}) could not connect: {outcome['error']}" for rank, outcome in failed]
     first = failed[0][1]
-    return CollectiveError("; ".join(reasons[:MOST_REASONS]), first["kind"], first["ranks"])
+    return CollectiveError("; ".join(reasons[:MAX_REASONS]), first["kind"], first["ranks"])

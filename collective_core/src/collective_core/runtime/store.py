@@ -25,9 +25,9 @@ GREETING = b"ccstore2"
 #: What a rank hears when it is in: one that has proven itself may have been dropped meanwhile, like any of too many callers.
 WELCOME = b"!"
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.
-MOST_PENDING = 256
+MAX_PENDING = 256
 #: Bytes of one rank's part of an exchange: far more than a table of interfaces.
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 #: In the place of a length: rank 0 says why the job cannot start.
 FAILED = (1 << 64) - 1
 #: Seconds for which rank 0 waits longer than ranks wait for each other while they connect, and other ranks for rank 0: so that all
@@ -51,7 +51,7 @@ def _listen_locally(name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(name)
-        listener.listen(MOST_PENDING)
+        listener.listen(MAX_PENDING)
     except BaseException:
         listener.close()
         raise
@@ -60,7 +60,7 @@ def _listen_locally(name: str) -> socket.socket:
 
 def _listen_on_all_interfaces(port: int) -> socket.socket:
     both = socket.has_dualstack_ipv6()
-    return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, backlog=MOST_PENDING, dualstack_ipv6=both)
+    return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, backlog=MAX_PENDING, dualstack_ipv6=both)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -71,7 +71,7 @@ def _listen(host: str, port: int) -> socket.socket:
     flags = 0 if host == "localhost" else socket.AI_NUMERICHOST
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0][0]
-        return socket.create_server((host, port), family=family, backlog=MOST_PENDING)
+        return socket.create_server((host, port), family=family, backlog=MAX_PENDING)
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             return _listen_on_all_interfaces(port)
@@ -145,7 +145,7 @@ class Server:
                 writer.transport.abort()
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self._pending.pop(0).transport.abort()
         self._pending.append(writer)
         client = None
@@ -200,7 +200,7 @@ class Server:
 
         async def read(rank: int, reader: asyncio.StreamReader, seal: Seal) -> None:
             (length,) = _length.unpack(await reader.readexactly(_length.size))
-            if length > MOST_BYTES:
+            if length > MAX_BYTES:
                 raise CollectiveError(f"rank {rank} sent a part of {length} bytes (internal error)", "internal", [rank])
             part = await reader.readexactly(length)
             seal.check(CALLER, part, await reader.readexactly(seal.BYTES), rank)
@@ -306,7 +306,7 @@ class Client:
         (length,) = _length.unpack(handshake.read(self._connection, _length.size))
         if length == FAILED:
             raise self._failure()
-        if length > MOST_BYTES:
+        if length > MAX_BYTES:
             raise CollectiveError(f"rank 0 announced a part of {length} bytes (internal error)", "internal", [0])
         return handshake.read(self._connection, length)
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from collective_core.tensorflow import requirement as requirement  # isort: skip - before TensorFlow is used
 
-from collective_core import data
 from collective_core.common import interface
 from collective_core.common.interface import *  # noqa: F403
+from collective_core.extensions import streaming as data
+from collective_core.job import init, shutdown
 from collective_core.observe.metrics import metrics
 from collective_core.observe.timeline import start_timeline, stop_timeline
-from collective_core.runtime.lifecycle import init, shutdown
 from collective_core.runtime.process_sets import add_process_set, remove_process_set
 from collective_core.tensorflow import elastic
 from collective_core.tensorflow.build_info import cuda_built, nccl_built

@@ -26,7 +26,7 @@ from collective_core.runtime import operations
 
 #: Failures in callbacks, of which TensorFlow keeps only the text, the newest last.
 _failures: list[CollectiveError] = []
-MOST_FAILURES = 16
+MAX_FAILURES = 16
 #: How long a thread of TensorFlow waits for a collective of a TensorFlow 1 graph before other operations get their turn.
 POLL_SECONDS = 0.0005
 
@@ -91,7 +91,7 @@ def _in_callback(function: HostFunction, dtypes: Sequence[Any]) -> Callable[...,
             with callbacks.in_callback():
                 results = function(*arrays)
         except CollectiveError as error:
-            del _failures[: 1 - MOST_FAILURES]
+            del _failures[: 1 - MAX_FAILURES]
             _failures.append(error)
             raise
         return [np.asarray(result, dtype) for result, dtype in zip(results, wanted)]

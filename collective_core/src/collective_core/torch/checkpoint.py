@@ -10,9 +10,9 @@
 A job that was started with ``--restart-from FOLDER`` takes its first ``restore`` from there; what it saves goes where the program says.
 
 A file is one line of JSON (``schema``, ``step``, ``more``, and the ``bytes`` and ``sha256`` of what follows), then what torch.save made of
-the parts' states. Sharded tables are next to it, in a folder with a file of each rank (nn/shards.py), which is written before; a step that
-is saved again has another folder, so that the tables of the file that is there stay until it is replaced. The file is written under another
-name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
+the parts' states. Sharded tables (torch/sharded.py) are next to it, in a folder with a file of each rank, which is written before; a step
+that is saved again has another folder, so that the tables of the file that is there stay until it is replaced. The file is written under
+another name, brought to the disk and renamed: a crash at any moment leaves the earlier ones.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from collective_core.common.elastic import restart_folder
-from collective_core.common.sharding import Placement
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
+from collective_core.runtime.config import restart_folder
 from collective_core.torch import host_copy
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
-from collective_core.torch.nn import shards
-from collective_core.torch.nn.table import ShardedTable
-from collective_core.torch.sharded import is_shard
+from collective_core.torch.sharded import Shard, is_shard
 
 SCHEMA = 1
 ROOT = 0
 #: Bytes of the line of JSON: ``more`` is for a few numbers, not for data.
-MOST_HEADER = 1 << 20
+MAX_HEADER = 1 << 20
+#: Bytes that are read at once.
+PIECE = 16 << 20
 
 
 #: Names of checkpoints that this job has written, or has found when it restored, by folder: those it may delete.
@@ -96,7 +95,7 @@ class _Writing:
                 self._error = objection(failure)
 
         # A daemon, because Python would wait for another before it runs what is registered for its end, and after a crash the other
-        # ranks must learn of it first: lifecycle.py waits for it.
+        # ranks must learn of it first: job.py waits for it.
         self._thread = threading.Thread(target=run, name="collective_core checkpoint", daemon=True)
         self._thread.start()
 
@@ -225,12 +224,13 @@ class Checkpoints:
         self._restart = None
         return {"step": found.header["step"], **found.header["more"]}
 
-    def _tables(self) -> dict[str, ShardedTable]:
+    def _tables(self) -> dict[str, Shard]:
         modules = {name: part for name, part in self._parts.items() if isinstance(part, torch.nn.Module)}
-        tables = {f"{part}.{name}": table for part, module in modules.items() for name, table in shards.tables_of(module).items()}
+        named = {f"{part}.{name}": p for part, module in modules.items() for name, p in module.named_parameters()}
+        tables: dict[str, Shard] = {key: p.collective_shard for key, p in named.items() if is_shard(p)}
         for key, table in tables.items():
-            if table.placement.size != membership.size():
-                raise ValueError(f"{key} is divided over {table.placement.size} of {membership.size()} ranks: a checkpoint needs all")
+            if table.ranks() != membership.size():
+                raise ValueError(f"{key} is divided over {table.ranks()} of {membership.size()} ranks: a checkpoint needs all")
         return tables
 
     def _write_tables(self, step: int, number: int) -> dict[str, Any]:
@@ -241,22 +241,14 @@ class Checkpoints:
         folder, error, written = _tables_beside(self._folder / _name_of(step), number), "", {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            written = shards.write(folder / _name_of_shard(membership.rank()), shards.contents(tables))
+            written = next(iter(tables.values())).save_rows(tables, folder / _name_of_shard(membership.rank()))
         except Exception as failure:  # noqa: BLE001 - as in save
             error = self._objection(step, failure)
         everyone = allgather_object((error, written), "checkpoint.tables")
         for rank, (objection, _) in enumerate(everyone):
             if objection:
                 raise CollectiveError(objection, "invalid", (rank,))
-        described = {
-            key: {
-                "steps": table.steps,
-                "optimizer": type(table.optimizer).__name__,
-                "id_kind": table.id_kind,
-                **table.placement._asdict(),
-            }
-            for key, table in tables.items()
-        }
+        described = {key: table.describe_rows() for key, table in tables.items()}
         return {"tables": described, "shards": [described for _, described in everyone], "folder": number}
 
     def _read_tables(self, header: dict[str, Any]) -> None:
@@ -273,11 +265,10 @@ class Checkpoints:
                 if not path.is_file():
                     raise ValueError(f"there is no {path}: with sharded tables all hosts need the same folder")
                 # Each file is read once as a whole, by one of the ranks.
-                if rank % membership.size() == membership.rank() and shards.checksum(path) != described["sha256"]:
+                if rank % membership.size() == membership.rank() and checksum(path) != described["sha256"]:
                     raise ValueError(f"the checksum of {path} is wrong: delete the checkpoint to go on from the one before")
-            placements = {key: _placement(written[key]) for key in tables if files}
             for rank in range(len(files)):
-                shards.take(tables, placements, folder / _name_of_shard(rank), rank)
+                next(iter(tables.values())).load_rows(tables, written, folder / _name_of_shard(rank), rank)
         except Exception as failure:  # noqa: BLE001 - as in save
             error = f"the tables cannot be read on {socket.gethostname()}: {failure}"
         for rank, objection in enumerate(allgather_object(error, "checkpoint.tables_read")):
@@ -348,7 +339,7 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 draft.unlink()
             raise
-        shards.bring_to_disk(self._folder)
+        bring_to_disk(self._folder)
         # Those of later steps are of a line that was given up, or were passed over.
         others = [path for path in _files(self._folder) if path != target and (self._overwrite or path.name in own)]
         older = [path for path in others if _step_of(path) < header["step"]]
@@ -395,26 +386,11 @@ def _shards_in(part: Any) -> dict[str, Any]:
     return {key: value for key, value in state.items() if is_shard(value)}
 
 
-def _placement(written: dict[str, Any]) -> Placement:
-    fields = {name: written[name] for name in Placement._fields}
-    pairs = tuple((int(first), int(end)) for first, end in fields["column_ranges"])
-    return Placement(**{**fields, "row_bounds": tuple(fields["row_bounds"]), "column_ranges": pairs})
-
-
-def _objection_to_tables(tables: dict[str, ShardedTable], written: dict[str, Any]) -> str:
+def _objection_to_tables(tables: dict[str, Shard], written: dict[str, Any]) -> str:
     """Why these tables cannot be what was written; empty if they can."""
     if set(tables) != set(written):
         return f"the checkpoint has the sharded tables {', '.join(sorted(written)) or 'none'}; asked for are {', '.join(sorted(tables))}"
-    for key, table in tables.items():
-        if written[key]["id_kind"] != table.id_kind:
-            return f"the ids of {key} were {written[key]['id_kind']}, and are {table.id_kind}"
-        # A dynamic table may have another capacity now.
-        rows = written[key]["rows"] if table.id_kind == "any" else table.placement.rows
-        mine = (rows, table.placement.columns, type(table.optimizer).__name__)
-        theirs = tuple(written[key][name] for name in ("rows", "columns", "optimizer"))
-        if mine != theirs:
-            return "{} was {} x {} with {}, and is {} x {} with {}".format(key, *theirs, *mine)
-    return ""
+    return next(filter(None, (table.mismatch(key, written[key]) for key, table in tables.items())), "")
 
 
 def _tables_beside(checkpoint: Path, number: int) -> Path:
@@ -423,6 +399,23 @@ def _tables_beside(checkpoint: Path, number: int) -> Path:
 
 def _name_of_shard(rank: int) -> str:
     return f"{rank:06d}.safetensors"
+
+
+def bring_to_disk(folder: Path) -> None:
+    """The folder's list of names, without which a renamed file may be gone after a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for piece in iter(lambda: file.read(PIECE), b""):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -446,7 +439,7 @@ def _step_of(path: Path) -> int:
 def _read(path: Path, opened: contextlib.ExitStack) -> tuple[dict[str, Any], int]:
     """Its first line, and a file in memory with the rest. Raises ValueError, saying why, for a file that is not what was written."""
     with path.open("rb") as file:
-        line = file.readline(MOST_HEADER)
+        line = file.readline(MAX_HEADER)
         try:
             header = json.loads(line)
             schema, length, expected = header["schema"], header["bytes"], header["sha256"]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from collective_core.common.compression import Compressor, HalfCompressor, NoneCompressor
+from collective_core.lazy import extension
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "LossyCompression", "NoneCompressor"]
 
@@ -45,6 +46,10 @@ class LossyCompression:
         )
 
     decompress = compress
+
+    def error_feedback(self, how: dict[str, Any]) -> Any:
+        """What sums buckets so, and keeps what it leaves out. ``how``: the keyword arguments of an allreduce."""
+        return extension("slow_networks.error_feedback").ErrorFeedback(self, how)
 
 
 class Int8(LossyCompression):

@@ -1,14 +1,11 @@
-"""The whole interface, under the name of the module that scripts for Horovod import it from, too."""
+"""The interface but for optional parts, under the name of the module that scripts for Horovod import it from, too."""
 
 from __future__ import annotations
 
-from collective_core import data
 from collective_core.common import interface
 from collective_core.common.interface import *  # noqa: F403
-from collective_core.torch import elastic, nn, ps
 from collective_core.torch.build_info import cuda_built, nccl_built, nccl_enabled
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
-from collective_core.torch.communication import plan_communication
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
     allgather_object,
@@ -19,7 +16,6 @@ from collective_core.torch.functions import (
 )
 from collective_core.torch.handles import poll, synchronize
 from collective_core.torch.job import add_process_set, init, metrics, remove_process_set, shutdown, start_timeline, stop_timeline
-from collective_core.torch.local_sgd import DiLoCo, LocalSGD
 from collective_core.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from collective_core.torch.ops.allreduce import (
     Adasum,
@@ -52,10 +48,8 @@ __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "Compression",
-    "DiLoCo",
     "DistributedOptimizer",
     "GradScaler",
-    "LocalSGD",
     "Max",
     "Min",
     "Product",
@@ -84,8 +78,6 @@ __all__ = [
     "broadcast_parameters",
     "compare_steps",
     "cuda_built",
-    "data",
-    "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -99,10 +91,7 @@ __all__ = [
     "metrics",
     "nccl_built",
     "nccl_enabled",
-    "nn",
-    "plan_communication",
     "poll",
-    "ps",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from collective_core import _native
+from collective_core import _native, job
 from collective_core.errors import CollectiveError
-from collective_core.runtime import config, lifecycle, membership, rendezvous
+from collective_core.runtime import config, external, membership, rendezvous
 from collective_core.runtime.point_to_point import PointToPoint, Transfer
 from collective_core.torch.compiling import untraced
 from collective_core.torch.distributed import cuda
@@ -23,7 +23,6 @@ from collective_core.torch.distributed.reductions import Reductions
 from collective_core.torch.distributed.store import StoreLauncher
 from collective_core.torch.distributed.tensors import as_bytes, bring_home, on_host
 from collective_core.torch.distributed.work import Completer, MessageWork, Work
-from collective_core.transport import mpi
 from collective_core_autoload import NAME
 
 #: Process sets of groups have numbers from here on, so that they are none of hvd.add_process_set's.
@@ -130,10 +129,10 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
             cuda.end_group(self.of_gpus, abort)
         if self._set > 0 and membership.is_initialized():
             _native.close(self._set)
-            mpi.leave(self._set)
+            external.leave(self._set)
         if not _groups and _has_joined:
             _has_joined = False
-            lifecycle.shutdown()
+            job.shutdown()
 
     # PyTorch calls these around operations that NCCL is to start together.
 
@@ -243,7 +242,7 @@ def _join(launcher: StoreLauncher, settings: config.Config) -> tuple[int, Sequen
             raise CollectiveError(f"{text}, or call hvd.init() before", "invalid")
         if settings.backend == "mpi":
             raise CollectiveError("with COLLECTIVE_BACKEND=mpi call hvd.init() before init_process_group", "invalid")
-        lifecycle.join_launcher(launcher, settings.timeout)
+        job.join_launcher(launcher, settings.timeout)
         _has_joined = True
         number, peers = 0, membership.current().peers
     else:

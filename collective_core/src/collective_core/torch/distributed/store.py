@@ -11,10 +11,9 @@ from typing import Any, Iterator
 
 import torch.distributed as dist
 
-from collective_core import _native
-from collective_core.elastic import worker
+from collective_core import _native, job
 from collective_core.errors import CollectiveError
-from collective_core.runtime import config, launchers, lifecycle, membership, network, rendezvous, torch_variables
+from collective_core.runtime import config, launchers, membership, network, rendezvous, torch_variables
 from collective_core.runtime.store import START_HINT
 
 
@@ -74,7 +73,7 @@ def meet_with_launcher(timeout: timedelta = dist.default_pg_timeout, **_: Any) -
     GPU, where the launcher has not. Raises ValueError, as PyTorch does where it is told of no ranks.
     """
     try:
-        if worker.is_one() and worker.generation() == 0:
+        if launchers.is_elastic() and launchers.generation() == 0:
             text = "the ranks of an elastic job come and go: call it where this one has its rank, in the function of hvd.elastic.run"
             raise CollectiveError(text, "invalid")
         told = launchers.read(os.environ)
@@ -116,7 +115,7 @@ def _store_of(launcher: Any, settings: config.Config, timeout: timedelta) -> Any
 def _finish(launcher: Any, pid: int) -> None:
     """At the end of the process, which mpirun takes for a failure where MPI was not finalized; not of one that was forked from it."""
     if pid == os.getpid():
-        launcher.finish(0.0 if hasattr(sys, "last_value") or not membership.is_healthy() else lifecycle.EXIT_PATIENCE)
+        launcher.finish(0.0 if hasattr(sys, "last_value") or not membership.is_healthy() else job.EXIT_PATIENCE)
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from collective_core.data import Stream
 from collective_core.torch.elastic.sampler import ElasticSampler
 from collective_core.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters, load_in_place
-from collective_core.torch.local_sgd import DiLoCo
 from collective_core.torch.sharded import is_shard
 
 
@@ -44,7 +42,9 @@ class StateHandler:
 
 
 class PartHandler(StateHandler):
-    """For anything with ``state_dict`` and ``load_state_dict``."""
+    """For anything with ``state_dict`` and ``load_state_dict``. It may also have ``elastic_saved``, which is called after a ``save``,
+    ``elastic_sync``, which is called with the root instead of broadcasting its state, and ``elastic_reset``.
+    """
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -52,13 +52,26 @@ class PartHandler(StateHandler):
 
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
+        _call(self.value, "elastic_saved")
 
     def restore(self) -> None:
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root, f"elastic.part.{type(self.value).__name__}"))
+        if not _call(self.value, "elastic_sync", self.root):
+            self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root, f"elastic.part.{type(self.value).__name__}"))
         self.save()
+
+    def reset(self) -> None:
+        _call(self.value, "elastic_reset")
+
+
+def _call(value: Any, method: str, *arguments: Any) -> bool:
+    """Calls a method that a part need not have. Whether it has."""
+    if not hasattr(value, method):
+        return False
+    getattr(value, method)(*arguments)
+    return True
 
 
 class ModelStateHandler(PartHandler):
@@ -84,31 +97,10 @@ class SamplerStateHandler(PartHandler):
         self.value.reset()
 
 
-class StreamStateHandler(PartHandler):
-    """What was given before the state that it keeps is not asked for again."""
-
-    def save(self) -> None:
-        super().save()
-        self.value.release()
-
-
-class DiLoCoStateHandler(PartHandler):
-    """Its parameters differ between ranks, so that ``sync`` asks each whether it has what the newest has merged."""
-
-    def sync(self) -> None:
-        self.value.sync(self.root)
-        self.save()
-
-    def reset(self) -> None:
-        self.value.drop()
-
-
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
-    (DiLoCo, DiLoCoStateHandler),
-    (Stream, StreamStateHandler),
 ]
 
 

@@ -9,14 +9,13 @@ import torch
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
+from collective_core.lazy import extension
 from collective_core.runtime import membership, operations, prepared
 from collective_core.runtime.process_sets import ProcessSet, members
 from collective_core.torch import gpu
 from collective_core.torch.compiling import is_traced, not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, Work, handle_of
-from collective_core.torch.ops import adasum
-from collective_core.torch.ops.adasum import Adasum
 from collective_core.torch.ops.fusion import FusedGroup
 from collective_core.torch.ops.tensors import (
     EXCHANGE_API,
@@ -30,6 +29,9 @@ from collective_core.torch.ops.tensors import (
     objection_to_tensor,
     raise_versions,
 )
+
+#: The reduction's name, beside those of arrays.py (extensions/adasum).
+Adasum = "Adasum"
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
@@ -107,7 +109,7 @@ def _start(
     if request.op == Adasum:
         if copied is not None:
             copied.synchronize()
-        adasum.combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
+        extension("adasum.sums").combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
         return Work(0, finish)
     operation = request.operation(tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from functools import partial
@@ -10,15 +11,14 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 
 from collective_core.errors import InvalidUseError
+from collective_core.lazy import extension
 from collective_core.runtime.process_sets import ProcessSet, global_process_set, members
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import STATE_KEY, Compression, LossyCompression
-from collective_core.torch.nn.table import step_all, tables_in
 from collective_core.torch.ops import allreduce
-from collective_core.torch.optimizer.adasum_optimizer import distribute_with_adasum
-from collective_core.torch.optimizer.gradient_scaling import reduce_before_looking
+from collective_core.torch.optimizer.gradient_scaling import is_looking
 from collective_core.torch.optimizer.reducer import Reducer
-from collective_core.torch.sharded import is_shard
+from collective_core.torch.sharded import is_shard, shards_in, step_all
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -95,6 +95,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             gradient_as_bucket_view,
         )
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's own. A GradScaler asks for them when it is about to look at gradients: these are reduced before."""
+        if is_looking(sys._getframe(1)):
+            self._reduce_for_scaler()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
     def _listed(self) -> list[torch.nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"] if not is_shard(p)]
 
@@ -152,8 +164,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         # A scaler unscales once in a step: if it asks again, that step was left out. Hooks of a compiled backward pass note nothing.
         self._refuse_scaler_before_reduction(not self._should_synchronize)
         self._refuse_with_tables(True, "a GradScaler")
-        if self._should_synchronize and (self._reduced_for_scaler or self._are_gradients_own()):
-            self.synchronize()
+        if self._should_synchronize:
+            if self._reduced_for_scaler or self._are_gradients_own():
+                self.synchronize()
             self._reduced_for_scaler = True
 
     def _are_gradients_own(self) -> bool:
@@ -168,25 +181,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             raise InvalidUseError(text, "invalid")
 
     def _refuse_with_tables(self, is_used: bool, what: str) -> None:
-        if is_used and tables_in(self.param_groups):
+        if is_used and shards_in(self.param_groups):
             raise InvalidUseError(
                 f"{what} is not possible with the rows of sharded tables, whose gradients are with other ranks", "invalid"
             )
-
-    @contextmanager
-    def _step_of_scaler(self) -> Iterator[None]:
-        """In which gradients have been reduced, once, whether the GradScaler looks at them first or the program has had it do so."""
-        should_synchronize = self._should_synchronize
-        self._refuse_scaler_before_reduction(not should_synchronize)
-        self._refuse_with_tables(True, "a GradScaler")
-        if should_synchronize and self._are_gradients_own():
-            self.synchronize()
-        self._should_synchronize = False
-        try:
-            yield
-        finally:
-            self._should_synchronize = should_synchronize
-            self._reducer.is_done = self._reduced_for_scaler = False  # it may have skipped the step
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's own, which it also loads without this; with a lossy compression, what this rank has not sent yet, too."""
@@ -198,7 +196,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """The wrapped optimizer's own; what was under way of a step is dropped."""
         self._reducer.begin_anew()
-        self._reducer.is_done = False
+        self._reducer.is_done = self._reduced_for_scaler = False
         _wrapped(self).load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY}, *args, **kwargs)
         if self._reducer.error_feedback is not None and STATE_KEY in state_dict:
             self._reducer.error_feedback.load(state_dict[STATE_KEY], self._listed())
@@ -221,7 +219,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         self._refuse_with_tables(closure is not None, "a closure")
         self._refuse_scaler_before_reduction(getattr(self, "found_inf", None) is not None)  # of a fused optimizer, by any scaler
-        if self._should_synchronize:
+        is_reduced, self._reduced_for_scaler = self._reduced_for_scaler and not self._reducer.is_under_way(), False
+        if self._should_synchronize and not is_reduced:
             if self._reducer.is_done:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
@@ -241,7 +240,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._reducer.is_done = False
 
     def _step_tables(self) -> None:
-        tables = tables_in(self.param_groups)
+        tables = shards_in(self.param_groups)
         if tables:
             step_all(tables, members(self.process_set).size if self.op == allreduce.Average else 1)
 
@@ -265,8 +264,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
                 "This is prohibited as it can cause a race condition."
             )
-        self._reducer.is_done = False
-        for table, _ in tables_in(self.param_groups):
+        self._reducer.is_done = self._reduced_for_scaler = False
+        for table, _ in shards_in(self.param_groups):
             table.drop_gradients()
         _wrapped(self).zero_grad(*args, **kwargs)
 
@@ -287,7 +286,7 @@ def _check_options(op: str, gradient_predivide_factor: float, backward_passes_pe
 
 
 def _check_tables(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
-    for table, _ in tables_in(optimizer.param_groups):
+    for table, _ in shards_in(optimizer.param_groups):
         theirs = table.process_set if table.process_set is not None else global_process_set
         if theirs.process_set_id != process_set.process_set_id:
             raise ValueError(
@@ -297,7 +296,6 @@ def _check_tables(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> 
 
 # PyTorch wraps `step` of a class to run its hooks, once; the wrapped optimizer's own step, which this one calls, is wrapped already.
 _DistributedOptimizer.step.hooked = True  # type: ignore[attr-defined]
-reduce_before_looking()
 
 
 @not_compiled
@@ -332,9 +330,9 @@ def DistributedOptimizer(
     if op == allreduce.Adasum and isinstance(compression, LossyCompression):
         raise ValueError(f"{compression} goes with op Average or Sum, not with Adasum, which combines steps and not gradients")
     if op == allreduce.Adasum:
-        if tables_in(optimizer.param_groups):
+        if shards_in(optimizer.param_groups):
             raise ValueError("op=Adasum is not possible with the rows of sharded tables, whose gradients are added; use Average or Sum")
-        return distribute_with_adasum(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
+        return extension("adasum.optimizer").distribute(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
     cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
     wrapped: Any = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)

@@ -1,12 +1,12 @@
 """GradScaler beside a DistributedOptimizer: it looks for infinities in reduced gradients, so that all ranks take or skip a step together.
 
-It looks before it calls the optimizer, if it calls it at all, and PyTorch has no hook for that moment: the two methods in which it does so
-are wrapped, also of PyTorch's own class, which programs for Horovod use.
+It looks before it calls the optimizer, if it calls it at all, and PyTorch has no hook for that moment. But it asks the optimizer for its
+parameters then: :func:`is_looking` tells the optimizer that a scaler asks, PyTorch's own class, too, which programs for Horovod use.
 """
 
 from __future__ import annotations
 
-import functools
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,28 +28,6 @@ class GradScaler(_Base):
         super().__init__(**options)
 
 
-#: Attribute of a method that is wrapped already.
-_MARK = "_reduces_before_looking"
-
-
-def reduce_before_looking() -> None:
-    """Has every GradScaler ask an optimizer for what ``_reduce_for_scaler`` and ``_step_of_scaler`` do, where it has them."""
-    own_unscale, own_step = _Base.unscale_, _Base.step
-    if hasattr(own_step, _MARK):  # this package was imported anew in the same process
-        return
-
-    @functools.wraps(own_unscale)
-    def unscale_(self: Any, optimizer: Any) -> None:
-        if self.is_enabled() and hasattr(optimizer, "_reduce_for_scaler"):
-            optimizer._reduce_for_scaler()
-        own_unscale(self, optimizer)
-
-    @functools.wraps(own_step)
-    def step(self: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
-        if not self.is_enabled() or not hasattr(optimizer, "_step_of_scaler"):
-            return own_step(self, optimizer, *args, **options)
-        with optimizer._step_of_scaler():
-            return own_step(self, optimizer, *args, **options)
-
-    setattr(step, _MARK, True)
-    _Base.unscale_, _Base.step = unscale_, step
+def is_looking(caller: FrameType) -> bool:
+    """Whether the caller is a GradScaler that is about to look at gradients: the method of PyTorch's in which all of them do."""
+    return caller.f_code.co_name == "_unscale_grads_"

@@ -17,8 +17,8 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from collective_core.elastic import worker
-from collective_core.runtime import cores, membership
+from collective_core.lazy import extension
+from collective_core.runtime import cores, launchers, membership
 from collective_core.runtime.process_sets import ProcessSet
 from collective_core.torch import gpu, handles
 from collective_core.torch.compiling import is_traced
@@ -26,11 +26,9 @@ from collective_core.torch.compression import Compression, LossyCompression
 from collective_core.torch.ops import allreduce
 from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.optimizer.buckets import groups_of, make_buckets
-from collective_core.torch.optimizer.error_feedback import ErrorFeedback
 from collective_core.torch.optimizer.hooks import on_gradient
 from collective_core.torch.optimizer.names import is_alone, names_of, number_of_optimizer
 from collective_core.torch.optimizer.plan import Plan, agree
-from collective_core.torch.optimizer.tuning import BucketTuner
 
 
 class Reducer:
@@ -61,7 +59,7 @@ class Reducer:
         self.passes = passes
         self.is_done = False  # whether what is in p.grad has been reduced; the optimizer takes it back when it has used that
         is_lossy = isinstance(compression, LossyCompression)
-        self.error_feedback = ErrorFeedback(compression, how) if is_lossy else None
+        self.error_feedback = compression.error_feedback(how) if is_lossy else None
         self._compression = Compression.none if is_lossy else compression
         self.how = how
         self.process_set: ProcessSet = how["process_set"]
@@ -82,13 +80,14 @@ class Reducer:
         self._number_of_hook: list[int] = []  # a parameter's number changes when others are taken on, its hook stays
         self._joins = membership.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
-        wants_tuning = membership.current().config.autotune and not self.is_alone and bool(self._trained) and not worker.is_one()
-        self.tuner = BucketTuner(self._trained, compression, self._prefix, self.process_set) if wants_tuning else None
+        wants_tuning = membership.current().config.autotune and not self.is_alone and bool(self._trained) and not launchers.is_elastic()
+        tuner = extension("autotune.bucket_tuner").BucketTuner if wants_tuning else None
+        self.tuner = tuner(self._trained, compression, self._prefix, self.process_set) if tuner else None
         self._arrived: list[int] = []  # while there is no plan
         self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed
         self._forget_plan()
         self.begin_anew()
-        if not self.is_alone or worker.is_one():
+        if not self.is_alone or launchers.is_elastic():
             self._listen(self._trained)
 
     # --- what the optimizer calls

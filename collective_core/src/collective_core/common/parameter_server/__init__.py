@@ -1,1 +1,0 @@
-"""Parameter servers without a framework: who is one, messages, layout, clocks, and what is asked and answered."""

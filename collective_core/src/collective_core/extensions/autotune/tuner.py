@@ -1,0 +1,150 @@
+"""``COLLECTIVE_AUTOTUNE=1``: the size of DistributedOptimizer's buckets, chosen by what the program waits for collectives.
+
+While the program trains, every size has its turn for a few steps, again and again in another order, so that a change of the machine's
+mood meets all. What counts is the exposed communication (the time for which callers wait) and the time of a step, each of the slowest
+rank; all ranks know the same figures and so decide alike. The best size is then measured against the default once more, on fresh steps:
+it must save the margin again, and no step may have become longer. Otherwise the default stays. Bucket sizes change no bit of any sum.
+
+Pure: no clock, no files but :class:`Cache`, no communication but ``agree``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Callable, NamedTuple, Sequence
+
+#: MB, around the default: many small sums overlap more with the backward pass, few large ones cost less each.
+CANDIDATES_MB = (1, 4, 10, 25, 60, 150)
+#: A size in the cache beyond this is no size.
+MAX_BYTES = 1 << 40
+#: Steps in a turn that are measured, after one in which the new buckets are filled for the first time.
+STEPS, WARM_UP = 4, 1
+#: Steps before the first turn: a program's first steps are its slowest, and the default would pay for them.
+SETTLE = 5
+#: Turns of every candidate, then of the best and the default.
+TURNS, CONFIRMATIONS = 3, 5
+#: Of the default's step that a change must save: less is within the noise, and not worth a change.
+MARGIN = 0.02
+#: A candidate whose first turn was so much slower than the default's has no other.
+HOPELESS = 1.2
+
+
+class Turn(NamedTuple):
+    """Seconds per step of the slowest rank: in all, and waiting for collectives."""
+
+    step: float
+    exposed: float
+
+
+def median(turns: Sequence[Turn]) -> Turn:
+    return Turn(statistics.median(t.step for t in turns), statistics.median(t.exposed for t in turns))
+
+
+def is_better(candidate: Sequence[Turn], default: Sequence[Turn]) -> bool:
+    """Whether the candidate saves the margin of exposed communication, and costs no time elsewhere."""
+    ours, theirs = median(candidate), median(default)
+    return theirs.exposed - ours.exposed >= MARGIN * theirs.step and ours.step <= theirs.step
+
+
+class Tuner:
+    """Which size is in use, step by step. ``agree``: of all ranks' figures the largest, one by one."""
+
+    def __init__(self, default: int, candidates: Sequence[int], agree: Callable[[list[float]], list[float]]) -> None:
+        self.default, self._agree = default, agree
+        self.turns: dict[int, list[Turn]] = {size: [] for size in dict.fromkeys([default, *candidates])}
+        self.finalist: int | None = None
+        self.finals: dict[int, list[Turn]] = {}
+        self.chosen: int | None = default if len(self.turns) == 1 else None
+        self._plan = list(self.turns) * TURNS
+        self.size = self._plan[0]
+        self._steps = -SETTLE
+        self._begin = (0.0, 0.0)
+
+    def step_done(self, now: float, waited: float) -> bool:
+        """After every step; clock and time waited so far in seconds. True when the size, or that it is final, has changed."""
+        if self.chosen is not None:
+            return False
+        self._steps += 1
+        if self._steps == WARM_UP:
+            self._begin = now, waited
+        if self._steps < WARM_UP + STEPS:
+            return False
+        step, exposed = self._agree([(now - self._begin[0]) / STEPS, (waited - self._begin[1]) / STEPS])
+        self._note(Turn(step, exposed))
+        self._steps = 0
+        return True
+
+    def _note(self, turn: Turn) -> None:
+        size = self._plan.pop(0)
+        (self.turns if self.finalist is None else self.finals)[size].append(turn)
+        if self.finalist is None and size != self.default and turn.step > HOPELESS * self.turns[self.default][0].step:
+            self._plan = [planned for planned in self._plan if planned != size]
+        if self._plan:
+            self.size = self._plan[0]
+        elif self.finalist is None:
+            self._begin_final()
+        else:
+            won = is_better(self.finals[self.finalist], self.finals[self.default])
+            self.size = self.chosen = self.finalist if won else self.default
+
+    def _begin_final(self) -> None:
+        whole = {size: turns for size, turns in self.turns.items() if len(turns) == TURNS}
+        best = min(whole, key=lambda size: median(whole[size]).exposed)
+        if best == self.default or not is_better(whole[best], whole[self.default]):
+            self.size = self.chosen = self.default
+            return
+        self.finalist = best
+        self.finals = {self.default: [], best: []}
+        self._plan = [self.default, best, best, self.default] * CONFIRMATIONS
+        self._plan = self._plan[: 2 * CONFIRMATIONS]
+        self.size = self._plan[0]
+
+    def report(self) -> str:
+        """What was measured and decided, for people."""
+        lines = ["autotune: bucket size, step and exposed communication (slowest rank, median)"]
+        for size, turns in self.turns.items():
+            if turns:
+                ours = median(turns)
+                mark = " default" if size == self.default else ""
+                lines.append(f"  {size / (1 << 20):8.2f} MB  {ours.step * 1e3:9.2f} ms  {ours.exposed * 1e3:9.2f} ms{mark}")
+        if self.finalist is not None:
+            best, default = median(self.finals[self.finalist]), median(self.finals[self.default])
+            lines.append(
+                f"  again, {self.finalist / (1 << 20):.2f} MB against the default: {best.step * 1e3:.2f} against {default.step * 1e3:.2f} "
+                f"ms a step, {best.exposed * 1e3:.2f} against {default.exposed * 1e3:.2f} ms exposed"
+            )
+        chosen = self.chosen or self.default
+        why = "" if chosen != self.default else f": none saves {100 * MARGIN:g} % of a step"
+        lines.append(f"  chosen: {chosen / (1 << 20):.2f} MB{' (the default)' if chosen == self.default else ''}{why}")
+        return "\n".join(lines)
+
+
+class Cache:
+    """What was chosen earlier, by a text that names model and job, in a file of the user's."""
+
+    def __init__(self, path: str | None) -> None:
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        self.path = Path(path or os.path.join(home, "collective_core", "autotune.json"))
+
+    def read(self, key: str) -> int | None:
+        """The size in bytes; None if it is not known or the file cannot be read."""
+        try:
+            size = json.loads(self.path.read_text())[key]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return size if type(size) is int and 0 < size < MAX_BYTES else None
+
+    def write(self, key: str, size: int) -> None:
+        """Raises OSError where nothing can be written. Another job that writes at the same moment may win; the file stays whole."""
+        try:
+            known = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            known = {}
+        known = {**(known if isinstance(known, dict) else {}), key: size}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        beside.write_text(json.dumps(known, indent=1))
+        beside.replace(self.path)
