@@ -17,10 +17,10 @@ from provision.plan.model import Plan
 LAUNCHERS = ("mpi", "own")
 THREADS = "OMP_NUM_THREADS"  # of a rank
 _SCRIPT = "discovery"  # file name of the host discovery script in the job's folder
-# Runs the engine's cores.py before a program. The package itself is not imported: it would take each rank a quarter of a second.
+# Runs the engine's runtime/cores.py before a program. The package itself is not imported: it would take each rank a quarter of a second.
 _LIMIT = (
     "from importlib.util import find_spec; from runpy import run_path; "
-    "run_path(find_spec('collective_core').submodule_search_locations[0] + '/cores.py', run_name='__main__')"
+    "run_path(find_spec('collective_core').submodule_search_locations[0] + '/runtime/cores.py', run_name='__main__')"
 )
 # Checked with Open MPI 4.1.8 (the wheel of the Python package index) on two hosts; 4.0 and 4.1 of the distributions take the same.
 _MPI_PARAMETERS = (

@@ -8,7 +8,7 @@ import json
 import pytest
 from collective_core.runtime import horovod_variables
 
-autotune = pytest.importorskip("collective_core.extensions.autotune.tuner")
+autotune = pytest.importorskip("collective_core.extensions.autotune")
 Cache, Tuner = autotune.Cache, autotune.Tuner
 MB = 1 << 20
 DEFAULT = 25 * MB

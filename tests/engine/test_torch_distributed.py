@@ -21,9 +21,9 @@ import torch.distributed as dist
 from collective_core.errors import CollectiveError
 from collective_core.runtime.handshake import HEAD
 from collective_core.runtime.point_to_point import GREETING, MAX_PENDING, PointToPoint
-from collective_core.torch.distributed import cuda
-from collective_core.torch.distributed.store import StoreLauncher
-from collective_core.torch.distributed.work import Completer, MessageWork
+from collective_core.torch.backend import cuda
+from collective_core.torch.backend.store import StoreLauncher
+from collective_core.torch.backend.work import Completer, MessageWork
 from conftest import WORKERS
 
 from collective_core import _native

@@ -144,7 +144,7 @@ def _prepare_recorder(settings: config.Config, rank: int) -> None:
             warnings.warn(note, stacklevel=3)
     path = None
     if settings.flight_recorder:
-        path = import_module("collective_core.observe.flight_recorder").path_of(settings.flight_recorder, rank, launchers.generation())
+        path = import_module("collective_core.observe.flight_recorder").path_of(settings.flight_recorder, rank, launchers.generation)
         try:
             os.makedirs(settings.flight_recorder, exist_ok=True)
         except OSError as error:

@@ -36,7 +36,7 @@ def register() -> None:
             raise ValueError(f"Error initializing torch.distributed using env:// rendezvous: {objection}")
         if any(word in os.environ for word in WORDS) or "?" in url:
             return usual(url, *arguments, **more)  # type: ignore[no-any-return]
-        from collective_core.torch.distributed.store import meet_with_launcher
+        from collective_core.torch.backend.store import meet_with_launcher
 
         return meet_with_launcher(*arguments, **more) or usual(url, *arguments, **more)
 
@@ -61,7 +61,7 @@ def _objection(url: str) -> str:
 def _make(options: Any, _: Any) -> Any:
     import torch
 
-    from collective_core.torch.distributed import CollectiveGroup
+    from collective_core.torch.backend import CollectiveGroup
 
     if not torch.cuda.is_available():  # asked as late as this because it may take the driver's start
         torch.distributed.Backend.backend_capability[NAME] = ["cpu"]

@@ -53,7 +53,7 @@ def dead():
 
 
 def die(generation):
-    if launchers.generation() == generation and dead() < kills:
+    if launchers.generation == generation and dead() < kills:
         note(killed=generation)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -99,7 +99,7 @@ def train(state):
         if hvd.rank() == 0 and os.environ["TEST_SOURCE"] == "directory":
             remove_what_is_done()
         if not armed:
-            generation = launchers.generation()
+            generation = launchers.generation
             dice = random.Random(generation)
             if dice.randrange(hvd.size()) == hvd.rank():
                 threading.Timer(dice.uniform(0.0, 0.05), die, (generation,)).start()

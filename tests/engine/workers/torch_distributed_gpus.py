@@ -11,7 +11,7 @@ import collective_core.torch as hvd
 import common
 import torch
 import torch.distributed as dist
-from collective_core.torch.distributed import cuda
+from collective_core.torch.backend import cuda
 
 
 class Pretended(cuda.Cuda):

@@ -51,12 +51,12 @@ def join(timeout: float, lost: Sequence[int] = ()) -> None:
         raise CollectiveError("the job is over: whoever started it does not answer any more", "closed")
     if answer["kind"] == "leave":
         raise SystemExit(0)
-    if launchers.generation() == 0:
+    if launchers.generation == 0:
         _masters_of_user.update(name for name in MASTER_VARIABLES if name in os.environ)
     assigned = {"COLLECTIVE_RANK": answer["rank"], "COLLECTIVE_SIZE": answer["size"], "COLLECTIVE_STORE": answer["store"]}
     found = {name: str(value) for name, value in {**assigned, **answer["among"]}.items() if name not in _masters_of_user}
     os.environ.update(found)
-    launchers.begin_generation(int(answer["generation"]))
+    launchers.generation = int(answer["generation"])
 
 
 def _connect(timeout: float) -> ControlChannel:

@@ -42,7 +42,7 @@ class Timeline:
         who = membership.current()
         self.path, self.rank = path, who.rank
         self.of_all = False  # at a time, all ranks have recorded: then all of them will finish it together
-        self._generation = launchers.generation()
+        self._generation = launchers.generation
         job = zlib.crc32(repr([(peer.host_id, peer.pid) for peer in who.peers]).encode())
         _, self._next, self._waited = _native.events(1 << 62, None, 0)
         now, clock = time.monotonic_ns(), clocks.at_start

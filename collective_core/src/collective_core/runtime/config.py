@@ -11,7 +11,7 @@ COLLECTIVE_FUSION_MB           size in MB of the buckets in which DistributedOpt
 COLLECTIVE_BACKEND             transport of tensors between ranks: engine, or mpi (engine)
 COLLECTIVE_SEMANTICS           whose rules hold where the engine's differ from Horovod's: engine, or horovod (engine)
 COLLECTIVE_NCCL                auto, on or off: whether CUDA tensors go through NCCL (auto; torch/gpu.py)
-COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (extensions/autotune)
+COLLECTIVE_AUTOTUNE            1: choose the size of the buckets while training (extensions/autotune.py)
 COLLECTIVE_AUTOTUNE_CACHE      file of what was chosen (~/.cache/collective_core/autotune.json)
 COLLECTIVE_STALL_WARNING       seconds of waiting after which a rank says on stderr for whom (10); 0: never
 COLLECTIVE_TIMELINE            file into which rank 0 writes what all ranks did when (observe/timeline.py)

@@ -46,23 +46,13 @@ EXCHANGE_INTERVAL = 0.0005
 #: Seconds between looks whether all ranks have come to their end.
 FINISH_INTERVAL = 0.005
 
-_generation = 0
+#: The number of the ranks' generation to which this worker of an elastic job belongs, from 1; 0 where it has no rank.
+generation = 0
 
 
 def is_elastic() -> bool:
     """Whether this process belongs to an elastic job, and not to a torchrun that a worker of one has started."""
     return ELASTIC_SERVER in os.environ and RUN_OF_TORCHRUN not in os.environ
-
-
-def generation() -> int:
-    """The number of the ranks' generation to which this worker of an elastic job belongs, from 1; 0 where it has no rank."""
-    return _generation
-
-
-def begin_generation(number: int) -> None:
-    """This worker has a rank in it."""
-    global _generation
-    _generation = number
 
 
 class NoMpiError(CollectiveError):

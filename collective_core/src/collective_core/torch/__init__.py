@@ -25,19 +25,11 @@ if TYPE_CHECKING:
     from collective_core.extensions.slow_networks import DiLoCo, LocalSGD, plan_communication
     from collective_core.torch import elastic
 
-_EXTENSIONS = "collective_core.extensions"
-__getattr__, __dir__ = lazy.attributes(
-    __name__,
-    {
-        "DiLoCo": f"{_EXTENSIONS}.slow_networks:DiLoCo",
-        "LocalSGD": f"{_EXTENSIONS}.slow_networks:LocalSGD",
-        "data": f"{_EXTENSIONS}.streaming",
-        "elastic": "collective_core.torch.elastic",
-        "nn": f"{_EXTENSIONS}.sparse",
-        "plan_communication": f"{_EXTENSIONS}.slow_networks:plan_communication",
-        "ps": f"{_EXTENSIONS}.ps",
-    },
-)
+#: Names that are imported when somebody asks for them, and where they are.
+OPTIONAL = {"elastic": "collective_core.torch.elastic", "data": "collective_core.extensions.streaming"}
+OPTIONAL |= {"nn": "collective_core.extensions.sparse", "ps": "collective_core.extensions.ps"}
+OPTIONAL |= {name: f"collective_core.extensions.slow_networks:{name}" for name in ("DiLoCo", "LocalSGD", "plan_communication")}
+__getattr__, __dir__ = lazy.attributes(__name__, OPTIONAL)
 
 __all__ = ["DiLoCo", "LocalSGD", "data", "elastic", "nn", "plan_communication", "ps"]
 __all__ += mpi_ops.__all__

@@ -31,7 +31,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
 import torch
 
@@ -327,19 +327,9 @@ class Checkpoints:
             digest.update(piece)
         line = json.dumps({**header, "bytes": content.length, "sha256": digest.hexdigest()})
         target = self._folder / _name_of(header["step"])
-        draft = target.with_name(f".{target.name}.part")
-        try:
-            with draft.open("wb") as file:
-                file.write(line.encode() + b"\n")
-                file.writelines(content.pieces)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
-        bring_to_disk(self._folder)
+        with brought_to_disk(target) as file:
+            file.write(line.encode() + b"\n")
+            file.writelines(content.pieces)
         # Those of later steps are of a line that was given up, or were passed over.
         others = [path for path in _files(self._folder) if path != target and (self._overwrite or path.name in own)]
         older = [path for path in others if _step_of(path) < header["step"]]
@@ -401,9 +391,22 @@ def _name_of_shard(rank: int) -> str:
     return f"{rank:06d}.safetensors"
 
 
-def bring_to_disk(folder: Path) -> None:
-    """The folder's list of names, without which a renamed file may be gone after a power cut."""
-    number = os.open(folder, os.O_RDONLY)
+@contextlib.contextmanager
+def brought_to_disk(target: Path) -> Iterator[BinaryIO]:
+    """A file to write, under another name; then it is brought to the disk and renamed. After an error it is not there."""
+    draft = target.with_name(f".{target.name}.part")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    # The folder's list of names, without which a renamed file may be gone after a power cut.
+    number = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collective_core import job
 from collective_core.common import interface
 from collective_core.common.interface import *  # noqa: F403
+from collective_core.observe import metrics as observed
+from collective_core.observe import timeline
+from collective_core.runtime import process_sets
 from collective_core.torch.build_info import cuda_built, nccl_built, nccl_enabled
 from collective_core.torch.checkpoint import Checkpoints, CheckpointWarning
+from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.functions import (
     allgather_object,
@@ -15,7 +20,6 @@ from collective_core.torch.functions import (
     broadcast_parameters,
 )
 from collective_core.torch.handles import poll, synchronize
-from collective_core.torch.job import add_process_set, init, metrics, remove_process_set, shutdown, start_timeline, stop_timeline
 from collective_core.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from collective_core.torch.ops.allreduce import (
     Adasum,
@@ -41,6 +45,11 @@ from collective_core.torch.ops.sparse import sparse_allreduce_async
 from collective_core.torch.optimizer import DistributedOptimizer, GradScaler
 from collective_core.torch.sync_batch_norm import SyncBatchNorm
 from collective_core.torch.uneven import ShardSampler, UnevenDataWarning, compare_steps, sample_weight
+
+# A compiler finds nothing to trace in these.
+init, shutdown, metrics = not_compiled(job.init), not_compiled(job.shutdown), not_compiled(observed.metrics)
+add_process_set, remove_process_set = not_compiled(process_sets.add_process_set), not_compiled(process_sets.remove_process_set)
+start_timeline, stop_timeline = not_compiled(timeline.start_timeline), not_compiled(timeline.stop_timeline)
 
 __all__ = [
     "Adasum",

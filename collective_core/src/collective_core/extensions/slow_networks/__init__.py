@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from collective_core.extensions.slow_networks.communication import plan_communication
 from collective_core.extensions.slow_networks.local_sgd import DiLoCo, LocalSGD
-from collective_core.extensions.slow_networks.network import plan_communication
 
 __all__ = ["DiLoCo", "LocalSGD", "plan_communication"]

@@ -6,11 +6,9 @@ the bytes: plain data. Which rows and columns it holds follows from the placemen
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
@@ -18,7 +16,7 @@ import numpy as np
 import torch
 
 from collective_core.extensions.sparse.sharding import Placement
-from collective_core.torch.checkpoint import bring_to_disk
+from collective_core.torch.checkpoint import brought_to_disk
 
 if TYPE_CHECKING:
     from collective_core.extensions.sparse.table import ShardedTable
@@ -43,22 +41,12 @@ def write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, s
     header = json.dumps(described).encode()
     header += b" " * (-len(header) % 8)
     digest, length = hashlib.sha256(), 0
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        with draft.open("wb") as file:
-            parts = (part for array in arrays.values() for part in _parts(array))
-            content: Any
-            for content in itertools.chain([len(header).to_bytes(8, "little"), header], parts):
-                digest.update(content)
-                length += file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    bring_to_disk(path.parent)
+    with brought_to_disk(path) as file:
+        parts = (part for array in arrays.values() for part in _parts(array))
+        content: Any
+        for content in itertools.chain([len(header).to_bytes(8, "little"), header], parts):
+            digest.update(content)
+            length += file.write(content)
     return {"bytes": length, "sha256": digest.hexdigest()}
 
 

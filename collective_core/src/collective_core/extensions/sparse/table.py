@@ -160,13 +160,16 @@ class ShardedTable:
     # --- checkpoints (torch/sharded.py)
 
     def ranks(self) -> int:
+        """Over how many it is divided."""
         return self.placement.size
 
     def describe_rows(self) -> dict[str, Any]:
+        """What a checkpoint's header says of it, in plain values."""
         kinds = {"steps": self.steps, "optimizer": type(self.optimizer).__name__, "id_kind": self.id_kind}
         return {**kinds, **self.placement._asdict()}
 
     def mismatch(self, key: str, written: dict[str, Any]) -> str:
+        """Why it cannot be the table that was described as ``written``; empty if it can."""
         if written["id_kind"] != self.id_kind:
             return f"the ids of {key} were {written['id_kind']}, and are {self.id_kind}"
         # A dynamic table may have another capacity now.
@@ -176,9 +179,11 @@ class ShardedTable:
         return "{} was {} x {} with {}, and is {} x {} with {}".format(key, *theirs, *mine) if mine != theirs else ""
 
     def save_rows(self, tables: Mapping[str, ShardedTable], path: Path) -> dict[str, Any]:
+        """Writes this rank's rows of all these tables, of which this is one, into a file; returns its ``bytes`` and ``sha256``."""
         return shards.write(path, shards.contents(tables))
 
     def load_rows(self, tables: Mapping[str, ShardedTable], written: dict[str, Any], path: Path, writer: int) -> None:
+        """Has all these tables take their rows from the file of rank ``writer``; ValueError where it does not hold what it should."""
         shards.take(tables, written, path, writer)
 
     # --- lookups

@@ -42,9 +42,8 @@ class StateHandler:
 
 
 class PartHandler(StateHandler):
-    """For anything with ``state_dict`` and ``load_state_dict``. It may also have ``elastic_saved``, which is called after a ``save``,
-    ``elastic_sync``, which is called with the root instead of broadcasting its state, and ``elastic_reset``.
-    """
+    """For what has ``state_dict`` and ``load_state_dict``, and may have ``elastic_saved`` (called after a ``save``), ``elastic_sync(root)``
+    (instead of a broadcast of its state) and ``elastic_reset``."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)

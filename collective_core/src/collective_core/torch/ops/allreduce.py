@@ -109,7 +109,7 @@ def _start(
     if request.op == Adasum:
         if copied is not None:
             copied.synchronize()
-        extension("adasum.sums").combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
+        extension("adasum").combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
         return Work(0, finish)
     operation = request.operation(tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
 

@@ -45,15 +45,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         _check_options(op, gradient_predivide_factor, backward_passes_per_step)
         _wrapped(self).__init__(params)
         self._distribute(
-            named_parameters,
-            compression,
-            backward_passes_per_step,
-            op,
-            gradient_predivide_factor,
-            groups,
-            0,
-            sparse_as_dense,
-            process_set,
+            named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, 0, sparse_as_dense, process_set
         )
 
     def _distribute(
@@ -332,7 +324,7 @@ def DistributedOptimizer(
     if op == allreduce.Adasum:
         if shards_in(optimizer.param_groups):
             raise ValueError("op=Adasum is not possible with the rows of sharded tables, whose gradients are added; use Average or Sum")
-        return extension("adasum.optimizer").distribute(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
+        return extension("adasum").distribute(optimizer, named_parameters, compression, backward_passes_per_step, process_set)
     cls: Any = type(optimizer.__class__.__name__, (optimizer.__class__,), dict(_DistributedOptimizer.__dict__))
     wrapped: Any = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)

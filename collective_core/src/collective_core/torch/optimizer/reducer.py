@@ -81,7 +81,7 @@ class Reducer:
         self._joins = membership.joins(self._set_number())
         # Ranks that come to an elastic job later would begin to tune when the others have chosen.
         wants_tuning = membership.current().config.autotune and not self.is_alone and bool(self._trained) and not launchers.is_elastic()
-        tuner = extension("autotune.bucket_tuner").BucketTuner if wants_tuning else None
+        tuner = extension("autotune").BucketTuner if wants_tuning else None
         self.tuner = tuner(self._trained, compression, self._prefix, self.process_set) if tuner else None
         self._arrived: list[int] = []  # while there is no plan
         self._late: set[int] = set()  # parameters whose gradients turned out to be sparse after the ranks had agreed

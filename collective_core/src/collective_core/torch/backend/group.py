@@ -15,14 +15,13 @@ from collective_core import _native, job
 from collective_core.errors import CollectiveError
 from collective_core.runtime import config, external, membership, rendezvous
 from collective_core.runtime.point_to_point import PointToPoint, Transfer
+from collective_core.torch.backend import cuda, exchanges, reductions
+from collective_core.torch.backend.cuda import on_its_device
+from collective_core.torch.backend.operations import Operations, nothing
+from collective_core.torch.backend.store import StoreLauncher
+from collective_core.torch.backend.tensors import as_bytes, copy_back, on_host
+from collective_core.torch.backend.work import Completer, MessageWork, Work
 from collective_core.torch.compiling import untraced
-from collective_core.torch.distributed import cuda
-from collective_core.torch.distributed.cuda import on_its_device
-from collective_core.torch.distributed.operations import nothing
-from collective_core.torch.distributed.reductions import Reductions
-from collective_core.torch.distributed.store import StoreLauncher
-from collective_core.torch.distributed.tensors import as_bytes, bring_home, on_host
-from collective_core.torch.distributed.work import Completer, MessageWork, Work
 from collective_core_autoload import NAME
 
 #: Process sets of groups have numbers from here on, so that they are none of hvd.add_process_set's.
@@ -33,7 +32,7 @@ _has_joined = False  # the job with a group
 
 
 @untraced
-class CollectiveGroup(Reductions, dist.ProcessGroup):
+class CollectiveGroup(dist.ProcessGroup):
     """A process group over the engine. Ranks are the group's own."""
 
     # What PyTorch asks of _get_backend(device) before it calls what goes with each.
@@ -49,22 +48,21 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         # As other ranks may be long in coming to a later group, PyTorch's timeout holds for that.
         launcher = StoreLauncher(store, rank, size, min(seconds, settings.start_timeout) if is_first else seconds)
         process_set, peers, self.why_no_nccl = _join(launcher, settings)
-        Reductions.__init__(self, process_set, rank, size)
+        self.operations = Operations(process_set, rank, size)
         # Messages do not end in the order in which they began, as operations do.
         self._completer_of_messages = Completer()
         self._store, self._name, self._description, self._monitored_barriers = store, "", "", 0
         _groups.add(self)
         self._timeout, self._job_ranks = seconds, [peer.rank for peer in peers]
         self.of_gpus: Any = None if self.why_no_nccl else cuda.make_group(store, rank, size, timedelta(seconds=seconds))
-        self._point_to_point = PointToPoint(launcher, peers, self._set, seconds, settings.stall_warning)
+        self._point_to_point = PointToPoint(launcher, peers, self.operations.set, seconds, settings.stall_warning)
 
     # --- what it is
 
     def getBackendName(self) -> str:
         return NAME
 
-    def name(self) -> str:
-        return NAME
+    name = getBackendName
 
     def _get_backend(self, device: torch.device) -> Any:
         """NCCL's of CUDA tensors that go through it; otherwise this, as a group that is written in Python has no backends below it."""
@@ -81,7 +79,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
 
     def _get_sequence_number_for_group(self) -> int:
         """How many operations this rank has begun."""
-        return self._newest
+        return self.operations.newest
 
     # By these names PyTorch asks a group that is written in Python.
 
@@ -102,10 +100,10 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
             self.of_gpus._set_group_desc(description)
 
     def rank(self) -> int:
-        return self._me
+        return self.operations.me
 
     def size(self) -> int:
-        return self._ranks
+        return self.operations.ranks
 
     def shutdown(self) -> None:
         """Leaves the group; with the last one the job, if a group has joined it."""
@@ -120,16 +118,16 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         if self in _groups:
             _groups.remove(self)
             self._end_operations(abort)
-        self._completer.end()
+        self.operations.completer.end()
         self._completer_of_messages.end()
 
     def _end_operations(self, abort: bool) -> None:
         global _has_joined
         if self.of_gpus is not None:
             cuda.end_group(self.of_gpus, abort)
-        if self._set > 0 and membership.is_initialized():
-            _native.close(self._set)
-            external.leave(self._set)
+        if self.operations.set > 0 and membership.is_initialized():
+            _native.close(self.operations.set)
+            external.leave(self.operations.set)
         if not _groups and _has_joined:
             _has_joined = False
             job.shutdown()
@@ -140,13 +138,13 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         if self._is_of_gpus(device):
             self.of_gpus._start_coalescing(device)
         else:
-            self._completer.collected = self._completer_of_messages.collected = {}
+            self.operations.completer.collected = self._completer_of_messages.collected = {}
 
     def _end_coalescing(self, device: torch.device) -> Any:
         if self._is_of_gpus(device):
             return self.of_gpus._end_coalescing(device)
-        works, self._completer.collected, self._completer_of_messages.collected = self._completer.collected, None, None
-        return self._group_of(list(works or ()))
+        works, self.operations.completer.collected, self._completer_of_messages.collected = self.operations.completer.collected, None, None
+        return self.operations.group_of(list(works or ()))
 
     def _is_of_gpus(self, device: torch.device) -> bool:
         return self.of_gpus is not None and device.type == cuda.platform.device
@@ -154,12 +152,37 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
     def supports_tensor_alloc(self, _device: torch.device) -> bool:
         return False
 
+    # --- collectives (exchanges.py, reductions.py), by the names that PyTorch calls
+
+    broadcast = on_its_device(exchanges.broadcast)
+    allgather = on_its_device(exchanges.allgather)
+    allgather_coalesced = on_its_device(exchanges.allgather_coalesced)
+    _allgather_base = on_its_device(exchanges._allgather_base)
+    allgather_into_tensor_coalesced = on_its_device(exchanges.allgather_into_tensor_coalesced)
+    gather = on_its_device(exchanges.gather)
+    scatter = on_its_device(exchanges.scatter)
+    alltoall = on_its_device(exchanges.alltoall)
+    alltoall_base = on_its_device(exchanges.alltoall_base)
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    all_to_all_single = alltoall_base
+    allreduce = on_its_device(reductions.allreduce)
+    allreduce_coalesced = on_its_device(reductions.allreduce_coalesced)
+    reduce = on_its_device(reductions.reduce)
+    reduce_scatter = on_its_device(reductions.reduce_scatter)
+    _reduce_scatter_base = on_its_device(reductions._reduce_scatter_base)
+    reduce_scatter_tensor_coalesced = on_its_device(reductions.reduce_scatter_tensor_coalesced)
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
     # --- barriers
 
     def barrier(self, opts: Any = None) -> Work:
         cuda.platform.finish(getattr(opts, "device", None))  # as with NCCL: what comes after it finds what came before done
-        operation = _native.operation(_native.BARRIER, self._next_name("barrier"), "uint8", (), 0, process_set=self._set)
-        return self._start(operation, opts, [], nothing)
+        operation = _native.operation(
+            _native.BARRIER, self.operations.next_name("barrier"), "uint8", (), 0, process_set=self.operations.set
+        )
+        return self.operations.start(operation, opts, [], nothing)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier at rank 0, which names the first rank (``wait_all_ranks``: all) that has not come in time. In Gloo's words."""
@@ -168,8 +191,8 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         token = np.zeros(1, dtype=np.uint8)
         self._monitored_barriers += 1
         tag = -self._monitored_barriers  # programs' are not negative; a late message is not taken for the next barrier's
-        if self._me > 0:
-            came = f"Rank {self._me} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+        if self.rank() > 0:
+            came = f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
             sent, answer = self._point_to_point.send(token, 0, tag), self._point_to_point.receive(token.copy(), 0, tag)
             try:
                 if self._wait_until(end, sent) and self._wait_until(end, answer):
@@ -179,7 +202,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
             raise CollectiveError(f"{came}: it has not answered within {seconds:g} s", "timeout")
         if seconds <= 0:
             raise CollectiveError(f"Rank 0 timed out in monitoredBarrier after {seconds:g} s", "timeout")
-        arrivals = [self._point_to_point.receive(token.copy(), rank, tag) for rank in range(1, self._ranks)]
+        arrivals = [self._point_to_point.receive(token.copy(), rank, tag) for rank in range(1, self.size())]
         late: list[int] = []
         for rank, arrival in enumerate(arrivals, 1):
             if late and not wait_all_ranks:
@@ -191,7 +214,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
             raise CollectiveError(
                 f"{who} failed to pass monitoredBarrier in {seconds:g} s", "timeout", [self._job_ranks[rank] for rank in late]
             )
-        for answer in [self._point_to_point.send(token, rank, tag) for rank in range(1, self._ranks)]:
+        for answer in [self._point_to_point.send(token, rank, tag) for rank in range(1, self.size())]:
             answer.wait(max(0.0, end - time.monotonic()))
 
     def _wait_until(self, end: float, transfer: Transfer) -> bool:
@@ -214,7 +237,7 @@ class CollectiveGroup(Reductions, dist.ProcessGroup):
         (tensor,) = tensors
         buffer = on_host(tensor)
         return self._under_way(
-            self._point_to_point.receive(as_bytes(buffer).numpy(), source, tag), partial(bring_home, buffer, tensor), [tensor]
+            self._point_to_point.receive(as_bytes(buffer).numpy(), source, tag), partial(copy_back, buffer, tensor), [tensor]
         )
 
     @on_its_device

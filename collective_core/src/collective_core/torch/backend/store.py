@@ -73,7 +73,7 @@ def meet_with_launcher(timeout: timedelta = dist.default_pg_timeout, **_: Any) -
     GPU, where the launcher has not. Raises ValueError, as PyTorch does where it is told of no ranks.
     """
     try:
-        if launchers.is_elastic() and launchers.generation() == 0:
+        if launchers.is_elastic() and launchers.generation == 0:
             text = "the ranks of an elastic job come and go: call it where this one has its rank, in the function of hvd.elastic.run"
             raise CollectiveError(text, "invalid")
         told = launchers.read(os.environ)

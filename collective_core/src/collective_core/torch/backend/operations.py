@@ -11,8 +11,8 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import operations
 from collective_core.torch import handles
+from collective_core.torch.backend.work import Completer, Work, for_group
 from collective_core.torch.compiling import untraced
-from collective_core.torch.distributed.work import Completer, Work, for_group
 from collective_core.torch.ops.tensors import dtype_name, objection_to_tensor
 
 
@@ -47,39 +47,37 @@ class Operations:
     """A group's operations. ``process_set``: the engine's; ``me``: this rank of the group's ``ranks``."""
 
     def __init__(self, process_set: int, me: int, ranks: int) -> None:
-        self._set, self._me, self._ranks = process_set, me, ranks
-        self._completer = Completer()
-        self._numbers, self._newest = itertools.count(1), 0
+        self.set, self.me, self.ranks = process_set, me, ranks
+        self.completer = Completer()
+        self._numbers, self.newest = itertools.count(1), 0
 
-    def _next_name(self, kind: str) -> str:
-        self._newest = next(self._numbers)
-        return f"{kind}.{self._newest}"
+    def next_name(self, kind: str) -> str:
+        self.newest = next(self._numbers)
+        return f"{kind}.{self.newest}"
 
-    def _operation(
+    def operation(
         self, kind: int, name: str, source: torch.Tensor, target: torch.Tensor | None, problem: str = "", **rest: Any
     ) -> _native.Operation:
         """``problem``: why this rank cannot run it. Then all ranks raise that, and the group goes on."""
         target_address = 0 if target is None else target.data_ptr()
         return _native.operation(
             kind,
-            self._next_name(name),
+            self.next_name(name),
             dtype_name(source),
             tuple(source.shape),
             source.numel(),
             source.data_ptr(),
             target_address,
-            process_set=self._set,
+            process_set=self.set,
             objection=objection_to_tensor(source) or problem,
             **rest,
         )
 
-    def _refused(self, name: str, problem: str, opts: Any) -> Work:
+    def refused(self, name: str, problem: str, opts: Any) -> Work:
         token = torch.zeros(1)
-        return self._start(self._operation(_native.ALLREDUCE, name, token, token, problem), opts, [], nothing, token)
+        return self.start(self.operation(_native.ALLREDUCE, name, token, token, problem), opts, [], nothing, token)
 
-    def _start(
-        self, operation: _native.Operation, opts: Any, tensors: list[torch.Tensor], finish: Callable[[], None], *memory: Any
-    ) -> Work:
+    def start(self, operation: _native.Operation, opts: Any, tensors: list[torch.Tensor], finish: Callable[[], None], *memory: Any) -> Work:
         if not getattr(opts, "asyncOp", True):
             try:
                 operations.run(operation, *memory)
@@ -107,40 +105,38 @@ class Operations:
             except CollectiveError as error:
                 raise for_group(error) from None
 
-        return Work(self._completer, str(operation.name.decode()), wait_for, started.result, tensors)
+        return Work(self.completer, str(operation.name.decode()), wait_for, started.result, tensors)
 
     def _done(self, tensors: list[torch.Tensor]) -> Work:
-        work = Work(self._completer, "", lambda _: True, nothing, tensors)
+        work = Work(self.completer, "", lambda _: True, nothing, tensors)
         work.is_completed()
         return work
 
-    def _gather_rows(self, source: torch.Tensor, opts: Any, target: torch.Tensor | None = None) -> Gathered:
+    def gather_rows(self, source: torch.Tensor, opts: Any, target: torch.Tensor | None = None) -> Gathered:
         """``target``: memory for what all ranks send, if all send as much as this one. Where the rows then lie, the caller sees."""
-        return self._started_gather(self._operation(_native.ALLGATHER, "all_gather", source, target), opts, source, target)
+        return self.started_gather(self.operation(_native.ALLGATHER, "all_gather", source, target), opts, source, target)
 
-    def _started_gather(
-        self, operation: _native.Operation, opts: Any, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Gathered:
+    def started_gather(self, operation: _native.Operation, opts: Any, source: torch.Tensor, target: torch.Tensor | None = None) -> Gathered:
         gathered = Gathered()
         handle = _native.submit(operation, _native.QUEUED if getattr(opts, "asyncOp", True) else _native.BLOCKING)
 
         def finish() -> None:
-            buffer, gathered.lengths = operations.take_received(handle, self._ranks)
+            buffer, gathered.lengths = operations.take_received(handle, self.ranks)
             flat = torch.from_numpy(buffer) if buffer.size else torch.empty(0, dtype=torch.uint8)
             gathered.rows = flat.view(source.dtype).reshape(-1, *source.shape[1:])
 
         gathered.work = self._started(operation, handle, finish, [], (source, target), keeps_handle=True)
         return gathered
 
-    def _then(self, work: Work, tensors: list[torch.Tensor], finish: Callable[[], None]) -> Work:
+    def then(self, work: Work, tensors: list[torch.Tensor], finish: Callable[[], None]) -> Work:
         """Work whose result is made of another's."""
 
         def wait_for(seconds: float) -> bool:
             return work._complete(seconds) and work.wait()
 
-        return Work(self._completer, work.name, wait_for, finish, tensors)
+        return Work(self.completer, work.name, wait_for, finish, tensors)
 
-    def _group_of(self, works: list[Work]) -> Work:
+    def group_of(self, works: list[Work]) -> Work:
         if len(works) == 1:
             return works[0]
 
@@ -151,12 +147,12 @@ class Operations:
             return all(work.wait() for work in works)
 
         tensors = [tensor for work in works for tensor in work.result()]
-        return Work(self._completer, ", ".join(work.name for work in works), wait_for, nothing, tensors)
+        return Work(self.completer, ", ".join(work.name for work in works), wait_for, nothing, tensors)
 
-    def _check_lengths(self, expected: list[int], gathered: Gathered) -> None:
+    def check_lengths(self, expected: list[int], gathered: Gathered) -> None:
         for rank, (length, wanted) in enumerate(zip(gathered.lengths, expected)):
             if length != wanted:
-                raise self._wrong(f"rank {rank} sent {length} bytes, and {wanted} are expected")
+                raise self.wrong(f"rank {rank} sent {length} bytes, and {wanted} are expected")
 
-    def _wrong(self, what: str) -> CollectiveError:
-        return CollectiveError(f"rank {self._me} of a group of {self._ranks}: {what}", "mismatch")
+    def wrong(self, what: str) -> CollectiveError:
+        return CollectiveError(f"rank {self.me} of a group of {self.ranks}: {what}", "mismatch")

@@ -49,7 +49,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
-def bring_home(buffer: torch.Tensor, target: torch.Tensor) -> None:
+def copy_back(buffer: torch.Tensor, target: torch.Tensor) -> None:
     """Copies a result to where it belongs, if it is not there."""
     if buffer.data_ptr() == target.data_ptr() and buffer.device == target.device:
         raise_versions((target,))

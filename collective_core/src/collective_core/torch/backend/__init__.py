@@ -6,7 +6,7 @@ A group of torch.distributed is a process set of the engine. Its members meet th
 default group of a process that has not called ``hvd.init()`` joins the job.
 """
 
-from collective_core.torch.distributed.group import CollectiveGroup
+from collective_core.torch.backend.group import CollectiveGroup
 from collective_core_autoload import register
 
 __all__ = ["CollectiveGroup"]

@@ -1,1 +1,0 @@
-"""Autotune: the size of DistributedOptimizer's buckets, chosen by measuring (COLLECTIVE_AUTOTUNE)."""
