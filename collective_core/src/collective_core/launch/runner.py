@@ -22,6 +22,7 @@ from collective_core.launch.kept_output import KeptOutput
 from collective_core.launch.mailbox import Mailbox
 from collective_core.launch.outcomes import Outcomes, show
 from collective_core.launch.remote import SSH
+from collective_core.lazy import extension
 
 #: Seconds that ranks get to end when all their functions have returned: a thread of theirs may never.
 LEAVING = 15.0
@@ -39,9 +40,9 @@ class Runner:
     ranks. ``python``: the interpreter on all hosts (this one's path). ``directory``: where the ranks work (this process's on this machine,
     the home elsewhere). ``ssh``: the command that reaches a host; without it hosts that ``provision up`` has introduced to each other are
     reached by what it has left here. ``start_timeout``: seconds for hosts to answer and ranks to meet. ``prefix``: whether each line of
-    output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one barrier stage (spark.py); ``np`` is then
+    output begins with its rank. ``spark``: a SparkSession whose executors run the ranks as one barrier stage; ``np`` is then
     how many, by default as many as Spark runs at once. ``ray``: True, or what each rank gets, ``{"CPU": 1, "GPU": 1}``: the ranks are
-    actors of the Ray cluster that this process has joined (ray.py); by default as many as it has room for. ``min_np``, ``max_np``: an
+    actors of the Ray cluster that this process has joined; by default as many as it has room for. ``min_np``, ``max_np``: an
     elastic job, whose ranks come and go between these numbers (collective_core.torch.elastic); ``np`` is how many it needs to begin, and
     the most where ``max_np`` is not given; ``hosts`` may then be a function without arguments, which is asked every second, and the most
     is all of their slots. ``elastic_timeout``: seconds for which such a job waits with fewer than ``min_np`` ranks; ``reset_limit``: after
@@ -113,13 +114,9 @@ class Runner:
         """
         call = function.pack_call(function_, args, kwargs)
         if self._spark is not None:
-            from collective_core.launch import spark
-
-            return spark.run(self._spark, self._np, call, self._environment, self._start_timeout, self._prefix)
+            return self._run_on("spark", self._spark, call)
         if self._ray:
-            from collective_core.launch import ray
-
-            return ray.run(self._ray, self._np, call, self._environment, self._start_timeout, self._prefix)
+            return self._run_on("ray", self._ray, call)
         if self._limits:
             return self._run_elastic(self._limits, call)
         mailbox = Mailbox()
@@ -150,6 +147,9 @@ class Runner:
         finally:
             if kept is not None:
                 kept.close()
+
+    def _run_on(self, framework: str, given: Any, call: Any) -> list[Any]:
+        return extension(framework).run(given, self._np, call, self._environment, self._start_timeout, self._prefix)  # type: ignore[no-any-return]
 
     def _run_elastic(self, limits: Limits, call: bytes) -> list[Any]:
         with self._showing(min(limits.most, MAX_NUMBERED)) as show_line:
