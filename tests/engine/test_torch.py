@@ -84,6 +84,12 @@ def test_an_infinity_on_one_rank_has_all_skip_the_step_of_a_grad_scaler(launch):
     assert set(reports) == {0, 1}
 
 
+@pytest.mark.parametrize("how", ["", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_a_grad_scaler_is_recognised_through_whatever_stands_between(launch, how):
+    reports = launch("scaler_callers.py", 2, arguments=[how]).must_succeed().reports()
+    assert set(reports) == {0, 1}
+
+
 def test_importing_loads_the_core_alone_and_leaves_the_classes_of_torch():
     program = """
 import sys, torch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
@@ -16,7 +16,7 @@ from collective_core.runtime.process_sets import ProcessSet, global_process_set,
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import STATE_KEY, Compression, LossyCompression
 from collective_core.torch.ops import allreduce
-from collective_core.torch.optimizer.gradient_scaling import is_looking
+from collective_core.torch.optimizer.gradient_scaling import call_of_scaler
 from collective_core.torch.optimizer.reducer import Reducer
 from collective_core.torch.sharded import is_shard, shards_in, step_all
 
@@ -64,7 +64,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._compression = compression
         self._predivide_factor = gradient_predivide_factor
         self._should_synchronize = True
-        self._reduced_for_scaler = False
+        self._look: FrameType | None = None  # a GradScaler's, at what is in p.grad
         how = {
             "op": op,
             # Average divides in the engine; the factor is taken out before the sum and put back after it.
@@ -90,17 +90,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's own. A GradScaler asks for them when it is about to look at gradients: these are reduced before."""
-        if is_looking(sys._getframe(1)):
-            self._reduce_for_scaler()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
+        look = call_of_scaler("unscale_")
+        if look is not None and look is not self._look:
+            self._reduce_for_scaler(look)
+        return self._groups()
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
 
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
+        return _wrapped(self).param_groups if groups is None else groups  # of a class that has those of another optimizer
+
     def _listed(self) -> list[torch.nn.Parameter]:
-        return [p for group in self.param_groups for p in group["params"] if not is_shard(p)]
+        return [p for group in self._groups() for p in group["params"] if not is_shard(p)]
 
     # What programs look up of Horovod's. What cannot change once buckets are made cannot be set, either.
 
@@ -149,17 +153,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         A rank without one counts as zero; where no rank has one it stays None, and the optimizer leaves the parameter alone.
         """
         self._reducer.synchronize(self._listed())
-        self._reduced_for_scaler = False
+        self._look = None
 
-    def _reduce_for_scaler(self) -> None:
+    def _reduce_for_scaler(self, look: FrameType) -> None:
         """Before a GradScaler unscales gradients, and looks for infinities among them. The program may have reduced them itself."""
-        # A scaler unscales once in a step: if it asks again, that step was left out. Hooks of a compiled backward pass note nothing.
+        # A scaler looks once in a step: if it does again, that step was left out. Hooks of a compiled backward pass note nothing.
+        if self._look is not None:
+            self._reducer.is_done = False
         self._refuse_scaler_before_reduction(not self._should_synchronize)
         self._refuse_with_tables(True, "a GradScaler")
-        if self._should_synchronize:
-            if self._reduced_for_scaler or self._are_gradients_own():
-                self.synchronize()
-            self._reduced_for_scaler = True
+        if self._should_synchronize and self._are_gradients_own():
+            self.synchronize()
+        self._look = look
 
     def _are_gradients_own(self) -> bool:
         """Whether some have come since they were last reduced: the program may have reduced those of a step and then left it out."""
@@ -173,7 +178,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             raise InvalidUseError(text, "invalid")
 
     def _refuse_with_tables(self, is_used: bool, what: str) -> None:
-        if is_used and shards_in(self.param_groups):
+        if is_used and shards_in(self._groups()):
             raise InvalidUseError(
                 f"{what} is not possible with the rows of sharded tables, whose gradients are with other ranks", "invalid"
             )
@@ -188,7 +193,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """The wrapped optimizer's own; what was under way of a step is dropped."""
         self._reducer.begin_anew()
-        self._reducer.is_done = self._reduced_for_scaler = False
+        self._reducer.is_done, self._look = False, None
         _wrapped(self).load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY}, *args, **kwargs)
         if self._reducer.error_feedback is not None and STATE_KEY in state_dict:
             self._reducer.error_feedback.load(state_dict[STATE_KEY], self._listed())
@@ -211,9 +216,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         self._refuse_with_tables(closure is not None, "a closure")
         self._refuse_scaler_before_reduction(getattr(self, "found_inf", None) is not None)  # of a fused optimizer, by any scaler
-        is_reduced, self._reduced_for_scaler = self._reduced_for_scaler and not self._reducer.is_under_way(), False
-        if self._should_synchronize and not is_reduced:
-            if self._reducer.is_done:
+        if self._should_synchronize and (self._are_gradients_own() or call_of_scaler("step") is None):
+            is_left_out = self._look is not None and self._reducer.is_under_way()  # what a scaler has looked at
+            if self._reducer.is_done and not is_left_out:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                     "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if "
@@ -229,10 +234,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._step_tables()
             return result
         finally:
-            self._reducer.is_done = False
+            self._reducer.is_done, self._look = False, None
 
     def _step_tables(self) -> None:
-        tables = shards_in(self.param_groups)
+        tables = shards_in(self._groups())
         if tables:
             step_all(tables, members(self.process_set).size if self.op == allreduce.Average else 1)
 
@@ -256,8 +261,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
                 "This is prohibited as it can cause a race condition."
             )
-        self._reducer.is_done = self._reduced_for_scaler = False
-        for table, _ in shards_in(self.param_groups):
+        self._reducer.is_done, self._look = False, None
+        for table, _ in shards_in(self._groups()):
             table.drop_gradients()
         _wrapped(self).zero_grad(*args, **kwargs)
 

@@ -1,11 +1,13 @@
 """GradScaler beside a DistributedOptimizer: it looks for infinities in reduced gradients, so that all ranks take or skip a step together.
 
 It looks before it calls the optimizer, if it calls it at all, and PyTorch has no hook for that moment. But it asks the optimizer for its
-parameters then: :func:`is_looking` tells the optimizer that a scaler asks, PyTorch's own class, too, which programs for Horovod use.
+parameters then, whatever stands between the two: :func:`call_of_scaler` finds it among the callers, PyTorch's own class, too, which
+programs for Horovod use.
 """
 
 from __future__ import annotations
 
+import sys
 from types import FrameType
 from typing import Any
 
@@ -28,6 +30,11 @@ class GradScaler(_Base):
         super().__init__(**options)
 
 
-def is_looking(caller: FrameType) -> bool:
-    """Whether the caller is a GradScaler that is about to look at gradients: the method of PyTorch's in which all of them do."""
-    return caller.f_code.co_name == "_unscale_grads_"
+def call_of_scaler(method: str) -> FrameType | None:
+    """The outermost call of a GradScaler's method that has led here. A compiler, which runs it in pieces, has ``method`` in their names."""
+    found, caller = None, sys._getframe(1).f_back
+    while caller is not None:
+        if method in caller.f_code.co_name and isinstance(caller.f_locals.get("self"), _Base):
+            found = caller
+        caller = caller.f_back
+    return found
