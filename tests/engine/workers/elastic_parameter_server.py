@@ -12,37 +12,45 @@ from pathlib import Path
 
 import collective_core.torch as hvd
 import torch
-from collective_core.extensions.ps.store import Store
 
 folder, dying, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 RANKS, STEPS, SNAPSHOT_EVERY = 4, 40, 5
 hvd.init()
 torch.set_num_threads(1)
 log = (folder / f"log.{os.getpid()}").open("a", buffering=1)
-update = Store.update
 
 
 def note(**what):
     log.write(json.dumps({"rank": hvd.rank(), "size": hvd.size(), **what}) + "\n")
 
 
-def update_or_die(self, name, contributions):
-    update(self, name, contributions)
-    if self.index == 0 and self.updates == dying and not (folder / "died").exists():
-        (folder / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+def kill_first_server():
+    from collective_core.extensions.ps.store import Store
 
+    update = Store.update
 
-Store.update = update_or_die
+    def update_or_die(self, name, contributions):
+        update(self, name, contributions)
+        if self.index == 0 and self.updates == dying and not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if update.__name__ == "update":
+        Store.update = update_or_die
 
 
 @hvd.elastic.run
 def train(state):
+    kill_first_server()  # not before: hvd.ps is first used here, within the elastic function
     if hvd.ps.is_server():
         note(serves=True)
-        hvd.ps.serve(
-            **({"snapshots": folder / "snapshots", "snapshot_every": SNAPSHOT_EVERY} if how == "snapshots" else {"replicate": True})
-        )
+        try:
+            hvd.ps.serve(
+                **({"snapshots": folder / "snapshots", "snapshot_every": SNAPSHOT_EVERY} if how == "snapshots" else {"replicate": True})
+            )
+        except Exception as error:
+            note(left=type(error).__name__)
+            raise
         return
     model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), hvd.ps.EmbeddingBag(10, 2, hvd.nn.SGD(1.0), mode="sum", scale=0.0))
     torch.nn.init.zeros_(model[0].weight)

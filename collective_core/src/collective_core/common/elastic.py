@@ -27,7 +27,9 @@ MAX_FAILURES = 10
 
 #: Called by ``commit`` before it saves: they wait for what is under way, and raise what has failed.
 before_commit: list[Callable[[], None]] = []
-#: Called when a function of :func:`run` begins; each returns what is to be called when the ranks change, before this process leaves them.
+#: Called when the ranks change, before this process leaves them.
+before_rejoin: list[Callable[[], None]] = []
+#: Called when a function of :func:`run` begins; each returns what is to be called then, too.
 at_begin: list[Callable[[], Callable[[], None]]] = []
 #: Called when this process has joined other ranks, before the state's own callbacks.
 after_rejoin: list[Callable[[], None]] = []
@@ -169,7 +171,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(state: State, *args: Any, **kwargs: Any) -> Any:
         job.init()
         failures, commits, folder, has_rejoined = 0, state._commits, restart_folder(), False
-        before_rejoin = [begin() for begin in at_begin]
+        at_change = [begin() for begin in at_begin]
         while True:
             lost: tuple[int, ...] = ()
             try:
@@ -193,7 +195,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     raise
                 lost = error.ranks
                 state.restore()
-            for leave in before_rejoin:
+            for leave in [*before_rejoin, *at_change]:  # also of what the function has been the first to use
                 leave()
             job.rejoin(lost)
             has_rejoined = True

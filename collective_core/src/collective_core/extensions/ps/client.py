@@ -196,4 +196,4 @@ def _before_change() -> None:
 
 group.on_leaving.append(_take_leave)
 os.register_at_fork(after_in_child=lambda: atexit.unregister(_end))  # the servers are its parent's
-elastic.at_begin.append(lambda: _before_change)
+elastic.before_rejoin.append(_before_change)
