@@ -33,6 +33,20 @@ class Delegating:
         return getattr(self.own, name)
 
 
+class Inheriting:
+    """As Lightning's: it has the optimizer's methods, which do not find its attributes in the object itself."""
+
+    def __init__(self, own):
+        self.own = own
+        self.__class__ = type("Inheriting", (Inheriting, type(own)), {})
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def step(self):
+        return self.own.step()
+
+
 class Listing:
     """Has no more than a scaler and a training loop ask for."""
 
@@ -91,7 +105,7 @@ def train(between, kind, clips, wrap, op):
 for op in (hvd.Average, hvd.Sum):
     mean = (size + 1) / 2 * (1 if op == hvd.Average else size)
     beyond = 2 * (1 if op == hvd.Average else size)
-    for between in (lambda own: own, Delegating, Listing):
+    for between in (lambda own: own, Delegating, Inheriting, Listing):
         for kind in (torch.amp.GradScaler, hvd.GradScaler, Thorough):
             for clips in (False, True):
                 for wrap in (lambda own: own, Around):

@@ -90,21 +90,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's own. A GradScaler asks for them when it is about to look at gradients: these are reduced before."""
+        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
+        if groups is None:  # its class has another's, or Python asks __getattr__ of an object that hands everything on
+            groups = _wrapped(self).param_groups
         look = call_of_scaler("unscale_")
         if look is not None and look is not self._look:
             self._reduce_for_scaler(look)
-        return self._groups()
+        return groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
 
-    def _groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
-        return _wrapped(self).param_groups if groups is None else groups  # of a class that has those of another optimizer
-
     def _listed(self) -> list[torch.nn.Parameter]:
-        return [p for group in self._groups() for p in group["params"] if not is_shard(p)]
+        return [p for group in self.param_groups for p in group["params"] if not is_shard(p)]
 
     # What programs look up of Horovod's. What cannot change once buckets are made cannot be set, either.
 
@@ -158,13 +157,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _reduce_for_scaler(self, look: FrameType) -> None:
         """Before a GradScaler unscales gradients, and looks for infinities among them. The program may have reduced them itself."""
         # A scaler looks once in a step: if it does again, that step was left out. Hooks of a compiled backward pass note nothing.
-        if self._look is not None:
+        last, self._look = self._look, look
+        if last is not None:
             self._reducer.is_done = False
         self._refuse_scaler_before_reduction(not self._should_synchronize)
         self._refuse_with_tables(True, "a GradScaler")
         if self._should_synchronize and self._are_gradients_own():
             self.synchronize()
-        self._look = look
+            self._look = look
 
     def _are_gradients_own(self) -> bool:
         """Whether some have come since they were last reduced: the program may have reduced those of a step and then left it out."""
@@ -178,7 +178,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             raise InvalidUseError(text, "invalid")
 
     def _refuse_with_tables(self, is_used: bool, what: str) -> None:
-        if is_used and shards_in(self._groups()):
+        if is_used and shards_in(self.param_groups):
             raise InvalidUseError(
                 f"{what} is not possible with the rows of sharded tables, whose gradients are with other ranks", "invalid"
             )
@@ -237,7 +237,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._reducer.is_done, self._look = False, None
 
     def _step_tables(self) -> None:
-        tables = shards_in(self._groups())
+        tables = shards_in(self.param_groups)
         if tables:
             step_all(tables, members(self.process_set).size if self.op == allreduce.Average else 1)
 
@@ -262,7 +262,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "This is prohibited as it can cause a race condition."
             )
         self._reducer.is_done, self._look = False, None
-        for table, _ in shards_in(self._groups()):
+        for table, _ in shards_in(self.param_groups):
             table.drop_gradients()
         _wrapped(self).zero_grad(*args, **kwargs)
 
