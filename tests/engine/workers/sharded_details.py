@@ -10,6 +10,8 @@ from torch import nn
 
 hvd.init()
 torch.set_num_threads(1)
+own_zero_grad = nn.Module.zero_grad
+nn.Module.zero_grad = lambda self, set_to_none=True: own_zero_grad(self, set_to_none)  # as a library may have done before hvd.nn is used
 rank, size = hvd.rank(), hvd.size()
 ROWS, COLUMNS = 8, 4
 SHARDINGS = ("row_wise", "table_wise", "column_wise")

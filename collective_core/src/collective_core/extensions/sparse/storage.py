@@ -29,9 +29,6 @@ class Storage(NamedTuple):
         return StoredRows(shape, slots, dtype, self.folder, self.cache_bytes)
 
 
-_ZERO_GRAD = torch.nn.Module.zero_grad.__code__
-
-
 class ShardParameter(torch.nn.Parameter):
     """A parameter of which every rank holds other rows or columns. ``collective_shard``: its table (torch/sharded.py)."""
 
@@ -41,7 +38,8 @@ class ShardParameter(torch.nn.Parameter):
     def grad(self) -> torch.Tensor | None:
         """None, as its rows are not all here. ``zero_grad()`` of a module asks for it, and PyTorch tells in no other way that it is called:
         what waits for the table is dropped then."""
-        if sys._getframe(1).f_code is _ZERO_GRAD:
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "zero_grad" and isinstance(caller.f_locals.get("self"), torch.nn.Module):
             self.collective_shard.drop_gradients()
         return super().grad
 
