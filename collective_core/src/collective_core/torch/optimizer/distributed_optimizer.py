@@ -74,18 +74,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         }
         _check_tables(self, process_set if process_set is not None else global_process_set)
         wants_sparse = isinstance(self, torch.optim.SparseAdam)
-        self._reducer = Reducer(
-            self._listed(),
-            named_parameters,
-            compression,
-            backward_passes_per_step,
-            how,
-            groups,
-            num_groups,
-            sparse_as_dense,
-            wants_sparse,
-            gradient_as_bucket_view,
-        )
+        rest = groups, num_groups, sparse_as_dense, wants_sparse, gradient_as_bucket_view
+        self._reducer = Reducer(self._listed(), named_parameters, compression, backward_passes_per_step, how, *rest)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -334,16 +324,6 @@ def DistributedOptimizer(
     wrapped: Any = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler made earlier has bound the unwrapped step here
-    wrapped._distribute(
-        named_parameters,
-        compression,
-        backward_passes_per_step,
-        op,
-        gradient_predivide_factor,
-        groups,
-        num_groups,
-        sparse_as_dense,
-        process_set,
-        gradient_as_bucket_view,
-    )
+    rest = groups, num_groups, sparse_as_dense, process_set, gradient_as_bucket_view
+    wrapped._distribute(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, *rest)
     return wrapped
