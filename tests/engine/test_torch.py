@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +114,15 @@ assert not hasattr(hvd, "nothing")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LAUNCH_LIMIT)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["collective_core", "collective_core.torch"])
+def test_type_checkers_know_a_name_that_is_not_there(package):
+    """For them a package with ``__getattr__`` has every name."""
+    source = Path(importlib.util.find_spec(package).origin).read_text()
+    assigned = [statement.targets[0] for statement in ast.parse(source).body if isinstance(statement, ast.Assign)]
+    assert "__getattr__" in source
+    assert "__getattr__" not in {node.id for target in assigned for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 @pytest.mark.parametrize(("quota", "ranks", "overlaps"), [(1.0, 1, False), (2.0, 1, True), (2.0, 2, False), (4.0, 2, True)])

@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 
 #: What starts ranks, which no rank needs: imported when it is asked for.
 _LAUNCHING = ("NotSendableError", "RankFailedError", "Runner", "run")
-__getattr__, __dir__ = lazy.attributes(__name__, {name: f"collective_core.launch:{name}" for name in _LAUNCHING})
+if not TYPE_CHECKING:  # for which every name would be there
+    __getattr__, __dir__ = lazy.attributes(__name__, {name: f"collective_core.launch:{name}" for name in _LAUNCHING})
 
 __all__ = [
     "Average",

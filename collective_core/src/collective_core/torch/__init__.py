@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 OPTIONAL = {"elastic": "collective_core.torch.elastic", "data": "collective_core.extensions.streaming"}
 OPTIONAL |= {"nn": "collective_core.extensions.sparse", "ps": "collective_core.extensions.ps"}
 OPTIONAL |= {name: f"collective_core.extensions.slow_networks:{name}" for name in ("DiLoCo", "LocalSGD", "plan_communication")}
-__getattr__, __dir__ = lazy.attributes(__name__, OPTIONAL)
+if not TYPE_CHECKING:  # for which every name would be there
+    __getattr__, __dir__ = lazy.attributes(__name__, OPTIONAL)
 
 __all__ = ["DiLoCo", "LocalSGD", "data", "elastic", "nn", "plan_communication", "ps"]
 __all__ += mpi_ops.__all__

@@ -10,5 +10,5 @@ from horovod.torch import mpi_ops as mpi_ops
 
 if TYPE_CHECKING:
     from collective_core.torch import *  # noqa: F403
-
-__getattr__, __dir__ = lazy.attributes(__name__, {**OPTIONAL, "elastic": "horovod.torch.elastic"})
+else:
+    __getattr__, __dir__ = lazy.attributes(__name__, {**OPTIONAL, "elastic": "horovod.torch.elastic"})
