@@ -21,12 +21,12 @@ from types import SimpleNamespace
 import pytest
 from collective_core.elastic import control_channel
 from collective_core.elastic import worker as elastic_worker
-from collective_core.elastic.cooldown import FORGIVEN, Cooldown, Exceptions
+from collective_core.elastic.failure_policy import FORGIVEN, Cooldown, FailurePolicy
 from collective_core.elastic.membership import ElasticMembership, RankAssignment
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
 from collective_core.launch import timeouts, tracebacks
-from collective_core.launch.elastic import UNLIMITED, cooldown_of, exceptions_of, limits_of
+from collective_core.launch.elastic import UNLIMITED, cooldown_of, failure_policy, limits_of
 from collective_core.launch.hosts import Host, ask
 from collective_core.observe import recorder
 from collective_core.observe.flight_recorder import path_of
@@ -851,30 +851,30 @@ def test_a_host_that_fails_again_and_again_is_set_aside_for_longer_and_longer():
 
 
 def test_exceptions_of_a_host_are_tolerated_and_those_of_a_program_are_not():
-    found = Exceptions()
+    found = FailurePolicy()
     for host, generation in (("a", 1), ("a", 1), ("b", 1)):
         found.note(host, generation, now=float(generation))
-    assert not found.is_set_aside("a", 1.0), "several GPUs of one host fail with their driver"
+    assert not found.is_blacklisted("a", 1.0), "several GPUs of one host fail with their driver"
     assert not found.are_too_many(["a", "b"], 1.0)
     found.note("a", 2, now=50.0)
-    assert found.is_set_aside("a", 50.0)
-    assert not found.is_set_aside("b", 50.0)
+    assert found.is_blacklisted("a", 50.0)
+    assert not found.is_blacklisted("b", 50.0)
     assert (found.are_too_many(["a"], 50.0), found.are_too_many(["a", "b"], 50.0)) == (True, False)
     for generation, host in enumerate("cd", 3):
         assert not found.are_too_many("abcd", 50.0)
         found.note(host, generation, now=60.0)
     assert found.are_too_many("abcd", 60.0), "in four generations, on three hosts"
-    assert not found.is_set_aside("a", 51.0 + FORGIVEN)
+    assert not found.is_blacklisted("a", 51.0 + FORGIVEN)
     found.note("a", 5, now=61.0 + FORGIVEN)
     assert not found.are_too_many("a", 61.0 + FORGIVEN), "all before is forgiven"
 
 
 @pytest.mark.parametrize(("restarts", "is_only_host", "survived"), [(5, True, 5), (5, False, 1), (0, True, 0), (None, True, 1)])
 def test_the_users_number_of_failures_counts_for_the_only_host(restarts, is_only_host, survived):
-    found = exceptions_of(restarts, is_only_host)
+    found = failure_policy(restarts, is_only_host)
     for generation in range(1, survived + 1):
         found.note("a", generation, now=50.0)
-        assert not found.is_set_aside("a", 50.0)
+        assert not found.is_blacklisted("a", 50.0)
         assert not found.are_too_many(["a"], 50.0)
     found.note("a", survived + 1, now=50.0)
     assert found.are_too_many(["a"], 50.0)
@@ -893,7 +893,7 @@ RuntimeError: CUDA error: an illegal memory access, on rank {}
     assert place != other
     consequence = raised.replace("RuntimeError", "collective_core.errors.CollectiveError").replace("CUDA error", "rank 1 (host a) died")
     assert tracebacks.place_of(consequence.encode().splitlines()) == tracebacks.place_of([b"no traceback"]) == ""
-    found = Exceptions()
+    found = FailurePolicy()
     found.note("a", 1, 1.0, place)
     found.note("a", 1, 1.0, place)
     found.note("b", 2, 2.0, other)

@@ -17,18 +17,18 @@ from collective_core.torch import gpu, handles, nccl
 
 
 def told(**other):
-    return {"objection": "", "setting": "auto", "gpu": "GPU-0", "version": [2, 27, 3], **other}
+    return {"unsupported_reason": "", "setting": "auto", "gpu": "GPU-0", "version": [2, 27, 3], **other}
 
 
 def test_nccl_is_used_where_every_rank_has_a_gpu_of_its_own():
-    assert gpu.objection_of([told(gpu="a"), told(gpu="b"), told(gpu="c")], [0, 1, 2]) == ""
-    assert gpu.objection_of([told(), told(gpu="")], [0, 1]) == "", "an older PyTorch does not tell which one it is"
-    assert gpu.objection_of([told(gpu=""), told(gpu="")], [0, 1]) == ""
-    found = gpu.objection_of([told(gpu=name) for name in "abacba"], [0, 2, 3, 5, 6, 7])
+    assert gpu.unsupported_reason_of([told(gpu="a"), told(gpu="b"), told(gpu="c")], [0, 1, 2]) == ""
+    assert gpu.unsupported_reason_of([told(), told(gpu="")], [0, 1]) == "", "an older PyTorch does not tell which one it is"
+    assert gpu.unsupported_reason_of([told(gpu=""), told(gpu="")], [0, 1]) == ""
+    found = gpu.unsupported_reason_of([told(gpu=name) for name in "abacba"], [0, 2, 3, 5, 6, 7])
     assert found.startswith("ranks 0 and 3 and 7; 2 and 6 use the same GPU")
-    assert gpu.objection_of([told(setting="on"), told(setting="on")], [0, 1]) == "", "NCCL itself says whether it can"
-    assert gpu.objection_of([told(), told(objection="it has no GPU")], [4, 7]) == "rank 7: it has no GPU"
-    assert gpu.objection_of([told(), told(gpu="b", version=[2, 28, 0])], [0, 1]) == "ranks 0 and 1 have different versions of NCCL"
+    assert gpu.unsupported_reason_of([told(setting="on"), told(setting="on")], [0, 1]) == "", "NCCL itself says whether it can"
+    assert gpu.unsupported_reason_of([told(), told(unsupported_reason="it has no GPU")], [4, 7]) == "rank 7: it has no GPU"
+    assert gpu.unsupported_reason_of([told(), told(gpu="b", version=[2, 28, 0])], [0, 1]) == "ranks 0 and 1 have different versions of NCCL"
 
 
 def test_a_store_gives_what_it_has_learnt_and_lets_go_of_who_waits():

@@ -100,12 +100,12 @@ def seen(*gpus, setting="auto"):
     ],
 )
 def test_nccl_is_used_where_each_rank_may_have_a_gpu_of_its_own(everyone, hosts, problem):
-    assert cuda.objection(everyone, [(host, host) for host in hosts]) == problem
+    assert cuda.unsupported_reason(everyone, [(host, host) for host in hosts]) == problem
 
 
 def test_two_hosts_of_one_name_are_two_hosts():
-    assert cuda.objection([seen("x"), seen("x")], [("id 1", "node"), ("id 2", "node")]) == ""
-    assert "2 ranks of host node share" in cuda.objection([seen("x"), seen("x")], [("id 1", "node"), ("id 1", "node")])
+    assert cuda.unsupported_reason([seen("x"), seen("x")], [("id 1", "node"), ("id 2", "node")]) == ""
+    assert "2 ranks of host node share" in cuda.unsupported_reason([seen("x"), seen("x")], [("id 1", "node"), ("id 1", "node")])
 
 
 class CountingStore:
@@ -274,7 +274,7 @@ def test_a_receive_of_a_group_that_fails_half_way_writes_nothing_more(two_ends, 
     while not got[999]:
         time.sleep(0.001)
     monkeypatch.setattr(there, "_on_failure", there._fail_all, raising=False)
-    there._tell("failure", CollectiveError("rank 7 is lost", "peer_lost", (7,)))
+    there._post("failure", CollectiveError("rank 7 is lost", "peer_lost", (7,)))
     with pytest.raises(CollectiveError, match="rank 7 is lost"):
         waiting.wait(20)
     got.fill(7)

@@ -43,7 +43,7 @@ DTYPES = {
 #: Complex types, which travel as pairs of the real one: a last dimension of 2.
 PAIRS = {"complex64": "float32", "complex128": "float64"}
 
-#: What an operation calls the type of a tensor that cannot be sent; it has an objection.
+#: What an operation calls the type of a tensor that cannot be sent; which has an ``unsupported_reason``.
 STAND_IN = "uint8"
 
 #: The fault of csrc/base/errors.h that is none of the engine's own.
@@ -88,7 +88,7 @@ class Operation(ctypes.Structure):
         ("postscale", c_double),
         ("name", c_char_p),
         ("splits", POINTER(c_int64)),
-        ("objection", c_char_p),
+        ("unsupported_reason", c_char_p),
         ("device", c_int32),
         ("tag", c_int32),
         ("fused", c_uint32),
@@ -386,14 +386,14 @@ def operation(
     postscale: float = 1.0,
     process_set: int = 0,
     splits: Sequence[int] | None = None,
-    objection: str = "",
+    unsupported_reason: str = "",
     device: int = 0,
     fused: int = 0,
     inner: bool = False,
 ) -> Operation:
     """A cc_operation. ``source`` and ``target`` are addresses whose memory the caller keeps alive until it is done.
 
-    ``splits``: rows for each rank of the process set. ``objection``: why this rank cannot run it; then every rank raises it.
+    ``splits``: rows for each rank of the process set. ``unsupported_reason``: why this rank cannot run it; then every rank raises it.
     ``fused``: a checksum of the tensors that the caller has put into this one, compared like the shape. ``inner``: it is no operation of
     the program's, and goes on without ranks that have joined under Horovod's semantics, too.
     """
@@ -403,7 +403,7 @@ def operation(
     op = Operation(kind, DTYPES[dtype], reduce, root, len(shape), process_set, dims, count, source or None, target or None)
     op.prescale, op.postscale, op.name, op.device, op.fused = prescale, postscale, name.encode(), device, fused
     op.inner = inner
-    op.objection = objection.encode() or None
+    op.unsupported_reason = unsupported_reason.encode() or None
     if splits is not None:
         op.splits = (c_int64 * len(splits))(*splits)
     return op

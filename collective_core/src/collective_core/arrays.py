@@ -15,7 +15,7 @@ import numpy as np
 
 from collective_core import _native
 from collective_core.runtime import membership, operations, prepared
-from collective_core.runtime.process_sets import Members, ProcessSet, members
+from collective_core.runtime.process_sets import Members, ProcessSet, members_of
 
 # Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
 #: The sum of the ranks' values.
@@ -55,11 +55,11 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32, large_pages: bool
 
 
 def reduction_number(op: Any) -> int:
-    """The engine's number for ``op``; Sum's for one to which there is an objection."""
+    """The engine's number for ``op``; Sum's for an unsupported one."""
     return REDUCTIONS.get(op, _native.SUM)
 
 
-def objection_to_reduction(op: Any, dtype: str, prescale: float = 1.0, postscale: float = 1.0) -> str:
+def unsupported_reduction(op: Any, dtype: str, prescale: float = 1.0, postscale: float = 1.0) -> str:
     """Why ``op`` or its factors make no sense for this type; empty if they do."""
     if op not in REDUCTIONS:
         return f"op={op!r} is not possible here; choose from {', '.join(REDUCTIONS)}"
@@ -72,33 +72,33 @@ def objection_to_reduction(op: Any, dtype: str, prescale: float = 1.0, postscale
     return ""
 
 
-def objection_to_root(root_rank: int, who: Members) -> str:
+def unsupported_root(root_rank: int, members: Members) -> str:
     """Why ``root_rank``, a rank of the job, cannot be the root; empty if it can."""
-    if root_rank in who.ranks:
+    if root_rank in members.ranks:
         return ""
-    where = "this job" if who.id == 0 else f"process set {who.id} of ranks {who.ranks}"
+    where = "this job" if members.id == 0 else f"process set {members.id} of ranks {members.ranks}"
     return f"root rank {root_rank} is not in {where}"
 
 
-def objection_to_rows(shape: Sequence[int], what: str) -> str:
+def unsupported_rows(shape: Sequence[int], what: str) -> str:
     """Why a tensor of this shape has no rows to hand out; empty if it has."""
     return "" if shape else f"{what} needs at least one dimension; reshape the scalar to (1,)"
 
 
-def choose_splits(shape: Sequence[int], splits: Sequence[int] | None, who: Members) -> tuple[list[int], str]:
+def choose_splits(shape: Sequence[int], splits: Sequence[int] | None, members: Members) -> tuple[list[int], str]:
     """Rows for each rank of an alltoall, and why they are impossible (empty: they are not)."""
-    nothing = [0] * who.size
-    problem = objection_to_rows(shape, "alltoall")
+    nothing = [0] * members.size
+    problem = unsupported_rows(shape, "alltoall")
     if problem:
         return nothing, problem
     rows = shape[0]
     if splits is None:
-        if rows % who.size:
-            return nothing, f"the first dimension, {rows}, is not divisible by {who.size} ranks: pass splits"
-        return [rows // who.size] * who.size, ""
+        if rows % members.size:
+            return nothing, f"the first dimension, {rows}, is not divisible by {members.size} ranks: pass splits"
+        return [rows // members.size] * members.size, ""
     chosen = [int(split) for split in splits]
-    if len(chosen) != who.size:
-        return nothing, f"splits {chosen} has {len(chosen)} entries for {who.size} ranks"
+    if len(chosen) != members.size:
+        return nothing, f"splits {chosen} has {len(chosen)} entries for {members.size} ranks"
     if min(chosen) < 0:
         return nothing, f"splits {chosen} has negative entries"
     if sum(chosen) != rows:
@@ -111,7 +111,7 @@ def scattered_rows(rows: int, number: int, size: int) -> int:
     return rows // size + (1 if number < rows % size else 0)
 
 
-def objection_to_array(array: np.ndarray[Any, Any]) -> str:
+def unsupported_array(array: np.ndarray[Any, Any]) -> str:
     """Why an array of this type cannot be sent; empty if it can."""
     if array.dtype.name in _native.DTYPES and array.dtype.isnative:
         return ""
@@ -122,17 +122,17 @@ def _contiguous(array: Any) -> tuple[np.ndarray[Any, Any], str, str]:
     """The array, the engine's name of its type, and why it cannot be sent (empty: it can)."""
     # ascontiguousarray would turn a scalar into a vector.
     contiguous = np.asarray(array, order="C")
-    problem = objection_to_array(contiguous)
+    problem = unsupported_array(contiguous)
     return contiguous, _native.STAND_IN if problem else contiguous.dtype.name, problem
 
 
-def _operation(kind: str, source: np.ndarray[Any, Any], dtype: str, who: Members, name: str | None, **rest: Any) -> _native.Operation:
+def _operation(kind: str, source: np.ndarray[Any, Any], dtype: str, members: Members, name: str | None, **rest: Any) -> _native.Operation:
     number = getattr(_native, kind.upper())
-    chosen = name or membership.next_name(kind, who.id)
-    return _native.operation(number, chosen, dtype, source.shape, source.size, source.ctypes.data, process_set=who.id, **rest)
+    chosen = name or membership.next_name(kind, members.id)
+    return _native.operation(number, chosen, dtype, source.shape, source.size, source.ctypes.data, process_set=members.id, **rest)
 
 
-def _objection_to_out(out: np.ndarray[Any, Any] | None, like: np.ndarray[Any, Any]) -> str:
+def _unsupported_out(out: np.ndarray[Any, Any] | None, like: np.ndarray[Any, Any]) -> str:
     if out is None or (out.dtype == like.dtype and out.shape == like.shape and out.flags.c_contiguous and out.flags.writeable):
         return ""
     return f"out must be a writable, contiguous array of {like.dtype}{list(like.shape)}"
@@ -161,13 +161,13 @@ def allreduce(
             if fault:
                 operations.check_prepared(fault, array)
             return out  # type: ignore[return-value]  # which is array
-    who = members(process_set)
+    members = members_of(process_set)
     source, dtype, problem = _contiguous(array)
-    problem = problem or objection_to_reduction(op, dtype, prescale_factor, postscale_factor) or _objection_to_out(out, source)
+    problem = problem or unsupported_reduction(op, dtype, prescale_factor, postscale_factor) or _unsupported_out(out, source)
     result = np.empty_like(source) if out is None or problem else out
     # Without a name: blocking operations follow each other in the order of the calls, and a repeated one has no other.
     operation = _native.operation(_native.ALLREDUCE, name or "", dtype, source.shape, source.size, source.ctypes.data, result.ctypes.data)
-    operation.reduce, operation.process_set, operation.objection = reduction_number(op), who.id, problem.encode() or None
+    operation.reduce, operation.process_set, operation.unsupported_reason = reduction_number(op), members.id, problem.encode() or None
     operation.prescale, operation.postscale = prescale_factor, postscale_factor
     operations.run(operation, source, result)
     if repeats:
@@ -186,14 +186,18 @@ def reducescatter(
     process_set: ProcessSet | None = None,
 ) -> np.ndarray[Any, Any]:
     """This rank's rows of what :func:`allreduce` would give: as even as can be, the first ranks get one row more."""
-    who = members(process_set)
+    members = members_of(process_set)
     source, dtype, problem = _contiguous(array)
-    problem = problem or objection_to_reduction(op, dtype, prescale_factor, postscale_factor)
-    problem = problem or objection_to_rows(source.shape, "reducescatter")
-    result = np.empty((0 if problem else scattered_rows(source.shape[0], who.rank, who.size), *source.shape[1:]), dtype=source.dtype)
+    problem = problem or unsupported_reduction(op, dtype, prescale_factor, postscale_factor)
+    problem = problem or unsupported_rows(source.shape, "reducescatter")
+    result = np.empty(
+        (0 if problem else scattered_rows(source.shape[0], members.rank, members.size), *source.shape[1:]), dtype=source.dtype
+    )
     number = reduction_number(op)
-    more = {"prescale": prescale_factor, "postscale": postscale_factor, "objection": problem}
-    operations.run(_operation("reducescatter", source, dtype, who, name, target=result.ctypes.data, reduce=number, **more), source, result)
+    more = {"prescale": prescale_factor, "postscale": postscale_factor, "unsupported_reason": problem}
+    operations.run(
+        _operation("reducescatter", source, dtype, members, name, target=result.ctypes.data, reduce=number, **more), source, result
+    )
     return result
 
 
@@ -208,17 +212,17 @@ def broadcast(
 
     ``out``: a contiguous array of that type and shape, which may be ``array`` itself.
     """
-    who = members(process_set)
+    members = members_of(process_set)
     source, dtype, problem = _contiguous(array)
-    problem = problem or _objection_to_out(out, source)
+    problem = problem or _unsupported_out(out, source)
     if out is None or problem:
         result = source.copy()
     else:
         result = out
         if out is not array:
             np.copyto(result, source)
-    root, problem = who.number_of(root_rank), problem or objection_to_root(root_rank, who)
-    operations.run(_operation("broadcast", result, dtype, who, name, target=result.ctypes.data, root=root, objection=problem), result)
+    how = {"root": members.number_of(root_rank), "unsupported_reason": problem or unsupported_root(root_rank, members)}
+    operations.run(_operation("broadcast", result, dtype, members, name, target=result.ctypes.data, **how), result)
     return result
 
 
@@ -231,47 +235,51 @@ def allgather_with_rows(
     array: Any, name: str | None = None, process_set: ProcessSet | None = None
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
     """What :func:`allgather` returns, and the rows of each rank in it."""
-    who = members(process_set)
+    members = members_of(process_set)
     source, dtype, problem = _contiguous(array)
-    problem = problem or objection_to_rows(source.shape, "allgather")
-    return _received(_operation("allgather", source, dtype, who, name, objection=problem), source, who)
+    problem = problem or unsupported_rows(source.shape, "allgather")
+    return _received(_operation("allgather", source, dtype, members, name, unsupported_reason=problem), source, members)
 
 
 def alltoall(
     array: Any, splits: Sequence[int] | None = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Sends ``splits[r]`` rows to every rank r (default: the same number); returns what came, in rank order, and rows per rank."""
-    who = members(process_set)
+    members = members_of(process_set)
     source, dtype, problem = _contiguous(array)
-    chosen, other_problem = choose_splits(source.shape, splits, who)
-    objection = problem or other_problem
-    return _received(_operation("alltoall", source, dtype, who, name, splits=chosen, objection=objection), source, who)
+    chosen, other_problem = choose_splits(source.shape, splits, members)
+    unsupported_reason = problem or other_problem
+    return _received(
+        _operation("alltoall", source, dtype, members, name, splits=chosen, unsupported_reason=unsupported_reason), source, members
+    )
 
 
 def allgather_without_joined(array: np.ndarray[Any, Any], name: str, process_set: ProcessSet | None) -> np.ndarray[Any, Any]:
     """An :func:`allgather` for agreements of our own: ranks that have joined are left out whatever the semantics."""
-    who = members(process_set)
-    return _received(_operation("allgather", array, array.dtype.name, who, name, inner=True), array, who)[0]
+    members = members_of(process_set)
+    return _received(_operation("allgather", array, array.dtype.name, members, name, inner=True), array, members)[0]
 
 
 def alltoall_without_joined(
     array: np.ndarray[Any, Any], name: str, process_set: ProcessSet | None
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
     """An :func:`alltoall` of as many rows to each rank, for what is made of it: goes on as :func:`allgather_without_joined` does."""
-    who = members(process_set)
-    splits, _ = choose_splits(array.shape, None, who)
-    return _received(_operation("alltoall", array, array.dtype.name, who, name, splits=splits, inner=True), array, who)
+    members = members_of(process_set)
+    splits, _ = choose_splits(array.shape, None, members)
+    return _received(_operation("alltoall", array, array.dtype.name, members, name, splits=splits, inner=True), array, members)
 
 
-def _received(operation: _native.Operation, source: np.ndarray[Any, Any], who: Members) -> tuple[np.ndarray[Any, Any], list[int]]:
-    buffer, rows = operations.gather(operation, source, who.size)
+def _received(operation: _native.Operation, source: np.ndarray[Any, Any], members: Members) -> tuple[np.ndarray[Any, Any], list[int]]:
+    buffer, rows = operations.gather(operation, source, members.size)
     return buffer.view(source.dtype).reshape((sum(rows), *source.shape[1:])), rows
 
 
 def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
     """Returns when every rank of the process set has called it."""
-    who = members(process_set)
-    operations.run(_native.operation(_native.BARRIER, name or membership.next_name("barrier", who.id), "uint8", (), 0, process_set=who.id))
+    members = members_of(process_set)
+    operations.run(
+        _native.operation(_native.BARRIER, name or membership.next_name("barrier", members.id), "uint8", (), 0, process_set=members.id)
+    )
 
 
 def join(process_set: ProcessSet | None = None) -> int:
@@ -280,9 +288,9 @@ def join(process_set: ProcessSet | None = None) -> int:
     It adds nothing to sums, an average divides by the ranks that have not joined, and it contributes no rows. Returns the
     rank (of the job) that joined last.
     """
-    who = members(process_set)
-    handle = _native.submit(_native.operation(_native.JOIN, "join", "uint8", (), 0, process_set=who.id), _native.BLOCKING)
+    members = members_of(process_set)
+    handle = _native.submit(_native.operation(_native.JOIN, "join", "uint8", (), 0, process_set=members.id), _native.BLOCKING)
     operations.wait(handle)
-    _, received = operations.take_received(handle, who.size)
-    membership.forget_names(who.id)  # ranks with less data have called less
-    return who.ranks[received[0]]
+    _, received = operations.take_received(handle, members.size)
+    membership.forget_names(members.id)  # ranks with less data have called less
+    return members.ranks[received[0]]

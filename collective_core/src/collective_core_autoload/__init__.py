@@ -31,9 +31,9 @@ def register() -> None:
 
     def meet(url: str, *arguments: Any, **more: Any) -> Iterator[Any]:
         """``env://``, also for ranks of launchers that do not set the variables of torch.distributed."""
-        objection = _objection(url)
-        if objection:
-            raise ValueError(f"Error initializing torch.distributed using env:// rendezvous: {objection}")
+        unsupported_reason = _unsupported_reason(url)
+        if unsupported_reason:
+            raise ValueError(f"Error initializing torch.distributed using env:// rendezvous: {unsupported_reason}")
         if any(word in os.environ for word in WORDS) or "?" in url:
             return usual(url, *arguments, **more)  # type: ignore[no-any-return]
         from collective_core.torch.backend.store import meet_with_launcher
@@ -43,7 +43,7 @@ def register() -> None:
     handlers["env"] = meet
 
 
-def _objection(url: str) -> str:
+def _unsupported_reason(url: str) -> str:
     """What is wrong with a rank of ours that waits for more ranks than its launcher has started; it would wait for half an hour.
 
     Processes that a rank starts itself, one for each GPU of its host, say, are more than the launcher knows of.

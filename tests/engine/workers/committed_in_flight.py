@@ -66,7 +66,7 @@ class End:
 
 
 hvd.barrier()
-nccl.groups[0] = nccl.Group(process_sets.members(None), torch.device("cpu"))
+nccl.groups[0] = nccl.Group(process_sets.members_of(None), torch.device("cpu"))
 nccl.groups[0]._under_way.append((time.monotonic(), End()))
 try:
     state.commit()

@@ -53,7 +53,7 @@ class GlooOnCpu(nccl.Cuda):
     def holds(self, _tensor):
         return self.holds_all
 
-    def objection(self):
+    def unsupported_reason(self):
         return self.problem
 
     def version(self):

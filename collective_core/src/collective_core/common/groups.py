@@ -18,7 +18,7 @@ from collective_core import _native, arrays
 from collective_core.arrays import Average
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, operations
-from collective_core.runtime.process_sets import Members, ProcessSet, members
+from collective_core.runtime.process_sets import Members, ProcessSet, members_of
 
 #: Where an array begins in the memory of its group: frameworks take results over without a copy only where they are aligned so.
 ALIGNMENT = 64
@@ -85,36 +85,36 @@ def grouped_allreduce(
     All ranks pass as many arrays of the same types and shapes in the same order. Otherwise raises :class:`CollectiveError` (kind
     ``mismatch``), which names the first that differs.
     """
-    who = members(process_set)
-    chosen = name or membership.next_name("grouped_allreduce", who.id)
+    members = members_of(process_set)
+    chosen = name or membership.next_name("grouped_allreduce", members.id)
     sources = [np.asarray(array, order="C") for array in group]
     checksum = crc32(repr([(source.dtype.name, source.shape) for source in sources]).encode()) or 1
     kinds: dict[str, list[int]] = {}
     apart: list[int] = []
     for number, source in enumerate(sources):
         dtype = source.dtype.name
-        impossible = arrays.objection_to_array(source) or arrays.objection_to_reduction(op, dtype, prescale_factor, postscale_factor)
+        impossible = arrays.unsupported_array(source) or arrays.unsupported_reduction(op, dtype, prescale_factor, postscale_factor)
         (apart if impossible else kinds.setdefault(dtype, [])).append(number)
     results: list[Any] = [None] * len(sources)
     try:
         for kind, numbers in enumerate(list(kinds.values()) or [[]]):
             places = _place([sources[number] for number in numbers])
-            _reduce_fused(places, f"{chosen}.fused.{kind}", checksum, who, op, prescale_factor, postscale_factor)
+            _reduce_fused(places, f"{chosen}.fused.{kind}", checksum, members, op, prescale_factor, postscale_factor)
             for number, place in zip(numbers, places):
                 results[number] = place
     except CollectiveError as error:
         if not error.has_one_name:  # fatal, or others did something else altogether
             raise
-        _compare_numbers(len(sources), f"{chosen}.number", who)
+        _compare_numbers(len(sources), f"{chosen}.number", members)
         apart = list(range(len(sources)))
     for number in apart:
         results[number] = arrays.allreduce(sources[number], f"{chosen}.{number}", op, prescale_factor, postscale_factor, process_set)
     return results
 
 
-def _compare_numbers(count: int, name: str, who: Members) -> None:
+def _compare_numbers(count: int, name: str, members: Members) -> None:
     """Raises where the ranks have different numbers of arrays: the first that one rank does not have would be waited for."""
-    operations.run(_native.operation(_native.ALLREDUCE, name, _native.STAND_IN, (0, count), 0, process_set=who.id))
+    operations.run(_native.operation(_native.ALLREDUCE, name, _native.STAND_IN, (0, count), 0, process_set=members.id))
 
 
 def _place(sources: Sequence[Any]) -> list[Any]:
@@ -129,7 +129,7 @@ def _place(sources: Sequence[Any]) -> list[Any]:
     return places
 
 
-def _reduce_fused(places: Sequence[Any], name: str, checksum: int, who: Members, op: str, prescale: float, postscale: float) -> None:
+def _reduce_fused(places: Sequence[Any], name: str, checksum: int, members: Members, op: str, prescale: float, postscale: float) -> None:
     """Reduces everything from the beginning of the first to the end of the last."""
     dtype, address, count = _native.STAND_IN, 0, 0
     if places:
@@ -137,7 +137,7 @@ def _reduce_fused(places: Sequence[Any], name: str, checksum: int, who: Members,
         dtype, address = first.dtype.name, first.ctypes.data
         count = (last.ctypes.data + last.nbytes - address) // first.itemsize
     operation = _native.operation(_native.ALLREDUCE, name, dtype, (count,), count, address, address)
-    operation.reduce, operation.process_set = arrays.reduction_number(op) if places else _native.SUM, who.id
+    operation.reduce, operation.process_set = arrays.reduction_number(op) if places else _native.SUM, members.id
     operation.prescale, operation.postscale = (prescale, postscale) if places else (1.0, 1.0)
     operation.fused = checksum
     operations.run(operation, places)

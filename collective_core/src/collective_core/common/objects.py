@@ -13,12 +13,12 @@ import numpy as np
 
 from collective_core import arrays
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """The root's object on every rank. The root gets its own object back, others an unpickled copy."""
-    name = name or membership.next_name("broadcast_object", members(process_set).id)
+    name = name or membership.next_name("broadcast_object", members_of(process_set).id)
     is_root = membership.rank() == root_rank
     payload = _to_bytes(obj) if is_root else np.empty(0, dtype=np.uint8)
     length = arrays.broadcast(np.array([payload.size], dtype=np.int64), root_rank, name + ".length", process_set)
@@ -35,7 +35,7 @@ def broadcast_object_fn(root_rank: int = 0, name: str | None = None, process_set
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet | None = None) -> list[Any]:
     """Every rank's object, by rank."""
-    name = name or membership.next_name("allgather_object", members(process_set).id)
+    name = name or membership.next_name("allgather_object", members_of(process_set).id)
     payload = _to_bytes(obj)
     lengths = arrays.allgather(np.array([payload.size], dtype=np.int64), name + ".lengths", process_set)
     everyone = arrays.allgather(payload, name + ".bytes", process_set)

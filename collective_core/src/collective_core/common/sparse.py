@@ -9,7 +9,7 @@ import numpy as np
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
 from collective_core.runtime import membership, operations
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 
 #: Their sums are formed in float32 and rounded once, as those of dense arrays.
 _HALF_TYPES = ("float16", "bfloat16")
@@ -29,15 +29,17 @@ def sparse_allreduce(
     divides by the ranks that have not joined. Raises :class:`CollectiveError` on all ranks where they differ in type, shape or ``op``.
     ``shape``: empty where it is not known.
     """
-    who = members(process_set)
-    chosen = name or membership.next_name("sparse_allreduce", who.id)
-    problem = arrays.objection_to_array(values)
+    members = members_of(process_set)
+    chosen = name or membership.next_name("sparse_allreduce", members.id)
+    problem = arrays.unsupported_array(values)
     if op not in (Sum, Average):
         problem = f"op={op!r} is not possible with sparse arrays; use Sum or Average"
     dtype = _native.STAND_IN if problem else values.dtype.name
     # An allreduce of no element, in which the ranks compare what each of them has: gathering does not.
-    agreement = _native.operation(_native.ALLREDUCE, chosen, dtype, (0, *shape), 0, reduce=arrays.reduction_number(op), process_set=who.id)
-    agreement.objection = problem.encode() or None
+    agreement = _native.operation(
+        _native.ALLREDUCE, chosen, dtype, (0, *shape), 0, reduce=arrays.reduction_number(op), process_set=members.id
+    )
+    agreement.unsupported_reason = problem.encode() or None
     operations.run(agreement)
     rows, sums = _merge(indices, values)  # half types as float32: their sums are rounded once, at the end
     # One more index: a rank that has no rows differs from one that has joined, and sends nothing.

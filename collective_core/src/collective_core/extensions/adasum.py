@@ -23,17 +23,17 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.runtime import membership, operations
-from collective_core.runtime.process_sets import ProcessSet, global_process_set, members
+from collective_core.runtime.process_sets import ProcessSet, global_process_set, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allreduce import Adasum, allreduce_
-from collective_core.torch.ops.tensors import objection_to_tensor, without_data
+from collective_core.torch.ops.tensors import unsupported_tensor, without_data
 from collective_core.torch.optimizer.names import is_alone, names_of, number_of_optimizer
 
 
-def _objection(tensor: torch.Tensor) -> str:
+def _unsupported_reason(tensor: torch.Tensor) -> str:
     """Why there is no Adasum of the tensor; empty if there is."""
-    if objection_to_tensor(tensor) or tensor.dtype.is_floating_point:
-        return objection_to_tensor(tensor)
+    if unsupported_tensor(tensor) or tensor.dtype.is_floating_point:
+        return unsupported_tensor(tensor)
     return f"Adasum needs a floating-point tensor, not {tensor.dtype}"
 
 
@@ -50,12 +50,12 @@ def combine(
 
     ``source`` has the tensor's values; both it and ``target`` are contiguous in host memory.
     """
-    who = members(process_set)
+    members = members_of(process_set)
     # What follows knows the vector's length alone, and that rounded up.
-    operations.run(without_data(tensor, f"{name}.adasum", who, _native.SUM, prescale, postscale, _objection(tensor)))
+    operations.run(without_data(tensor, f"{name}.adasum", members, _native.SUM, prescale, postscale, _unsupported_reason(tensor)))
     length = source.numel()
-    share = -(-length // who.size)
-    flat = torch.zeros(share * who.size, dtype=torch.float64 if source.dtype == torch.float64 else torch.float32)
+    share = -(-length // members.size)
+    flat = torch.zeros(share * members.size, dtype=torch.float64 if source.dtype == torch.float64 else torch.float32)
     flat[:length] = source.reshape(-1).to(flat.dtype) * prescale  # the zeros after it change no dot product
     if length == 0:
         return
@@ -120,9 +120,9 @@ class _AdasumOptimizer(torch.optim.Optimizer):
         self.process_set = process_set if process_set is not None else global_process_set
         self._alone = is_alone(process_set)
         self._generation = membership.generation()
-        self._prefix = number_of_optimizer("adasum", process_set, self._let_go)
+        self._prefix = number_of_optimizer("adasum", process_set, self._revoke)
 
-    def _let_go(self) -> None:
+    def _revoke(self) -> None:
         """Nothing to do: the parameters are touched in ``step`` alone."""
 
     def set_backward_passes_per_step(self, passes: int) -> None:

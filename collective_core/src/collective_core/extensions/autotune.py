@@ -23,7 +23,7 @@ import torch
 
 from collective_core import _native
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch import gpu
 from collective_core.torch.ops import allreduce, broadcast
 from collective_core.version import __version__
@@ -166,11 +166,11 @@ class BucketTuner:
     """Chooses ``size``, bytes of a bucket, while the optimizer trains; or knows it from an earlier job. Collective over the set."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], compression: Any, name: str, process_set: ProcessSet | None) -> None:
-        settings, who = membership.current().config, members(process_set)
-        self._name, self._process_set, self._speaks = f"{name}.autotune", process_set, who.rank == 0
+        settings, members = membership.current().config, members_of(process_set)
+        self._name, self._process_set, self._speaks = f"{name}.autotune", process_set, members.rank == 0
         self._cache = Cache(settings.autotune_cache)
         shapes = [(str(p.dtype), p.numel()) for p in parameters]
-        host_ids = [membership.current().peers[rank].host_id for rank in who.ranks]
+        host_ids = [membership.current().peers[rank].host_id for rank in members.ranks]
         hosts = [host_ids.count(host) for host in dict.fromkeys(host_ids)]
         on_gpu = any(map(gpu.holds, parameters))
         how = [settings.backend, on_gpu, settings.nccl, getattr(compression, "__name__", ""), settings.fusion_bytes]
@@ -178,7 +178,7 @@ class BucketTuner:
         self._key = hashlib.sha256(repr(facts).encode()).hexdigest()
         # The first rank's cache counts: the others' may lie on other disks.
         known = torch.tensor([(self._cache.read(self._key) or 0) if self._speaks else 0], dtype=torch.int64)
-        found = int(broadcast.broadcast_(known, who.ranks[0], name=f"{self._name}.known", process_set=process_set).item())
+        found = int(broadcast.broadcast_(known, members.ranks[0], name=f"{self._name}.known", process_set=process_set).item())
         total = sum(p.numel() * p.element_size() for p in parameters)
         sizes = [mb << 20 for mb in CANDIDATES_MB]
         # All sizes that hold the whole model are the same. On GPUs the host does not see what is exposed.

@@ -19,7 +19,7 @@ from collective_core.common import groups
 from collective_core.errors import CollectiveError, InvalidUseError
 from collective_core.jax import host_calls
 from collective_core.jax.compression import Compression
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 
 __all__ = ["Average", "Max", "Min", "Product", "Sum"]
 
@@ -104,7 +104,7 @@ grouped_allreduce = allreduce
 
 
 def _allreduce_rules(how: _Reduction) -> tuple[Callable[[Leaves], Leaves], Callable[[Leaves], Leaves]]:
-    members(how.process_set)
+    members_of(how.process_set)
 
     def on_host(sources: Any, targets: Any) -> None:
         # In memory of the engine, also one array alone: other ranks would write to new pages of the target, which takes longest.
@@ -124,7 +124,7 @@ def _allreduce_rules(how: _Reduction) -> tuple[Callable[[Leaves], Leaves], Calla
 
 def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
     """The root's array, or tree of arrays, on every rank; all ranks pass the same types and shapes. The root is a rank of the job."""
-    who = members(process_set)
+    members = members_of(process_set)
 
     def on_host(sources: Any, targets: Any) -> None:
         for number, (source, target) in enumerate(zip(sources, targets)):
@@ -135,7 +135,7 @@ def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None, process_
 
     def backward(gradients: Leaves) -> Leaves:
         averaged = allreduce(list(gradients), process_set=process_set)
-        return averaged if who.ranks[who.rank] == root_rank else [jnp.zeros_like(gradient) for gradient in averaged]
+        return averaged if members.ranks[members.rank] == root_rank else [jnp.zeros_like(gradient) for gradient in averaged]
 
     return _apply(tensor, forward, backward)
 
@@ -185,19 +185,19 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet | No
 
 def _allgather(array: Any, name: str | None, process_set: ProcessSet | None, rows_of_ranks: list[int] | None = None) -> Any:
     """``rows_of_ranks``: where they are known to differ."""
-    who = members(process_set)
-    problem = arrays.objection_to_rows(array.shape, "allgather")
+    members = members_of(process_set)
+    problem = arrays.unsupported_rows(array.shape, "allgather")
     mine = array.shape[0] if array.ndim else 0
 
     def forward(leaves: Leaves) -> Leaves:
-        rows = rows_of_ranks or [mine] * who.size
+        rows = rows_of_ranks or [mine] * members.size
         return [_make_rows(lambda source: arrays.allgather_with_rows(source, name, process_set), leaves[0], rows, problem)]
 
     def backward(gradients: Leaves) -> Leaves:
         (averaged,) = allreduce(list(gradients), process_set=process_set)
-        before = sum((rows_of_ranks or [mine] * who.size)[: who.rank])
+        before = sum((rows_of_ranks or [mine] * members.size)[: members.rank])
         if not host_calls.is_traced([averaged]):
-            before = int(arrays.allgather(np.array([mine]), process_set=process_set)[: who.rank].sum())
+            before = int(arrays.allgather(np.array([mine]), process_set=process_set)[: members.rank].sum())
         return [averaged[before : before + mine]]
 
     return _apply(array, forward, backward)
@@ -218,17 +218,17 @@ def reducescatter(
 
 
 def _reducescatter(array: Any, how: _Reduction, compression: Any) -> Any:
-    who = members(how.process_set)
-    problem = arrays.objection_to_rows(array.shape, "reducescatter")
-    rows = [arrays.scattered_rows(array.shape[0] if array.ndim else 0, rank, who.size) for rank in range(who.size)]
+    members = members_of(how.process_set)
+    problem = arrays.unsupported_rows(array.shape, "reducescatter")
+    rows = [arrays.scattered_rows(array.shape[0] if array.ndim else 0, rank, members.size) for rank in range(members.size)]
 
     def forward(leaves: Leaves) -> Leaves:
-        own = [rows[who.rank]]
+        own = [rows[members.rank]]
         return [_make_rows(lambda source: (arrays.reducescatter(source, *how), own), leaves[0], own, problem)]
 
     def backward(gradients: Leaves) -> Leaves:
         how.require_gradient()
-        factor = how.prescale * how.postscale * (who.size if how.op == Sum else 1)
+        factor = how.prescale * how.postscale * (members.size if how.op == Sum else 1)
         scaled = gradients[0] if factor == 1 else gradients[0] * factor
         return [_allgather(scaled, None, how.process_set, rows)]
 
@@ -242,8 +242,8 @@ def alltoall(tensor: Any, splits: Sequence[int] | None = None, name: str | None 
     shape would be known too late. Without, every rank is sent the same number of rows.
     """
     array = _to_array(tensor)
-    who = members(process_set)
-    chosen, problem = arrays.choose_splits(array.shape, splits, who)
+    members = members_of(process_set)
+    chosen, problem = arrays.choose_splits(array.shape, splits, members)
     if splits is not None:
         problem = "alltoall with splits cannot be compiled: how many rows come is known only when it runs"
     received_rows: list[int] = []

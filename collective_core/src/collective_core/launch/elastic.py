@@ -3,7 +3,7 @@
 Every worker is a process of its own, here (launch/processes.py) or behind an agent over ssh (launch/remote.py), and is known by a number;
 which rank it is, the rendezvous server says. A worker that was killed, or whose host is gone, is replaced. So is one that ends by itself,
 with an exception or an exit code, while the others go on: it may be a fault of its GPU. Where that happens again it is the host, and where
-it happens again and again, or with the same traceback on two hosts, the program, which ends the job (elastic/cooldown.py).
+it happens again and again, or with the same traceback on two hosts, the program, which ends the job (elastic/failure_policy.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.elastic import worker
-from collective_core.elastic.cooldown import Cooldown, Exceptions
+from collective_core.elastic.failure_policy import Cooldown, FailurePolicy
 from collective_core.elastic.membership import ElasticMembership
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
@@ -55,7 +55,7 @@ class Limits(NamedTuple):
 
     ``waiting``: seconds for which fewer than ``least`` wait for more.
     ``resets``: how often the ranks may change; None: as often as they do. ``restarts``: generations in which workers may end by themselves;
-    None: so many as cooldown.py says.
+    None: so many as failure_policy.py says.
     """
 
     least: int
@@ -105,12 +105,12 @@ def cooldown_of(seconds: Sequence[float] | None) -> Cooldown:
     return Cooldown(*seconds)
 
 
-def exceptions_of(restarts: int | None, is_only_host: bool) -> Exceptions:
+def failure_policy(restarts: int | None, is_only_host: bool) -> FailurePolicy:
     """``restarts``: as of :class:`Limits`."""
     if restarts is None:
-        return Exceptions()
-    # The only host of a job is not set aside before the user's number is reached: no other can take its place.
-    return Exceptions(restarts, of_host=restarts + 1) if is_only_host else Exceptions(restarts)
+        return FailurePolicy()
+    # The only host of a job is not blacklisted before the user's number is reached: no other can take its place.
+    return FailurePolicy(restarts, of_host=restarts + 1) if is_only_host else FailurePolicy(restarts)
 
 
 class Ending(NamedTuple):
@@ -150,7 +150,7 @@ class Driver:
         only_here = discover is None and all(host.is_here for host in hosts)
         self._server = RendezvousServer(self._membership, self._secret, self._wake, only_here)
         self._cooldown = cooldown or Cooldown()
-        self._exceptions = exceptions_of(limits.restarts, is_only_host=discover is None and len(self._hosts) == 1)
+        self._failure_policy = failure_policy(limits.restarts, is_only_host=discover is None and len(self._hosts) == 1)
         self._tracebacks = Tracebacks(lambda _: None)  # by worker
         self._ended_by_itself: dict[int, int] = {}  # generation → the first worker that did
         self._formed = 0  # generations so far
@@ -226,11 +226,11 @@ class Driver:
                     none_before = not found
                 except Exception as error:  # noqa: BLE001 - the user's; what it said last still holds
                     none_before = False
-                    self._tell(f"the hosts cannot be asked for, those of before stay: {error}")
+                    self._report(f"the hosts cannot be asked for, those of before stay: {error}")
 
         threading.Thread(target=ask_again, daemon=True).start()
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         """Says it once."""
         if text not in self._told:
             self._told.add(text)
@@ -322,8 +322,8 @@ class Driver:
             self._failed = self._ended_by_itself.get(self._formed, number) if self._failed is None else self._failed
             return False
         reason = self._reasons.get(host) or ("its worker was killed" if killed else self._last_words(number, code))
-        aside = self._exceptions.is_set_aside(host, time.monotonic())
-        self._tell(f"host {host}: {reason}; {'it gets no new workers' if aside else 'another worker is started in its place'}")
+        blacklisted = self._failure_policy.is_blacklisted(host, time.monotonic())
+        self._report(f"host {host}: {reason}; {'it gets no new workers' if blacklisted else 'another worker is started in its place'}")
         self._cooldown.note(host, time.monotonic())
         if code == LOST and not self._by_rank and self._is_hopeless(host):
             raise CollectiveError(f"host {host} cannot be used: {reason}", "peer_lost")
@@ -334,13 +334,14 @@ class Driver:
         if not self._by_rank or self._finished or code == 0:
             return False
         now, host = time.monotonic(), self._host_of[number]
-        self._exceptions.note(host, self._formed, now, self._place_of_failure(number))
+        self._failure_policy.note(host, self._formed, now, self._place_of_failure(number))
         self._ended_by_itself.setdefault(self._formed, number)
         with self._server.holding():
             working, there = self._membership.working, list(self._membership.workers.values())
-        if not working or self._exceptions.are_too_many([each.name for each in self._hosts], now):
+        if not working or self._failure_policy.are_too_many([each.name for each in self._hosts], now):
             return False
-        possible = sum(there.count(each.name) if self._exceptions.is_set_aside(each.name, now) else each.slots for each in self._hosts)
+        is_blacklisted = self._failure_policy.is_blacklisted
+        possible = sum(there.count(each.name) if is_blacklisted(each.name, now) else each.slots for each in self._hosts)
         return self._discover is not None or possible >= self._limits.least
 
     def _place_of_failure(self, number: int) -> str:
@@ -384,7 +385,7 @@ class Driver:
                     staying[self._start(each, slot, now)] = each.name
 
     def _may_start(self, host: str, now: float) -> bool:
-        return now >= self._cooldown.until(host) and not self._exceptions.is_set_aside(host, now)
+        return now >= self._cooldown.until(host) and not self._failure_policy.is_blacklisted(host, now)
 
     def _start(self, host: Host, slot: int, now: float) -> int:
         number = self._next

@@ -144,8 +144,8 @@ class Timeline:
                 ends = np.cumsum(rows)
                 copies.add(data[ends[rank] - rows[rank] : ends[rank]].data for rank in absent)
         copies.close()
-        objection = f"timeline {self.path}: {copies.problem}; the parts stay on their hosts" if copies.problem else ""
-        operations.run(_native.operation(_native.BARRIER, "timeline.received", "uint8", (), 0, objection=objection))
+        unsupported_reason = f"timeline {self.path}: {copies.problem}; the parts stay on their hosts" if copies.problem else ""
+        operations.run(_native.operation(_native.BARRIER, "timeline.received", "uint8", (), 0, unsupported_reason=unsupported_reason))
         if self.rank in absent:
             os.unlink(self._file.path)
 

@@ -169,8 +169,8 @@ class PointToPoint:
         self._unexpected: list[tuple[int, int, bytearray]] = []  # source, tag, bytes
         self._pending: deque[socket.socket] = deque()
         self._thread: threading.Thread | None = None
-        self._bell, self._ear = socket.socketpair()
-        self._ear.setblocking(False)
+        self._wake_send, self._wake_receive = socket.socketpair()
+        self._wake_receive.setblocking(False)
         self._is_over = False
         self._broken: CollectiveError | None = None  # why no message moves any more
         self._last = math.inf  # when to end
@@ -197,12 +197,12 @@ class PointToPoint:
                 self._thread = threading.Thread(target=self._run, name="collective_core messages", daemon=True)
                 self._thread.start()
                 atexit.register(self.end)  # before the engine's own, which was registered before
-            self._tell(what, transfer)
+            self._post(what, transfer)
         return transfer
 
     def forget(self, transfer: Transfer) -> None:
         """Nobody waits for it any more."""
-        self._tell("forget", transfer)
+        self._post("forget", transfer)
 
     def is_moving(self) -> bool:
         """Whether the thread that moves messages runs."""
@@ -220,16 +220,16 @@ class PointToPoint:
             self._is_over = True
         atexit.unregister(self.end)
         if self._thread is not None:
-            self._tell("end", time.monotonic() + (LAST_WORDS if membership.is_healthy() else 0.0))
+            self._post("end", time.monotonic() + (LAST_WORDS if membership.is_healthy() else 0.0))
             self._thread.join()
         self._listener.close()
-        self._bell.close()
-        self._ear.close()
+        self._wake_send.close()
+        self._wake_receive.close()
 
-    def _tell(self, what: str, about: Any) -> None:
+    def _post(self, what: str, about: Any) -> None:
         self._new.append((what, about))
         with contextlib.suppress(OSError):  # it has ended
-            self._bell.send(b"!")
+            self._wake_send.send(b"!")
 
     # --- the thread
 
@@ -248,7 +248,7 @@ class PointToPoint:
     def _move_messages(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._ear, selectors.EVENT_READ, self._hear)
+        self._selector.register(self._wake_receive, selectors.EVENT_READ, self._hear)
         looked = time.monotonic()
         while time.monotonic() < self._last and not (self._last < math.inf and self._all_sent()):
             for key, _ in self._selector.select(min(LOOK_INTERVAL, max(0.0, self._last - time.monotonic()))):
@@ -266,7 +266,7 @@ class PointToPoint:
 
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._ear.recv(4096)
+            self._wake_receive.recv(4096)
         while self._new:
             what, about = self._new[0]
             getattr(self, f"_on_{what}")(about)
@@ -384,9 +384,9 @@ class PointToPoint:
                 connection.close()
                 raise
         except (OSError, EOFError) as error:
-            self._tell("not_called", (rank, str(error), not isinstance(error, socket.timeout)))
+            self._post("not_called", (rank, str(error), not isinstance(error, socket.timeout)))
         else:
-            self._tell("called", (rank, connection))
+            self._post("called", (rank, connection))
 
     def _connect(self, connection: socket.socket, address: Any) -> None:
         end = time.monotonic() + self.timeout
@@ -466,7 +466,7 @@ class PointToPoint:
                 answer = handshake.Answer(self._secret, number, handshake.read(connection, handshake.CHALLENGE_BYTES))
                 connection.sendall(answer.message)
                 if answer.seal(handshake.read(connection, handshake.PROOF_BYTES)) is not None:
-                    self._tell("accepted", (number, connection))
+                    self._post("accepted", (number, connection))
                     return
         except (OSError, EOFError):
             pass

@@ -109,7 +109,7 @@ def _refuse_reserved() -> None:
         raise InvalidUseError(_reserved, "invalid")
 
 
-def members(process_set: ProcessSet | None) -> Members:
+def members_of(process_set: ProcessSet | None) -> Members:
     """Raises :class:`CollectiveError` (kind ``invalid``) if this process is not in the set, or ``closed`` before ``init``."""
     me = membership.rank()
     if process_set is None or process_set.process_set_id == 0:

@@ -137,7 +137,7 @@ class Server:
             missing = [rank for rank in range(1, self.size) if rank not in self._clients]
             text = f"ranks {missing} did not come to {endpoint} within {self._timeout:g} s (COLLECTIVE_START_TIMEOUT)"
             error = CollectiveError(text + START_HINT, "timeout", missing)
-            await self._tell(error)
+            await self._send_error(error)
             raise error from None
         finally:
             server.close()
@@ -213,7 +213,7 @@ class Server:
         failed = {reads[task]: failure for task in done if (failure := task.exception()) is not None}
         if failed or waiting:
             error = self._failure_of(failed, sorted(reads[task] for task in waiting))
-            await self._tell(error)
+            await self._send_error(error)
             raise error
         everyone = b"".join(_length.pack(len(parts[rank])) + parts[rank] for rank in range(self.size))
         for _, writer, seal in self._clients.values():
@@ -233,7 +233,7 @@ class Server:
         text = f"ranks {silent} said nothing for {self._timeout:g} s while the job was starting (COLLECTIVE_START_TIMEOUT)"
         return CollectiveError(text, "timeout", silent)
 
-    async def _tell(self, error: CollectiveError) -> None:
+    async def _send_error(self, error: CollectiveError) -> None:
         """Says to the ranks that are here why the job cannot start: else they would blame rank 0, which goes away over it."""
         text = json.dumps({"error": str(error), "kind": error.kind, "ranks": error.ranks}).encode()
 

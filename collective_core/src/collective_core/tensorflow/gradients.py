@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from collective_core.arrays import Average
 from collective_core.runtime import launchers
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.tensorflow.mpi_ops import grouped_allreduce
 
 
@@ -61,11 +61,11 @@ class GradientReducer:
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], use_generic_names: bool = False) -> list[Any]:
         """The gradients as the ranks have them together; None stays None."""
         results = [self._dense(gradient) for gradient in gradients]
-        if self._process_set.included() is False or (members(self._process_set).size == 1 and not launchers.is_elastic()):
+        if self._process_set.included() is False or (members_of(self._process_set).size == 1 and not launchers.is_elastic()):
             return results
         shared = [n for n, (g, v) in enumerate(zip(results, variables)) if g is not None and identity_of(v) not in self._local]
         if self._scales_local:
-            size = members(self._process_set).size
+            size = members_of(self._process_set).size
             for number in [n for n, (g, v) in enumerate(zip(results, variables)) if g is not None and identity_of(v) in self._local]:
                 results[number] = _scaled(results[number], 1.0 / size)
         with tf.name_scope(f"{self._name}_Allreduce"):

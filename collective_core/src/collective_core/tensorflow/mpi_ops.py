@@ -18,7 +18,7 @@ from collective_core.common.groups import grouped_allreduce as grouped_allreduce
 from collective_core.common.sparse import sparse_allreduce
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, process_sets
-from collective_core.runtime.process_sets import ProcessSet, global_process_set, members
+from collective_core.runtime.process_sets import ProcessSet, global_process_set, members_of
 from collective_core.tensorflow.callbacks import as_tensor, call, name_of, not_converted
 from collective_core.tensorflow.compression import Compression
 
@@ -196,7 +196,7 @@ def _own_part(gathered: Any, rows: Any, process_set: ProcessSet) -> Any:
 
     def begin_on_host(mine: Any) -> list[Any]:
         everyone = arrays.allgather(mine, chosen, process_set)
-        return [np.asarray(everyone[: members(process_set).rank].sum(), np.int64)]
+        return [np.asarray(everyone[: members_of(process_set).rank].sum(), np.int64)]
 
     chosen = name_of("allgather_rows", None)
     (begin,) = call(begin_on_host, [rows], [tf.int64], [[]])
@@ -341,7 +341,7 @@ def _grouped_reducescatter(tensors: Sequence[Any], compression: Any, name: str |
         def gradient(*gradients: Any) -> Any:
             _require_gradient("a reducescatter", request.op)
             # Every input element went into one rank's result; of a sum, times the ranks (Horovod).
-            factor = request.factors[0] * request.factors[1] * (members(process_set).size if request.op == Sum else 1)
+            factor = request.factors[0] * request.factors[1] * (members_of(process_set).size if request.op == Sum else 1)
             scaled = [each * tf.cast(factor, each.dtype) for each in gradients]
             return grouped_allgather(scaled, process_set=process_set)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from collective_core.arrays import Sum
 from collective_core.runtime import launchers
-from collective_core.runtime.process_sets import ProcessSet, global_process_set, members
+from collective_core.runtime.process_sets import ProcessSet, global_process_set, members_of
 from collective_core.tensorflow.mpi_ops import allreduce
 
 
@@ -28,7 +28,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
         mean, variance = super()._moments(inputs, mask)
-        if members(self._process_set).size == 1 and not launchers.is_elastic():
+        if members_of(self._process_set).size == 1 and not launchers.is_elastic():
             return mean, variance
         count = self._count(inputs, mask, mean.dtype)
         # First the mean of all, then the squares around it: no difference of large numbers.

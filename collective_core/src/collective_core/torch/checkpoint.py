@@ -85,14 +85,14 @@ class _Copy:
 class _Writing:
     """A checkpoint on its way to the disk. The process's only one, whichever :class:`Checkpoints` it is of."""
 
-    def __init__(self, write: Callable[[], None], objection: Callable[[Exception], str]) -> None:
+    def __init__(self, write: Callable[[], None], unsupported_reason: Callable[[Exception], str]) -> None:
         self._error = ""
 
         def run() -> None:
             try:
                 write()
             except Exception as failure:  # noqa: BLE001 - whatever it is, whoever waits is told
-                self._error = objection(failure)
+                self._error = unsupported_reason(failure)
 
         # A daemon, because Python would wait for another before it runs what is registered for its end, and after a crash the other
         # ranks must learn of it first: job.py waits for it.
@@ -172,7 +172,7 @@ class Checkpoints:
             try:
                 self._begin_writing(header, own)
             except Exception as failure:  # noqa: BLE001 - the others wait for a word, whatever it is
-                error = self._objection(int(step), failure)
+                error = self._unsupported_reason(int(step), failure)
         error = broadcast_object(error, ROOT)
         if error:
             raise CollectiveError(error, "invalid", (ROOT,))
@@ -243,11 +243,11 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
             written = next(iter(tables.values())).save_rows(tables, folder / _name_of_shard(membership.rank()))
         except Exception as failure:  # noqa: BLE001 - as in save
-            error = self._objection(step, failure)
+            error = self._unsupported_reason(step, failure)
         everyone = allgather_object((error, written), "checkpoint.tables")
-        for rank, (objection, _) in enumerate(everyone):
-            if objection:
-                raise CollectiveError(objection, "invalid", (rank,))
+        for rank, (unsupported_reason, _) in enumerate(everyone):
+            if unsupported_reason:
+                raise CollectiveError(unsupported_reason, "invalid", (rank,))
         described = {key: table.describe_rows() for key, table in tables.items()}
         return {"tables": described, "shards": [described for _, described in everyone], "folder": number}
 
@@ -258,7 +258,7 @@ class Checkpoints:
             return
         folder = _tables_beside((self._restart or self._folder) / _name_of(header["step"]), header.get("folder", 0))
         try:
-            error = _objection_to_tables(tables, written)
+            error = _unsupported_tables(tables, written)
             files = [] if error else header["shards"]
             for rank, described in enumerate(files):
                 path = folder / _name_of_shard(rank)
@@ -271,9 +271,9 @@ class Checkpoints:
                 next(iter(tables.values())).load_rows(tables, written, folder / _name_of_shard(rank), rank)
         except Exception as failure:  # noqa: BLE001 - as in save
             error = f"the tables cannot be read on {socket.gethostname()}: {failure}"
-        for rank, objection in enumerate(allgather_object(error, "checkpoint.tables_read")):
-            if objection:
-                raise CollectiveError(objection, "invalid", (rank,))
+        for rank, unsupported_reason in enumerate(allgather_object(error, "checkpoint.tables_read")):
+            if unsupported_reason:
+                raise CollectiveError(unsupported_reason, "invalid", (rank,))
         for key, table in tables.items():
             table.begin_from(written[key]["steps"])
 
@@ -291,7 +291,7 @@ class Checkpoints:
                 while _name_of(step) in late and _tables_beside(self._folder / _name_of(step), number).exists():
                     number += 1
             except Exception as failure:  # noqa: BLE001 - as in save
-                error = self._objection(step, failure)
+                error = self._unsupported_reason(step, failure)
         everyone = allgather_object((own, socket.gethostname(), late, number, error), "checkpoint.own")
         own |= set().union(*(names for names, *_ in everyone))
         _, host, late, number, error = everyone[ROOT]
@@ -309,7 +309,7 @@ class Checkpoints:
         own.add(_name_of(step))
         return own, number
 
-    def _objection(self, step: int, failure: Exception) -> str:
+    def _unsupported_reason(self, step: int, failure: Exception) -> str:
         why = failure.strerror if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
         return f"the checkpoint of step {step} cannot be written on {socket.gethostname()} into {self._folder}: {why}"
 
@@ -319,7 +319,7 @@ class Checkpoints:
         torch.save({name: _state_of(part) for name, part in self._parts.items()}, content)
         self._folder.mkdir(parents=True, exist_ok=True)
         known = frozenset(own)
-        _writing = _Writing(lambda: self._write(header, content, known), lambda failure: self._objection(header["step"], failure))
+        _writing = _Writing(lambda: self._write(header, content, known), lambda failure: self._unsupported_reason(header["step"], failure))
 
     def _write(self, header: dict[str, Any], content: _Copy, own: frozenset[str]) -> None:
         digest = hashlib.sha256()
@@ -376,7 +376,7 @@ def _shards_in(part: Any) -> dict[str, Any]:
     return {key: value for key, value in state.items() if is_shard(value)}
 
 
-def _objection_to_tables(tables: dict[str, Shard], written: dict[str, Any]) -> str:
+def _unsupported_tables(tables: dict[str, Shard], written: dict[str, Any]) -> str:
     """Why these tables cannot be what was written; empty if they can."""
     if set(tables) != set(written):
         return f"the checkpoint has the sharded tables {', '.join(sorted(written)) or 'none'}; asked for are {', '.join(sorted(tables))}"

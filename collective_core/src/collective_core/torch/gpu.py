@@ -23,7 +23,7 @@ from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, operations, process_sets
-from collective_core.runtime.process_sets import Members, ProcessSet, members, process_set_by_id
+from collective_core.runtime.process_sets import Members, ProcessSet, members_of, process_set_by_id
 from collective_core.torch import handles, nccl
 from collective_core.torch.handles import Work
 from collective_core.torch.nccl import Launch
@@ -47,35 +47,35 @@ def holds(tensor: torch.Tensor) -> bool:
 
 def is_used(process_set: ProcessSet | None = None) -> bool:
     """Whether CUDA tensors of the set go through NCCL; before the first of them, whether this rank has what it takes."""
-    problem = _agreed.get(members(process_set).id)
-    return not problem if problem is not None else not _own_objection()
+    problem = _agreed.get(members_of(process_set).id)
+    return not problem if problem is not None else not _own_unsupported_reason()
 
 
-def _own_objection() -> str:
-    return "COLLECTIVE_NCCL=off" if membership.current().config.nccl == "off" else nccl.platform.objection()
+def _own_unsupported_reason() -> str:
+    return "COLLECTIVE_NCCL=off" if membership.current().config.nccl == "off" else nccl.platform.unsupported_reason()
 
 
-def reduces_with_nccl(tensor: torch.Tensor, op: str, prescale: float, postscale: float, who: Members) -> bool:
+def reduces_with_nccl(tensor: torch.Tensor, op: str, prescale: float, postscale: float, members: Members) -> bool:
     """Whether such a reduction goes through NCCL: the same on all ranks that ask for the same. Fractions of integers do not."""
-    if not moves_with_nccl(tensor, who) or tensor.dtype not in nccl.REDUCED:
+    if not moves_with_nccl(tensor, members) or tensor.dtype not in nccl.REDUCED:
         return False
     plain = op in (Sum, Min, Max, Product) and prescale == 1.0 and postscale == 1.0
     return plain or (tensor.is_floating_point() and op in (Sum, Average))
 
 
-def moves_with_nccl(tensor: torch.Tensor, who: Members) -> bool:
+def moves_with_nccl(tensor: torch.Tensor, members: Members) -> bool:
     """Whether NCCL moves this tensor in this set. Collective at the set's first tensor on a GPU."""
     if not holds(tensor) or tensor.layout is not torch.strided:
         return False
-    with _agreeing.setdefault(who.id, threading.Lock()):
-        if who.id not in _agreed:
-            problem = _agree(tensor.device, who)
+    with _agreeing.setdefault(members.id, threading.Lock()):
+        if members.id not in _agreed:
+            problem = _agree(tensor.device, members)
             if problem is None:
                 return False
-            _agreed[who.id] = problem
-    group = nccl.groups.get(who.id)
+            _agreed[members.id] = problem
+    group = nccl.groups.get(members.id)
     if group is not None and group.device != tensor.device:
-        text = f"this rank's GPU in process set {who.id} is {group.device}, so a tensor on {tensor.device} goes through host memory"
+        text = f"this rank's GPU in process set {members.id} is {group.device}, so a tensor on {tensor.device} goes through host memory"
         _say_once(f"{text}, which is slower than NCCL and an error where other ranks' goes through NCCL")
     return group is not None and group.device == tensor.device
 
@@ -86,32 +86,32 @@ def _say_once(text: str) -> None:
     print(f"collective_core: {text}", file=sys.stderr, flush=True)
 
 
-def _agree(device: torch.device, who: Members) -> str | None:
+def _agree(device: torch.device, members: Members) -> str | None:
     """Why the ranks do not use NCCL, empty if they do; None while some have joined, which cannot connect."""
     settings = membership.current().config
-    mine: dict[str, Any] = {"setting": settings.nccl, "objection": _own_objection(), "gpu": "", "version": []}
-    if not mine["objection"]:
+    mine: dict[str, Any] = {"setting": settings.nccl, "unsupported_reason": _own_unsupported_reason(), "gpu": "", "version": []}
+    if not mine["unsupported_reason"]:
         mine.update(gpu=nccl.platform.identity(device), version=list(nccl.platform.version()))
 
     def exchange(document: dict[str, Any]) -> list[dict[str, Any]]:
-        return _exchange(document, who)
+        return _exchange(document, members)
 
     everyone = exchange(mine)
-    if len(everyone) < who.size:
+    if len(everyone) < members.size:
         return None
-    problem = objection_of(everyone, who.ranks) or nccl.connect(who, device, exchange, settings.start_timeout)
+    problem = unsupported_reason_of(everyone, members.ranks) or nccl.connect(members, device, exchange, settings.start_timeout)
     if problem and settings.nccl == "on":
         raise CollectiveError(f"COLLECTIVE_NCCL=on, and NCCL cannot be used: {problem}", "invalid")
-    if problem and settings.nccl != "off" and who.rank == 0:
+    if problem and settings.nccl != "off" and members.rank == 0:
         _say_once(f"CUDA tensors go through host memory, which is slower than NCCL: {problem}")
     return problem
 
 
-def objection_of(everyone: Sequence[dict[str, Any]], ranks: Sequence[int]) -> str:
+def unsupported_reason_of(everyone: Sequence[dict[str, Any]], ranks: Sequence[int]) -> str:
     """Why ranks that have told this of themselves do not use NCCL; empty if they do. Pure."""
     for rank, each in zip(ranks, everyone):
-        if each["objection"]:
-            return f"rank {rank}: {each['objection']}"
+        if each["unsupported_reason"]:
+            return f"rank {rank}: {each['unsupported_reason']}"
     different = [rank for rank, each in zip(ranks, everyone) if each["version"] != everyone[0]["version"]]
     if different:
         return f"ranks {ranks[0]} and {different[0]} have different versions of NCCL"
@@ -126,11 +126,11 @@ def objection_of(everyone: Sequence[dict[str, Any]], ranks: Sequence[int]) -> st
     return ""
 
 
-def _exchange(document: dict[str, Any], who: Members) -> list[dict[str, Any]]:
+def _exchange(document: dict[str, Any], members: Members) -> list[dict[str, Any]]:
     """All ranks' JSON documents, without those of ranks that have joined."""
     line = np.frombuffer(json.dumps(document).encode() + b"\n", dtype=np.uint8)
     try:
-        lines = arrays.allgather_without_joined(line, f"the first CUDA tensor of process set {who.id}", process_set_by_id(who.id))
+        lines = arrays.allgather_without_joined(line, f"the first CUDA tensor of process set {members.id}", process_set_by_id(members.id))
     except CollectiveError as error:
         if error.kind != "mismatch":
             raise
@@ -162,7 +162,7 @@ def start(
     source: torch.Tensor,
     target: torch.Tensor,
     operation: Callable[[int, int], _native.Operation],
-    who: Members,
+    members: Members,
     blocking: bool,
     finish: Callable[[], torch.Tensor],
     prescale: float = 1.0,
@@ -174,7 +174,7 @@ def start(
     """
     launch = Launch(source, target, prescale, postscale)
     asked = operation(source.data_ptr(), target.data_ptr())
-    _note(launch, asked, who)
+    _note(launch, asked, members)
 
     def hand_over() -> torch.Tensor:
         launch.hand_over()
@@ -186,26 +186,26 @@ def start(
     return _LaunchWork(_native.submit(asked), hand_over, asked, launch)
 
 
-def start_rows(source: torch.Tensor, asked: _native.Operation, who: Members, blocking: bool) -> Work:
+def start_rows(source: torch.Tensor, asked: _native.Operation, members: Members, blocking: bool) -> Work:
     """Starts an allgather or alltoall of ``source``, which is contiguous. ``asked``: of the engine, from its address.
 
     The result of the work is the tensor received and the rows from each rank.
     """
     launch = Launch(source, None)
-    _note(launch, asked, who)
+    _note(launch, asked, members)
     handle = _native.submit(asked, _native.BLOCKING if blocking else _native.QUEUED)
 
     def hand_over() -> tuple[torch.Tensor, list[int]]:
-        _, rows = operations.take_received(handle, who.size)
+        _, rows = operations.take_received(handle, members.size)
         received = launch.hand_over()
         return source.new_empty((sum(rows), *source.shape[1:])) if received is None else received, rows
 
     return _LaunchWork(handle, hand_over, asked, launch, keeps_handle=True)
 
 
-def _note(launch: Launch, asked: _native.Operation, who: Members) -> None:
+def _note(launch: Launch, asked: _native.Operation, members: Members) -> None:
     """Where the transport finds it when all have agreed."""
-    group = nccl.groups[who.id]
+    group = nccl.groups[members.id]
     group.refuse_if_broken()
     # Not whether several have NCCL: that differs between ranks, and a set may get it while this operation waits.
     asked.tag, asked.ordered = launch.tag, process_sets.are_several()

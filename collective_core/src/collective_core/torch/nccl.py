@@ -76,7 +76,7 @@ class Cuda:
         """Whether the tensor is a GPU's."""
         return bool(tensor.is_cuda)
 
-    def objection(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this process cannot use NCCL; empty if it can."""
         if not dist.is_available() or not dist.is_nccl_available():
             return "its PyTorch has no NCCL"
@@ -316,8 +316,8 @@ class Relay(_Store):  # PyTorch may have none
 class Group:
     """A process set whose CUDA tensors go through NCCL."""
 
-    def __init__(self, who: Members, device: torch.device) -> None:
-        self.number, self.rank, self.size, self.device = who.id, who.rank, who.size, device
+    def __init__(self, members: Members, device: torch.device) -> None:
+        self.number, self.rank, self.size, self.device = members.id, members.rank, members.size, device
         # One for all sets, whose operations so run one after the other.
         others = [each for each in list(groups.values()) if each.device == device]  # a list: another set may come or go meanwhile
         self.stream: Any = others[0].stream if others else platform.new_stream(device)
@@ -532,19 +532,19 @@ def _identity(transfer: _native.Transfer, device: torch.device) -> torch.Tensor:
 groups: dict[int, Group] = {}
 
 
-def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, Any]], list[dict[str, Any]]], limit: float) -> str:
+def connect(members: Members, device: torch.device, exchange: Callable[[dict[str, Any]], list[dict[str, Any]]], limit: float) -> str:
     """Makes the group of a process set. Collective. Returns why there is none, the same on all ranks; empty if there is.
 
     ``exchange``: gives all ranks' JSON documents. ``limit``: seconds.
     """
     store = Relay()
-    group = groups[who.id] = Group(who, device)  # from now on what this rank starts is ordered
+    group = groups[members.id] = Group(members, device)  # from now on what this rank starts is ordered
     outcome: list[str] = []
     had_turn: list[bool] = []
 
     def make() -> None:
         try:
-            while not order.is_next(who.id) and not group.broken:
+            while not order.is_next(members.id) and not group.broken:
                 time.sleep(RELAY_INTERVAL)
             had_turn.append(True)
             group.refuse_if_broken()
@@ -557,7 +557,7 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
     begin: float | None = None  # when all ranks have had their turn: until then others connect, or launch, with limits of their own
     problem = "a rank has failed meanwhile"
     try:
-        order.enter(who.id, max(each["order"] for each in exchange({"order": order.enter(who.id)})))
+        order.enter(members.id, max(each["order"] for each in exchange({"order": order.enter(members.id)})))
         making.start()
         while True:
             making.join(RELAY_INTERVAL)
@@ -570,19 +570,19 @@ def connect(who: Members, device: torch.device, exchange: Callable[[dict[str, An
                 begin = time.monotonic()
             for each in everyone:
                 store.learn({key: bytes.fromhex(value) for key, value in each["told"].items()})
-            errors = [f"rank {rank}: {each['error']}" for rank, each in zip(who.ranks, everyone) if each["error"]]
-            if errors or len(everyone) < who.size:
+            errors = [f"rank {rank}: {each['error']}" for rank, each in zip(members.ranks, everyone) if each["error"]]
+            if errors or len(everyone) < members.size:
                 problem = f"NCCL could not be started ({errors[0] if errors else 'a rank has joined meanwhile'})"
                 break
             if all(each["is_made"] for each in everyone):
                 problem = ""
                 break
     finally:
-        order.leave(who.id)
+        order.leave(members.id)
         if problem:
             store.close(problem)
             group.end(problem)
-            groups.pop(who.id, None)
+            groups.pop(members.id, None)
     if not problem:
         _use_transport()
     return problem

@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from collective_core.arrays import Sum
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.allreduce import allreduce
@@ -44,7 +44,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @not_compiled
     def _normalise_together(self, input: torch.Tensor) -> torch.Tensor:
-        if members(self.process_set).size == 1:
+        if members_of(self.process_set).size == 1:
             alone: torch.Tensor = super().forward(input)
             return alone
         output, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps, self.process_set)

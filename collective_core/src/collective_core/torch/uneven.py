@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sized
 import torch
 
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.allreduce import allreduce
 
@@ -131,5 +131,5 @@ class ShardSampler(torch.utils.data.Sampler[int]):
 
     def _number_and_size(self) -> tuple[int, int]:
         """This rank's number in the process set, and the set's size."""
-        who = members(self._process_set)
-        return who.rank, who.size
+        members = members_of(self._process_set)
+        return members.rank, members.size

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence
 
 import torch
 
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allreduce import Max, Sum, allreduce_
 from collective_core.torch.sharded import is_shard
@@ -125,7 +125,7 @@ def measure_network(process_set: ProcessSet | None = None) -> Network:
         spent = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
         return float(allreduce_(spent, name="network.seconds", op=Max, process_set=process_set))
 
-    ranks = members(process_set).size
+    ranks = members_of(process_set).size
     latency = statistics.median([seconds(1) for _ in range(LATENCY_ROUNDS + 1)][1:])
     elements, spent = FIRST_ELEMENTS, seconds(FIRST_ELEMENTS)
     while spent < LONG_ENOUGH and elements < MAX_ELEMENTS:

@@ -24,7 +24,7 @@ import torch
 
 from collective_core.errors import CollectiveError
 from collective_core.extensions.slow_networks.quantization import BLOCK, pack, unpack
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.handles import abandon, synchronize
 from collective_core.torch.ops.allgather import allgather_async
 from collective_core.torch.ops.allreduce import Average, Sum, allreduce_async_
@@ -80,45 +80,45 @@ def whole(values: torch.Tensor, name: str, process_set: ProcessSet | None) -> St
 
 def quantized(values: torch.Tensor, bits: int, name: str, process_set: ProcessSet | None) -> Steps:
     """Of float32 values, one dimension, in 8 or 4 bits (quantization.py)."""
-    who, count = members(process_set), values.numel()
-    if who.size == 2:
+    members, count = members_of(process_set), values.numel()
+    if members.size == 2:
         padded = torch.nn.functional.pad(values, (0, -count % BLOCK)).unsqueeze(0)
         gathered = yield allgather_async(pack(padded, bits), name=f"{name}.{bits}bit", process_set=process_set)
-        _refuse_joined(len(gathered), who.size, name)
+        _refuse_joined(len(gathered), members.size, name)
         found = unpack(gathered, padded.shape[1], bits)[:, :count]
-        return Mean((found[0] + found[1]) / 2, _finite(values - found[who.rank]))
-    part = -(-count // (who.size * BLOCK)) * BLOCK
-    rows = torch.nn.functional.pad(values, (0, who.size * part - count)).view(who.size, part)
+        return Mean((found[0] + found[1]) / 2, _finite(values - found[members.rank]))
+    part = -(-count // (members.size * BLOCK)) * BLOCK
+    rows = torch.nn.functional.pad(values, (0, members.size * part - count)).view(members.size, part)
     sent = pack(rows, bits)
     received, _ = yield alltoall_async(sent, name=f"{name}.{bits}bit.parts", process_set=process_set)
-    _refuse_joined(len(received), who.size, name)
+    _refuse_joined(len(received), members.size, name)
     total = torch.zeros_like(rows[0])
     for rank, theirs in enumerate(received.split(1)):
-        total += rows[rank] if rank == who.rank else unpack(theirs, part, bits)[0]  # what is not sent need not be rounded
-    total /= who.size
+        total += rows[rank] if rank == members.rank else unpack(theirs, part, bits)[0]  # what is not sent need not be rounded
+    total /= members.size
     mine = pack(total.unsqueeze(0), bits)
     gathered = yield allgather_async(mine, name=f"{name}.{bits}bit.means", process_set=process_set)
-    _refuse_joined(len(gathered), who.size, name)
+    _refuse_joined(len(gathered), members.size, name)
     residual = rows - unpack(sent, part, bits)
     # What the mean of this rank's part has lost, all ranks have lost: it comes back through this rank alone.
-    residual[who.rank] = (total - unpack(mine, part, bits)[0]) * who.size
+    residual[members.rank] = (total - unpack(mine, part, bits)[0]) * members.size
     return Mean(unpack(gathered, part, bits).view(-1)[:count], _finite(residual.view(-1)[:count]))
 
 
 def top_k(values: torch.Tensor, ratio: float, name: str, process_set: ProcessSet | None) -> Steps:
     """Of each rank's float32 values, one dimension, the share ``ratio`` with the largest magnitudes (one at least); others count as 0."""
-    who = members(process_set)
+    members = members_of(process_set)
     count = max(1, math.ceil(ratio * values.numel()))
     places = values.abs().topk(count, sorted=False).indices
     row = torch.cat([places.to(torch.int32), values[places].view(torch.int32)]).unsqueeze(0)
     gathered = yield allgather_async(row, name=f"{name}.top", process_set=process_set)
-    _refuse_joined(len(gathered), who.size, name)
+    _refuse_joined(len(gathered), members.size, name)
     mean = torch.zeros_like(values)
     for theirs in gathered:
         mean[theirs[:count].long()] += theirs[count:].contiguous().view(torch.float32)
     residual = values.clone()
     residual[places] = 0
-    return Mean(mean / who.size, _finite(residual))
+    return Mean(mean / members.size, _finite(residual))
 
 
 def low_rank(
@@ -137,7 +137,7 @@ def low_rank(
     first = [lefts.get(n, part) for n, part in enumerate(parts)]
     flat = torch.cat([*(part.reshape(-1) for part in first), values.new_ones(1)])  # behind them the number of ranks that take part
     flat = yield allreduce_async_(flat, name=f"{name}.left", op=Sum, process_set=process_set)
-    size = members(process_set).size
+    size = members_of(process_set).size
     _refuse_joined(int(flat[-1]), size, name)
     flat = flat[:-1] / size
     means = [part.view(like.shape) for part, like in zip(flat.split([part.numel() for part in first]), first)]

@@ -15,7 +15,7 @@ import torch
 from collective_core.extensions.slow_networks import compressed
 from collective_core.extensions.slow_networks.communication import as_matrix
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import members
+from collective_core.runtime.process_sets import members_of
 from collective_core.torch import handles
 from collective_core.torch.compression import LossyCompression, PowerSGD, TopK
 from collective_core.torch.ops.allreduce import Sum, allreduce_async_
@@ -39,13 +39,14 @@ class ErrorFeedback:
         for bucket in buckets:
             bucket.mark()
         whole = [(b.name, b.flat, self._how) for b in buckets if b.flat.dtype not in _COMPRESSED]
-        marks = [(f"{b.name}.marks", b.marks, {"op": Sum, "process_set": self._how["process_set"]}) for b in lossy]
-        started = [allreduce_async_(tensor, name=name, **how) for name, tensor, how in [*whole, *marks]]
+        how = {"op": Sum, "process_set": self._how["process_set"]}
+        used_parameters = [(f"{b.name}.used_parameters", b.used_parameters, how) for b in lossy]
+        started = [allreduce_async_(tensor, name=name, **how) for name, tensor, how in [*whole, *used_parameters]]
         with torch.no_grad():
             factors = [self._factors_of(bucket) for bucket in lossy]
             steps = [self._steps(bucket, bucket_factors) for bucket, bucket_factors in zip(lossy, factors)]
             means, *_ = handles.results_of([partial(compressed.run, steps), *(partial(handles.synchronize, each) for each in started)])
-            ranks = members(self._how["process_set"]).size if self._how["op"] == Sum else 1
+            ranks = members_of(self._how["process_set"]).size if self._how["op"] == Sum else 1
             for bucket, mean in zip(lossy, means):
                 bucket.flat[: bucket.gradients].copy_(mean.values * ranks)
             # All ranks see the same. A GradScaler leaves out a step that is not finite: what was to be sent before it still is.

@@ -16,7 +16,7 @@ from collective_core.extensions.sparse.row_optimizers import RowOptimizer
 from collective_core.extensions.sparse.sharding import ROW_WISE, Placement, place
 from collective_core.extensions.sparse.storage import DEFAULT_CACHE_BYTES, Storage
 from collective_core.extensions.sparse.table import TAKEN_TOGETHER, ShardedTable, TableConfig, agree, checked
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 
 #: The bits of a number below 1 that float64 can tell apart.
@@ -28,7 +28,7 @@ class DynamicTable(ShardedTable):
 
     def __init__(self, config: TableConfig, storage: Storage, admit_after: int, expire_after: int | None, scale: float, seed: int) -> None:
         self.admit_after, self.expire_after, self._scale, self._seed = admit_after, expire_after, scale, seed
-        size = members(config.process_set).size
+        size = members_of(config.process_set).size
         least, span = -(1 << 63), 1 << 64
         bounds = tuple(least + span * rank // size for rank in range(size))
         # The last bound is never looked at: nothing is above it.
@@ -205,7 +205,7 @@ class DynamicEmbedding(TableModule):
     ) -> None:
         if admit_after < 1 or (expire_after is not None and expire_after < 1):
             raise ValueError(f"admit_after={admit_after} and expire_after={expire_after} must be at least 1")
-        size = members(process_set).size
+        size = members_of(process_set).size
         if capacity < size:
             raise ValueError(f"capacity={capacity} is too small: each of the {size} ranks needs a row at least")
         config = TableConfig(place(ROW_WISE, capacity, embedding_dim, size), optimizer, dtype, process_set)

@@ -15,7 +15,7 @@ from collective_core.extensions.sparse.sharding import ROW_WISE, place
 from collective_core.extensions.sparse.storage import DEFAULT_CACHE_BYTES, Storage
 from collective_core.extensions.sparse.table import Initialise, ShardedTable, TableConfig, agree
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.functions import allgather_object
 
@@ -90,7 +90,7 @@ class _Sharded(TableModule):
     ) -> None:
         if padding_idx is not None and (hash_ids or not 0 <= padding_idx < num_embeddings):
             raise ValueError(f"padding_idx={padding_idx} is not possible: it is a row, 0 to {num_embeddings - 1}, and not of hashed ids")
-        placement = place(sharding, num_embeddings, embedding_dim, members(process_set).size, owner)
+        placement = place(sharding, num_embeddings, embedding_dim, members_of(process_set).size, owner)
         config = TableConfig(placement, optimizer, dtype, process_set, name)
         config, agreed_seed = agree(config, f"hash_ids={hash_ids}, padding_idx={padding_idx}", seed)
         super().__init__(make(lambda where: ShardedTable(config, where, hash_ids), config, Storage(storage, cache_bytes)))

@@ -18,7 +18,7 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.extensions.sparse.sharding import COLUMN_WISE, Placement
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.handles import results_of
 from collective_core.torch.ops import allreduce
 from collective_core.torch.ops.rows import start_rows
@@ -36,7 +36,7 @@ class RowExchange:
         self.placement = placement
         self._name = name
         self._process_set = process_set
-        self._who = members(process_set)
+        self._who = members_of(process_set)
 
     def _start(self, kind: int, tensor: torch.Tensor, what: str, splits: list[int] | None, blocking: bool, problem: str = "") -> Any:
         return start_rows(kind, tensor, f"{self._name}.{what}", self._who, blocking, problem, splits)

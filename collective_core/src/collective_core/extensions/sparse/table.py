@@ -17,7 +17,7 @@ from collective_core.extensions.sparse.row_optimizers import RowOptimizer, Updat
 from collective_core.extensions.sparse.sharding import COLUMN_WISE, Placement, common_columns, common_rows, part_of
 from collective_core.extensions.sparse.storage import Storage
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.functions import allgather_object
 
 #: Rows that are initialised with one seed: the table is the same on any number of ranks.
@@ -56,7 +56,7 @@ class ShardedTable:
         self.process_set = process_set
         self.name = str(name)
         self.steps = 0
-        self._who = members(process_set)
+        self._who = members_of(process_set)
         self.rank = self._who.rank
         #: Of this rank's positions.
         self._first = 0 if placement.sharding == COLUMN_WISE else placement.row_bounds[self.rank]
@@ -195,7 +195,7 @@ class ShardedTable:
         :class:`CollectiveError` on every rank for ids that are no rows on any.
         """
         self._refuse_changed_ranks()
-        problem = self._objection(ids)
+        problem = self._unsupported_reason(ids)
         flat = (ids.new_empty(0) if problem else ids.reshape(-1)).to(self.rows.weight.device, torch.int64)
         positions, where, occurrences = self._requests(flat)
         rows: torch.Tensor = _Rows.apply(self.weight, self, positions, problem, occurrences)
@@ -206,7 +206,7 @@ class ShardedTable:
         rows = bucket(ids, self.placement.rows) if self.id_kind == "hashed" else ids
         return (*torch.unique(self.placement.position(rows), return_inverse=True), None)
 
-    def _objection(self, ids: torch.Tensor) -> str:
+    def _unsupported_reason(self, ids: torch.Tensor) -> str:
         if ids.dtype not in (torch.int64, torch.int32):
             return f"{self.name}: ids must be of int64 or int32, not of {ids.dtype}"
         if self.id_kind != "rows" or not ids.numel():
@@ -318,14 +318,14 @@ def agree(config: TableConfig, what: str, seed: int | None) -> tuple[TableConfig
         raise TypeError(f"optimizer is one of hvd.nn's (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL), not a {type(optimizer).__name__}")
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"a sharded table has numbers of float32 or float64, not of {dtype}")
-    who = members(process_set)
-    number = membership.next_name("embedding", who.id)
+    members = members_of(process_set)
+    number = membership.next_name("embedding", members.id)
     drawn = int(torch.randint(1 << 31, (1,))) if seed is None else seed
     described = f"{placement.sharding} of {placement.rows} x {placement.columns} {dtype} with {optimizer.describe()}, "
     described += f"name {name}, {what}, seed {seed}"
     everyone = allgather_object((described, placement, drawn), f"{number}.made", process_set)
-    for rank, theirs in zip(who.ranks, everyone):
+    for rank, theirs in zip(members.ranks, everyone):
         if theirs[:2] != everyone[0][:2]:
-            text = f"ranks make different sharded tables: rank {who.ranks[0]} {everyone[0][0]}; rank {rank} {theirs[0]}"
+            text = f"ranks make different sharded tables: rank {members.ranks[0]} {everyone[0][0]}; rank {rank} {theirs[0]}"
             raise CollectiveError(text, "mismatch", (rank,))
     return config._replace(name=name or number.replace(".noname", "")), everyone[0][2]

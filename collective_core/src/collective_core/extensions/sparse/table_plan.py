@@ -148,7 +148,7 @@ def _choose(table: Table, seconds: Sequence[float], kept: Sequence[int], memory:
     ranks = len(seconds)
     owner = min(range(ranks), key=lambda rank: (seconds[rank], kept[rank]))
     candidates = [_candidate(table, sharding, ranks, owner, batch, costs) for sharding in (ROW_WISE, TABLE_WISE, COLUMN_WISE, REPLICATED)]
-    problems = {c.sharding: c.problem or _objection_to_memory(c, kept, memory) for c in candidates}
+    problems = {c.sharding: c.problem or _unsupported_memory(c, kept, memory) for c in candidates}
     totals = {c.sharding: [a + b for a, b in zip(seconds, c.seconds)] for c in candidates}
     possible = [c for c in candidates if not problems[c.sharding]]
     if not possible:
@@ -188,7 +188,7 @@ def _candidate(table: Table, sharding: str, ranks: int, owner: int, batch: int, 
     return Candidate(sharding, owner, tuple(mine if rank == owner else theirs for rank in range(ranks)), kept)
 
 
-def _objection_to_memory(candidate: Candidate, kept: Sequence[int], memory: int) -> str:
+def _unsupported_memory(candidate: Candidate, kept: Sequence[int], memory: int) -> str:
     fullest = max(a + b for a, b in zip(kept, candidate.kept))
     if fullest <= memory:
         return ""

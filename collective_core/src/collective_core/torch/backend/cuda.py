@@ -22,7 +22,7 @@ def situation(setting: str) -> dict[str, Any]:
     return {"setting": setting, "gpus": sorted(platform.gpus())}
 
 
-def objection(everyone: Sequence[dict[str, Any]], hosts: Sequence[tuple[str, str]]) -> str:
+def unsupported_reason(everyone: Sequence[dict[str, Any]], hosts: Sequence[tuple[str, str]]) -> str:
     """Why ranks on these hosts (id, name) that have told this of themselves do not use NCCL; empty if they do. Pure."""
     for rank, each in enumerate(everyone):
         if each["setting"] == "off":

@@ -272,7 +272,7 @@ def _join(launcher: StoreLauncher, settings: config.Config) -> tuple[int, Sequen
         number = max(each["next"] for each in everyone)
         _next_group = number + 1
         peers = rendezvous.meet(launcher, settings, number, numbers=[each["rank"] for each in everyone])
-    problem = cuda.objection([each["cuda"] for each in everyone], [(peer.host_id, peer.host_name) for peer in peers])
+    problem = cuda.unsupported_reason([each["cuda"] for each in everyone], [(peer.host_id, peer.host_name) for peer in peers])
     if problem and settings.nccl == "on":
         raise CollectiveError(f"COLLECTIVE_NCCL=on, and NCCL cannot be used: {problem}", "invalid")
     return number, peers, problem

@@ -13,7 +13,7 @@ from collective_core.runtime import operations
 from collective_core.torch import handles
 from collective_core.torch.backend.work import Completer, Work, for_group
 from collective_core.torch.compiling import untraced
-from collective_core.torch.ops.tensors import dtype_name, objection_to_tensor
+from collective_core.torch.ops.tensors import dtype_name, unsupported_tensor
 
 
 def nothing() -> None:
@@ -69,7 +69,7 @@ class Operations:
             source.data_ptr(),
             target_address,
             process_set=self.set,
-            objection=objection_to_tensor(source) or problem,
+            unsupported_reason=unsupported_tensor(source) or problem,
             **rest,
         )
 

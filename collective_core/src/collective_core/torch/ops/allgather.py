@@ -10,19 +10,21 @@ import torch
 from collective_core import _native, arrays
 from collective_core.arrays import Average
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Group, Mapped, handle_of
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.rows import start_rows
-from collective_core.torch.ops.tensors import names_of_group, objection_to_tensor
+from collective_core.torch.ops.tensors import names_of_group, unsupported_tensor
 
 
-def start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False, objection: str = "") -> Any:
-    """The result of the work is the gathered tensor and the rows of each rank. ``objection``: of the caller's own."""
-    who = members(process_set)
-    problem = objection or objection_to_tensor(tensor) or arrays.objection_to_rows(tensor.shape, "allgather")
-    return start_rows(_native.ALLGATHER, tensor, name or membership.next_name("allgather", who.id), who, blocking, problem)
+def start(
+    tensor: torch.Tensor, name: str | None, process_set: ProcessSet | None, blocking: bool = False, unsupported_reason: str = ""
+) -> Any:
+    """The result of the work is the gathered tensor and the rows of each rank. ``unsupported_reason``: of the caller's own."""
+    members = members_of(process_set)
+    problem = unsupported_reason or unsupported_tensor(tensor) or arrays.unsupported_rows(tensor.shape, "allgather")
+    return start_rows(_native.ALLGATHER, tensor, name or membership.next_name("allgather", members.id), members, blocking, problem)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet | None) -> Group:
@@ -51,7 +53,7 @@ class _PartsOfAverage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_of_each: list[list[int]], process_set: ProcessSet | None, *gradients: torch.Tensor) -> Any:
         ctx.process_set = process_set
-        number, mine = members(process_set).rank, []
+        number, mine = members_of(process_set).rank, []
         for gradient, rows in zip(gradients, rows_of_each):
             average = allreduce(gradient, op=Average, process_set=process_set)
             mine.append(average.split(rows)[number])

@@ -11,7 +11,7 @@ from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
 from collective_core.lazy import extension
 from collective_core.runtime import membership, operations, prepared
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch import gpu
 from collective_core.torch.compiling import is_traced, not_compiled
 from collective_core.torch.compression import Compression
@@ -26,8 +26,8 @@ from collective_core.torch.ops.tensors import (
     is_plain,
     names_of_group,
     new_like,
-    objection_to_tensor,
     raise_versions,
+    unsupported_tensor,
 )
 
 #: The reduction's name, beside those of arrays.py (extensions/adasum).
@@ -50,7 +50,7 @@ class _Request:
         self.process_set = process_set
 
     def operation(
-        self, tensor: torch.Tensor, name: str, source: int, target: int, device: int, objection: str = "", fused: int = 0
+        self, tensor: torch.Tensor, name: str, source: int, target: int, device: int, unsupported_reason: str = "", fused: int = 0
     ) -> _native.Operation:
         """The reduction of ``tensor``, whose elements lie at ``source``, into what lies at ``target``."""
         dtype = dtype_name(tensor)
@@ -65,8 +65,8 @@ class _Request:
             reduce=arrays.reduction_number(self.op),
             prescale=self.prescale,
             postscale=self.postscale,
-            process_set=members(self.process_set).id,
-            objection=objection or arrays.objection_to_reduction(self.op, dtype, self.prescale, self.postscale),
+            process_set=members_of(self.process_set).id,
+            unsupported_reason=unsupported_reason or arrays.unsupported_reduction(self.op, dtype, self.prescale, self.postscale),
             device=device,
             fused=fused,
         )
@@ -81,10 +81,10 @@ def _start(
     fused: int = 0,
 ) -> Work | gpu.Copying:
     """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
-    who = members(request.process_set)
-    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who)
-    problem = objection_to_tensor(tensor)
-    chosen = name or membership.next_name("allreduce", who.id)
+    members = members_of(request.process_set)
+    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, members)
+    problem = unsupported_tensor(tensor)
+    chosen = name or membership.next_name("allreduce", members.id)
     in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def finish() -> torch.Tensor:
@@ -103,7 +103,7 @@ def _start(
         def operation_on_gpu(source: int, target: int) -> _native.Operation:
             return request.operation(tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
 
-        return gpu.start(target, target, operation_on_gpu, who, blocking, finish, request.prescale, request.postscale)
+        return gpu.start(target, target, operation_on_gpu, members, blocking, finish, request.prescale, request.postscale)
     source, copied = host_copy(tensor)
     target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
     if request.op == Adasum:
@@ -204,16 +204,16 @@ def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | 
     request = _Request(average, op, *others)
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and is_in_host_memory(tensor)
     # A prepared call would not see that a complex tensor has been conjugated since.
-    if not plain or tensor.is_complex() or not tensor.is_contiguous() or objection_to_tensor(tensor) or request.op == Adasum:
+    if not plain or tensor.is_complex() or not tensor.is_contiguous() or unsupported_tensor(tensor) or request.op == Adasum:
         result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
         return result
-    who, address = members(request.process_set), tensor.data_ptr()
-    operation = request.operation(tensor, name or membership.next_name("allreduce", who.id), address, address, device_number(tensor))
+    members, address = members_of(request.process_set), tensor.data_ptr()
+    operation = request.operation(tensor, name or membership.next_name("allreduce", members.id), address, address, device_number(tensor))
     operations.run(operation, tensor)
     raise_versions((tensor,))
     if not name:
-        operation.name = membership.name_prefix("allreduce", who.id).encode()
-    counter = None if name else membership.counter("allreduce", who.id)
+        operation.name = membership.name_prefix("allreduce", members.id).encode()
+    counter = None if name else membership.counter("allreduce", members.id)
     prescale, postscale = float(request.prescale), float(request.postscale)  # of tensors the value, which the program may change
     arguments = (average, name, op, prescale, postscale, request.process_set, *_form(tensor))
     prepared.note(tensor, arguments, operation, counter, EXCHANGE_API)
@@ -253,10 +253,10 @@ def allreduce_async_(
 def _start_group(
     tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request
 ) -> Group | FusedGroup:
-    who, most_bytes = members(request.process_set), membership.current().config.fusion_bytes
-    if request.op == Adasum or who.size == 1 or len(tensors) < 2:
+    members, most_bytes = members_of(request.process_set), membership.current().config.fusion_bytes
+    if request.op == Adasum or members.size == 1 or len(tensors) < 2:
         return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names_of_group(name, len(tensors)))])
-    chosen = name or membership.next_name("grouped_allreduce", who.id)
+    chosen = name or membership.next_name("grouped_allreduce", members.id)
 
     def start_head(flat: torch.Tensor, checksum: int) -> Work | gpu.Copying:
         return _start(flat, flat, f"{chosen}.fused", request, fused=checksum)

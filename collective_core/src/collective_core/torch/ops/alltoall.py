@@ -8,11 +8,11 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Mapped, handle_of
 from collective_core.torch.ops.rows import start_rows
-from collective_core.torch.ops.tensors import objection_to_tensor
+from collective_core.torch.ops.tensors import unsupported_tensor
 
 #: Rows for each rank: a list, or a tensor of integers with one dimension.
 Splits = Any
@@ -34,11 +34,11 @@ def _list_of(splits: Splits) -> tuple[Sequence[int] | None, str]:
 
 def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet | None, blocking: bool = False) -> Mapped:
     """The result of the work is the received tensor and the rows from each rank."""
-    who = members(process_set)
+    members = members_of(process_set)
     wanted, problem = _list_of(splits)
-    chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, who)
-    problem = objection_to_tensor(tensor) or problem or other_problem
-    work = start_rows(_native.ALLTOALL, tensor, name or membership.next_name("alltoall", who.id), who, blocking, problem, chosen)
+    chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, members)
+    problem = unsupported_tensor(tensor) or problem or other_problem
+    work = start_rows(_native.ALLTOALL, tensor, name or membership.next_name("alltoall", members.id), members, blocking, problem, chosen)
     device = splits.device if torch.is_tensor(splits) else None
     return Mapped(work, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32, device=device)))
 

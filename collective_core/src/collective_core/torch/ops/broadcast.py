@@ -9,7 +9,7 @@ import torch
 from collective_core import _native, arrays
 from collective_core.arrays import Average
 from collective_core.runtime import membership, operations
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Work, handle_of
@@ -21,8 +21,8 @@ from collective_core.torch.ops.tensors import (
     is_in_host_memory,
     is_plain,
     new_like,
-    objection_to_tensor,
     raise_versions,
+    unsupported_tensor,
 )
 
 
@@ -35,24 +35,24 @@ def _start(
     blocking: bool = False,
 ) -> Work | gpu.Copying:
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
-    who = members(process_set)
-    problem = objection_to_tensor(tensor) or arrays.objection_to_root(root_rank, who)
-    on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
-    is_root = who.ranks[who.rank] == root_rank
+    members = members_of(process_set)
+    problem = unsupported_tensor(tensor) or arrays.unsupported_root(root_rank, members)
+    on_gpu = gpu.moves_with_nccl(tensor, members) and not problem
+    is_root = members.ranks[members.rank] == root_rank
     in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def operation(source: int, target: int) -> _native.Operation:
         return _native.operation(
             _native.BROADCAST,
-            name or membership.next_name("broadcast", who.id),
+            name or membership.next_name("broadcast", members.id),
             dtype_name(tensor),
             tuple(tensor.shape),
             0 if problem else tensor.numel(),
             source,
             target,
-            root=who.number_of(root_rank),
-            process_set=who.id,
-            objection=problem,
+            root=members.number_of(root_rank),
+            process_set=members.id,
+            unsupported_reason=problem,
             device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
         )
 
@@ -70,7 +70,7 @@ def _start(
         copied, target = None, output.detach() if in_place else new_like(tensor.detach())
         if is_root and (output is not tensor or not in_place):
             target.copy_(tensor.detach())
-        return gpu.start(target, target, operation, who, blocking, finish)
+        return gpu.start(target, target, operation, members, blocking, finish)
     source, copied = host_copy(tensor)
     target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
     asked = operation(source.data_ptr(), target.data_ptr())

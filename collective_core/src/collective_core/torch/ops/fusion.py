@@ -16,7 +16,7 @@ import torch
 
 from collective_core.errors import CollectiveError
 from collective_core.torch.handles import results_of
-from collective_core.torch.ops.tensors import objection_to_tensor
+from collective_core.torch.ops.tensors import unsupported_tensor
 
 #: Bytes up to which a tensor is fused: what is larger takes longer to copy together than a message of its own takes.
 MAX_BYTES = 64 << 10
@@ -26,7 +26,7 @@ def choose(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[int]:
     """A group's tensors that are fused: the small ones of the commonest type and device, ``most_bytes`` in all; none rather than one."""
     kinds: dict[Any, list[int]] = {}
     for number, tensor in enumerate(tensors):
-        if tensor.numel() * tensor.element_size() <= MAX_BYTES and not objection_to_tensor(tensor):
+        if tensor.numel() * tensor.element_size() <= MAX_BYTES and not unsupported_tensor(tensor):
             kinds.setdefault((tensor.dtype, tensor.device), []).append(number)
     chosen, left = [], most_bytes
     for number in max(kinds.values(), key=len, default=[]):

@@ -10,13 +10,13 @@ from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch import gpu, nccl
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, Work, handle_of
 from collective_core.torch.ops.allgather import allgather
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, objection_to_tensor
+from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, unsupported_tensor
 
 
 class _Request:
@@ -30,19 +30,19 @@ class _Request:
 
 
 def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work | gpu.Copying:
-    who = members(request.process_set)
+    members = members_of(request.process_set)
     dtype = dtype_name(tensor)
-    problem = objection_to_tensor(tensor) or arrays.objection_to_reduction(request.op, dtype, request.prescale, request.postscale)
-    problem = problem or arrays.objection_to_rows(tensor.shape, "reducescatter")
-    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, who) and not problem
+    problem = unsupported_tensor(tensor) or arrays.unsupported_reduction(request.op, dtype, request.prescale, request.postscale)
+    problem = problem or arrays.unsupported_rows(tensor.shape, "reducescatter")
+    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, members) and not problem
     source, copied = (tensor.detach().resolve_conj().resolve_neg().contiguous(), None) if on_gpu else host_copy(tensor)
-    rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], who.rank, who.size)
+    rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], members.rank, members.size)
     target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
 
     def operation(begin: int, into: int) -> _native.Operation:
         return _native.operation(
             _native.REDUCESCATTER,
-            name or membership.next_name("reducescatter", who.id),
+            name or membership.next_name("reducescatter", members.id),
             dtype,
             tuple(tensor.shape),
             source.numel(),
@@ -51,16 +51,16 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work | 
             reduce=arrays.reduction_number(request.op),
             prescale=request.prescale,
             postscale=request.postscale,
-            process_set=who.id,
-            objection=problem,
+            process_set=members.id,
+            unsupported_reason=problem,
             device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
         )
 
     if on_gpu:
         is_scaled = request.prescale != 1.0 or (request.op == Average and tensor.dtype in nccl.HALF)
-        if (is_scaled or tensor.shape[0] % who.size) and source.data_ptr() == tensor.data_ptr():
+        if (is_scaled or tensor.shape[0] % members.size) and source.data_ptr() == tensor.data_ptr():
             source = source.clone()
-        return gpu.start(source, target, operation, who, False, lambda: target, request.prescale, request.postscale)
+        return gpu.start(source, target, operation, members, False, lambda: target, request.prescale, request.postscale)
     asked = operation(source.data_ptr(), target.data_ptr())
 
     def begin() -> Work:
@@ -89,7 +89,7 @@ class _Reducescatter(torch.autograd.Function):
             raise CollectiveError(f"a reducescatter with op={request.op} has no gradient; use Sum or Average", "invalid")
         factor = request.prescale * request.postscale
         if request.op == Sum:
-            factor *= members(request.process_set).size
+            factor *= members_of(request.process_set).size
         scaled = [gradient * factor if factor != 1.0 else gradient for gradient in gradients]
         return None, None, *(allgather(gradient, process_set=request.process_set) for gradient in scaled)
 

@@ -15,13 +15,13 @@ from collective_core.torch.ops.tensors import device_number, dtype_name, host_co
 
 
 def start_rows(
-    kind: int, tensor: torch.Tensor, name: str, who: Members, blocking: bool, problem: str, splits: Sequence[int] | None = None
+    kind: int, tensor: torch.Tensor, name: str, members: Members, blocking: bool, problem: str, splits: Sequence[int] | None = None
 ) -> Work | gpu.Copying:
     """Starts one of the two. ``problem``: why this rank cannot; then every rank raises it. ``splits``: of an alltoall, rows for each rank.
 
     The result of the work is the tensor received and the rows from each rank.
     """
-    on_gpu = gpu.moves_with_nccl(tensor, who) and not problem
+    on_gpu = gpu.moves_with_nccl(tensor, members) and not problem
     source, copied = (tensor.detach().resolve_conj().resolve_neg().contiguous(), None) if on_gpu else host_copy(tensor)
     operation = _native.operation(
         kind,
@@ -30,19 +30,19 @@ def start_rows(
         tuple(tensor.shape),
         source.numel(),
         source.data_ptr(),
-        process_set=who.id,
+        process_set=members.id,
         splits=splits,
-        objection=problem,
+        unsupported_reason=problem,
         device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
     )
     if on_gpu:
-        return gpu.start_rows(source, operation, who, blocking)
+        return gpu.start_rows(source, operation, members, blocking)
 
     def begin() -> Work:
         handle = _native.submit(operation, _native.BLOCKING if blocking else _native.QUEUED)
 
         def finish() -> tuple[torch.Tensor, list[int]]:
-            buffer, rows = operations.take_received(handle, who.size)
+            buffer, rows = operations.take_received(handle, members.size)
             return received_tensor(buffer, rows, tensor), rows
 
         return Work(handle, finish, (source, operation), keeps_handle=True)

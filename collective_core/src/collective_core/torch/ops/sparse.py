@@ -7,11 +7,11 @@ import torch
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Work, handle_of, results_of, synchronize
 from collective_core.torch.ops import allgather
-from collective_core.torch.ops.tensors import objection_to_tensor, without_data
+from collective_core.torch.ops.tensors import unsupported_tensor, without_data
 
 #: Their sums are formed in float32 and rounded once, as those of dense tensors.
 _HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -52,11 +52,11 @@ def _merged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float().coalesce().to(tensor.dtype)
 
 
-def _objection(tensor: torch.Tensor, op: str) -> str:
+def _unsupported_reason(tensor: torch.Tensor, op: str) -> str:
     """Why the tensor cannot be reduced; empty if it can."""
     if op not in (Sum, Average):
         return f"op={op!r} is not possible with sparse tensors; use Sum or Average"
-    return objection_to_tensor(tensor, torch.sparse_coo)
+    return unsupported_tensor(tensor, torch.sparse_coo)
 
 
 def _marked_indices(tensor: torch.Tensor) -> torch.Tensor:
@@ -73,13 +73,15 @@ def sparse_allreduce_async(
 
     Indices that occur twice are merged before they are sent. An average divides by the ranks that have not joined.
     """
-    who = members(process_set)
-    problem = _objection(tensor, op)
-    agreement = without_data(tensor, name or membership.next_name("allreduce", who.id), who, arrays.reduction_number(op), objection=problem)
+    members = members_of(process_set)
+    problem = _unsupported_reason(tensor, op)
+    agreement = without_data(
+        tensor, name or membership.next_name("allreduce", members.id), members, arrays.reduction_number(op), unsupported_reason=problem
+    )
     mine = torch.zeros(1, 1, device=tensor.device).to_sparse() if problem else _merged(tensor)
     parts = [
         Work(_native.submit(agreement), lambda: None, agreement),
-        allgather.start(_marked_indices(mine), f"{name}.indices" if name else None, process_set, objection=problem),
-        allgather.start(mine.values(), f"{name}.values" if name else None, process_set, objection=problem),
+        allgather.start(_marked_indices(mine), f"{name}.indices" if name else None, process_set, unsupported_reason=problem),
+        allgather.start(mine.values(), f"{name}.values" if name else None, process_set, unsupported_reason=problem),
     ]
     return SparseHandle(handle_of(_SparseWork(tensor, op, parts)))

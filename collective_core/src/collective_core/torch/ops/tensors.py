@@ -49,7 +49,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return _NAMES.get(tensor.dtype, _native.STAND_IN)
 
 
-def objection_to_tensor(tensor: torch.Tensor, layout: torch.layout = torch.strided) -> str:
+def unsupported_tensor(tensor: torch.Tensor, layout: torch.layout = torch.strided) -> str:
     """Why the tensor cannot be sent; empty if it can."""
     if tensor.dtype in _NAMES and tensor.layout is layout:
         return ""
@@ -72,19 +72,25 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """As :func:`gpu.host_copy`: the tensor itself when the engine can read it in place; with an objection nothing."""
-    return (torch.empty(0), None) if objection_to_tensor(tensor) else gpu.host_copy(tensor.resolve_conj())
+    """As :func:`gpu.host_copy`: the tensor itself when the engine can read it in place; nothing of an unsupported one."""
+    return (torch.empty(0), None) if unsupported_tensor(tensor) else gpu.host_copy(tensor.resolve_conj())
 
 
 def new_like(tensor: torch.Tensor) -> torch.Tensor:
-    """An uninitialised, contiguous tensor of the same shape, type and device; with an objection itself, as nothing is written then."""
-    if objection_to_tensor(tensor):
+    """An uninitialised, contiguous tensor of the same shape, type and device; an unsupported one itself, as nothing is written then."""
+    if unsupported_tensor(tensor):
         return tensor
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def without_data(
-    tensor: torch.Tensor, name: str, who: Members, reduce: int, prescale: float = 1.0, postscale: float = 1.0, objection: str = ""
+    tensor: torch.Tensor,
+    name: str,
+    members: Members,
+    reduce: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    unsupported_reason: str = "",
 ) -> _native.Operation:
     """An allreduce of no element, in which the ranks compare what each of them has: type, shape, device, reduction and factors.
 
@@ -99,8 +105,8 @@ def without_data(
         reduce=reduce,
         prescale=prescale,
         postscale=postscale,
-        process_set=who.id,
-        objection=objection,
+        process_set=members.id,
+        unsupported_reason=unsupported_reason,
         device=device_number(tensor),
     )
 

@@ -75,9 +75,9 @@ class Bucket:
         self.early: list[int]  # those that were there before the pass had ended
         self.missing: set[int]  # for which this rank has no gradient, and others may
         # A compressor of the user's own may choose a type that a mark does not survive.
-        self.has_marks = compression in (Compression.none, Compression.fp16, Compression.bf16)
+        self.tells_used_parameters = compression in (Compression.none, Compression.fp16, Compression.bf16)
         self.flat: torch.Tensor = torch.empty(0)
-        self.marks: torch.Tensor = torch.empty(0)
+        self.used_parameters: torch.Tensor = torch.empty(0)
         self.slots: list[torch.Tensor] = []  # each parameter's part of it, in the parameter's shape
         self.addresses: list[int] = []  # where the slots are
         self.contexts: dict[int, Any] = {}
@@ -87,7 +87,7 @@ class Bucket:
         self.lengths = [p.numel() * p.element_size() for p in parameters]
         self.has_large = max(self.lengths) >= LARGE
         self.gradients = ends[-1]
-        self.elements = self.gradients + (len(parameters) if self.has_marks else 0)
+        self.elements = self.gradients + (len(parameters) if self.tells_used_parameters else 0)
         self.reset()
 
     def take(self, position: int) -> bool:
@@ -160,7 +160,7 @@ class Bucket:
         if self.flat.dtype == dtype and self.flat.numel() == self.elements and self.slots:
             return
         self.flat = gradient_memory(self.elements, dtype, self.device)
-        self.marks = self.flat[self.gradients :]
+        self.used_parameters = self.flat[self.gradients :]
         self.slots = [_slot(self.flat[begin:end], p) for p, (begin, end) in zip(self.parameters, self.ranges)]
         self.addresses = [slot.data_ptr() for slot in self.slots]
 
@@ -197,13 +197,13 @@ class Bucket:
 
     def mark(self) -> None:
         """Before the sum: for which gradients this rank has one."""
-        self.marks.fill_(1.0)
-        if self.missing and self.has_marks:
-            self.marks[list(self.missing)] = 0.0
+        self.used_parameters.fill_(1.0)
+        if self.missing and self.tells_used_parameters:
+            self.used_parameters[list(self.missing)] = 0.0
 
     def is_used(self) -> list[bool]:
         """After the sum: of each parameter, whether any rank has a gradient."""
-        return (self.marks != 0).tolist() if self.has_marks else [True] * len(self.parameters)
+        return (self.used_parameters != 0).tolist() if self.tells_used_parameters else [True] * len(self.parameters)
 
     def _take_from_others(self) -> set[int]:
         """Gives parameters that only other ranks have used a gradient, to be filled; returns those that no rank has used."""
@@ -237,7 +237,7 @@ class Bucket:
         if self.handle:
             # Nobody has waited for it: the engine may go on using that memory.
             handles.abandon(self.handle)
-            self.flat, self.marks, self.handle = torch.empty(0), torch.empty(0), 0
+            self.flat, self.used_parameters, self.handle = torch.empty(0), torch.empty(0), 0
         self.contexts.clear()
         self.awaited = set(range(len(self.parameters)))
         self.unfilled, self.unfilled_bytes, self.filled, self.early, self.missing = [], 0, [], [], set()

@@ -12,7 +12,7 @@ import torch
 
 from collective_core.errors import InvalidUseError
 from collective_core.lazy import extension
-from collective_core.runtime.process_sets import ProcessSet, global_process_set, members
+from collective_core.runtime.process_sets import ProcessSet, global_process_set, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import STATE_KEY, Compression, LossyCompression
 from collective_core.torch.ops import allreduce
@@ -229,7 +229,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _step_tables(self) -> None:
         tables = shards_in(self.param_groups)
         if tables:
-            step_all(tables, members(self.process_set).size if self.op == allreduce.Average else 1)
+            step_all(tables, members_of(self.process_set).size if self.op == allreduce.Average else 1)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Calls the closure of a step and reduces what it leaves."""

@@ -7,7 +7,7 @@ from weakref import WeakMethod
 
 import torch
 
-from collective_core.runtime.process_sets import ProcessSet, members
+from collective_core.runtime.process_sets import ProcessSet, members_of
 
 #: Optimizers made so far, in order: kind and process set, and what has one let go of its parameters, if it is still there.
 _made: list[tuple[tuple[str, int], WeakMethod[Callable[[], None]]]] = []
@@ -16,16 +16,16 @@ _made: list[tuple[tuple[str, int], WeakMethod[Callable[[], None]]]] = []
 def is_alone(process_set: ProcessSet | None) -> bool:
     """Whether there is nobody to reduce gradients with: one rank, or, as in Horovod, a rank that is not in the set."""
     outside = process_set is not None and process_set.included() is False
-    return outside or members(process_set).size == 1
+    return outside or members_of(process_set).size == 1
 
 
-def number_of_optimizer(kind: str, process_set: ProcessSet | None, let_go: Callable[[], None]) -> str:
+def number_of_optimizer(kind: str, process_set: ProcessSet | None, revoke: Callable[[], None]) -> str:
     """The beginning of names that no other optimizer's tensors have. Ranks make their optimizers of a process set in one order.
 
-    ``let_go``: a method of what listens to the parameters, for :func:`forget_made_after`.
+    ``revoke``: a method of what listens to the parameters, for :func:`forget_made_after`.
     """
     key = (kind, (process_set.process_set_id if process_set is not None else 0) or 0)
-    _made.append((key, WeakMethod(let_go)))
+    _made.append((key, WeakMethod(revoke)))
     return f"{kind}.{sum(other == key for other, _ in _made)}"
 
 
@@ -35,14 +35,14 @@ def made() -> int:
 
 
 def forget_made_after(number: int) -> None:
-    """Numbers the next optimizers as if there had been only so many, and has the others let go of their parameters.
+    """Numbers the next optimizers as if there had been only so many, and revokes the others' parameters.
 
     For a function that elastic ranks call again: it makes its optimizers anew, and on a rank that is new for the first time.
     """
     for _, reference in _made[number:]:
-        let_go = reference()
-        if let_go is not None:
-            let_go()
+        revoke = reference()
+        if revoke is not None:
+            revoke()
     del _made[number:]
 
 

@@ -69,7 +69,7 @@ class Reducer:
         self._lock = threading.Lock()  # hooks may run in autograd's threads
 
         self.is_alone = is_alone(self.process_set)
-        self._prefix = number_of_optimizer("gradients", self.process_set, self.let_go)
+        self._prefix = number_of_optimizer("gradients", self.process_set, self.revoke)
         self.names = names_of(parameters, named_parameters)
         self._trained = [p for p in parameters if p.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._trained)}
@@ -128,7 +128,7 @@ class Reducer:
         self._launched = 0
         self._passes_left = [self.passes] * len(self._trained)
 
-    def let_go(self) -> None:
+    def revoke(self) -> None:
         """Another optimizer is to have the parameters: no gradient is taken any more before ``synchronize``."""
         for end in self._end_hooks:
             end()
@@ -199,7 +199,7 @@ class Reducer:
         newcomers = self._newcomers(parameters)
         with self._lock:
             if newcomers and not self._agreed:
-                self._take_on(newcomers, parameters)
+                self._assign(newcomers, parameters)
                 newcomers = []
             if not self._agreed and self._trained:
                 self._agree()
@@ -241,7 +241,7 @@ class Reducer:
             self._agree_anew_for_late_ones()
         if newcomers:
             self._reduce_alone(newcomers)
-            self._take_on(newcomers, parameters)
+            self._assign(newcomers, parameters)
 
     def _start_sparse(self, parameter: torch.nn.Parameter) -> int:
         gradient = None if parameter.grad is None else parameter.grad.detach()
@@ -332,7 +332,7 @@ class Reducer:
             if self._wants_sparse:
                 parameter.grad = parameter.grad.to_sparse(1)
 
-    def _take_on(self, newcomers: list[torch.nn.Parameter], parameters: list[torch.nn.Parameter]) -> None:
+    def _assign(self, newcomers: list[torch.nn.Parameter], parameters: list[torch.nn.Parameter]) -> None:
         """Forgets the plan, for one with them in their places: a rank that does it later, or was made with them, has the same order."""
         for number, parameter in enumerate(parameters):
             self.names.setdefault(parameter, f"added.{number}")

@@ -1,17 +1,17 @@
-"""Which hosts are set aside after failures, for how long, and how many exceptions a job survives. Pure."""
+"""Policy after failures: which hosts are blacklisted, for how long, and how many exceptions a job survives. Pure."""
 
 from __future__ import annotations
 
 from typing import Iterable
 
-#: Seconds a host is set aside after its second failure; each further one doubles it, up to the longest.
+#: Seconds a host is left out after its second failure; each further one doubles it, up to the longest.
 FIRST, LONGEST = 2.0, 120.0
 #: A host without a failure for so many seconds begins anew.
 FORGIVEN = 300.0
 
 
 class Cooldown:
-    """A first failure costs a host nothing: its worker is started again at once. One that fails again and again is set aside.
+    """Waits of hosts that fail: none after a first failure, longer and longer ones after more.
 
     ``first``, ``longest``: seconds, see above.
     """
@@ -39,13 +39,13 @@ class Cooldown:
 MAX_OF_HOST, MAX_RESTARTS = 2, 3
 
 
-class Exceptions:
-    """Workers that ended by themselves. A fault of a GPU is an exception as a mistake of the program is: only where it happens again tells.
+class FailurePolicy:
+    """Verdict on workers that ended by themselves: whether the host is to blame, or the program.
 
-    A host with a second one gets no new workers, those that it has go on; of the program, not of a host, are exceptions in more than
-    ``restarts`` generations, or on all hosts, or with the same traceback on two of them. Workers of one host that end in the same
-    generation count once, and nothing counts any more after ``FORGIVEN`` seconds without another. ``of_host``: how many of one host are too
-    many.
+    A fault of a GPU is an exception as a mistake of the program is: only where it happens again tells. A host with a second one gets no
+    new workers, those that it has go on; of the program, not of a host, are exceptions in more than ``restarts`` generations, or on all
+    hosts, or with the same traceback on two of them. Workers of one host that end in the same generation count once, and nothing counts
+    any more after ``FORGIVEN`` seconds without another. ``of_host``: how many of one host are too many.
     """
 
     def __init__(self, restarts: int = MAX_RESTARTS, of_host: int = MAX_OF_HOST) -> None:
@@ -62,7 +62,7 @@ class Exceptions:
         if traceback:
             self._hosts_of.setdefault(traceback, set()).add(host)
 
-    def is_set_aside(self, host: str, now: float) -> bool:
+    def is_blacklisted(self, host: str, now: float) -> bool:
         """Whether the host gets no new workers."""
         own = [when for (name, _), when in self._when.items() if name == host]
         return len(own) >= self._of_host and now <= max(own) + FORGIVEN
@@ -71,4 +71,4 @@ class Exceptions:
         """Whether the program, or all the job's hosts, are to blame."""
         if any(len(known) > 1 for known in self._hosts_of.values()):
             return True
-        return len({generation for _, generation in self._when}) > self._restarts or all(self.is_set_aside(host, now) for host in hosts)
+        return len({generation for _, generation in self._when}) > self._restarts or all(self.is_blacklisted(host, now) for host in hosts)
