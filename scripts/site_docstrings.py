@@ -5,11 +5,24 @@ Every name of a module's ``__all__`` gets a description: its own, or that of wha
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import griffe
+
+
+def _assigned(module: ast.Module) -> Iterator[tuple[str, Any]]:
+    for each in module.body:
+        if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
+            for target in each.targets if isinstance(each, ast.Assign) else [each.target]:
+                yield getattr(target, "id", ""), each.value
+
+
+_REDUCTIONS = Path(__file__).parent.parent / "collective_core/src/collective_core/runtime/reductions.py"
+_OPTIONS = ast.literal_eval(dict(_assigned(ast.parse(_REDUCTIONS.read_text(encoding="utf-8"))))["OPTIONS"])
 
 
 class Docstrings(griffe.Extension):  # type: ignore[misc, unused-ignore]
@@ -29,6 +42,25 @@ class Docstrings(griffe.Extension):  # type: ignore[misc, unused-ignore]
             if comment:
                 attr.docstring = griffe.Docstring("\n".join(comment), parent=attr)
                 self.on_instance(obj=attr)
+
+    def on_function_instance(self, *, node: Any, func: griffe.Function, agent: griffe.Visitor, **_: Any) -> None:
+        """The parameters of the allreduce family, which runtime/reductions.py makes of its table and of what the decorator says."""
+        for made in getattr(node, "decorator_list", ()):
+            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == "takes":
+                known = dict(_assigned(ast.parse(agent.code)))
+                form = known[made.args[0].id] if isinstance(made.args[0], ast.Name) else made.args[0]
+                defaults = {each.arg: each.value for each in made.keywords if each.arg is not None}
+                for shared in (known[each.value.id] for each in made.keywords if each.arg is None):
+                    defaults |= {key.value: value for key, value in zip(shared.keys, shared.values, strict=True)}
+                options = form.value.split()
+                if "average" in options:
+                    defaults["op"] = ast.Constant(None)
+                parameters = [func.parameters[0]]
+                for name in options:
+                    default = ast.unparse(defaults[name]) if name in defaults else repr(_OPTIONS[name][1])
+                    kind = "str | None" if name == "op" and default == "None" else _OPTIONS[name][0]
+                    parameters.append(griffe.Parameter(name, annotation=kind, kind=parameters[0].kind, default=default))
+                func.parameters = griffe.Parameters(*parameters)
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         loader.resolve_aliases(implicit=True)

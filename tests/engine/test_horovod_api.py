@@ -99,3 +99,28 @@ def test_wrong_use_is_reported_on_every_rank_and_survived(launch, n, hosts):
     reports = everyone(launch, "wrong_use.py", n, hosts)
     assert {entry["cases"] for entry in reports.values()} == {reports[0]["cases"]}
     assert reports[0]["cases"] == 115
+
+
+def test_the_allreduce_family_has_one_signature_and_pythons_own_errors():
+    import inspect
+
+    import collective_core.torch as hvd
+
+    import collective_core
+
+    options = {"average": None, "name": None, "op": None, "prescale_factor": 1.0, "postscale_factor": 1.0, "process_set": None}
+    for form in ("allreduce_", "allreduce_async", "allreduce_async_"):
+        for function in (getattr(hvd, form), getattr(hvd, f"grouped_{form}")):
+            first, *others = inspect.signature(function).parameters.values()
+            assert first.name == ("tensors" if function.__name__.startswith("grouped") else "tensor")
+            assert {each.name: each.default for each in others} == options
+            assert "prescale_factor: Multiplies each input." in function.__doc__
+    assert list(inspect.signature(hvd.reducescatter).parameters)[1:4] == ["name", "compression", "op"]
+    assert inspect.signature(collective_core.allreduce).parameters["op"].default == "Average"
+    for function in (hvd.allreduce, hvd.allreduce_, hvd.grouped_reducescatter_async, collective_core.reducescatter):
+        with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) got an unexpected keyword argument 'averaged'"):
+            function([], averaged=True)
+        with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) missing 1 required positional argument"):
+            function()
+    with pytest.raises(ValueError, match="op parameter supersedes average"):
+        hvd.allreduce_async(None, average=True, op=hvd.Sum)

@@ -16,6 +16,7 @@ import numpy as np
 from collective_core import _native
 from collective_core.runtime import membership, operations, prepared
 from collective_core.runtime.process_sets import Members, ProcessSet, members_of
+from collective_core.runtime.reductions import Reduction, takes
 
 # Ways to combine the ranks' values, under Horovod's names. Adasum is for torch tensors only.
 #: The sum of the ranks' values.
@@ -138,14 +139,9 @@ def _unsupported_out(out: np.ndarray[Any, Any] | None, like: np.ndarray[Any, Any
     return f"out must be a writable, contiguous array of {like.dtype}{list(like.shape)}"
 
 
+@takes("name op prescale_factor postscale_factor process_set out")
 def allreduce(
-    array: Any,
-    name: str | None = None,
-    op: str = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-    out: np.ndarray[Any, Any] | None = None,
+    array: Any, name: Any, op: Any, prescale_factor: Any, postscale_factor: Any, process_set: Any, out: Any
 ) -> np.ndarray[Any, Any]:
     """Combines the arrays of all ranks element by element, in rank order; returns a new array of the same shape, or ``out``.
 
@@ -160,7 +156,7 @@ def allreduce(
         if fault is not None:
             if fault:
                 operations.check_prepared(fault, array)
-            return out  # type: ignore[return-value]  # which is array
+            return array  # type: ignore[no-any-return]
     members = members_of(process_set)
     source, dtype, problem = _contiguous(array)
     problem = problem or unsupported_reduction(op, dtype, prescale_factor, postscale_factor) or _unsupported_out(out, source)
@@ -177,27 +173,17 @@ def allreduce(
     return result
 
 
-def reducescatter(
-    array: Any,
-    name: str | None = None,
-    op: str = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> np.ndarray[Any, Any]:
+@takes("name op prescale_factor postscale_factor process_set")
+def reducescatter(array: Any, name: str | None, how: Reduction) -> np.ndarray[Any, Any]:
     """This rank's rows of what :func:`allreduce` would give: as even as can be, the first ranks get one row more."""
-    members = members_of(process_set)
+    members = members_of(how.process_set)
     source, dtype, problem = _contiguous(array)
-    problem = problem or unsupported_reduction(op, dtype, prescale_factor, postscale_factor)
+    problem = problem or unsupported_reduction(how.op, dtype, how.prescale, how.postscale)
     problem = problem or unsupported_rows(source.shape, "reducescatter")
-    result = np.empty(
-        (0 if problem else scattered_rows(source.shape[0], members.rank, members.size), *source.shape[1:]), dtype=source.dtype
-    )
-    number = reduction_number(op)
-    more = {"prescale": prescale_factor, "postscale": postscale_factor, "unsupported_reason": problem}
-    operations.run(
-        _operation("reducescatter", source, dtype, members, name, target=result.ctypes.data, reduce=number, **more), source, result
-    )
+    rows = 0 if problem else scattered_rows(source.shape[0], members.rank, members.size)
+    result = np.empty((rows, *source.shape[1:]), dtype=source.dtype)
+    more = {"prescale": how.prescale, "postscale": how.postscale, "unsupported_reason": problem, "reduce": reduction_number(how.op)}
+    operations.run(_operation("reducescatter", source, dtype, members, name, target=result.ctypes.data, **more), source, result)
     return result
 
 

@@ -15,10 +15,10 @@ from zlib import crc32
 import numpy as np
 
 from collective_core import _native, arrays
-from collective_core.arrays import Average
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, operations
-from collective_core.runtime.process_sets import Members, ProcessSet, members_of
+from collective_core.runtime.process_sets import Members, members_of
+from collective_core.runtime.reductions import Reduction, takes
 
 #: Where an array begins in the memory of its group: frameworks take results over without a copy only where they are aligned so.
 ALIGNMENT = 64
@@ -72,20 +72,14 @@ def _aligned(length: int) -> Any:
     return memory[begin : begin + length]
 
 
-def grouped_allreduce(
-    group: Sequence[Any],
-    name: str | None = None,
-    op: str = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> list[np.ndarray[Any, Any]]:
+@takes("name op prescale_factor postscale_factor process_set")
+def grouped_allreduce(group: Sequence[Any], name: str | None, how: Reduction) -> list[np.ndarray[Any, Any]]:
     """``arrays.allreduce`` of several arrays, of any types; returns new arrays, aligned to 64 bytes. Those of one type travel as one.
 
     All ranks pass as many arrays of the same types and shapes in the same order. Otherwise raises :class:`CollectiveError` (kind
     ``mismatch``), which names the first that differs.
     """
-    members = members_of(process_set)
+    members = members_of(how.process_set)
     chosen = name or membership.next_name("grouped_allreduce", members.id)
     sources = [np.asarray(array, order="C") for array in group]
     checksum = crc32(repr([(source.dtype.name, source.shape) for source in sources]).encode()) or 1
@@ -93,13 +87,13 @@ def grouped_allreduce(
     apart: list[int] = []
     for number, source in enumerate(sources):
         dtype = source.dtype.name
-        impossible = arrays.unsupported_array(source) or arrays.unsupported_reduction(op, dtype, prescale_factor, postscale_factor)
+        impossible = arrays.unsupported_array(source) or arrays.unsupported_reduction(how.op, dtype, how.prescale, how.postscale)
         (apart if impossible else kinds.setdefault(dtype, [])).append(number)
     results: list[Any] = [None] * len(sources)
     try:
         for kind, numbers in enumerate(list(kinds.values()) or [[]]):
             places = _place([sources[number] for number in numbers])
-            _reduce_fused(places, f"{chosen}.fused.{kind}", checksum, members, op, prescale_factor, postscale_factor)
+            _reduce_fused(places, f"{chosen}.fused.{kind}", checksum, members, how)
             for number, place in zip(numbers, places):
                 results[number] = place
     except CollectiveError as error:
@@ -108,7 +102,7 @@ def grouped_allreduce(
         _compare_numbers(len(sources), f"{chosen}.number", members)
         apart = list(range(len(sources)))
     for number in apart:
-        results[number] = arrays.allreduce(sources[number], f"{chosen}.{number}", op, prescale_factor, postscale_factor, process_set)
+        results[number] = arrays.allreduce(sources[number], f"{chosen}.{number}", *how)
     return results
 
 
@@ -129,7 +123,7 @@ def _place(sources: Sequence[Any]) -> list[Any]:
     return places
 
 
-def _reduce_fused(places: Sequence[Any], name: str, checksum: int, members: Members, op: str, prescale: float, postscale: float) -> None:
+def _reduce_fused(places: Sequence[Any], name: str, checksum: int, members: Members, how: Reduction) -> None:
     """Reduces everything from the beginning of the first to the end of the last."""
     dtype, address, count = _native.STAND_IN, 0, 0
     if places:
@@ -137,7 +131,7 @@ def _reduce_fused(places: Sequence[Any], name: str, checksum: int, members: Memb
         dtype, address = first.dtype.name, first.ctypes.data
         count = (last.ctypes.data + last.nbytes - address) // first.itemsize
     operation = _native.operation(_native.ALLREDUCE, name, dtype, (count,), count, address, address)
-    operation.reduce, operation.process_set = arrays.reduction_number(op) if places else _native.SUM, members.id
-    operation.prescale, operation.postscale = (prescale, postscale) if places else (1.0, 1.0)
+    operation.reduce, operation.process_set = arrays.reduction_number(how.op) if places else _native.SUM, members.id
+    operation.prescale, operation.postscale = (how.prescale, how.postscale) if places else (1.0, 1.0)
     operation.fused = checksum
     operations.run(operation, places)

@@ -7,7 +7,7 @@ same of the gradients; of an allgather, and of a broadcast on its root, their av
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,11 @@ import numpy as np
 from collective_core import arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.common import groups
-from collective_core.errors import CollectiveError, InvalidUseError
+from collective_core.errors import InvalidUseError
 from collective_core.jax import host_calls
 from collective_core.jax.compression import Compression
 from collective_core.runtime.process_sets import ProcessSet, members_of
+from collective_core.runtime.reductions import Reduction, takes
 
 __all__ = ["Average", "Max", "Min", "Product", "Sum"]
 
@@ -68,55 +69,34 @@ def _like(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
-class _Reduction(NamedTuple):
-    """How to combine: what all forms of allreduce and reducescatter share."""
-
-    name: str | None
-    op: str
-    prescale: float
-    postscale: float
-    process_set: ProcessSet | None
-
-    def require_gradient(self) -> None:
-        if self.op not in (Sum, Average):
-            raise CollectiveError(f"a reduction with op={self.op} has no gradient; use Sum or Average", "invalid")
-
-
-def allreduce(
-    tensor: Any,
-    name: str | None = None,
-    op: str = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-    compression: Any = Compression.none,
-) -> Any:
+@takes("name op prescale_factor postscale_factor process_set compression", compression=Compression.none)
+def allreduce(tensor: Any, name: str | None, how: Reduction, compression: Any) -> Any:
     """Combines the arrays of all ranks element by element, in rank order. ``tensor``: an array, or a tree of arrays, which go as one group.
 
     float16 and bfloat16 are summed in float32 and rounded once; the average of integers is rounded towards zero. ``prescale_factor``
     multiplies each input, ``postscale_factor`` the result. Differentiable for Sum and Average.
     """
-    return _apply(tensor, *_allreduce_rules(_Reduction(name, op, prescale_factor, postscale_factor, process_set)), compression)
+    return _apply(tensor, *_allreduce_rules(name, how), compression)
 
 
 #: The same: a list or another tree of arrays is reduced in one call of the host, in which small arrays travel together.
 grouped_allreduce = allreduce
 
 
-def _allreduce_rules(how: _Reduction) -> tuple[Callable[[Leaves], Leaves], Callable[[Leaves], Leaves]]:
+def _allreduce_rules(name: str | None, how: Reduction) -> tuple[Callable[[Leaves], Leaves], Callable[[Leaves], Leaves]]:
     members_of(how.process_set)
 
     def on_host(sources: Any, targets: Any) -> None:
         # In memory of the engine, also one array alone: other ranks would write to new pages of the target, which takes longest.
-        for target, reduced in zip(targets, groups.grouped_allreduce(sources, *how)):
+        for target, reduced in zip(targets, groups.grouped_allreduce(sources, name, *how)):
             target[...] = reduced
 
     def forward(leaves: Leaves) -> Leaves:
         return host_calls.call(on_host, leaves, [_like(leaf) for leaf in leaves], is_elementwise=True)
 
     def backward(gradients: Leaves) -> Leaves:
-        how.require_gradient()
-        reduced: Leaves = allreduce(list(gradients), None, *how[1:])
+        how.require_gradient("a reduction")
+        reduced: Leaves = allreduce(list(gradients), None, *how)
         return reduced
 
     return forward, backward
@@ -203,31 +183,23 @@ def _allgather(array: Any, name: str | None, process_set: ProcessSet | None, row
     return _apply(array, forward, backward)
 
 
-def reducescatter(
-    tensor: Any,
-    name: str | None = None,
-    op: str = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-    compression: Any = Compression.none,
-) -> Any:
+@takes("name op prescale_factor postscale_factor process_set compression", compression=Compression.none)
+def reducescatter(tensor: Any, name: str | None, how: Reduction, compression: Any) -> Any:
     """This rank's rows of what :func:`allreduce` would give: as even as can be, the first ranks get one more. Also of a tree of arrays."""
-    how = _Reduction(None, op, prescale_factor, postscale_factor, process_set)
-    return _for_each(tensor, name, lambda array, own_name: _reducescatter(array, how._replace(name=own_name), compression))
+    return _for_each(tensor, name, lambda array, own_name: _reducescatter(array, own_name, how, compression))
 
 
-def _reducescatter(array: Any, how: _Reduction, compression: Any) -> Any:
+def _reducescatter(array: Any, name: str | None, how: Reduction, compression: Any) -> Any:
     members = members_of(how.process_set)
     problem = arrays.unsupported_rows(array.shape, "reducescatter")
     rows = [arrays.scattered_rows(array.shape[0] if array.ndim else 0, rank, members.size) for rank in range(members.size)]
 
     def forward(leaves: Leaves) -> Leaves:
         own = [rows[members.rank]]
-        return [_make_rows(lambda source: (arrays.reducescatter(source, *how), own), leaves[0], own, problem)]
+        return [_make_rows(lambda source: (arrays.reducescatter(source, name, *how), own), leaves[0], own, problem)]
 
     def backward(gradients: Leaves) -> Leaves:
-        how.require_gradient()
+        how.require_gradient("a reduction")
         factor = how.prescale * how.postscale * (members.size if how.op == Sum else 1)
         scaled = gradients[0] if factor == 1 else gradients[0] * factor
         return [_allgather(scaled, None, how.process_set, rows)]

@@ -6,8 +6,9 @@ from typing import Any
 
 import keras
 
-from collective_core.arrays import Average, Sum
+from collective_core.arrays import Average
 from collective_core.keras.requirement import framework
+from collective_core.runtime.reductions import chosen_op, takes
 
 
 def _tensor(value: Any) -> Any:
@@ -17,21 +18,13 @@ def _tensor(value: Any) -> Any:
     return tensor
 
 
+@takes("name average prescale_factor postscale_factor op compression", compression=framework.Compression.none)
 def allreduce(
-    value: Any,
-    name: str | None = None,
-    average: bool | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    op: str | None = None,
-    compression: Any = framework.Compression.none,
+    value: Any, name: str | None, average: bool | None, prescale_factor: float, postscale_factor: float, op: str | None, compression: Any
 ) -> Any:
     """Combines the ranks' values (``op``: Average unless given) element by element; returns a tensor of the backend."""
-    if average is not None and op is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    chosen = op or (Sum if average is False else Average)
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    return framework.allreduce(_tensor(value), name=name, op=chosen, compression=compression, **factors)
+    return framework.allreduce(_tensor(value), name=name, op=chosen_op(average, op), compression=compression, **factors)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:

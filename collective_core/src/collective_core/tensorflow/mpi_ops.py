@@ -16,25 +16,15 @@ from collective_core import arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.common.groups import grouped_allreduce as grouped_allreduce_of_arrays
 from collective_core.common.sparse import sparse_allreduce
-from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, process_sets
 from collective_core.runtime.process_sets import ProcessSet, global_process_set, members_of
+from collective_core.runtime.reductions import Reduction, takes
 from collective_core.tensorflow.callbacks import as_tensor, call, name_of, not_converted
 from collective_core.tensorflow.compression import Compression
 
 __all__ = ["Average", "Max", "Min", "Product", "Sum"]
 
-
-def reduction(op: str | None, average: bool | None) -> str:
-    """The reduction that Horovod's two parameters ask for. Raises ValueError where both do."""
-    if op is not None and average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    return op if op is not None else (Average if average in (None, True) else Sum)
-
-
-def _require_gradient(kind: str, op: str) -> None:
-    if op not in (Sum, Average):
-        raise CollectiveError(f"{kind} with op={op} has no gradient; use Sum or Average", "invalid")
+_DEFAULTS: dict[str, Any] = {"compression": Compression.none, "process_set": global_process_set}
 
 
 def _unknown_rows(tensor: Any) -> Any:
@@ -42,87 +32,61 @@ def _unknown_rows(tensor: Any) -> Any:
     return tensor.shape if tensor.shape.rank is None else [None, *tensor.shape[1:]] if tensor.shape.rank else tensor.shape
 
 
-class _Request:
-    """How to reduce: the arguments that allreduce and reducescatter share."""
-
-    def __init__(self, op: str, prescale: float, postscale: float, process_set: ProcessSet, ignore_name_scope: bool) -> None:
-        self.op = op
-        self.factors = (prescale, postscale)
-        self.process_set = process_set
-        self.ignore_name_scope = ignore_name_scope
-
-
 @not_converted
-def allreduce(
-    tensor: Any,
-    average: bool | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-) -> Any:
+@takes(
+    "average device_dense device_sparse compression op prescale_factor postscale_factor name process_set ignore_name_scope",
+    **_DEFAULTS,
+)
+def allreduce(tensor: Any, how: Reduction, compression: Any, name: str | None, ignore_name_scope: bool) -> Any:
     """Combines the tensors of all ranks element by element. ``op`` is Average unless given. Differentiable for Sum and Average.
 
     The average of integer tensors is rounded towards zero. Of ``tf.IndexedSlices`` the sum or average is ``tf.IndexedSlices`` with every
     index once; averages of integers in them are floating-point numbers, as Horovod's.
     """
-    return grouped_allreduce(
-        *([tensor], average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set),
-        *(ignore_name_scope, name),
-    )[0]
+    return _allreduce_any([tensor], how, compression, name, ignore_name_scope)[0]
 
 
 @not_converted
-def grouped_allreduce(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    device_dense: str = "",  # noqa: ARG001
-    device_sparse: str = "",  # noqa: ARG001
-    compression: Any = Compression.none,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    name: str | None = None,
-) -> list[Any]:
+@takes(
+    "average device_dense device_sparse compression op prescale_factor postscale_factor process_set ignore_name_scope name",
+    **_DEFAULTS,
+)
+def grouped_allreduce(tensors: Sequence[Any], how: Reduction, compression: Any, name: str | None, ignore_name_scope: bool) -> list[Any]:
     """:func:`allreduce` of several tensors: those of one type travel as one, in one callback.
 
     ``tf.IndexedSlices`` go before them, each in a callback of its own, in the order of ``tensors``.
     """
-    request = _Request(reduction(op, average), prescale_factor, postscale_factor, process_set, ignore_name_scope)
+    return _allreduce_any(tensors, how, compression, name, ignore_name_scope)
+
+
+def _allreduce_any(tensors: Sequence[Any], how: Reduction, compression: Any, name: str | None, ignore_name_scope: bool) -> list[Any]:
     results = list(tensors)
     dense = [number for number, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
     before: list[Any] = []  # nothing else orders callbacks in graphs of TensorFlow 1
     for number in [number for number in range(len(results)) if number not in set(dense)]:
         with tf.control_dependencies(before):
-            results[number] = _allreduce_slices(results[number], f"{name}.{number}" if name else None, request)
+            results[number] = _allreduce_slices(results[number], f"{name}.{number}" if name else None, how, ignore_name_scope)
         before = [results[number].values]
     if dense:
         pairs = [compression.compress(as_tensor(results[number])) for number in dense]
         with tf.control_dependencies(before):
-            reduced = _allreduce([small for small, _ in pairs], name, request)
+            reduced = _allreduce([small for small, _ in pairs], how, name, ignore_name_scope)
         for number, output, (_, context) in zip(dense, reduced, pairs):
             results[number] = compression.decompress(output, context)
     return results
 
 
-def _allreduce(tensors: Sequence[Any], name: str | None, request: _Request) -> list[Any]:
+def _allreduce(tensors: Sequence[Any], how: Reduction, name: str | None = None, ignore_name_scope: bool = False) -> list[Any]:
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def reduce(*inputs: Any) -> Any:
-        chosen = name_of("allreduce" if len(inputs) == 1 else "grouped_allreduce", name, request.ignore_name_scope)
+        chosen = name_of("allreduce" if len(inputs) == 1 else "grouped_allreduce", name, ignore_name_scope)
 
         def on_host(*values: Any) -> list[Any]:
-            return grouped_allreduce_of_arrays(values, chosen, request.op, *request.factors, request.process_set)
+            return grouped_allreduce_of_arrays(values, chosen, *how)
 
         def gradient(*gradients: Any) -> Any:
-            _require_gradient("an allreduce", request.op)
-            return _allreduce(gradients, None, request)
+            how.require_gradient("an allreduce")
+            return _allreduce(gradients, how)
 
         return call(on_host, inputs, [each.dtype for each in inputs], [each.shape for each in inputs]), gradient
 
@@ -130,21 +94,21 @@ def _allreduce(tensors: Sequence[Any], name: str | None, request: _Request) -> l
     return results
 
 
-def _allreduce_slices(slices: Any, name: str | None, request: _Request) -> Any:
-    if request.factors != (1.0, 1.0):
+def _allreduce_slices(slices: Any, name: str | None, how: Reduction, ignore_name_scope: bool) -> Any:
+    if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("prescale_factor and postscale_factor are not possible with tf.IndexedSlices")
-    if request.op not in (Sum, Average):
-        raise NotImplementedError(f"op={request.op} is not possible with tf.IndexedSlices; use Sum or Average")
+    if how.op not in (Sum, Average):
+        raise NotImplementedError(f"op={how.op} is not possible with tf.IndexedSlices; use Sum or Average")
     values, indices = as_tensor(slices.values), as_tensor(slices.indices)
-    if request.op == Average and values.dtype.is_integer:
+    if how.op == Average and values.dtype.is_integer:
         values = tf.cast(values, tf.float32 if values.dtype.size < 4 else tf.float64)
     dense_shape = None if slices.dense_shape is None else tf.convert_to_tensor(slices.dense_shape)
     inputs = [values, indices, *([] if dense_shape is None else [dense_shape])]
-    chosen = name_of("sparse_allreduce", name, request.ignore_name_scope)
+    chosen = name_of("sparse_allreduce", name, ignore_name_scope)
 
     def on_host(values: Any, indices: Any, *shape: Any) -> list[Any]:
         known = [int(length) for length in shape[0]] if shape else []
-        merged, total = sparse_allreduce(indices, values, known, chosen, request.op, request.process_set)
+        merged, total = sparse_allreduce(indices, values, known, chosen, how.op, how.process_set)
         return [total, merged]
 
     total, merged = call(on_host, inputs, [values.dtype, indices.dtype], [_unknown_rows(values), [None]])
@@ -176,8 +140,7 @@ def grouped_allgather(
             return [arrays.allgather(each, member, process_set) for each, member in zip(values, _names(chosen, len(values)))]
 
         def gradient(*gradients: Any) -> Any:
-            request = _Request(Average, 1.0, 1.0, process_set, False)
-            averages = _allreduce(gradients, None, request)
+            averages = _allreduce(gradients, Reduction(Average, 1.0, 1.0, process_set))
             rows = [tf.shape(each, tf.int64)[:1] for each in inputs]
             return [_own_part(average, mine, process_set) for average, mine in zip(averages, rows)]
 
@@ -221,7 +184,7 @@ def broadcast(
         chosen = name_of("broadcast", name, ignore_name_scope)
 
         def gradient(upstream: Any) -> Any:
-            (average,) = _allreduce([upstream], None, _Request(Average, 1.0, 1.0, process_set, False))
+            (average,) = _allreduce([upstream], Reduction(Average, 1.0, 1.0, process_set))
             if membership.rank() == root_rank:
                 return average
             with tf.control_dependencies([average]):  # a graph of TensorFlow 1 would leave out what nothing depends on
@@ -294,56 +257,39 @@ def alltoall(
 
 
 @not_converted
-def reducescatter(
-    tensor: Any,
-    device_dense: str = "",  # noqa: ARG001
-    compression: Any = Compression.none,
-    op: str = Average,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
+@takes(
+    "device_dense compression op name process_set ignore_name_scope prescale_factor postscale_factor",
+    **_DEFAULTS,
+)
+def reducescatter(tensor: Any, how: Reduction, compression: Any, name: str | None, ignore_name_scope: bool) -> Any:
     """This rank's rows of the reduced tensor: as even as can be, the first ranks get one row more. Differentiable for Sum and Average."""
-    return _grouped_reducescatter(
-        [tensor], compression, name, _Request(op, prescale_factor, postscale_factor, process_set, ignore_name_scope)
-    )[0]
+    return _reducescatter([tensor], how, compression, name, ignore_name_scope)[0]
 
 
 @not_converted
-def grouped_reducescatter(
-    tensors: Sequence[Any],
-    device_dense: str = "",  # noqa: ARG001
-    compression: Any = Compression.none,
-    op: str = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[Any]:
+@takes("device_dense compression op process_set prescale_factor postscale_factor", **_DEFAULTS)
+def grouped_reducescatter(tensors: Sequence[Any], how: Reduction, compression: Any) -> list[Any]:
     """:func:`reducescatter` of several tensors, in one callback."""
-    return _grouped_reducescatter(tensors, compression, None, _Request(op, prescale_factor, postscale_factor, process_set, False))
+    return _reducescatter(tensors, how, compression, None, False)
 
 
-def _grouped_reducescatter(tensors: Sequence[Any], compression: Any, name: str | None, request: _Request) -> list[Any]:
+def _reducescatter(tensors: Sequence[Any], how: Reduction, compression: Any, name: str | None, ignore_name_scope: bool) -> list[Any]:
     if not tensors:
         return []
-    process_set = request.process_set
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def scatter(*inputs: Any) -> Any:
-        chosen = name_of("reducescatter", name, request.ignore_name_scope)
+        chosen = name_of("reducescatter", name, ignore_name_scope)
 
         def on_host(*values: Any) -> list[Any]:
-            named = zip(values, _names(chosen, len(values)))
-            return [arrays.reducescatter(each, member, request.op, *request.factors, process_set) for each, member in named]
+            return [arrays.reducescatter(each, member, *how) for each, member in zip(values, _names(chosen, len(values)))]
 
         def gradient(*gradients: Any) -> Any:
-            _require_gradient("a reducescatter", request.op)
+            how.require_gradient("a reducescatter")
             # Every input element went into one rank's result; of a sum, times the ranks (Horovod).
-            factor = request.factors[0] * request.factors[1] * (members_of(process_set).size if request.op == Sum else 1)
+            factor = how.prescale * how.postscale * (members_of(how.process_set).size if how.op == Sum else 1)
             scaled = [each * tf.cast(factor, each.dtype) for each in gradients]
-            return grouped_allgather(scaled, process_set=process_set)
+            return grouped_allgather(scaled, process_set=how.process_set or global_process_set)
 
         return call(on_host, inputs, [each.dtype for each in inputs], [_unknown_rows(each) for each in inputs]), gradient
 

@@ -8,10 +8,10 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Max, Min, Product, Sum
-from collective_core.errors import CollectiveError
 from collective_core.lazy import extension
 from collective_core.runtime import membership, operations, prepared
-from collective_core.runtime.process_sets import ProcessSet, members_of
+from collective_core.runtime.process_sets import members_of
+from collective_core.runtime.reductions import Reduction, chosen_op, takes
 from collective_core.torch import gpu
 from collective_core.torch.compiling import is_traced, not_compiled
 from collective_core.torch.compression import Compression
@@ -36,53 +36,40 @@ Adasum = "Adasum"
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
 
-class _Request:
-    """How to combine: the arguments that all forms of allreduce share."""
-
-    __slots__ = ("op", "postscale", "prescale", "process_set")
-
-    def __init__(self, average: bool | None, op: str | None, prescale: float, postscale: float, process_set: ProcessSet | None) -> None:
-        if average is not None and op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        self.op = op if op is not None else (Average if average in (None, True) else Sum)
-        self.prescale = prescale
-        self.postscale = postscale
-        self.process_set = process_set
-
-    def operation(
-        self, tensor: torch.Tensor, name: str, source: int, target: int, device: int, unsupported_reason: str = "", fused: int = 0
-    ) -> _native.Operation:
-        """The reduction of ``tensor``, whose elements lie at ``source``, into what lies at ``target``."""
-        dtype = dtype_name(tensor)
-        return _native.operation(
-            _native.ALLREDUCE,
-            name,
-            dtype,
-            tuple(tensor.shape),
-            tensor.numel(),
-            source,
-            target,
-            reduce=arrays.reduction_number(self.op),
-            prescale=self.prescale,
-            postscale=self.postscale,
-            process_set=members_of(self.process_set).id,
-            unsupported_reason=unsupported_reason or arrays.unsupported_reduction(self.op, dtype, self.prescale, self.postscale),
-            device=device,
-            fused=fused,
-        )
+def _operation(
+    how: Reduction, tensor: torch.Tensor, name: str, source: int, target: int, device: int, unsupported_reason: str = "", fused: int = 0
+) -> _native.Operation:
+    """The reduction of ``tensor``, whose elements lie at ``source``, into what lies at ``target``."""
+    dtype = dtype_name(tensor)
+    return _native.operation(
+        _native.ALLREDUCE,
+        name,
+        dtype,
+        tuple(tensor.shape),
+        tensor.numel(),
+        source,
+        target,
+        reduce=arrays.reduction_number(how.op),
+        prescale=how.prescale,
+        postscale=how.postscale,
+        process_set=members_of(how.process_set).id,
+        unsupported_reason=unsupported_reason or arrays.unsupported_reduction(how.op, dtype, how.prescale, how.postscale),
+        device=device,
+        fused=fused,
+    )
 
 
 def _start(
     tensor: torch.Tensor,
     output: torch.Tensor,
     name: str | None,
-    request: _Request,
+    how: Reduction,
     blocking: bool = False,
     fused: int = 0,
 ) -> Work | gpu.Copying:
     """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
-    members = members_of(request.process_set)
-    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, members)
+    members = members_of(how.process_set)
+    on_gpu = gpu.reduces_with_nccl(tensor, how.op, how.prescale, how.postscale, members)
     problem = unsupported_tensor(tensor)
     chosen = name or membership.next_name("allreduce", members.id)
     in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
@@ -101,17 +88,17 @@ def _start(
             target.copy_(tensor.detach())
 
         def operation_on_gpu(source: int, target: int) -> _native.Operation:
-            return request.operation(tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
+            return _operation(how, tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
 
-        return gpu.start(target, target, operation_on_gpu, members, blocking, finish, request.prescale, request.postscale)
+        return gpu.start(target, target, operation_on_gpu, members, blocking, finish, how.prescale, how.postscale)
     source, copied = host_copy(tensor)
     target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
-    if request.op == Adasum:
+    if how.op == Adasum:
         if copied is not None:
             copied.synchronize()
-        extension("adasum").combine(tensor, source, target, chosen, request.prescale, request.postscale, request.process_set)
+        extension("adasum").combine(tensor, source, target, chosen, how.prescale, how.postscale, how.process_set)
         return Work(0, finish)
-    operation = request.operation(tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
+    operation = _operation(how, tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
 
     def begin() -> Work:
         if blocking:
@@ -126,52 +113,37 @@ class _Allreduce(torch.autograd.Function):
     """The gradient of a sum or an average is the same of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, request: _Request) -> torch.Tensor:
-        ctx.request = request
-        result: torch.Tensor = _start(tensor, new_like(tensor), name, request, blocking=True).result()
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, how: Reduction) -> torch.Tensor:
+        ctx.how = how
+        result: torch.Tensor = _start(tensor, new_like(tensor), name, how, blocking=True).result()
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        _require_gradient(ctx.request)
-        return _Allreduce.apply(gradients[0], None, ctx.request), None, None
+        ctx.how.require_gradient("an allreduce")
+        return _Allreduce.apply(gradients[0], None, ctx.how), None, None
 
 
-def _require_gradient(request: _Request) -> None:
-    if request.op not in (Sum, Average):
-        raise CollectiveError(f"an allreduce with op={request.op} has no gradient; use Sum or Average", "invalid")
+_FORM = "average name op prescale_factor postscale_factor process_set"
+_COMPRESSED_FORM = "average name compression op prescale_factor postscale_factor process_set"
 
 
 @not_compiled
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> torch.Tensor:
+@takes(_COMPRESSED_FORM, compression=Compression.none)
+def allreduce(tensor: torch.Tensor, name: str | None, how: Reduction, compression: Any) -> torch.Tensor:
     """Combines the tensors of all ranks element by element; returns a new tensor. ``op`` is Average unless given.
 
     The average of integer tensors is rounded towards zero. Differentiable for Sum and Average.
     """
-    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
     small, restore = compression.compress(tensor)
-    output: torch.Tensor = _Allreduce.apply(small, name, request)
+    output: torch.Tensor = _Allreduce.apply(small, name, how)
     result: torch.Tensor = compression.decompress(output, restore)
     return result
 
 
+@takes(_FORM)
 def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
+    tensor: torch.Tensor, average: Any, name: Any, op: Any, prescale_factor: Any, postscale_factor: Any, process_set: Any
 ) -> torch.Tensor:
     """:func:`allreduce` into ``tensor`` itself, which is returned. Called again with the same arguments, it costs least."""
     if is_traced():  # not not_compiled: a function around this one would cost a tenth of a small operation
@@ -201,141 +173,91 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | None, op: str | None, *others: Any) -> torch.Tensor:
-    request = _Request(average, op, *others)
+    how = Reduction(chosen_op(average, op), *others)
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and is_in_host_memory(tensor)
     # A prepared call would not see that a complex tensor has been conjugated since.
-    if not plain or tensor.is_complex() or not tensor.is_contiguous() or unsupported_tensor(tensor) or request.op == Adasum:
-        result: torch.Tensor = _start(tensor, tensor, name, request, blocking=True).result()
+    if not plain or tensor.is_complex() or not tensor.is_contiguous() or unsupported_tensor(tensor) or how.op == Adasum:
+        result: torch.Tensor = _start(tensor, tensor, name, how, blocking=True).result()
         return result
-    members, address = members_of(request.process_set), tensor.data_ptr()
-    operation = request.operation(tensor, name or membership.next_name("allreduce", members.id), address, address, device_number(tensor))
+    members, address = members_of(how.process_set), tensor.data_ptr()
+    operation = _operation(how, tensor, name or membership.next_name("allreduce", members.id), address, address, device_number(tensor))
     operations.run(operation, tensor)
     raise_versions((tensor,))
     if not name:
         operation.name = membership.name_prefix("allreduce", members.id).encode()
     counter = None if name else membership.counter("allreduce", members.id)
-    prescale, postscale = float(request.prescale), float(request.postscale)  # of tensors the value, which the program may change
-    arguments = (average, name, op, prescale, postscale, request.process_set, *_form(tensor))
+    prescale, postscale = float(how.prescale), float(how.postscale)  # of tensors the value, which the program may change
+    arguments = (average, name, op, prescale, postscale, how.process_set, *_form(tensor))
     prepared.note(tensor, arguments, operation, counter, EXCHANGE_API)
     return tensor
 
 
 @not_compiled
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> int:
+@takes(_FORM)
+def allreduce_async(tensor: torch.Tensor, name: str | None, how: Reduction) -> int:
     """Starts an :func:`allreduce` into a new tensor; ``synchronize`` returns it. Do not change ``tensor`` meanwhile."""
-    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
-    return handle_of(_start(tensor, new_like(tensor), name, request))
+    return handle_of(_start(tensor, new_like(tensor), name, how))
 
 
 @not_compiled
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> int:
+@takes(_FORM)
+def allreduce_async_(tensor: torch.Tensor, name: str | None, how: Reduction) -> int:
     """Starts an :func:`allreduce_`. Do not touch ``tensor`` before ``synchronize``."""
-    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
-    return handle_of(_start(tensor, tensor, name, request))
+    return handle_of(_start(tensor, tensor, name, how))
 
 
-def _start_group(
-    tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, request: _Request
-) -> Group | FusedGroup:
-    members, most_bytes = members_of(request.process_set), membership.current().config.fusion_bytes
-    if request.op == Adasum or members.size == 1 or len(tensors) < 2:
-        return Group([_start(t, o, n, request) for t, o, n in zip(tensors, outputs, names_of_group(name, len(tensors)))])
+def _start_group(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, how: Reduction) -> Group | FusedGroup:
+    members, most_bytes = members_of(how.process_set), membership.current().config.fusion_bytes
+    if how.op == Adasum or members.size == 1 or len(tensors) < 2:
+        return Group([_start(t, o, n, how) for t, o, n in zip(tensors, outputs, names_of_group(name, len(tensors)))])
     chosen = name or membership.next_name("grouped_allreduce", members.id)
 
     def start_head(flat: torch.Tensor, checksum: int) -> Work | gpu.Copying:
-        return _start(flat, flat, f"{chosen}.fused", request, fused=checksum)
+        return _start(flat, flat, f"{chosen}.fused", how, fused=checksum)
 
     def start(number: int) -> Work | gpu.Copying:
-        return _start(tensors[number], outputs[number], f"{chosen}.{number}", request)
+        return _start(tensors[number], outputs[number], f"{chosen}.{number}", how)
 
     return FusedGroup(tensors, outputs, most_bytes, start_head, start)
 
 
 class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, request: _Request, *tensors: torch.Tensor) -> Any:
-        ctx.request = request
-        return tuple(_start_group(tensors, [new_like(t) for t in tensors], name, request).result())
+    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: torch.Tensor) -> Any:
+        ctx.how = how
+        return tuple(_start_group(tensors, [new_like(t) for t in tensors], name, how).result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        _require_gradient(ctx.request)
-        return None, None, *_GroupedAllreduce.apply(None, ctx.request, *gradients)
+        ctx.how.require_gradient("an allreduce")
+        return None, None, *_GroupedAllreduce.apply(None, ctx.how, *gradients)
 
 
 @not_compiled
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> list[torch.Tensor]:
+@takes(_COMPRESSED_FORM, compression=Compression.none)
+def grouped_allreduce(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, compression: Any) -> list[torch.Tensor]:
     """:func:`allreduce` of several tensors, all started before the first is waited for; small ones travel as one."""
-    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    outputs = _GroupedAllreduce.apply(name, request, *(small for small, _ in pairs)) if pairs else ()
+    outputs = _GroupedAllreduce.apply(name, how, *(small for small, _ in pairs)) if pairs else ()
     return [compression.decompress(output, restore) for output, (_, restore) in zip(outputs, pairs)]
 
 
 @not_compiled
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> list[torch.Tensor]:
+@takes(_FORM)
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> list[torch.Tensor]:
     """:func:`allreduce_` of several tensors, all started before the first is waited for."""
-    return _start_group(tensors, tensors, name, _Request(average, op, prescale_factor, postscale_factor, process_set)).result()
+    return _start_group(tensors, tensors, name, how).result()
 
 
 @not_compiled
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> int:
+@takes(_FORM)
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> int:
     """Starts a :func:`grouped_allreduce`; ``synchronize`` returns the list."""
-    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
-    return handle_of(_start_group(tensors, [new_like(t) for t in tensors], name, request))
+    return handle_of(_start_group(tensors, [new_like(t) for t in tensors], name, how))
 
 
 @not_compiled
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> int:
+@takes(_FORM)
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> int:
     """Starts a :func:`grouped_allreduce_`; ``synchronize`` returns the list."""
-    request = _Request(average, op, prescale_factor, postscale_factor, process_set)
-    return handle_of(_start_group(tensors, tensors, name, request))
+    return handle_of(_start_group(tensors, tensors, name, how))

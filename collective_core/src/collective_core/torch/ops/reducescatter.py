@@ -8,9 +8,9 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.arrays import Average, Sum
-from collective_core.errors import CollectiveError
 from collective_core.runtime import membership
-from collective_core.runtime.process_sets import ProcessSet, members_of
+from collective_core.runtime.process_sets import members_of
+from collective_core.runtime.reductions import Reduction, takes
 from collective_core.torch import gpu, nccl
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
@@ -19,22 +19,12 @@ from collective_core.torch.ops.allgather import allgather
 from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, unsupported_tensor
 
 
-class _Request:
-    __slots__ = ("op", "postscale", "prescale", "process_set")
-
-    def __init__(self, op: str, prescale: float, postscale: float, process_set: ProcessSet | None) -> None:
-        self.op = op
-        self.prescale = prescale
-        self.postscale = postscale
-        self.process_set = process_set
-
-
-def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work | gpu.Copying:
-    members = members_of(request.process_set)
+def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Work | gpu.Copying:
+    members = members_of(how.process_set)
     dtype = dtype_name(tensor)
-    problem = unsupported_tensor(tensor) or arrays.unsupported_reduction(request.op, dtype, request.prescale, request.postscale)
+    problem = unsupported_tensor(tensor) or arrays.unsupported_reduction(how.op, dtype, how.prescale, how.postscale)
     problem = problem or arrays.unsupported_rows(tensor.shape, "reducescatter")
-    on_gpu = gpu.reduces_with_nccl(tensor, request.op, request.prescale, request.postscale, members) and not problem
+    on_gpu = gpu.reduces_with_nccl(tensor, how.op, how.prescale, how.postscale, members) and not problem
     source, copied = (tensor.detach().resolve_conj().resolve_neg().contiguous(), None) if on_gpu else host_copy(tensor)
     rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], members.rank, members.size)
     target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
@@ -48,19 +38,19 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work | 
             source.numel(),
             begin,
             into or begin,  # a rank without rows still takes part: the engine wants an address, and nothing is written there
-            reduce=arrays.reduction_number(request.op),
-            prescale=request.prescale,
-            postscale=request.postscale,
+            reduce=arrays.reduction_number(how.op),
+            prescale=how.prescale,
+            postscale=how.postscale,
             process_set=members.id,
             unsupported_reason=problem,
             device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
         )
 
     if on_gpu:
-        is_scaled = request.prescale != 1.0 or (request.op == Average and tensor.dtype in nccl.HALF)
+        is_scaled = how.prescale != 1.0 or (how.op == Average and tensor.dtype in nccl.HALF)
         if (is_scaled or tensor.shape[0] % members.size) and source.data_ptr() == tensor.data_ptr():
             source = source.clone()
-        return gpu.start(source, target, operation, members, False, lambda: target, request.prescale, request.postscale)
+        return gpu.start(source, target, operation, members, False, lambda: target, how.prescale, how.postscale)
     asked = operation(source.data_ptr(), target.data_ptr())
 
     def begin() -> Work:
@@ -69,84 +59,63 @@ def _start(tensor: torch.Tensor, name: str | None, request: _Request) -> Work | 
     return gpu.when_copied(copied, begin, blocking=False)
 
 
-def _start_group(tensors: Sequence[torch.Tensor], name: str | None, request: _Request) -> Group:
+def _start_group(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> Group:
     names = names_of_group(name, len(tensors)) if len(tensors) > 1 else [name]
-    return Group([_start(tensor, n, request) for tensor, n in zip(tensors, names)])
+    return Group([_start(tensor, n, how) for tensor, n in zip(tensors, names)])
 
 
 class _Reducescatter(torch.autograd.Function):
     """Every input element went into one rank's result: the gradients of all ranks, gathered; of a sum, times the ranks (Horovod)."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, request: _Request, *tensors: torch.Tensor) -> Any:
-        ctx.request = request
-        return tuple(_start_group(tensors, name, request).result())
+    def forward(ctx: Any, name: str | None, how: Reduction, *tensors: torch.Tensor) -> Any:
+        ctx.how = how
+        return tuple(_start_group(tensors, name, how).result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        request = ctx.request
-        if request.op not in (Sum, Average):
-            raise CollectiveError(f"a reducescatter with op={request.op} has no gradient; use Sum or Average", "invalid")
-        factor = request.prescale * request.postscale
-        if request.op == Sum:
-            factor *= members_of(request.process_set).size
+        how = ctx.how
+        how.require_gradient("a reducescatter")
+        factor = how.prescale * how.postscale
+        if how.op == Sum:
+            factor *= members_of(how.process_set).size
         scaled = [gradient * factor if factor != 1.0 else gradient for gradient in gradients]
-        return None, None, *(allgather(gradient, process_set=request.process_set) for gradient in scaled)
+        return None, None, *(allgather(gradient, process_set=how.process_set) for gradient in scaled)
+
+
+_FORM = "name op process_set prescale_factor postscale_factor"
+_COMPRESSED_FORM = "name compression op process_set prescale_factor postscale_factor"
 
 
 @not_compiled
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: str = Average,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
+@takes(_COMPRESSED_FORM, compression=Compression.none)
+def reducescatter(tensor: torch.Tensor, name: str | None, how: Reduction, compression: Any) -> torch.Tensor:
     """This rank's rows of the reduced tensor: as even as can be, the first ranks get one row more."""
-    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+    return _reduced([tensor], name, how, compression)[0]
 
 
 @not_compiled
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: str = Average,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
+@takes(_FORM)
+def reducescatter_async(tensor: torch.Tensor, name: str | None, how: Reduction) -> int:
     """Starts a :func:`reducescatter`; ``synchronize`` returns the new tensor."""
-    return handle_of(_start(tensor, name, _Request(op, prescale_factor, postscale_factor, process_set)))
+    return handle_of(_start(tensor, name, how))
 
 
 @not_compiled
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: str = Average,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
+@takes(_COMPRESSED_FORM, compression=Compression.none)
+def grouped_reducescatter(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, compression: Any) -> list[torch.Tensor]:
     """:func:`reducescatter` of several tensors, all started before the first is waited for."""
-    request = _Request(op, prescale_factor, postscale_factor, process_set)
+    return _reduced(tensors, name, how, compression)
+
+
+def _reduced(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction, compression: Any) -> list[torch.Tensor]:
     pairs = [compression.compress(tensor) for tensor in tensors]
-    outputs = _Reducescatter.apply(name, request, *(small for small, _ in pairs)) if pairs else ()
+    outputs = _Reducescatter.apply(name, how, *(small for small, _ in pairs)) if pairs else ()
     return [compression.decompress(output, restore) for output, (_, restore) in zip(outputs, pairs)]
 
 
 @not_compiled
-def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    op: str = Average,
-    process_set: ProcessSet | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
+@takes(_FORM)
+def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> int:
     """Starts a :func:`grouped_reducescatter`; ``synchronize`` returns the list."""
-    request = _Request(op, prescale_factor, postscale_factor, process_set)
-    return handle_of(_start_group(tensors, name, request))
+    return handle_of(_start_group(tensors, name, how))
