@@ -198,7 +198,7 @@ struct cc_use {
 };
 CC_API int32_t cc_resources(struct cc_use* use);
 
-// For tests: cores that the control group of a process may use, infinite without a limit (cores.h).
+// Cores that the control group of a process may use, infinite without a limit (cores.h). "root": where proc is.
 CC_API double cc_core_quota(int64_t process, const char* root);
 
 // For tests of the arithmetic without a job: out = in[0] op in[1] ... as the engine does it.
