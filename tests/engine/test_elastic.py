@@ -22,11 +22,11 @@ import pytest
 from collective_core.elastic import control_channel
 from collective_core.elastic import worker as elastic_worker
 from collective_core.elastic.failure_policy import FORGIVEN, Cooldown, FailurePolicy
-from collective_core.elastic.membership import ElasticMembership, RankAssignment
+from collective_core.elastic.generations import ElasticMembership, RankAssignment
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
 from collective_core.launch import timeouts, tracebacks
-from collective_core.launch.elastic import UNLIMITED, cooldown_of, failure_policy, limits_of
+from collective_core.launch.elastic_driver import UNLIMITED, cooldown_of, failure_policy, limits_of
 from collective_core.launch.hosts import Host, ask
 from collective_core.observe import recorder
 from collective_core.observe.flight_recorder import path_of
@@ -629,7 +629,7 @@ def test_no_sample_is_lost_or_done_twice_when_the_ranks_change(monkeypatch):
 @pytest.mark.parametrize("commits", [False, True])
 def test_a_function_that_fails_again_and_again_without_a_commit_is_given_up(monkeypatch, commits):
     """That all ranks have the same state again is no progress."""
-    from collective_core.common import elastic
+    from collective_core.common import elastic_states as elastic
 
     from collective_core import job
 
@@ -661,7 +661,7 @@ def test_a_function_that_fails_again_and_again_without_a_commit_is_given_up(monk
 
 @pytest.mark.parametrize("failure", [CollectiveError("rank 1 is gone", "peer_lost", [1]), ValueError("of the program's own")])
 def test_a_rank_that_is_lost_while_the_others_set_themselves_up_again_is_survived(monkeypatch, failure):
-    from collective_core.common import elastic
+    from collective_core.common import elastic_states as elastic
 
     from collective_core import job
 

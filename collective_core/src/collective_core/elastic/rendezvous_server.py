@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from collective_core.elastic import control_channel
 from collective_core.elastic.control_channel import ControlChannel
-from collective_core.elastic.membership import ElasticMembership, RankAssignment
+from collective_core.elastic.generations import ElasticMembership, RankAssignment
 from collective_core.runtime import horovod_variables, torch_variables
 
 #: Callers that have not proven themselves yet; beyond that the oldest is dropped.

@@ -12,8 +12,8 @@ train(hvd.elastic.JaxState(params=params, opt_state=opt_state, step=0))
 
 from __future__ import annotations
 
-from collective_core.common import elastic
-from collective_core.common.elastic import HostsUpdatedInterrupt, ObjectState, State, run
+from collective_core.common import elastic_states
+from collective_core.common.elastic_states import HostsUpdatedInterrupt, ObjectState, State, run
 from collective_core.jax import host_calls
 
 __all__ = ["HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "run"]
@@ -26,5 +26,5 @@ class JaxState(ObjectState):
     """
 
 
-elastic.translations.append(host_calls.take_failure)
-elastic.before_commit.append(host_calls.wait)
+elastic_states.translations.append(host_calls.take_failure)
+elastic_states.before_commit.append(host_calls.wait)

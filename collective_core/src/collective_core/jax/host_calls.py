@@ -17,7 +17,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
-from collective_core.common import callbacks
+from collective_core.common import framework_threads
 from collective_core.errors import CollectiveError, InvalidUseError
 
 #: Reads the first arrays, and writes all of the second.
@@ -102,7 +102,7 @@ def _noting_failures(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*arguments: Any) -> Any:
         global _failure
         try:
-            with callbacks.in_callback():
+            with framework_threads.in_callback():
                 return function(*arguments)
         except CollectiveError as error:
             _failure = error

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from collective_core import job
-from collective_core.common import callbacks
+from collective_core.common import framework_threads
 from collective_core.jax import host_calls
 from collective_core.runtime import process_sets
 from collective_core.runtime.process_sets import ProcessSet
@@ -21,7 +21,7 @@ def init(comm: Any | None = None, process_sets: Any | None = None) -> None:
     """As :func:`collective_core.init`. At the end of the process, compiled functions that were called are waited for first."""
     global _registered
     job.init(comm, process_sets)
-    callbacks.watch_signals()
+    framework_threads.watch_signals()
     if not _registered:
         _registered = True
         atexit.register(_finish)  # after the engine has registered its own end, and so before it

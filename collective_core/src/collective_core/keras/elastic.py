@@ -23,7 +23,7 @@ from typing import Any
 import keras
 
 from collective_core import arrays
-from collective_core.common.elastic import HostsUpdatedInterrupt, ObjectState, State, run
+from collective_core.common.elastic_states import HostsUpdatedInterrupt, ObjectState, State, run
 from collective_core.keras import variables
 
 __all__ = [

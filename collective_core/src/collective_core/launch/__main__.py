@@ -16,7 +16,7 @@ from typing import Any, Callable, Sequence
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, nodes, program, timeouts
-from collective_core.launch.elastic import NAME, Driver, cooldown_of, limits_of
+from collective_core.launch.elastic_driver import NAME, Driver, cooldown_of, limits_of
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, ask, place_ranks, read, ways
 from collective_core.launch.job import Job

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.launch import frames
-from collective_core.launch.elastic import Driver
+from collective_core.launch.elastic_driver import Driver
 from collective_core.launch.frames import Frame
 from collective_core.launch.job import GRACE, Job
 from collective_core.launch.mailbox import Mailbox

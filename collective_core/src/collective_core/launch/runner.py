@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from collective_core.errors import CollectiveError
 from collective_core.launch import cluster, function, timeouts
-from collective_core.launch.elastic import NAME, Driver, Limits, cooldown_of, limits_of
+from collective_core.launch.elastic_driver import NAME, Driver, Limits, cooldown_of, limits_of
 from collective_core.launch.frames import Frame
 from collective_core.launch.hosts import Host, Hosts, place_ranks, read, ways
 from collective_core.launch.job import GRACE, Job

@@ -29,8 +29,8 @@ from collective_core.observe.timeline import start_timeline, stop_timeline
 from collective_core.runtime.process_sets import add_process_set, remove_process_set
 from collective_core.tensorflow import elastic
 from collective_core.tensorflow.build_info import cuda_built, nccl_built
-from collective_core.tensorflow.callbacks import error_of_engine
 from collective_core.tensorflow.compression import Compression
+from collective_core.tensorflow.engine_calls import error_of_engine
 from collective_core.tensorflow.functions import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 from collective_core.tensorflow.mpi_ops import (
     Average,

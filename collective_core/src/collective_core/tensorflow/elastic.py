@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective_core import arrays
-from collective_core.common.elastic import HostsUpdatedInterrupt, ObjectState, State, run
+from collective_core.common.elastic_states import HostsUpdatedInterrupt, ObjectState, State, run
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from collective_core.common import objects
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
-from collective_core.tensorflow.callbacks import not_converted
+from collective_core.tensorflow.engine_calls import not_converted
 from collective_core.tensorflow.mpi_ops import broadcast_
 
 

@@ -19,8 +19,8 @@ from collective_core.common.sparse import sparse_allreduce
 from collective_core.runtime import membership, process_sets
 from collective_core.runtime.process_sets import ProcessSet, global_process_set, members_of
 from collective_core.runtime.reductions import Reduction, takes
-from collective_core.tensorflow.callbacks import as_tensor, call, name_of, not_converted
 from collective_core.tensorflow.compression import Compression
+from collective_core.tensorflow.engine_calls import as_tensor, call, name_of, not_converted
 
 __all__ = ["Average", "Max", "Min", "Product", "Sum"]
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from collective_core.arrays import Average
 from collective_core.runtime.process_sets import ProcessSet, global_process_set
-from collective_core.tensorflow.callbacks import not_converted
 from collective_core.tensorflow.compression import Compression
+from collective_core.tensorflow.engine_calls import not_converted
 from collective_core.tensorflow.gradients import GradientReducer, LocalAggregation
 from collective_core.tensorflow.tape import variables_of_layers
 

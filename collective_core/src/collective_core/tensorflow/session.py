@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective_core.tensorflow.callbacks import not_converted
+from collective_core.tensorflow.engine_calls import not_converted
 from collective_core.tensorflow.functions import broadcast_variables
 
 

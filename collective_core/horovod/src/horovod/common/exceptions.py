@@ -1,6 +1,6 @@
 """What programs catch."""
 
-from collective_core.common.elastic import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from collective_core.common.elastic_states import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from collective_core.errors import HorovodInternalError as HorovodInternalError
 
 

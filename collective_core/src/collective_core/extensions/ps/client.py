@@ -10,8 +10,8 @@ import threading
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from collective_core import job
-from collective_core.common import elastic
-from collective_core.common.elastic import HostsUpdatedInterrupt
+from collective_core.common import elastic_states
+from collective_core.common.elastic_states import HostsUpdatedInterrupt
 from collective_core.errors import CollectiveError, InvalidUseError
 from collective_core.extensions.ps import group, messages
 from collective_core.extensions.ps.group import Group
@@ -196,4 +196,4 @@ def _before_change() -> None:
 
 group.on_leaving.append(_take_leave)
 os.register_at_fork(after_in_child=lambda: atexit.unregister(_end))  # the servers are its parent's
-elastic.before_rejoin.append(_before_change)
+elastic_states.before_rejoin.append(_before_change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable, Protocol
 
-from collective_core.common.elastic import HostsUpdatedInterrupt
+from collective_core.common.elastic_states import HostsUpdatedInterrupt
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, process_sets, rendezvous
 from collective_core.runtime.point_to_point import PointToPoint

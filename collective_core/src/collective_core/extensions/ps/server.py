@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
-from collective_core.common.elastic import HostsUpdatedInterrupt
+from collective_core.common.elastic_states import HostsUpdatedInterrupt
 from collective_core.errors import CollectiveError
 from collective_core.extensions.ps import group, messages
 from collective_core.extensions.ps.clocks import Clocks

@@ -22,7 +22,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from collective_core import arrays
-from collective_core.common.elastic import HostsUpdatedInterrupt
+from collective_core.common.elastic_states import HostsUpdatedInterrupt
 from collective_core.elastic import worker
 from collective_core.errors import CollectiveError
 from collective_core.extensions.streaming.source import Positions, Source

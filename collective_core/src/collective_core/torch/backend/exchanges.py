@@ -11,18 +11,18 @@ from torch._C import _distributed_c10d as c10d
 from collective_core import _native
 from collective_core.torch.backend.operations import options_of
 from collective_core.torch.backend.tensors import as_bytes, copy_back, copy_into, from_bytes, length_of, listed, on_host
-from collective_core.torch.backend.work import Work
+from collective_core.torch.backend.work import GroupWork
 
 if TYPE_CHECKING:
     from collective_core.torch.backend.group import CollectiveGroup
 
 
-def broadcast(group: CollectiveGroup, tensors: Any, opts: Any = None) -> Work:
+def broadcast(group: CollectiveGroup, tensors: Any, opts: Any = None) -> GroupWork:
     opts = options_of(opts, c10d.BroadcastOptions)
     return group.operations.group_of([_broadcast(group, tensor, opts.rootRank, opts) for tensor in listed(tensors)])
 
 
-def _broadcast(group: CollectiveGroup, tensor: torch.Tensor, root: int, opts: Any) -> Work:
+def _broadcast(group: CollectiveGroup, tensor: torch.Tensor, root: int, opts: Any) -> GroupWork:
     buffer = on_host(tensor)
     seen = as_bytes(buffer)
     operation = group.operations.operation(_native.BROADCAST, "broadcast", seen, seen, root=root)
@@ -30,12 +30,12 @@ def _broadcast(group: CollectiveGroup, tensor: torch.Tensor, root: int, opts: An
     return group.operations.start(operation, opts, [tensor], partial(copy_back, buffer, tensor.data), buffer)
 
 
-def allgather(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+def allgather(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
     pairs = [(outputs, inputs)] if torch.is_tensor(inputs) else zip(outputs, inputs)
     return group.operations.group_of([_allgather(group, of_all, tensor, opts) for of_all, tensor in pairs])
 
 
-def _allgather(group: CollectiveGroup, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any) -> Work:
+def _allgather(group: CollectiveGroup, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, opts: Any) -> GroupWork:
     if len(outputs) != group.size():
         return group.operations.refused("all_gather", f"{len(outputs)} tensors cannot take what {group.size()} ranks send", opts)
     gathered = group.operations.gather_rows(as_bytes(on_host(tensor)), opts)
@@ -48,22 +48,24 @@ def _allgather(group: CollectiveGroup, outputs: Sequence[torch.Tensor], tensor: 
     return group.operations.then(gathered.work, list(outputs), finish)
 
 
-def allgather_coalesced(group: CollectiveGroup, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+def allgather_coalesced(
+    group: CollectiveGroup, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+) -> GroupWork:
     by_input = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
     return group.operations.group_of([_allgather(group, of_all, tensor, opts) for of_all, tensor in zip(by_input, inputs)])
 
 
-def _allgather_base(group: CollectiveGroup, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+def _allgather_base(group: CollectiveGroup, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> GroupWork:
     return gather_equal(group, output, source, opts)
 
 
 def allgather_into_tensor_coalesced(
     group: CollectiveGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-) -> Work:
+) -> GroupWork:
     return group.operations.group_of([gather_equal(group, output, source, opts) for output, source in zip(outputs, inputs)])
 
 
-def gather_equal(group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
+def gather_equal(group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> GroupWork:
     source = as_bytes(on_host(tensor))
     # FSDP gathers in place: its input is this rank's part of the output.
     is_own_part = output.data_ptr() + group.rank() * source.numel() == source.data_ptr()
@@ -83,14 +85,14 @@ def gather_equal(group: CollectiveGroup, output: torch.Tensor, tensor: torch.Ten
     return group.operations.then(gathered.work, [output], finish)
 
 
-def gather(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+def gather(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
     opts = options_of(opts, c10d.GatherOptions)
     mine, received = (inputs, outputs) if torch.is_tensor(inputs) else (inputs[0], outputs[0] if outputs else None)
     is_root = group.rank() == opts.rootRank
     return _exchange(group, [mine if rank == opts.rootRank else None for rank in range(group.size())], received if is_root else None, opts)
 
 
-def scatter(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+def scatter(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
     opts = options_of(opts, c10d.ScatterOptions)
     mine, parts = (outputs, inputs) if torch.is_tensor(outputs) else (outputs[0], inputs[0] if inputs else None)
     sent: Sequence[torch.Tensor | None] = list(parts or []) if group.rank() == opts.rootRank else [None] * group.size()
@@ -98,13 +100,13 @@ def scatter(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None)
     return _exchange(group, sent, received, opts)
 
 
-def alltoall(group: CollectiveGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+def alltoall(group: CollectiveGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> GroupWork:
     return _exchange(group, inputs, outputs, opts)
 
 
 def alltoall_base(
     group: CollectiveGroup, output: torch.Tensor, source: torch.Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
-) -> Work:
+) -> GroupWork:
     sent = list(source.split(input_splits)) if input_splits else list(source.chunk(group.size()))
     received = list(output.split(output_splits)) if output_splits else list(output.chunk(group.size()))
     return _exchange(group, sent, received, opts, [output])
@@ -116,7 +118,7 @@ def _exchange(
     received: Sequence[torch.Tensor | None] | None,
     opts: Any,
     results: list[torch.Tensor] | None = None,
-) -> Work:
+) -> GroupWork:
     """Sends a tensor to each rank, and receives one from each; None: nothing. Bytes travel: types and shapes are the program's."""
     wanted = [None] * group.size() if received is None else received
     if len(sent) != group.size() or len(wanted) != group.size():

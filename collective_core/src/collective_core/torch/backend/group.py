@@ -20,7 +20,7 @@ from collective_core.torch.backend.cuda import on_its_device
 from collective_core.torch.backend.operations import Operations, nothing
 from collective_core.torch.backend.store import StoreLauncher
 from collective_core.torch.backend.tensors import as_bytes, copy_back, on_host
-from collective_core.torch.backend.work import Completer, MessageWork, Work
+from collective_core.torch.backend.work import Completer, GroupWork, MessageWork
 from collective_core.torch.compiling import untraced
 from collective_core_autoload import NAME
 
@@ -177,7 +177,7 @@ class CollectiveGroup(dist.ProcessGroup):
 
     # --- barriers
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> GroupWork:
         cuda.platform.finish(getattr(opts, "device", None))  # as with NCCL: what comes after it finds what came before done
         operation = _native.operation(
             _native.BARRIER, self.operations.next_name("barrier"), "uint8", (), 0, process_set=self.operations.set
@@ -227,13 +227,13 @@ class CollectiveGroup(dist.ProcessGroup):
     # --- between two ranks
 
     @on_its_device
-    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> Work:
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int = 0) -> GroupWork:
         (tensor,) = tensors
         buffer = on_host(tensor)
         return self._under_way(self._point_to_point.send(as_bytes(buffer).numpy(), destination, tag), nothing, [tensor])
 
     @on_its_device
-    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> GroupWork:
         (tensor,) = tensors
         buffer = on_host(tensor)
         return self._under_way(
@@ -241,10 +241,10 @@ class CollectiveGroup(dist.ProcessGroup):
         )
 
     @on_its_device
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> GroupWork:
         return self.recv(tensors, -1, tag)
 
-    def _under_way(self, transfer: Transfer, finish: Callable[[], None], tensors: list[torch.Tensor]) -> Work:
+    def _under_way(self, transfer: Transfer, finish: Callable[[], None], tensors: list[torch.Tensor]) -> GroupWork:
         name = f"a message (tag {transfer.tag}) from or to rank {transfer.other}"
         return MessageWork(self._completer_of_messages, name, transfer, finish, tensors)
 

@@ -11,7 +11,7 @@ from collective_core import _native
 from collective_core.errors import CollectiveError
 from collective_core.runtime import operations
 from collective_core.torch import handles
-from collective_core.torch.backend.work import Completer, Work, for_group
+from collective_core.torch.backend.work import Completer, GroupWork, for_group
 from collective_core.torch.compiling import untraced
 from collective_core.torch.ops.tensors import dtype_name, unsupported_tensor
 
@@ -37,7 +37,7 @@ def options_of(given: Any, kind: Any, op: Any = None) -> Any:
 class Gathered:
     """What an allgather or alltoall has received, when its work is done: rows, and how many from each rank."""
 
-    work: Work
+    work: GroupWork
     rows: torch.Tensor
     lengths: list[int]
 
@@ -73,11 +73,13 @@ class Operations:
             **rest,
         )
 
-    def refused(self, name: str, problem: str, opts: Any) -> Work:
+    def refused(self, name: str, problem: str, opts: Any) -> GroupWork:
         token = torch.zeros(1)
         return self.start(self.operation(_native.ALLREDUCE, name, token, token, problem), opts, [], nothing, token)
 
-    def start(self, operation: _native.Operation, opts: Any, tensors: list[torch.Tensor], finish: Callable[[], None], *memory: Any) -> Work:
+    def start(
+        self, operation: _native.Operation, opts: Any, tensors: list[torch.Tensor], finish: Callable[[], None], *memory: Any
+    ) -> GroupWork:
         if not getattr(opts, "asyncOp", True):
             try:
                 operations.run(operation, *memory)
@@ -95,7 +97,7 @@ class Operations:
         tensors: list[torch.Tensor],
         memory: Any,
         keeps_handle: bool = False,
-    ) -> Work:
+    ) -> GroupWork:
         # What it uses stays until the engine is done with it, whether or not anybody waits.
         started = handles.Work(handle, finish, (operation, finish, memory), keeps_handle)
 
@@ -105,10 +107,10 @@ class Operations:
             except CollectiveError as error:
                 raise for_group(error) from None
 
-        return Work(self.completer, str(operation.name.decode()), wait_for, started.result, tensors)
+        return GroupWork(self.completer, str(operation.name.decode()), wait_for, started.result, tensors)
 
-    def _done(self, tensors: list[torch.Tensor]) -> Work:
-        work = Work(self.completer, "", lambda _: True, nothing, tensors)
+    def _done(self, tensors: list[torch.Tensor]) -> GroupWork:
+        work = GroupWork(self.completer, "", lambda _: True, nothing, tensors)
         work.is_completed()
         return work
 
@@ -128,15 +130,15 @@ class Operations:
         gathered.work = self._started(operation, handle, finish, [], (source, target), keeps_handle=True)
         return gathered
 
-    def then(self, work: Work, tensors: list[torch.Tensor], finish: Callable[[], None]) -> Work:
+    def then(self, work: GroupWork, tensors: list[torch.Tensor], finish: Callable[[], None]) -> GroupWork:
         """Work whose result is made of another's."""
 
         def wait_for(seconds: float) -> bool:
             return work._complete(seconds) and work.wait()
 
-        return Work(self.completer, work.name, wait_for, finish, tensors)
+        return GroupWork(self.completer, work.name, wait_for, finish, tensors)
 
-    def group_of(self, works: list[Work]) -> Work:
+    def group_of(self, works: list[GroupWork]) -> GroupWork:
         if len(works) == 1:
             return works[0]
 
@@ -147,7 +149,7 @@ class Operations:
             return all(work.wait() for work in works)
 
         tensors = [tensor for work in works for tensor in work.result()]
-        return Work(self.completer, ", ".join(work.name for work in works), wait_for, nothing, tensors)
+        return GroupWork(self.completer, ", ".join(work.name for work in works), wait_for, nothing, tensors)
 
     def check_lengths(self, expected: list[int], gathered: Gathered) -> None:
         for rank, (length, wanted) in enumerate(zip(gathered.lengths, expected)):

@@ -13,7 +13,7 @@ from collective_core import _native
 from collective_core.torch.backend.exchanges import gather_equal
 from collective_core.torch.backend.operations import options_of
 from collective_core.torch.backend.tensors import as_real, copy_back, copy_into, listed, on_host
-from collective_core.torch.backend.work import Work
+from collective_core.torch.backend.work import GroupWork
 from collective_core_autoload import NAME
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _BY_PARTS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 
-def allreduce(group: CollectiveGroup, tensors: Any, opts: Any = None) -> Work:
+def allreduce(group: CollectiveGroup, tensors: Any, opts: Any = None) -> GroupWork:
     opts = options_of(opts, c10d.AllreduceOptions)
     return group.operations.group_of([_allreduce(group, tensor, opts) for tensor in listed(tensors)])
 
 
-def allreduce_coalesced(group: CollectiveGroup, tensors: Any, opts: Any = None) -> Work:
+def allreduce_coalesced(group: CollectiveGroup, tensors: Any, opts: Any = None) -> GroupWork:
     return allreduce(group, tensors, opts)
 
 
-def _allreduce(group: CollectiveGroup, tensor: torch.Tensor, opts: Any, target: torch.Tensor | None = None) -> Work:
+def _allreduce(group: CollectiveGroup, tensor: torch.Tensor, opts: Any, target: torch.Tensor | None = None) -> GroupWork:
     target = tensor if target is None else target
     if tensor.is_sparse:
         return _sum_sparse(group, tensor, opts)
@@ -58,7 +58,7 @@ def _allreduce(group: CollectiveGroup, tensor: torch.Tensor, opts: Any, target: 
     return group.operations.start(operation, opts, [target], partial(copy_back, result, target), source)
 
 
-def reduce(group: CollectiveGroup, tensors: Any, opts: Any = None, op: Any = dist.ReduceOp.SUM) -> Work:
+def reduce(group: CollectiveGroup, tensors: Any, opts: Any = None, op: Any = dist.ReduceOp.SUM) -> GroupWork:
     opts = options_of(opts, c10d.ReduceOptions, op)
     is_root = group.rank() == opts.rootRank
     return group.operations.group_of(
@@ -66,13 +66,13 @@ def reduce(group: CollectiveGroup, tensors: Any, opts: Any = None, op: Any = dis
     )
 
 
-def reduce_scatter(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+def reduce_scatter(group: CollectiveGroup, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
     opts, of_one = options_of(opts, c10d.ReduceScatterOptions), torch.is_tensor(outputs)
     pairs = [(outputs, inputs)] if of_one else zip(outputs, inputs)
     return group.operations.group_of([_reduce_scatter_list(group, output, parts, opts) for output, parts in pairs])
 
 
-def _reduce_scatter_list(group: CollectiveGroup, output: torch.Tensor, parts: list[torch.Tensor], opts: Any) -> Work:
+def _reduce_scatter_list(group: CollectiveGroup, output: torch.Tensor, parts: list[torch.Tensor], opts: Any) -> GroupWork:
     if len(parts) != group.size() or parts[group.rank()].numel() != output.numel():
         problem = f"{len(parts)} parts cannot be scattered on {group.size()} ranks, or this one's has not {output.numel()} elements"
         return group.operations.refused("reduce_scatter", problem, opts)
@@ -85,18 +85,18 @@ def _reduce_scatter_list(group: CollectiveGroup, output: torch.Tensor, parts: li
     return group.operations.then(work, [output], lambda: copy_into(output, flat[begin : begin + output.numel()].view(output.shape)))
 
 
-def _reduce_scatter_base(group: CollectiveGroup, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+def _reduce_scatter_base(group: CollectiveGroup, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> GroupWork:
     return _reduce_scatter(group, output, source, options_of(opts, c10d.ReduceScatterOptions))
 
 
 def reduce_scatter_tensor_coalesced(
     group: CollectiveGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-) -> Work:
+) -> GroupWork:
     opts = options_of(opts, c10d.ReduceScatterOptions)
     return group.operations.group_of([_reduce_scatter(group, output, source, opts) for output, source in zip(outputs, inputs)])
 
 
-def _reduce_scatter(group: CollectiveGroup, output: torch.Tensor, whole: torch.Tensor, opts: Any) -> Work:
+def _reduce_scatter(group: CollectiveGroup, output: torch.Tensor, whole: torch.Tensor, opts: Any) -> GroupWork:
     if _kind_of(opts.reduceOp) in _BITWISE:
         summed = torch.empty_like(whole)
         work = _reduce_gathered(group, whole, summed, _BITWISE[_kind_of(opts.reduceOp)], opts)
@@ -129,7 +129,7 @@ def _prepared(tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, int, float, 
 
 def _reduce_gathered(
     group: CollectiveGroup, tensor: torch.Tensor, target: torch.Tensor, combine: Callable[..., torch.Tensor], opts: Any
-) -> Work:
+) -> GroupWork:
     everyone = torch.empty(group.size(), *tensor.shape, dtype=tensor.dtype)
     work = gather_equal(group, everyone, tensor, opts)
 
@@ -142,7 +142,7 @@ def _reduce_gathered(
     return group.operations.then(work, [target], finish)
 
 
-def _sum_sparse(group: CollectiveGroup, tensor: torch.Tensor, opts: Any) -> Work:
+def _sum_sparse(group: CollectiveGroup, tensor: torch.Tensor, opts: Any) -> GroupWork:
     if _kind_of(opts.reduceOp) != dist.ReduceOp.SUM:
         return group.operations.refused("all_reduce", f"sparse tensors have no {_name_of(opts.reduceOp)}", opts)
     own = tensor.detach().coalesce().cpu()

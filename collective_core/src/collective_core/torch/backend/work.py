@@ -43,7 +43,7 @@ def give(done: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
 
 
 @untraced
-class Work(dist.Work):
+class GroupWork(dist.Work):
     """An operation that ``wait_for`` can wait for, and whose result is brought home by ``finish``, once, by whoever sees its end first.
 
     ``wait_for(seconds)`` says whether the operation is over, and raises its error. ``tensors``: the result.
@@ -153,7 +153,7 @@ class Work(dist.Work):
 
 
 @untraced
-class MessageWork(Work):
+class MessageWork(GroupWork):
     """A message on its way (runtime/point_to_point.py)."""
 
     def __init__(
@@ -180,16 +180,16 @@ class Completer:
     """A thread that completes futures, one operation after the other, as those of a process set end in the order in which they began."""
 
     def __init__(self) -> None:
-        self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._works: queue.SimpleQueue[GroupWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         #: Those started since _start_coalescing, and not over. After a body that raised nobody calls _end_coalescing.
-        self.collected: dict[Work, None] | None = None
+        self.collected: dict[GroupWork, None] | None = None
         self._is_ending = False
 
     def is_this_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def put(self, work: Work) -> None:
+    def put(self, work: GroupWork) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="collective_core futures", daemon=True)
             self._thread.start()

@@ -17,7 +17,7 @@ Started by ``collective_core.launch --min-np 2 …`` or ``Runner(min_np=2, …)`
 
 from __future__ import annotations
 
-from collective_core.common.elastic import run
+from collective_core.common.elastic_states import run
 from collective_core.torch.elastic.sampler import ElasticSampler
 from collective_core.torch.elastic.state import HostsUpdatedInterrupt, ObjectState, State, TorchState
 

@@ -8,9 +8,9 @@ from typing import Any, Callable, Mapping
 
 import torch
 
-from collective_core.common import elastic
-from collective_core.common.elastic import HostsUpdatedInterrupt as HostsUpdatedInterrupt
-from collective_core.common.elastic import State as State
+from collective_core.common import elastic_states
+from collective_core.common.elastic_states import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from collective_core.common.elastic_states import State as State
 from collective_core.torch import gpu
 from collective_core.torch.checkpoint import Checkpoints
 from collective_core.torch.elastic.handlers import StateHandler as StateHandler  # programs import them from here, as in Horovod
@@ -26,12 +26,12 @@ def _count_optimizers() -> Callable[[], None]:
     return lambda: names.forget_made_after(made)
 
 
-elastic.before_commit.append(gpu.finish)
-elastic.at_begin.append(_count_optimizers)
-elastic.after_rejoin.append(gpu.forget_all)
+elastic_states.before_commit.append(gpu.finish)
+elastic_states.at_begin.append(_count_optimizers)
+elastic_states.after_rejoin.append(gpu.forget_all)
 
 
-class ObjectState(elastic.ObjectState):
+class ObjectState(elastic_states.ObjectState):
     """Plain values as attributes: ``ObjectState(epoch=0, batch=0)``. The first two parameters are Horovod's, as those of :class:`State`."""
 
     def _begin_from(self, folder: str | os.PathLike[str]) -> None:

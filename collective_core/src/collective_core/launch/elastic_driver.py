@@ -17,7 +17,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from collective_core.elastic import worker
 from collective_core.elastic.failure_policy import Cooldown, FailurePolicy
-from collective_core.elastic.membership import ElasticMembership
+from collective_core.elastic.generations import ElasticMembership
 from collective_core.elastic.rendezvous_server import RendezvousServer
 from collective_core.errors import CollectiveError
 from collective_core.launch import frames, this_host, timeouts

@@ -20,7 +20,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util
 
 from collective_core import _native
-from collective_core.common import callbacks, elastic
+from collective_core.common import elastic_states, framework_threads
 from collective_core.errors import CollectiveError, InvalidUseError
 from collective_core.runtime import operations
 
@@ -61,7 +61,7 @@ def call(
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         text = "XLA cannot call collectives: leave jit_compile=True away (Keras: model.compile(..., jit_compile=False))"
         raise CollectiveError(text, "invalid")
-    callbacks.watch_signals()
+    framework_threads.watch_signals()
     wrapped = _in_callback(function, dtypes)
     if is_stateful and not isinstance(tf.compat.v1.get_default_graph(), FuncGraph):
         results = _call_in_background(wrapped, list(tensors), list(dtypes))
@@ -88,7 +88,7 @@ def _in_callback(function: HostFunction, dtypes: Sequence[Any]) -> Callable[...,
 
     def collective(*arrays: Any) -> list[Any]:
         try:
-            with callbacks.in_callback():
+            with framework_threads.in_callback():
                 results = function(*arrays)
         except CollectiveError as error:
             del _failures[: 1 - MAX_FAILURES]
@@ -167,7 +167,7 @@ def error_of_engine(error: BaseException) -> CollectiveError | None:
     return next((failure for failure in reversed(_failures) if str(failure) in error.message), None)
 
 
-elastic.translations.append(error_of_engine)
+elastic_states.translations.append(error_of_engine)
 
 
 def name_of(kind: str, name: str | None, ignore_name_scope: bool = False) -> str | None:
