@@ -24,10 +24,10 @@ _BEGIN = "Traceback (most recent call last)"
 #: Before a traceback that goes on from the one above it.
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 #: An error of the engine's, which concerns all ranks: those that raise it at the same place say the same, each from its point of view.
-_OF_ALL = re.compile(r"\S*CollectiveError\b")
+_OF_ALL = re.compile(r"\S*(CollectiveError|PeerLostError)\b")
 #: The last line of a traceback that is a symptom of another rank's end.
 _SYMPTOM = re.compile(
-    r"(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b"
+    r"(PeerLostError\b|HorovodInternalError\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure)\b)"
 )
 #: The rank of whose end a symptom tells.
 _ACCUSED = re.compile(r"\brank (\d+) \(host ")

@@ -891,7 +891,7 @@ RuntimeError: CUDA error: an illegal memory access, on rank {}
     assert place == tracebacks.place_of(b"a line before\n".splitlines() + raised.format(2).encode().splitlines() + [b"one after"])
     assert place.endswith("loss.backward()\nRuntimeError")
     assert place != other
-    consequence = raised.replace("RuntimeError", "collective_core.errors.CollectiveError").replace("CUDA error", "rank 1 (host a) died")
+    consequence = raised.replace("RuntimeError", "collective_core.errors.PeerLostError").replace("CUDA error", "rank 1 (host a) died")
     assert tracebacks.place_of(consequence.encode().splitlines()) == tracebacks.place_of([b"no traceback"]) == ""
     found = FailurePolicy()
     found.note("a", 1, 1.0, place)

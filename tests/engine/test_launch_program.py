@@ -196,14 +196,14 @@ if os.environ["HOROVOD_RANK"] == "1":
 while not os.path.exists(failed):
     time.sleep(0.01)
 time.sleep(0.1)  # its lines are read
-print("Traceback (most recent call last):\\nCollectiveError: rank 1 is gone", file=sys.stderr, flush=True)
+print("Traceback (most recent call last):\\nPeerLostError: rank 1 is gone", file=sys.stderr, flush=True)
 sys.exit(1)
 """
     done = launch_patiently("-np", "3", "python", "-c", program, str(tmp_path / "failed"))
     assert done.returncode == 3, done.stderr
     lines = done.stderr.splitlines()
     assert lines[:2] == ["[1] Traceback (most recent call last):", "[1] ValueError: the cause"]
-    assert sorted(lines[2:-1]) == [f"[{rank}] CollectiveError: rank 1 is gone" for rank in (0, 2)]
+    assert sorted(lines[2:-1]) == [f"[{rank}] PeerLostError: rank 1 is gone" for rank in (0, 2)]
     assert lines[-1] == "collective_core.launch: rank 1 on localhost ended with exit code 3"
 
 
@@ -237,7 +237,7 @@ if os.environ["COLLECTIVE_RANK"] == "0":
         traceback.print_exc()
     sys.exit(0)
 time.sleep(1)
-raise collective_core.errors.CollectiveError("barrier: rank 2 (host a, pid 1) is gone")
+raise collective_core.errors.CollectiveError("barrier: rank 2 (host a, pid 1) is gone", "peer_lost")
 """
 
 
@@ -246,7 +246,7 @@ def test_a_rank_that_survived_its_error_and_succeeded_is_not_blamed():
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "collective_core.launch: rank 1 on localhost ended with exit code 1")
 
 
-ERROR = "collective_core.errors.CollectiveError"
+ERROR = "collective_core.errors.PeerLostError"
 
 
 def said(tracebacks, rank, *lines):
@@ -260,12 +260,12 @@ def test_which_traceback_is_the_one_to_read():
 
     shown = []
     tracebacks = Tracebacks(shown.append)
-    lost = "collective_core.errors.CollectiveError: barrier: rank 1 (host a, pid 1) died (its process ended without a word)"
+    lost = "collective_core.errors.PeerLostError: barrier: rank 1 (host a, pid 1) died (its process ended without a word)"
     said(tracebacks, 3, *raised("OSError: survived"), *["a line"] * 200)
     said(tracebacks, 0, *raised("KeyError: handled before"), *raised(lost))
     cause = (*raised("KeyError: 1"), "", "During handling of the above exception, another exception occurred:", "")
     said(tracebacks, 1, *cause, *raised("ValueError: two"), "lines of it")
-    of_server = "collective_core.errors.CollectiveError: rank 1 (host a, pid 1) sends no more: it has left the group or ended"
+    of_server = "collective_core.errors.PeerLostError: rank 1 (host a, pid 1) sends no more: it has left the group or ended"
     said(tracebacks, 2, *raised(of_server))
     texts = [(frame.rank, frame.body.decode().rstrip("\n")) for frame in shown]
     whole = [(1, line) for line in [*cause, *raised("ValueError: two"), "lines of it"]]
@@ -285,7 +285,7 @@ def test_which_traceback_is_the_one_to_read():
 
 
 def test_a_rank_that_goes_on_and_one_that_is_ended_while_it_prints():
-    lost = "collective_core.errors.CollectiveError: barrier: rank 1 (host a, pid 1) died (its process ended without a word)"
+    lost = "collective_core.errors.PeerLostError: barrier: rank 1 (host a, pid 1) died (its process ended without a word)"
     for raw in (False, True):
         shown: list[Frame] = []
         tracebacks = Tracebacks(shown.append, raw=raw)

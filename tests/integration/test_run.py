@@ -240,12 +240,12 @@ def test_a_rank_that_leaves_while_others_wait_is_named_with_its_words(cluster, w
         ("3", 3, " while others waited for it"),
         ("0", 1, " with exit code 0 while others waited for it"),
     ):
-        ended = run_until_all_spoke((*words, how), "^  ranks 1, 2 and 3: CollectiveError: ")
+        ended = run_until_all_spoke((*words, how), "^  ranks 1, 2 and 3: PeerLostError: ")
         assert (ended.returncode, verdict(ended)) == (code, f"rank 0 on node1 ended{said}"), ended.stderr
         assert "Traceback" not in ended.stderr
         assert "-----" not in ended.stderr
     # Another one than rank 0 may hang in MPI until mpirun kills it.
-    ended = run_until_all_spoke((*words, "the data is missing", "1"), "^  ranks 0, 2 and 3: CollectiveError: ")
+    ended = run_until_all_spoke((*words, "the data is missing", "1"), "^  ranks 0, 2 and 3: PeerLostError: ")
     assert (ended.returncode, verdict(ended)) == (1, "rank 1 on node1 ended while others waited for it: the data is missing"), ended.stderr
 
 

@@ -18,10 +18,18 @@ class CollectiveError(RuntimeError):
     #: Whether the ranks disagree on an operation that they call by one name.
     has_one_name = False
 
+    def __new__(cls, message: str = "", kind: str = "internal", ranks: Sequence[int] = ()) -> CollectiveError:  # noqa: ARG004
+        """One of the kind ``peer_lost`` is a :class:`PeerLostError`."""
+        return super().__new__(PeerLostError if cls is CollectiveError and kind == "peer_lost" else cls)
+
     def __init__(self, message: str = "", kind: str = "internal", ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.kind = kind
         self.ranks: tuple[int, ...] = tuple(ranks)
+
+
+class PeerLostError(CollectiveError):
+    """A consequence of another rank's end: that rank's error is the one to read."""
 
 
 def is_fatal(error: CollectiveError) -> bool:

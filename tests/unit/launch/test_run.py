@@ -224,7 +224,7 @@ def show(lines: list[str], **more: Any) -> tuple[RankOutput, list[str]]:
 SYMPTOM = [
     "[1,0]<stderr>:Traceback (most recent call last):",
     '[1,0]<stderr>:  File "train.py", line 8, in <module>',
-    "[1,0]<stderr>:collective_core.errors.CollectiveError: allreduce 'x': rank 1 (host b, pid 7) is gone (its connection ended)",
+    "[1,0]<stderr>:collective_core.errors.PeerLostError: allreduce 'x': rank 1 (host b, pid 7) is gone (its connection ended)",
 ]
 CAUSE = [
     "[1,1]<stderr>:Traceback (most recent call last):",
@@ -232,7 +232,7 @@ CAUSE = [
     "[1,1]<stderr>:",
     "[1,1]<stderr>:ValueError: a bad batch",
 ]
-SYMPTOM_IN_ONE_LINE = "rank 0: CollectiveError: allreduce 'x': rank 1 (host b, pid 7) is gone (its connection ended)"
+SYMPTOM_IN_ONE_LINE = "rank 0: PeerLostError: allreduce 'x': rank 1 (host b, pid 7) is gone (its connection ended)"
 
 
 def test_cause_is_shown_and_not_its_symptom() -> None:
@@ -244,7 +244,7 @@ def test_cause_is_shown_and_not_its_symptom() -> None:
         at = shown.index("[1] Traceback (most recent call last):")
         assert shown[at : at + 3] == [*shown[at : at + 1], '[1]   File "train.py", line 7, in <module>', "[1] ValueError: a bad batch"]
         assert "[0] epoch 1" in shown
-        said = [line for line in [*shown, *output.consequences(found)] if "CollectiveError" in line]
+        said = [line for line in [*shown, *output.consequences(found)] if "PeerLostError" in line]
         assert len(said) == 1, "the symptom is one line: at the end, or before what the rank prints next"
         assert not any("line 8" in line for line in shown)
     only = show(SYMPTOM)[0].first_failure()
@@ -369,7 +369,7 @@ def ends(*codes: tuple[int, int]) -> tuple[Ended, ...]:
 
 LEFT = """Traceback (most recent call last):
   File "/home/me/provision-run/project/ex.py", line 4, in <module>
-collective_core.errors.CollectiveError: allreduce 'x': rank 0 (host a, pid 7) has shut its engine down while others wait for it"""
+collective_core.errors.PeerLostError: allreduce 'x': rank 0 (host a, pid 7) has shut its engine down while others wait for it"""
 IN_ONE_LINE = LEFT.splitlines()[-1].removeprefix("collective_core.errors.")
 
 

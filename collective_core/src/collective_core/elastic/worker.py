@@ -11,7 +11,7 @@ from typing import Any, Sequence
 from collective_core import _native
 from collective_core.elastic import control_channel
 from collective_core.elastic.control_channel import ControlChannel
-from collective_core.errors import CollectiveError
+from collective_core.errors import CollectiveError, PeerLostError
 from collective_core.runtime import launchers, network
 from collective_core.runtime.torch_variables import MASTER_VARIABLES
 
@@ -71,7 +71,7 @@ def _connect(timeout: float) -> ControlChannel:
                 )
             except (OSError, EOFError) as error:
                 if time.monotonic() > end:
-                    raise CollectiveError(f"the elastic job at {host}:{port} cannot be reached: {error}", "closed") from error
+                    raise PeerLostError(f"the elastic job at {host}:{port} cannot be reached: {error}", "closed") from error
                 time.sleep(RETRY_INTERVAL)
         threading.Thread(target=_listen, args=(_channel,), daemon=True).start()
     return _channel

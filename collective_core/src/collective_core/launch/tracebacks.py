@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Callable, Sequence
 
+from collective_core.errors import PeerLostError
 from collective_core.launch.frames import Frame
 
 BEGIN = b"Traceback (most recent call last):"
 #: Before a traceback that goes on from the one above it.
 LINKS = (b"During handling of the above exception", b"The above exception was the direct cause")
-#: How a traceback ends that tells of another rank's failure.
-CONSEQUENCE = re.compile(
-    rb"^\S*(CollectiveError|HorovodInternalError)\b.*\b(died|is gone|went away|shut its engine down|stopped after an earlier failure|"
-    rb"sends no more|cannot be reached|after an earlier failure)\b"
-)
 #: After so many more lines a rank has survived what its traceback tells of.
 MAX_LINES = 200
 
@@ -84,7 +79,7 @@ class Tracebacks:
         """The rank of which the same was shown: the same error at the same place, which of the engine's concerns all ranks."""
         mine, text = self.place_of(rank), self._exception(rank)
         for other in self._kept if mine else ():
-            of_all = b"CollectiveError" in text.split(b":")[0]
+            of_all = _type_of(text) == "CollectiveError"
             if (
                 other not in (rank, *self._twins)
                 and self._shown.get(other)
@@ -174,10 +169,15 @@ def place_of(lines: Sequence[bytes]) -> str:
     begins = [number for number, line in enumerate(lines) if line.startswith(BEGIN)]
     last = lines[begins[-1] + 1 :] if begins else []
     end = next((number for number, line in enumerate(last) if not line.startswith(b" ")), None)
-    if end is None or CONSEQUENCE.search(last[end]):
+    if end is None or _type_of(last[end]) == PeerLostError.__name__:
         return ""
     return b"\n".join([*(line.rstrip() for line in last[:end]), last[end].split(b":")[0].rstrip()]).decode(errors="replace")
 
 
+def _type_of(line: bytes) -> str:
+    """The name of the exception's type that this last line of a traceback tells of."""
+    return line.split(b":")[0].rstrip().rpartition(b".")[2].decode(errors="replace")
+
+
 def _is_consequence(lines: list[Frame]) -> bool:
-    return any(CONSEQUENCE.search(line.body) for line in lines)
+    return any(_type_of(line.body) == PeerLostError.__name__ for line in lines)

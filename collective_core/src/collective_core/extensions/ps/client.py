@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 from collective_core import job
 from collective_core.common import elastic_states
 from collective_core.common.elastic_states import HostsUpdatedInterrupt
-from collective_core.errors import CollectiveError, InvalidUseError
+from collective_core.errors import CollectiveError, InvalidUseError, PeerLostError
 from collective_core.extensions.ps import group, messages
 from collective_core.extensions.ps.group import Group
 from collective_core.extensions.ps.messages import Array
@@ -96,7 +96,7 @@ class Client:
         failure = membership.failure()
         if failure is not None:  # an answer to what was asked before may still come
             ranks = failure.ranks if isinstance(failure, CollectiveError) else ()
-            raise CollectiveError(f"parameter servers cannot be used after an earlier failure: {failure}", "closed", ranks)
+            raise PeerLostError(f"parameter servers cannot be used after an earlier failure: {failure}", "closed", ranks)
 
     def _send(self, packed: Mapping[int, Array]) -> None:
         for server, message in packed.items():
