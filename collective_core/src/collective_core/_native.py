@@ -160,7 +160,7 @@ TEST = ctypes.CFUNCTYPE(c_int32, c_int32, c_void_p, c_uint64)
 
 
 class PeerInfo(NamedTuple):
-    """What the ranks tell each other about themselves before they connect."""
+    """Facts about a rank that the others need before they connect."""
 
     rank: int
     pid: int

@@ -1,4 +1,4 @@
-"""How a process joins a job and leaves it: ``init``, ``shutdown``, the end of the process, and elastic jobs in between."""
+"""Life of a process in a job, from joining to leaving it: ``init``, ``shutdown``, the end of the process, and elastic jobs in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch calls when it is imported (entry point ``torch.backends``): makes the backend ``collective`` known to torch.distributed.
+"""Function that PyTorch calls at its import (entry point ``torch.backends``): makes the backend ``collective`` known to torch.distributed.
 
 Apart from the package, because every program that imports PyTorch would else import the engine. It is imported with the first group.
 """

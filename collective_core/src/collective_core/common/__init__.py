@@ -1,1 +1,1 @@
-"""What the interfaces of all frameworks share. Imports none of them."""
+"""Parts that the interfaces of all frameworks share. Imports none of them."""

@@ -1,4 +1,4 @@
-"""What Horovod's programs ask about how it was built, whichever framework they use."""
+"""Answers to what Horovod's programs ask about how it was built, whichever framework they use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the interfaces of all frameworks have: ``from collective_core.common.interface import *``."""
+"""Names that the interfaces of all frameworks have: ``from collective_core.common.interface import *``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be installed for the interface of a framework: said at once, and not by whatever fails first."""
+"""Check of what must be installed for the interface of a framework: said at once, and not by whatever fails first."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _length = struct.Struct("!I")
 
 
 class ControlChannel:
-    """One end, once both are proven. Messages may be sent from several threads and are read by one."""
+    """One end of the channel, once both are proven. Messages may be sent from several threads and are read by one."""
 
     def __init__(self, connection: socket.socket, seal: Seal, me: bytes, worker: int) -> None:
         self.worker = worker

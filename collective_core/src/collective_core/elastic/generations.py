@@ -1,4 +1,4 @@
-"""Who belongs to an elastic job, and when those who are there make a new generation of ranks. Pure: no sockets, no clock of its own."""
+"""Membership of an elastic job, and when those who are there make a new generation of ranks. Pure: no sockets, no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RankAssignment(NamedTuple):
 
 
 class ElasticMembership:
-    """Keeps workers by their number; a lower one has been there for longer. Times are seconds of any clock that does not go back.
+    """The workers of a job, by their number; a lower one has been there for longer. Times are seconds of any clock that does not go back.
 
     ``fewest``: ranks without which the job waits. ``begin``: ranks without which it does not begin while ``patience`` lasts, seconds from
     the first start of a worker; so long it also waits for all others that were started, who would else change the ranks again at once.

@@ -62,7 +62,7 @@ def is_better(candidate: Sequence[Turn], default: Sequence[Turn]) -> bool:
 
 
 class Tuner:
-    """Which size is in use, step by step. ``agree``: of all ranks' figures the largest, one by one."""
+    """Choice of the size in use, step by step. ``agree``: of all ranks' figures the largest, one by one."""
 
     def __init__(self, default: int, candidates: Sequence[int], agree: Callable[[list[float]], list[float]]) -> None:
         self.default, self._agree = default, agree
@@ -135,7 +135,7 @@ class Tuner:
 
 
 class Cache:
-    """What was chosen earlier, by a text that names model and job, in a file of the user's."""
+    """Cache of what was chosen earlier, by a text that names model and job, in a file of the user's."""
 
     def __init__(self, path: str | None) -> None:
         home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -100,7 +100,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keeps ``state.batch`` at the batch that was trained last, 0 at the end of an epoch."""
+    """Callback that keeps ``state.batch`` at the batch that was trained last, 0 at the end of an epoch."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keeps ``state.epoch`` at the number of epochs that are done, over all calls of ``fit``, each of which counts from 0."""
+    """Callback that keeps ``state.epoch`` at the number of epochs done, over all calls of ``fit``, each of which counts from 0."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

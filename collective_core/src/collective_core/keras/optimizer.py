@@ -17,7 +17,7 @@ Compression: Any = framework.Compression
 
 
 class _Reduction:
-    """How gradients are reduced, with JAX and PyTorch."""
+    """Reduction of gradients, with JAX and PyTorch."""
 
     def __init__(self, name: str | None, compression: Any, factor: float, op: str, multiplier: int, process_set: ProcessSet) -> None:
         self._name = name

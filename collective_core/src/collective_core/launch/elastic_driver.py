@@ -1,4 +1,4 @@
-"""Runs an elastic job from where it was started: workers on the hosts that are there, new ones in the place of those that died.
+"""Driver of an elastic job, where it was started: workers on the hosts that are there, new ones in the place of those that died.
 
 Every worker is a process of its own, here (launch/processes.py) or behind an agent over ssh (launch/remote.py), and is known by a number;
 which rank it is, the rendezvous server says. A worker that was killed, or whose host is gone, is replaced. So is one that ends by itself,
@@ -114,7 +114,7 @@ def failure_policy(restarts: int | None, is_only_host: bool) -> FailurePolicy:
 
 
 class Ending(NamedTuple):
-    """How a job ended. ``values``: by rank, what its function returned. ``failed``: the rank that ended it, its host, its last frames."""
+    """End of a job. ``values``: by rank, what its function returned. ``failed``: the rank that ended it, its host, its last frames."""
 
     values: list[bytes]
     failed: tuple[int, str, list[Frame]] | None

@@ -1,4 +1,4 @@
-"""Which hosts, and how many ranks on each: ``a:2,b:2``, a list, a dictionary, a host file of mpirun, or an inventory."""
+"""Hosts of a job, and how many ranks on each: ``a:2,b:2``, a list, a dictionary, a host file of mpirun, or an inventory."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Group = Union[Processes, Remote]
 
 
 class _Meeting(NamedTuple):
-    """Where ranks meet. ``variables``: for the engine (launchers.py). ``master``: address and port for torch.distributed.
+    """The place where ranks meet. ``variables``: for the engine (launchers.py). ``master``: address and port for torch.distributed.
 
     ``addresses``: of the hosts of a job that has several, as far as they are known.
     """

@@ -1,4 +1,4 @@
-"""What ranks print, kept in files as horovodrun lays them out: ``DIR/rank.N/stdout`` and ``stderr``, N with leading zeros."""
+"""Files of what ranks print, as horovodrun lays them out: ``DIR/rank.N/stdout`` and ``stderr``, N with leading zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the frames of all ranks arrive. It holds a limited number: ranks that print faster than we show wait in their print."""
+"""Queue in which the frames of all ranks arrive. It holds a limited number: ranks that print faster than we show wait in their print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a job's ranks: every one's result, or the failure that was the first cause."""
+"""Outcomes of a job's ranks: every one's result, or the failure that was the first cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the starter of a job must know of a host on which ranks shall run."""
+"""Facts that the starter of a job must know of a host on which ranks shall run."""
 
 from __future__ import annotations
 

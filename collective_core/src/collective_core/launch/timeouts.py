@@ -1,4 +1,4 @@
-"""How long launchers wait where nobody says it: Horovod's variables, else our own numbers."""
+"""Waits of launchers where nobody says how long: Horovod's variables, else our own numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks print, and in it the traceback to read: of the rank that failed first, not of those that it took along."""
+"""Tracebacks in what ranks print, and the one to read: of the rank that failed first, not of those that it took along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the ranks' clocks are apart: compared when they have met and again at a timeline's end, because clocks also drift."""
+"""Distances of the ranks' clocks: compared when they have met and again at a timeline's end, because clocks also drift."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS = 16
 
 
 class Clock(NamedTuple):
-    """How far this rank's clock (CLOCK_MONOTONIC) is ahead of rank 0's, in nanoseconds, at a moment of its own."""
+    """Lead of this rank's clock (CLOCK_MONOTONIC) over rank 0's, in nanoseconds, at a moment of its own."""
 
     at: int
     offset: float

@@ -1,4 +1,4 @@
-"""What this process's collectives have been and what they have waited for, as numbers that only grow: :func:`metrics`.
+"""Counters of this process's collectives and of what they have waited for, which only grow: :func:`metrics`.
 
 They begin with the process, and go on when it leaves a job and joins another one, as ranks of an elastic job do.
 """
@@ -28,7 +28,7 @@ class OperationMetrics(TypedDict):
 
 
 class Metrics(TypedDict):
-    """What :func:`metrics` returns."""
+    """Result of :func:`metrics`."""
 
     rank: int | None  # None: outside a job
     size: int | None

@@ -1,4 +1,4 @@
-"""What every rank did when: recorded while the job runs, drawn at the end (trace.py).
+"""Timeline of what every rank did when: recorded while the job runs, drawn at the end (trace.py).
 
 The engine records every operation anyway (csrc/base/recorder.h). While a timeline is on, a thread appends the records to this
 rank's own file (timeline_file.py), so that what a killed rank has recorded stays. Starting and stopping wait for nobody: every

@@ -23,7 +23,7 @@ AT_ONCE = 4096
 
 
 class Head(NamedTuple):
-    """Whose part it is, and what its events do not say. Times: nanoseconds of this rank's clock."""
+    """Header of a part: whose it is, and what its events do not say. Times: nanoseconds of this rank's clock."""
 
     token: bytes  # 16 random bytes, by which the file is known
     job: int  # the same in all parts of a job
@@ -141,7 +141,7 @@ class Copies:
 
 
 class _Events:
-    """What lies in a part's file after its head, a few events at a time in memory; one that was cut off in mid-write is left out."""
+    """Events in a part's file after its head, a few events at a time in memory; one that was cut off in mid-write is left out."""
 
     def __init__(self, path: str) -> None:
         self._path = path

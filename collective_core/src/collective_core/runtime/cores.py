@@ -1,4 +1,4 @@
-"""How many cores a rank computes on: those that its host gives this job, divided by the ranks there.
+"""Number of cores that a rank computes on: those that its host gives this job, divided by the ranks there.
 
 Libraries of numbers start a thread per core of the machine in every process, so ranks of one host slow each other down, most of all in a
 container that may use a few of the cores. Every launcher sets OMP_NUM_THREADS for its ranks by this one rule, unless somebody has set it.

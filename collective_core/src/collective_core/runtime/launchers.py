@@ -1,4 +1,4 @@
-"""Which launcher started this process, from the variables that it sets, and how its ranks meet.
+"""Launchers: which one started this process, from the variables that it sets, and how its ranks meet.
 
 A launcher has ``rank``, ``size``, the job's ``secret`` (which may be empty), one collective, ``exchange``, and ``finish``, which
 is told for how many seconds it may wait for the other ranks. In this order:
@@ -160,7 +160,7 @@ class Mpi:
 
 
 class LauncherInfo(NamedTuple):
-    """What a launcher's variables say."""
+    """Facts that a launcher's variables say."""
 
     launcher: str
     rank: int

@@ -1,4 +1,4 @@
-"""Which address of this host the other hosts shall use: decided from lists of interfaces; nothing is probed or sent.
+"""Choice of the address of this host that the others use: decided from lists of interfaces; nothing is probed or sent.
 
 The order of preference:
 

@@ -143,7 +143,7 @@ class _Receiver:
 
 
 class PointToPoint:
-    """One rank's side. ``peers``: the group's ranks. ``timeout``: seconds, of a message. ``stall_warning``: as COLLECTIVE_STALL_WARNING."""
+    """Messenger. ``peers``: ranks of the group. ``timeout``: seconds, of a message. ``stall_warning``: COLLECTIVE_STALL_WARNING."""
 
     def __init__(
         self, launcher: Any, peers: Sequence[_native.PeerInfo], process_set: int, timeout: float, stall_warning: float = 0.0

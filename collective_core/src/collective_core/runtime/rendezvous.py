@@ -1,4 +1,4 @@
-"""How the ranks find each other: who is there, where, and the job's secret.
+"""Rendezvous of the ranks: who is there, where, and the job's secret.
 
 Whatever launcher started them (launchers.py), this is the same. Only bytes and JSON travel: nothing that a peer sends is
 unpickled.

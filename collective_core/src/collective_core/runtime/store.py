@@ -79,7 +79,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Endpoint:
-    """Where rank 0 can be reached: (host, port), or the name of an abstract unix socket."""
+    """Address of rank 0: (host, port), or the name of an abstract unix socket."""
 
     def __init__(self, where: tuple[str, int] | str) -> None:
         self.where = where

@@ -1,4 +1,4 @@
-"""What Horovod's programs ask about how it was built, as far as it depends on TensorFlow."""
+"""Answers to what Horovod's programs ask about how it was built, as far as it depends on TensorFlow."""
 
 from __future__ import annotations
 

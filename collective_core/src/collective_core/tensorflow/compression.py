@@ -1,4 +1,4 @@
-"""What travels instead of a gradient: the choices for ``compression=``."""
+"""Compression of gradients: the choices for ``compression=``."""
 
 from __future__ import annotations
 

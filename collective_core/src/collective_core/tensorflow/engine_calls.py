@@ -1,4 +1,4 @@
-"""How the engine is called from TensorFlow: at once in eager mode, by a callback on the host where a graph runs.
+"""Calls of the engine from TensorFlow: at once in eager mode, by a callback on the host where a graph runs.
 
 Nothing is compiled for a version of TensorFlow. A callback gets the tensors' memory without a copy, and TensorFlow takes over the memory of
 its results where it is aligned. In a ``tf.function`` callbacks run one after the other in the order of the program, because TensorFlow

@@ -1,4 +1,4 @@
-"""What the gradient tape and the optimizers do with gradients: reduce them together, and add them up over several backward passes."""
+"""Gradients of the tape and the optimizers: reduce them together, and add them up over several backward passes."""
 
 from __future__ import annotations
 

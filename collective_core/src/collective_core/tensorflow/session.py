@@ -22,7 +22,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """For ``tf.compat.v1.train.MonitoredTrainingSession``: all ranks begin with the root's variables, initialised or restored."""
+    """Hook of ``tf.compat.v1.train.MonitoredTrainingSession``: all ranks begin with the root's variables, initialised or restored."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What Horovod's programs ask about how it was built."""
+"""Answers to what Horovod's programs ask about how it was built."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class _Found(NamedTuple):
 
 
 class _Copy:
-    """What torch.save writes, in memory: once, where io.BytesIO would move it whenever it grows."""
+    """File in memory that torch.save writes to: once, where io.BytesIO would move it whenever it grows."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

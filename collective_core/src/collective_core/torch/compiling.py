@@ -1,4 +1,4 @@
-"""What torch.compile and compiled autograd do not look into: locks, foreign memory and other ranks are nothing that they can trace."""
+"""Code that torch.compile and compiled autograd do not enter: locks, foreign memory and other ranks are nothing that they can trace."""
 
 from __future__ import annotations
 

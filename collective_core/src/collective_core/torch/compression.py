@@ -1,4 +1,4 @@
-"""What travels instead of a gradient: the choices for ``compression=``."""
+"""Compression of gradients: the choices for ``compression=``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATE_KEY = "compression"
 
 
 class LossyCompression:
-    """What a DistributedOptimizer sends instead of gradients, adding what that leaves out to its next gradients (error feedback)."""
+    """Compression of a DistributedOptimizer that adds what it leaves out to its next gradients (error feedback)."""
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:  # noqa: ARG002 - as every compressor's
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which way CUDA tensors go: through NCCL where they lie (nccl.py), or through pinned host memory, by the engine.
+"""Ways of CUDA tensors: through NCCL where they lie (nccl.py), or through pinned host memory, by the engine.
 
 NCCL is used in a process set where every rank has a GPU of its own and the same NCCL, unless COLLECTIVE_NCCL says otherwise. The ranks
 agree on that at their first CUDA tensor. The engine agrees on every operation either way. For what NCCL does not know, and for Adasum, CUDA

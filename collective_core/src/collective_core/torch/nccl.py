@@ -70,7 +70,7 @@ _Store: Any = dist.Store if dist.is_available() else object
 
 
 class Cuda:
-    """What this package needs of CUDA and NCCL. A test puts another one in its place, ``nccl.platform``."""
+    """Functions of CUDA and NCCL that this package needs. A test puts another one in its place, ``nccl.platform``."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is a GPU's."""

@@ -12,7 +12,7 @@ from collective_core.runtime.process_sets import ProcessSet
 
 
 class Shard(Protocol):
-    """What looks after a sharded parameter: its attribute ``collective_shard``. extensions/sparse/table.py says what each does."""
+    """Keeper of a sharded parameter: its attribute ``collective_shard``. extensions/sparse/table.py says what each does."""
 
     name: str
     process_set: ProcessSet | None

@@ -1,4 +1,4 @@
-"""What a worker knows of arrays on servers: pushes of gradients, pulls of values."""
+"""A worker's side of arrays on servers: pushes of gradients, pulls of values."""
 
 from __future__ import annotations
 

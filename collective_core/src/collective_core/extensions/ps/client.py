@@ -26,7 +26,7 @@ MAX_UNDER_WAY = 64 << 20
 
 
 class Request(NamedTuple):
-    """To one server. ``header``: with its ``kind``."""
+    """Request to one server. ``header``: with its ``kind``."""
 
     header: Mapping[str, Any]
     arrays: Sequence[Array] = ()

@@ -1,4 +1,4 @@
-"""How many updates each worker has sent, and whether one has to wait for others: stale synchronous parallel.
+"""Clocks of workers: how many updates each has sent, and whether one has to wait for others: stale synchronous parallel.
 
 Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. A worker that has sent c
 updates may read when every other has sent at least c - ``staleness``: it then sees all updates but the last ``staleness`` of each worker.
@@ -17,7 +17,7 @@ def check_staleness(staleness: int | None) -> None:
 
 
 class Clocks:
-    """Of one array. ``active``: the workers that have not ended; it is shared with others and changes."""
+    """Clocks of one array. ``active``: the workers that have not ended; it is shared with others and changes."""
 
     def __init__(self, workers: Sequence[int], active: Collection[int], staleness: int | None) -> None:
         check_staleness(staleness)

@@ -17,7 +17,7 @@ from collective_core.torch.compiling import not_compiled
 
 
 class _Embedding(torch.nn.Module):
-    """What both have. It has no parameters: ``hvd.ps.DistributedOptimizer``, which is given the model, finds it there."""
+    """Base of both embeddings. It has no parameters: ``hvd.ps.DistributedOptimizer``, which is given the model, finds it there."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ _RESERVED = (
 
 
 class Shard(Protocol):
-    """What a server holds. It outlives the ranks of an elastic job."""
+    """State of a server. It outlives the ranks of an elastic job."""
 
     index: int
     updates: int
@@ -36,7 +36,7 @@ kept: dict[int, Shard] = {}
 
 
 class Group:
-    """One rank's side, of the time from the first use of servers to :func:`leave`."""
+    """Group as one rank sees it, for the time from the first use of servers to :func:`leave`."""
 
     def __init__(self, found: int, replicate: bool) -> None:
         """Collective over all ranks. ``found``: updates in the state that this rank could take over as a server; -1: there is none."""

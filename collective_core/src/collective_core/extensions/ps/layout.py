@@ -1,4 +1,4 @@
-"""Which server holds what: arithmetic that every worker and server does alike.
+"""Layout of arrays over servers: arithmetic that every worker and server does alike.
 
 A dense array of some size is cut into one range of elements per server, a smaller one is on one server, chosen by its name. Row i of a
 table is on server i mod n.

@@ -1,4 +1,4 @@
-"""What each way to train together would cost on a network: bytes and milliseconds per step, as a table and as data.
+"""Costs of each way to train together on a network: bytes and milliseconds per step, as a table and as data.
 
 The network between the ranks is measured (:func:`measure_network`); the rest is pure.
 
@@ -33,7 +33,7 @@ FIRST_ELEMENTS, MAX_ELEMENTS = 1 << 14, 1 << 23
 
 
 class Network(NamedTuple):
-    """As measured between the ranks of a job: the slowest rank's."""
+    """Network as measured between the ranks of a job: the slowest rank's."""
 
     ranks: int
     latency: float  # seconds of a sum of one element

@@ -1,4 +1,4 @@
-"""When the parts of a model are synchronised that train apart for many steps, and which parameters are a part. Pure.
+"""Schedule of the parts of a model that train apart for many steps, and the parameters of each part. Pure.
 
 Each of F fragments is synchronised every ``sync_every`` steps, a ``sync_every / F``-th of them after the one before it, so that the network
 has about as much to do in every step; one fragment is the whole model. Its sum may go on for ``delay`` steps of training.

@@ -69,7 +69,7 @@ class TableModule(torch.nn.Module):
 
 
 class _Sharded(TableModule):
-    """What both have: a table of ``num_embeddings`` rows."""
+    """Base of both embeddings: a table of ``num_embeddings`` rows."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How rows reach the ranks that use them, and gradients the ranks that hold the rows.
+"""Exchange of rows, to the ranks that use them, and of gradients, to the ranks that hold the rows.
 
 Row-wise (and table-wise), n ranks, U distinct rows used by a rank, D columns of b bytes: an alltoall of 8·(U + n) bytes of positions and
 one of U·D·b bytes back; for gradients 8·(U + n) + U·D·b. Column-wise all ranks' positions go to all ranks, 8·(U + 1)·n, and the rows as
@@ -30,7 +30,7 @@ Received = Callable[[], "tuple[torch.Tensor, torch.Tensor]"]
 
 
 class RowExchange:
-    """Of rows that one rank each holds."""
+    """Exchange of rows that one rank each holds."""
 
     def __init__(self, placement: Placement, name: str, process_set: ProcessSet | None) -> None:
         self.placement = placement
@@ -110,7 +110,7 @@ class RowExchange:
 
 
 class ColumnExchange(RowExchange):
-    """Of rows of which every rank holds some columns."""
+    """Exchange of rows of which every rank holds some columns."""
 
     def _start_positions(self, positions: torch.Tensor, what: str, blocking: bool, problem: str = "") -> Any:
         return self._start(_native.ALLGATHER, torch.cat([positions.new_zeros(1), positions]), what, None, blocking, problem)

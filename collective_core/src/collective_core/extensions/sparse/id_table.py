@@ -1,4 +1,4 @@
-"""Which ids are known, and what is counted of them: a hash table of NumPy arrays, whose lookups and additions are of many ids at once."""
+"""Table of known ids and their counts: a hash table of NumPy arrays, whose lookups and additions are of many ids at once."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Slot(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What an optimizer is given: ``values`` and every one of ``state`` have a row for each used row, and are changed in place.
+    """Arguments of an optimizer: ``values`` and every one of ``state`` have a row for each used row, and are changed in place.
 
     ``step`` counts from 1. ``row_mean``: means over whole rows, of which a column-wise shard holds a part only.
     """
@@ -59,7 +59,7 @@ class SGD(RowOptimizer):
 
 
 class Adagrad(RowOptimizer):
-    """As torch.optim.Adagrad with sparse gradients: s += g², w -= lr / (1 + (step - 1)·lr_decay) · g / (√s + eps)."""
+    """Adagrad, as torch.optim.Adagrad with sparse gradients: s += g², w -= lr / (1 + (step - 1)·lr_decay) · g / (√s + eps)."""
 
     def __init__(self, lr: float | None = None, lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:
         super().__init__(lr)
@@ -91,7 +91,7 @@ class RowWiseAdagrad(RowOptimizer):
 
 
 class Adam(RowOptimizer):
-    """As torch.optim.SparseAdam: moments of used rows alone are updated, the bias is corrected by the table's count of steps."""
+    """Adam, as torch.optim.SparseAdam: moments of used rows alone are updated, the bias is corrected by the table's count of steps."""
 
     def __init__(self, lr: float | None = None, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         super().__init__(lr)

@@ -1,4 +1,4 @@
-"""Which rank holds which rows and columns of a table: arithmetic that no framework is needed for.
+"""Sharding of the rows and columns of a table over ranks: arithmetic that no framework is needed for.
 
 Rows are renumbered, so that each rank holds a contiguous range of *positions*. Row-wise, row i is on rank i mod n, as in parameter
 servers: ids that are drawn with a skew (the frequent ones first, say) are spread evenly. Table-wise, all rows are on one rank. Column-wise,

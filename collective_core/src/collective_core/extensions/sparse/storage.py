@@ -1,4 +1,4 @@
-"""Where a rank's rows of a table lie, with what their optimizer keeps for them: in memory, or in a file with those in use in memory."""
+"""Storage of a rank's rows of a table, with what their optimizer keeps for them: in memory, or in a file with those in use in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_CACHE_BYTES = 256 << 20
 
 
 class Storage(NamedTuple):
-    """What a program says of it: nothing, or a ``folder`` on a local disk and the bytes of memory for rows in use on each rank."""
+    """Wish of a program: nothing, or a ``folder`` on a local disk and the bytes of memory for rows in use on each rank."""
 
     folder: str | os.PathLike[str] | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES

@@ -31,7 +31,7 @@ Initialise = Callable[[torch.Tensor], Any]
 
 
 class TableConfig(NamedTuple):
-    """What every table has. ``name``: in errors; :func:`agree` gives one that all ranks know where it is None."""
+    """Configuration of every table. ``name``: in errors; :func:`agree` gives one that all ranks know where it is None."""
 
     placement: Placement
     optimizer: RowOptimizer

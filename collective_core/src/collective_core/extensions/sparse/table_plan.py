@@ -1,4 +1,4 @@
-"""Where each table of a model should live: chosen from sizes, a memory budget and the costs of moving rows, with reasons.
+"""Plan of where each table of a model should live: chosen from sizes, a memory budget and the costs of moving rows, with reasons.
 
 Of a table with rows of D bytes, of which a rank's batch uses U distinct ones, a step moves per rank, to and from n - 1 others (8 bytes per
 position; gradients go the way back):
@@ -48,7 +48,7 @@ class Table(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Of moving rows: bytes per second from one rank to others, seconds of a message, bytes per second of rows in memory."""
+    """Costs of moving rows: bytes per second from one rank to others, seconds of a message, bytes per second of rows in memory."""
 
     bandwidth: float = 1e9
     latency: float = 50e-6
@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How a table is placed, why, and what else was possible (seconds of the slowest rank's step) or was not (why)."""
+    """Placement of a table, why, and what else was possible (seconds of the slowest rank's step) or was not (why)."""
 
     table: Table
     sharding: str

@@ -98,7 +98,7 @@ def _without_returns(lines: list[bytes]) -> list[bytes]:
 
 
 class _LineFiles(Source):
-    """What files and a directory have in common. ``follow``: whether more may come."""
+    """Base of files and a directory. ``follow``: whether more may come."""
 
     def __init__(self, follow: bool) -> None:
         self._follow = follow

@@ -1,4 +1,4 @@
-"""What a stream reads from: partitions, each an ordered sequence of records, and positions in them."""
+"""Sources of a stream: partitions, each an ordered sequence of records, and positions in them."""
 
 from __future__ import annotations
 

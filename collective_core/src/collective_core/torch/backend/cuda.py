@@ -40,7 +40,7 @@ def unsupported_reason(everyone: Sequence[dict[str, Any]], hosts: Sequence[tuple
 
 
 class Cuda:
-    """What this backend needs of CUDA and NCCL. A test puts another one in its place, ``cuda.platform``."""
+    """Functions of CUDA and NCCL that this backend needs. A test puts another one in its place, ``cuda.platform``."""
 
     device = "cuda"
 

@@ -1,4 +1,4 @@
-"""What a group's ranks send each other unchanged: broadcast, allgather, gather, scatter, alltoall."""
+"""Exchanges of unchanged data between a group's ranks: broadcast, allgather, gather, scatter, alltoall."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def options_of(given: Any, kind: Any, op: Any = None) -> Any:
 
 
 class Gathered:
-    """What an allgather or alltoall has received, when its work is done: rows, and how many from each rank."""
+    """Rows that an allgather or alltoall has received, when its work is done, and how many from each rank."""
 
     work: GroupWork
     rows: torch.Tensor

@@ -18,7 +18,7 @@ from collective_core.runtime.store import START_HINT
 
 
 class StoreLauncher:
-    """What rendezvous.py asks of a launcher, over a store of PyTorch's. ``timeout``: seconds for everyone to come.
+    """Launcher, as rendezvous.py asks for one, over a store of PyTorch's. ``timeout``: seconds for everyone to come.
 
     Whoever can reach the store can read what the members tell each other there, as with every backend. What keeps strangers out is the
     job's secret (COLLECTIVE_SECRET_FILE), which our launchers bring to all ranks, and which never travels.

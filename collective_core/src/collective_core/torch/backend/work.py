@@ -1,4 +1,4 @@
-"""What a collective of torch.distributed returns while it is under way."""
+"""Work objects, which collectives of torch.distributed return while they are under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the parts of a TorchState are kept: a handler for each kind of part, in Horovod's registry, to which a program may add its own."""
+"""Handlers of the parts of a TorchState: one for each kind of part, in Horovod's registry, to which a program may add its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collective_core.torch.sharded import is_shard
 
 
 class StateHandler:
-    """Keeps ``value``: ``save`` and ``restore`` in this rank's memory; ``sync`` brings it to all ranks, and saves it.
+    """Keeper of ``value``: ``save`` and ``restore`` in this rank's memory; ``sync`` brings it to all ranks, and saves it.
 
     ``root`` is the rank to take it from, the one with the newest commit, which a handler that was written for Horovod takes to be 0.
     """

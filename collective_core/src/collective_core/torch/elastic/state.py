@@ -1,4 +1,4 @@
-"""What an elastic job of PyTorch carries from one set of ranks to the next."""
+"""State that an elastic job of PyTorch carries from one set of ranks to the next."""
 
 from __future__ import annotations
 

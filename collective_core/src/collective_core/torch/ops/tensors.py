@@ -1,4 +1,4 @@
-"""What every collective on torch tensors needs: types, devices, copies."""
+"""Helpers of every collective on torch tensors: types, devices, copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How gradients are grouped: fixed buckets, the same on all ranks, in the order in which gradients came in the first rank's first step.
+"""Groups of gradients: fixed buckets, the same on all ranks, in the order in which gradients came in the first rank's first step.
 
 So the first bucket is complete early and its sum overlaps with the rest of the pass, and parameters that are never used hold up nothing.
 Buckets are launched strictly in order, whatever the order in which gradients arrive: that is what makes the order of operations the same

@@ -1,4 +1,4 @@
-"""When a parameter's gradient is ready, in every PyTorch."""
+"""Hooks that tell when a parameter's gradient is ready, in every PyTorch."""
 
 from __future__ import annotations
 

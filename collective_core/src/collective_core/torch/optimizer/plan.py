@@ -1,4 +1,4 @@
-"""What ranks agree on before gradients can be summed while others are still computed: their order, and which of them go as sparse."""
+"""Plan that ranks agree on before gradients can be summed while others are still computed: their order, and which of them go as sparse."""
 
 from __future__ import annotations
 
