@@ -60,6 +60,11 @@ def reduction_number(op: Any) -> int:
     return REDUCTIONS.get(op, _native.SUM)
 
 
+def options_of(how: Reduction) -> dict[str, Any]:
+    """The options of ``_native.operation`` that say how to combine."""
+    return {"reduce": reduction_number(how.op), "prescale": how.prescale, "postscale": how.postscale}
+
+
 def unsupported_reduction(op: Any, dtype: str, prescale: float = 1.0, postscale: float = 1.0) -> str:
     """Why ``op`` or its factors make no sense for this type; empty if they do."""
     if op not in REDUCTIONS:
@@ -182,7 +187,7 @@ def reducescatter(array: Any, name: str | None, how: Reduction) -> np.ndarray[An
     problem = problem or unsupported_rows(source.shape, "reducescatter")
     rows = 0 if problem else scattered_rows(source.shape[0], members.rank, members.size)
     result = np.empty((rows, *source.shape[1:]), dtype=source.dtype)
-    more = {"prescale": how.prescale, "postscale": how.postscale, "unsupported_reason": problem, "reduce": reduction_number(how.op)}
+    more = {**options_of(how), "unsupported_reason": problem}
     operations.run(_operation("reducescatter", source, dtype, members, name, target=result.ctypes.data, **more), source, result)
     return result
 

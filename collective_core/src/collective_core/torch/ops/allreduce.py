@@ -19,14 +19,15 @@ from collective_core.torch.handles import Group, Work, handle_of
 from collective_core.torch.ops.fusion import FusedGroup
 from collective_core.torch.ops.tensors import (
     EXCHANGE_API,
-    device_number,
     dtype_name,
     host_copy,
     is_in_host_memory,
     is_plain,
     names_of_group,
     new_like,
+    operation_on,
     raise_versions,
+    start_on_host,
     unsupported_tensor,
 )
 
@@ -37,26 +38,12 @@ __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
 
 def _operation(
-    how: Reduction, tensor: torch.Tensor, name: str, source: int, target: int, device: int, unsupported_reason: str = "", fused: int = 0
+    how: Reduction, tensor: torch.Tensor, name: str, source: int, target: int, on_gpu: bool = False, problem: str = "", fused: int = 0
 ) -> _native.Operation:
     """The reduction of ``tensor``, whose elements lie at ``source``, into what lies at ``target``."""
-    dtype = dtype_name(tensor)
-    return _native.operation(
-        _native.ALLREDUCE,
-        name,
-        dtype,
-        tuple(tensor.shape),
-        tensor.numel(),
-        source,
-        target,
-        reduce=arrays.reduction_number(how.op),
-        prescale=how.prescale,
-        postscale=how.postscale,
-        process_set=members_of(how.process_set).id,
-        unsupported_reason=unsupported_reason or arrays.unsupported_reduction(how.op, dtype, how.prescale, how.postscale),
-        device=device,
-        fused=fused,
-    )
+    reason = problem or arrays.unsupported_reduction(how.op, dtype_name(tensor), how.prescale, how.postscale)
+    more = {**arrays.options_of(how), "fused": fused, "process_set": members_of(how.process_set).id, "unsupported_reason": reason}
+    return operation_on(tensor, _native.ALLREDUCE, name, source, target, on_gpu, **more)
 
 
 def _start(
@@ -88,7 +75,7 @@ def _start(
             target.copy_(tensor.detach())
 
         def operation_on_gpu(source: int, target: int) -> _native.Operation:
-            return _operation(how, tensor, chosen, source, target, _native.GPU_MEMORY, fused=fused)
+            return _operation(how, tensor, chosen, source, target, on_gpu, fused=fused)
 
         return gpu.start(target, target, operation_on_gpu, members, blocking, finish, how.prescale, how.postscale)
     source, copied = host_copy(tensor)
@@ -98,15 +85,8 @@ def _start(
             copied.synchronize()
         extension("adasum").combine(tensor, source, target, chosen, how.prescale, how.postscale, how.process_set)
         return Work(0, finish)
-    operation = _operation(how, tensor, chosen, source.data_ptr(), target.data_ptr(), device_number(tensor), problem, fused)
-
-    def begin() -> Work:
-        if blocking:
-            operations.run(operation, source, target)
-            return Work(0, finish)
-        return Work(_native.submit(operation), finish, (source, target, operation))
-
-    return gpu.when_copied(copied, begin, blocking)
+    operation = _operation(how, tensor, chosen, source.data_ptr(), target.data_ptr(), on_gpu, problem, fused)
+    return start_on_host(operation, copied, blocking, finish, source, target)
 
 
 class _Allreduce(torch.autograd.Function):
@@ -180,7 +160,7 @@ def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | 
         result: torch.Tensor = _start(tensor, tensor, name, how, blocking=True).result()
         return result
     members, address = members_of(how.process_set), tensor.data_ptr()
-    operation = _operation(how, tensor, name or membership.next_name("allreduce", members.id), address, address, device_number(tensor))
+    operation = _operation(how, tensor, name or membership.next_name("allreduce", members.id), address, address)
     operations.run(operation, tensor)
     raise_versions((tensor,))
     if not name:

@@ -8,20 +8,20 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.arrays import Average
-from collective_core.runtime import membership, operations
+from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Work, handle_of
 from collective_core.torch.ops.allreduce import allreduce
 from collective_core.torch.ops.tensors import (
-    device_number,
-    dtype_name,
     host_copy,
     is_in_host_memory,
     is_plain,
     new_like,
+    operation_on,
     raise_versions,
+    start_on_host,
     unsupported_tensor,
 )
 
@@ -42,19 +42,9 @@ def _start(
     in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
 
     def operation(source: int, target: int) -> _native.Operation:
-        return _native.operation(
-            _native.BROADCAST,
-            name or membership.next_name("broadcast", members.id),
-            dtype_name(tensor),
-            tuple(tensor.shape),
-            0 if problem else tensor.numel(),
-            source,
-            target,
-            root=members.number_of(root_rank),
-            process_set=members.id,
-            unsupported_reason=problem,
-            device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
-        )
+        chosen, count = name or membership.next_name("broadcast", members.id), 0 if problem else None
+        rest = {"root": members.number_of(root_rank), "process_set": members.id, "unsupported_reason": problem}
+        return operation_on(tensor, _native.BROADCAST, chosen, source, target, on_gpu, count, **rest)
 
     def finish() -> torch.Tensor:
         with torch.no_grad():
@@ -73,15 +63,7 @@ def _start(
         return gpu.start(target, target, operation, members, blocking, finish)
     source, copied = host_copy(tensor)
     target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
-    asked = operation(source.data_ptr(), target.data_ptr())
-
-    def begin() -> Work:
-        if blocking:
-            operations.run(asked, source, target)
-            return Work(0, finish)
-        return Work(_native.submit(asked), finish, (source, target, asked))
-
-    return gpu.when_copied(copied, begin, blocking)
+    return start_on_host(operation(source.data_ptr(), target.data_ptr()), copied, blocking, finish, source, target)
 
 
 class _Broadcast(torch.autograd.Function):

@@ -16,7 +16,7 @@ from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, Work, handle_of
 from collective_core.torch.ops.allgather import allgather
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, names_of_group, unsupported_tensor
+from collective_core.torch.ops.tensors import dtype_name, host_copy, names_of_group, operation_on, start_on_host, unsupported_tensor
 
 
 def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Work | gpu.Copying:
@@ -30,21 +30,10 @@ def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Work | gpu
     target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
 
     def operation(begin: int, into: int) -> _native.Operation:
-        return _native.operation(
-            _native.REDUCESCATTER,
-            name or membership.next_name("reducescatter", members.id),
-            dtype,
-            tuple(tensor.shape),
-            source.numel(),
-            begin,
-            into or begin,  # a rank without rows still takes part: the engine wants an address, and nothing is written there
-            reduce=arrays.reduction_number(how.op),
-            prescale=how.prescale,
-            postscale=how.postscale,
-            process_set=members.id,
-            unsupported_reason=problem,
-            device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
-        )
+        chosen = name or membership.next_name("reducescatter", members.id)
+        rest = {**arrays.options_of(how), "process_set": members.id, "unsupported_reason": problem, "count": source.numel()}
+        # A rank without rows still takes part: the engine wants an address, and nothing is written there.
+        return operation_on(tensor, _native.REDUCESCATTER, chosen, begin, into or begin, on_gpu, **rest)
 
     if on_gpu:
         is_scaled = how.prescale != 1.0 or (how.op == Average and tensor.dtype in nccl.HALF)
@@ -52,11 +41,7 @@ def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Work | gpu
             source = source.clone()
         return gpu.start(source, target, operation, members, False, lambda: target, how.prescale, how.postscale)
     asked = operation(source.data_ptr(), target.data_ptr())
-
-    def begin() -> Work:
-        return Work(_native.submit(asked), lambda: target.to(tensor.device), (source, target, asked))
-
-    return gpu.when_copied(copied, begin, blocking=False)
+    return start_on_host(asked, copied, False, lambda: target.to(tensor.device), source, target)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> Group:

@@ -11,7 +11,7 @@ from collective_core.runtime import operations
 from collective_core.runtime.process_sets import Members
 from collective_core.torch import gpu
 from collective_core.torch.handles import Work
-from collective_core.torch.ops.tensors import device_number, dtype_name, host_copy, received_tensor
+from collective_core.torch.ops.tensors import host_copy, operation_on, received_tensor
 
 
 def start_rows(
@@ -23,18 +23,8 @@ def start_rows(
     """
     on_gpu = gpu.moves_with_nccl(tensor, members) and not problem
     source, copied = (tensor.detach().resolve_conj().resolve_neg().contiguous(), None) if on_gpu else host_copy(tensor)
-    operation = _native.operation(
-        kind,
-        name,
-        dtype_name(tensor),
-        tuple(tensor.shape),
-        source.numel(),
-        source.data_ptr(),
-        process_set=members.id,
-        splits=splits,
-        unsupported_reason=problem,
-        device=_native.GPU_MEMORY if on_gpu else device_number(tensor),
-    )
+    rest = {"process_set": members.id, "splits": splits, "unsupported_reason": problem, "count": source.numel()}
+    operation = operation_on(tensor, kind, name, source.data_ptr(), on_gpu=on_gpu, **rest)
     if on_gpu:
         return gpu.start_rows(source, operation, members, blocking)
 

@@ -8,8 +8,10 @@ from typing import Any, Callable
 import torch
 
 from collective_core import _native
+from collective_core.runtime import operations
 from collective_core.runtime.process_sets import Members
 from collective_core.torch import gpu
+from collective_core.torch.handles import Work
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in (*_native.DTYPES, *_native.PAIRS) if hasattr(torch, name)}
@@ -83,31 +85,35 @@ def new_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def without_data(
-    tensor: torch.Tensor,
-    name: str,
-    members: Members,
-    reduce: int,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    unsupported_reason: str = "",
+def operation_on(
+    tensor: torch.Tensor, kind: int, name: str, source: int, target: int = 0, on_gpu: bool = False, count: int | None = None, **rest: Any
 ) -> _native.Operation:
+    """An operation on a tensor whose elements (``count``: unless all) lie at the address ``source``. ``rest``: of _native.operation."""
+    device = _native.GPU_MEMORY if on_gpu else device_number(tensor)
+    number = tensor.numel() if count is None else count
+    return _native.operation(kind, name, dtype_name(tensor), tuple(tensor.shape), number, source, target, device=device, **rest)
+
+
+def start_on_host(operation: _native.Operation, copied: Any, blocking: bool, finish: Callable[[], Any], *memory: Any) -> Work | gpu.Copying:
+    """Starts an operation that reads and writes ``memory`` behind the event ``copied``; ``finish`` makes its result."""
+
+    def begin() -> Work:
+        if blocking:
+            operations.run(operation, *memory)
+            return Work(0, finish)
+        return Work(_native.submit(operation), finish, (*memory, operation))
+
+    return gpu.when_copied(copied, begin, blocking)
+
+
+def without_data(tensor: torch.Tensor, name: str, members: Members, reduce: int, **rest: Any) -> _native.Operation:
     """An allreduce of no element, in which the ranks compare what each of them has: type, shape, device, reduction and factors.
 
     For a reduction that is made of other operations, which do not know all of that. The shape begins with a 0 there.
     """
+    shape, device = (0, *tensor.shape), device_number(tensor)
     return _native.operation(
-        _native.ALLREDUCE,
-        name,
-        dtype_name(tensor),
-        (0, *tensor.shape),
-        0,
-        reduce=reduce,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=members.id,
-        unsupported_reason=unsupported_reason,
-        device=device_number(tensor),
+        _native.ALLREDUCE, name, dtype_name(tensor), shape, 0, reduce=reduce, process_set=members.id, device=device, **rest
     )
 
 
