@@ -18,7 +18,7 @@ class CollectiveError(RuntimeError):
     #: Whether the ranks disagree on an operation that they call by one name.
     has_one_name = False
 
-    def __new__(cls, message: str = "", kind: str = "internal", ranks: Sequence[int] = ()) -> CollectiveError:  # noqa: ARG004
+    def __new__(cls, message: str = "", kind: str = "internal", *_: object, **__: object) -> CollectiveError:  # noqa: ARG004
         """One of the kind ``peer_lost`` is a :class:`PeerLostError`."""
         return super().__new__(PeerLostError if cls is CollectiveError and kind == "peer_lost" else cls)
 
