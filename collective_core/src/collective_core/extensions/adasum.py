@@ -52,8 +52,8 @@ def combine(
     """
     members = members_of(process_set)
     # What follows knows the vector's length alone, and that rounded up.
-    more = {"prescale": prescale, "postscale": postscale, "unsupported_reason": _unsupported_reason(tensor)}
-    operations.run(without_data(tensor, f"{name}.adasum", members, _native.SUM, **more))
+    factors = {"reduce": _native.SUM, "prescale": prescale, "postscale": postscale}
+    operations.run(without_data(tensor, f"{name}.adasum", members.id, _unsupported_reason(tensor), **factors))
     length = source.numel()
     share = -(-length // members.size)
     flat = torch.zeros(share * members.size, dtype=torch.float64 if source.dtype == torch.float64 else torch.float32)

@@ -60,6 +60,14 @@ def run(operation: _native.Operation, *memory: Any) -> None:
         raise
 
 
+def start(operation: _native.Operation, blocking: bool, *memory: Any) -> int:
+    """The handle of a collective that was started; 0 where it was ``blocking`` and is done, as by :func:`run`."""
+    if blocking:
+        run(operation, *memory)
+        return 0
+    return _native.submit(operation)
+
+
 def check_prepared(fault: int, memory: Any) -> None:
     """Raises what ``_native.run_prepared`` has returned as :func:`run` does."""
     try:

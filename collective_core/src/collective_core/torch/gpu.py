@@ -20,13 +20,15 @@ import numpy as np
 import torch
 
 from collective_core import _native, arrays
-from collective_core.arrays import Average, Max, Min, Product, Sum
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, operations, process_sets
 from collective_core.runtime.process_sets import Members, ProcessSet, members_of, process_set_by_id
 from collective_core.torch import handles, nccl
 from collective_core.torch.handles import Work
 from collective_core.torch.nccl import Launch
+from collective_core.torch.ops import tensors, ways
+from collective_core.torch.ops.tensors import is_plain, new_like
+from collective_core.torch.ops.ways import Combine
 
 #: By process set: why its CUDA tensors go through host memory, empty where they do not. Once the ranks have agreed.
 _agreed: dict[int, str] = {}
@@ -55,17 +57,21 @@ def _own_unsupported_reason() -> str:
     return "COLLECTIVE_NCCL=off" if membership.current().config.nccl == "off" else nccl.platform.unsupported_reason()
 
 
-def reduces_with_nccl(tensor: torch.Tensor, op: str, prescale: float, postscale: float, members: Members) -> bool:
-    """Whether such a reduction goes through NCCL: the same on all ranks that ask for the same. Fractions of integers do not."""
-    if not moves_with_nccl(tensor, members) or tensor.dtype not in nccl.REDUCED:
+def _runs_with_nccl(asked: _native.Operation, tensor: torch.Tensor, combine: Combine | None = None) -> bool:
+    """Whether the operation goes through NCCL: the same on all ranks that ask for the same. Fractions of integers do not."""
+    moves = moves_with_nccl(tensor, members_of(process_set_by_id(asked.process_set)))
+    if not moves or asked.unsupported_reason or combine is not None:
         return False
-    plain = op in (Sum, Min, Max, Product) and prescale == 1.0 and postscale == 1.0
-    return plain or (tensor.is_floating_point() and op in (Sum, Average))
+    if asked.kind not in (_native.ALLREDUCE, _native.REDUCESCATTER):
+        return True
+    plain = asked.reduce != _native.AVERAGE and asked.prescale == 1.0 and asked.postscale == 1.0
+    adds = asked.reduce in (_native.SUM, _native.AVERAGE)
+    return tensor.dtype in nccl.REDUCED and (plain or (tensor.is_floating_point() and adds))
 
 
 def moves_with_nccl(tensor: torch.Tensor, members: Members) -> bool:
-    """Whether NCCL moves this tensor in this set. Collective at the set's first tensor on a GPU."""
-    if not holds(tensor) or tensor.layout is not torch.strided:
+    """Whether NCCL moves this tensor of a GPU in this set. Collective at the set's first one."""
+    if tensor.layout is not torch.strided:
         return False
     with _agreeing.setdefault(members.id, threading.Lock()):
         if members.id not in _agreed:
@@ -159,54 +165,76 @@ class _LaunchWork(Work):
 
 
 def start(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    operation: Callable[[int, int], _native.Operation],
-    members: Members,
+    asked: _native.Operation,
+    tensor: torch.Tensor,
+    output: torch.Tensor,
     blocking: bool,
-    finish: Callable[[], torch.Tensor],
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-) -> Work:
-    """Starts a collective from ``source`` to ``target``, as of :class:`Launch`. ``operation``: of the engine, from their addresses.
-
-    ``finish`` is called when the caller's stream waits for the result; what it returns is that of the work.
-    """
-    launch = Launch(source, target, prescale, postscale)
-    asked = operation(source.data_ptr(), target.data_ptr())
-    _note(launch, asked, members)
+    is_root: bool | None,
+    combine: Combine | None,
+) -> Work | Copying | None:
+    """As ``ways.start``, of a GPU's tensor; None of others."""
+    if not holds(tensor):
+        return None
+    if not _runs_with_nccl(asked, tensor, combine):
+        return _start_in_host_memory(asked, tensor, output, blocking, is_root, combine)
+    in_place = output.is_contiguous() and is_plain(output)
+    source = target = output.detach() if in_place else new_like(output.detach())
+    if asked.kind == _native.REDUCESCATTER:
+        source = _to_scatter(asked, tensor)
+    elif is_root is not False and (output is not tensor or not in_place):
+        target.copy_(tensor.detach())
+    asked.input, asked.output = source.data_ptr() or None, target.data_ptr() or source.data_ptr() or None
+    launch = Launch(source, target, asked.prescale, asked.postscale)
+    _note(launch, asked)
+    finish = ways.finish_of(tensor, target, output, is_root=None)
 
     def hand_over() -> torch.Tensor:
+        """When the caller's stream waits for the result."""
         launch.hand_over()
         return finish()
 
-    if blocking:
-        operations.run(asked)
-        return Work(0, hand_over)
-    return _LaunchWork(_native.submit(asked), hand_over, asked, launch)
+    handle = operations.start(asked, blocking)
+    return _LaunchWork(handle, hand_over, asked, launch) if handle else Work(0, hand_over)
 
 
-def start_rows(source: torch.Tensor, asked: _native.Operation, members: Members, blocking: bool) -> Work:
-    """Starts an allgather or alltoall of ``source``, which is contiguous. ``asked``: of the engine, from its address.
+def _to_scatter(asked: _native.Operation, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where its values are changed on the way."""
+    source = _contiguous(tensor)
+    is_scaled = asked.prescale != 1.0 or (asked.reduce == _native.AVERAGE and tensor.dtype in nccl.HALF)
+    uneven = tensor.shape[0] % members_of(process_set_by_id(asked.process_set)).size
+    return source.clone() if (is_scaled or uneven) and source.data_ptr() == tensor.data_ptr() else source
 
-    The result of the work is the tensor received and the rows from each rank.
-    """
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def start_rows(asked: _native.Operation, tensor: torch.Tensor, blocking: bool, size: int) -> Work | Copying | None:
+    """As ``ways.start_rows``, of a GPU's tensor; None of others."""
+    if not holds(tensor):
+        return None
+    if not _runs_with_nccl(asked, tensor):
+        values, copied = host_copy(asked, tensor)
+        return when_copied(copied, lambda: ways.begin_rows(asked, values, tensor, blocking, size), blocking)
+    source = _contiguous(tensor)
+    asked.input = source.data_ptr() or None
     launch = Launch(source, None)
-    _note(launch, asked, members)
+    _note(launch, asked)
     handle = _native.submit(asked, _native.BLOCKING if blocking else _native.QUEUED)
 
     def hand_over() -> tuple[torch.Tensor, list[int]]:
-        _, rows = operations.take_received(handle, members.size)
+        _, rows = operations.take_received(handle, size)
         received = launch.hand_over()
         return source.new_empty((sum(rows), *source.shape[1:])) if received is None else received, rows
 
     return _LaunchWork(handle, hand_over, asked, launch, keeps_handle=True)
 
 
-def _note(launch: Launch, asked: _native.Operation, members: Members) -> None:
+def _note(launch: Launch, asked: _native.Operation) -> None:
     """Where the transport finds it when all have agreed."""
-    group = nccl.groups[members.id]
+    group = nccl.groups[asked.process_set]
     group.refuse_if_broken()
+    asked.device = _native.GPU_MEMORY
     # Not whether several have NCCL: that differs between ranks, and a set may get it while this operation waits.
     asked.tag, asked.ordered = launch.tag, process_sets.are_several()
     group.asked[launch.tag] = launch
@@ -219,14 +247,11 @@ _copying_turn = threading.RLock()
 _streams: dict[torch.device, Any] = {}
 
 
-def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """A contiguous tensor in host memory with the values, and the event behind which it has them; None: it has them now.
-
-    A CPU tensor that is contiguous is itself; what has an event is a copy of the caller's own.
-    """
-    plain = tensor.detach()
-    if not holds(tensor):
-        return plain.cpu().resolve_neg().contiguous(), None
+def host_copy(asked: _native.Operation, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """A copy of a GPU's tensor in host memory, and the event behind which it has the values; nothing of one that cannot be sent."""
+    if asked.unsupported_reason:
+        return torch.empty(0), None
+    plain = tensor.detach().resolve_conj()
     if tensor.device not in _streams:
         _streams[tensor.device] = nccl.platform.new_stream(tensor.device)
     memory = nccl.platform.host_memory(plain)
@@ -234,6 +259,24 @@ def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         memory.copy_(plain, non_blocking=True)
         nccl.platform.keep(plain)
         return memory, nccl.platform.event(tensor.device)
+
+
+def _start_in_host_memory(
+    asked: _native.Operation,
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    blocking: bool,
+    is_root: bool | None,
+    combine: Combine | None,
+) -> Work | Copying:
+    source, copied = host_copy(asked, tensor)
+    target = source if source.shape == output.shape else torch.empty(output.shape, dtype=source.dtype)
+    finish = ways.finish_of(tensor, target, output, is_root, non_blocking=copied is not None)
+
+    def begin() -> Work:
+        return ways.begin(asked, source, target, blocking, finish, combine)
+
+    return when_copied(copied, begin, blocking or combine is not None)
 
 
 class Copying:
@@ -281,6 +324,10 @@ def begin_copied(until: Copying | None = None, everything: bool = False) -> None
     with _copying_turn:
         while _copying and (everything or (until is not None and until in _copying) or nccl.platform.is_done(_copying[0].copied)):
             _copying.popleft().begin()
+
+
+ways.others.append(ways.Way(start, start_rows))
+tensors.holders.append(holds)
 
 
 def finish() -> None:

@@ -21,7 +21,8 @@ from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.handles import results_of
 from collective_core.torch.ops import allreduce
-from collective_core.torch.ops.rows import start_rows
+from collective_core.torch.ops.tensors import describe
+from collective_core.torch.ops.ways import start_rows
 
 #: Positions of this rank's rows to the rows; with counts, a row of both for each.
 Read = Callable[[torch.Tensor], torch.Tensor]
@@ -39,7 +40,8 @@ class RowExchange:
         self._who = members_of(process_set)
 
     def _start(self, kind: int, tensor: torch.Tensor, what: str, splits: list[int] | None, blocking: bool, problem: str = "") -> Any:
-        return start_rows(kind, tensor, f"{self._name}.{what}", self._who, blocking, problem, splits)
+        asked = describe(kind, tensor, f"{self._name}.{what}", self._who.id, problem, splits=splits)
+        return start_rows(asked, tensor, blocking, self._who.size)
 
     def _alltoall(self, tensor: torch.Tensor, what: str, splits: list[int], blocking: bool = True, problem: str = "") -> Any:
         return self._start(_native.ALLTOALL, tensor, what, splits, blocking, problem)

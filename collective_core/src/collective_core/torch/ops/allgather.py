@@ -14,8 +14,8 @@ from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Group, Mapped, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.rows import start_rows
-from collective_core.torch.ops.tensors import names_of_group, unsupported_tensor
+from collective_core.torch.ops.tensors import describe, names_of_group
+from collective_core.torch.ops.ways import start_rows
 
 
 def start(
@@ -23,8 +23,9 @@ def start(
 ) -> Any:
     """The result of the work is the gathered tensor and the rows of each rank. ``unsupported_reason``: of the caller's own."""
     members = members_of(process_set)
-    problem = unsupported_reason or unsupported_tensor(tensor) or arrays.unsupported_rows(tensor.shape, "allgather")
-    return start_rows(_native.ALLGATHER, tensor, name or membership.next_name("allgather", members.id), members, blocking, problem)
+    problem = unsupported_reason or arrays.unsupported_rows(tensor.shape, "allgather")
+    asked = describe(_native.ALLGATHER, tensor, name or membership.next_name("allgather", members.id), members.id, problem)
+    return start_rows(asked, tensor, blocking, members.size)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet | None) -> Group:

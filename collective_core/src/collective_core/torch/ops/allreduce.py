@@ -12,24 +12,21 @@ from collective_core.lazy import extension
 from collective_core.runtime import membership, operations, prepared
 from collective_core.runtime.process_sets import members_of
 from collective_core.runtime.reductions import Reduction, chosen_op, takes
-from collective_core.torch import gpu
 from collective_core.torch.compiling import is_traced, not_compiled
 from collective_core.torch.compression import Compression
-from collective_core.torch.handles import Group, Work, handle_of
+from collective_core.torch.handles import Group, handle_of
 from collective_core.torch.ops.fusion import FusedGroup
 from collective_core.torch.ops.tensors import (
     EXCHANGE_API,
+    describe,
     dtype_name,
-    host_copy,
     is_in_host_memory,
-    is_plain,
     names_of_group,
     new_like,
-    operation_on,
     raise_versions,
-    start_on_host,
     unsupported_tensor,
 )
+from collective_core.torch.ops.ways import start
 
 #: The reduction's name, beside those of arrays.py (extensions/adasum).
 Adasum = "Adasum"
@@ -37,56 +34,29 @@ Adasum = "Adasum"
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
 
-def _operation(
-    how: Reduction, tensor: torch.Tensor, name: str, source: int, target: int, on_gpu: bool = False, problem: str = "", fused: int = 0
-) -> _native.Operation:
-    """The reduction of ``tensor``, whose elements lie at ``source``, into what lies at ``target``."""
-    reason = problem or arrays.unsupported_reduction(how.op, dtype_name(tensor), how.prescale, how.postscale)
-    more = {**arrays.options_of(how), "fused": fused, "process_set": members_of(how.process_set).id, "unsupported_reason": reason}
-    return operation_on(tensor, _native.ALLREDUCE, name, source, target, on_gpu, **more)
-
-
-def _start(
-    tensor: torch.Tensor,
-    output: torch.Tensor,
-    name: str | None,
-    how: Reduction,
-    blocking: bool = False,
-    fused: int = 0,
-) -> Work | gpu.Copying:
-    """Reduces ``tensor`` into ``output``, which may be the same. ``fused``: a checksum of what it is made of."""
+def _describe(tensor: torch.Tensor, name: str | None, how: Reduction, fused: int = 0) -> _native.Operation:
+    """The reduction of ``tensor``. ``fused``: a checksum of what it is made of."""
     members = members_of(how.process_set)
-    on_gpu = gpu.reduces_with_nccl(tensor, how.op, how.prescale, how.postscale, members)
-    problem = unsupported_tensor(tensor)
-    chosen = name or membership.next_name("allreduce", members.id)
-    in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
+    known = how.op == Adasum  # which the engine does not see
+    return describe(
+        _native.ALLREDUCE,
+        tensor,
+        name or membership.next_name("allreduce", members.id),
+        members.id,
+        "" if known else arrays.unsupported_reduction(how.op, dtype_name(tensor), how.prescale, how.postscale),
+        **arrays.options_of(how),
+        fused=fused,
+    )
 
-    def finish() -> torch.Tensor:
-        if in_place:
-            raise_versions((output,))
-        else:
-            with torch.no_grad():
-                output.copy_(target, non_blocking=copied is not None)
-        return output
 
-    if on_gpu:
-        copied, target = None, output.detach() if in_place else new_like(tensor.detach())
-        if output is not tensor or not in_place:
-            target.copy_(tensor.detach())
+def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, how: Reduction, blocking: bool = False, fused: int = 0) -> Any:
+    """Reduces ``tensor`` into ``output``, which may be the same."""
+    asked = _describe(tensor, name, how, fused)
 
-        def operation_on_gpu(source: int, target: int) -> _native.Operation:
-            return _operation(how, tensor, chosen, source, target, on_gpu, fused=fused)
+    def combine(source: torch.Tensor, target: torch.Tensor) -> None:
+        extension("adasum").combine(tensor, source, target, asked.name.decode(), how.prescale, how.postscale, how.process_set)
 
-        return gpu.start(target, target, operation_on_gpu, members, blocking, finish, how.prescale, how.postscale)
-    source, copied = host_copy(tensor)
-    target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
-    if how.op == Adasum:
-        if copied is not None:
-            copied.synchronize()
-        extension("adasum").combine(tensor, source, target, chosen, how.prescale, how.postscale, how.process_set)
-        return Work(0, finish)
-    operation = _operation(how, tensor, chosen, source.data_ptr(), target.data_ptr(), on_gpu, problem, fused)
-    return start_on_host(operation, copied, blocking, finish, source, target)
+    return start(asked, tensor, output, blocking, combine=combine if how.op == Adasum else None)
 
 
 class _Allreduce(torch.autograd.Function):
@@ -159,13 +129,13 @@ def _allreduce_in_place(tensor: torch.Tensor, average: bool | None, name: str | 
     if not plain or tensor.is_complex() or not tensor.is_contiguous() or unsupported_tensor(tensor) or how.op == Adasum:
         result: torch.Tensor = _start(tensor, tensor, name, how, blocking=True).result()
         return result
-    members, address = members_of(how.process_set), tensor.data_ptr()
-    operation = _operation(how, tensor, name or membership.next_name("allreduce", members.id), address, address)
+    operation, set_id = _describe(tensor, name, how), members_of(how.process_set).id
+    operation.input = operation.output = tensor.data_ptr() or None
     operations.run(operation, tensor)
     raise_versions((tensor,))
     if not name:
-        operation.name = membership.name_prefix("allreduce", members.id).encode()
-    counter = None if name else membership.counter("allreduce", members.id)
+        operation.name = membership.name_prefix("allreduce", set_id).encode()
+    counter = None if name else membership.counter("allreduce", set_id)
     prescale, postscale = float(how.prescale), float(how.postscale)  # of tensors the value, which the program may change
     arguments = (average, name, op, prescale, postscale, how.process_set, *_form(tensor))
     prepared.note(tensor, arguments, operation, counter, EXCHANGE_API)
@@ -183,7 +153,8 @@ def allreduce_async(tensor: torch.Tensor, name: str | None, how: Reduction) -> i
 @takes(_FORM)
 def allreduce_async_(tensor: torch.Tensor, name: str | None, how: Reduction) -> int:
     """Starts an :func:`allreduce_`. Do not touch ``tensor`` before ``synchronize``."""
-    return handle_of(_start(tensor, tensor, name, how))
+    work = _start(tensor, tensor, name, how)
+    return handle_of(work)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], name: str | None, how: Reduction) -> Group | FusedGroup:
@@ -192,10 +163,10 @@ def _start_group(tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor
         return Group([_start(t, o, n, how) for t, o, n in zip(tensors, outputs, names_of_group(name, len(tensors)))])
     chosen = name or membership.next_name("grouped_allreduce", members.id)
 
-    def start_head(flat: torch.Tensor, checksum: int) -> Work | gpu.Copying:
+    def start_head(flat: torch.Tensor, checksum: int) -> Any:
         return _start(flat, flat, f"{chosen}.fused", how, fused=checksum)
 
-    def start(number: int) -> Work | gpu.Copying:
+    def start(number: int) -> Any:
         return _start(tensors[number], outputs[number], f"{chosen}.{number}", how)
 
     return FusedGroup(tensors, outputs, most_bytes, start_head, start)

@@ -11,8 +11,8 @@ from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Mapped, handle_of
-from collective_core.torch.ops.rows import start_rows
-from collective_core.torch.ops.tensors import unsupported_tensor
+from collective_core.torch.ops.tensors import describe
+from collective_core.torch.ops.ways import start_rows
 
 #: Rows for each rank: a list, or a tensor of integers with one dimension.
 Splits = Any
@@ -37,8 +37,9 @@ def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: 
     members = members_of(process_set)
     wanted, problem = _list_of(splits)
     chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, members)
-    problem = unsupported_tensor(tensor) or problem or other_problem
-    work = start_rows(_native.ALLTOALL, tensor, name or membership.next_name("alltoall", members.id), members, blocking, problem, chosen)
+    chosen_name = name or membership.next_name("alltoall", members.id)
+    asked = describe(_native.ALLTOALL, tensor, chosen_name, members.id, problem or other_problem, splits=chosen)
+    work = start_rows(asked, tensor, blocking, members.size)
     device = splits.device if torch.is_tensor(splits) else None
     return Mapped(work, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32, device=device)))
 

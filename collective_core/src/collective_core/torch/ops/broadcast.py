@@ -10,20 +10,11 @@ from collective_core import _native, arrays
 from collective_core.arrays import Average
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
-from collective_core.torch import gpu
 from collective_core.torch.compiling import not_compiled
-from collective_core.torch.handles import Work, handle_of
+from collective_core.torch.handles import handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.tensors import (
-    host_copy,
-    is_in_host_memory,
-    is_plain,
-    new_like,
-    operation_on,
-    raise_versions,
-    start_on_host,
-    unsupported_tensor,
-)
+from collective_core.torch.ops.tensors import describe, new_like
+from collective_core.torch.ops.ways import start
 
 
 def _start(
@@ -33,37 +24,18 @@ def _start(
     name: str | None,
     process_set: ProcessSet | None,
     blocking: bool = False,
-) -> Work | gpu.Copying:
+) -> Any:
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
     members = members_of(process_set)
-    problem = unsupported_tensor(tensor) or arrays.unsupported_root(root_rank, members)
-    on_gpu = gpu.moves_with_nccl(tensor, members) and not problem
-    is_root = members.ranks[members.rank] == root_rank
-    in_place = not problem and is_plain(output) and (on_gpu or is_in_host_memory(output)) and output.is_contiguous()
-
-    def operation(source: int, target: int) -> _native.Operation:
-        chosen, count = name or membership.next_name("broadcast", members.id), 0 if problem else None
-        rest = {"root": members.number_of(root_rank), "process_set": members.id, "unsupported_reason": problem}
-        return operation_on(tensor, _native.BROADCAST, chosen, source, target, on_gpu, count, **rest)
-
-    def finish() -> torch.Tensor:
-        with torch.no_grad():
-            if is_root and not on_gpu:  # the engine leaves its output alone
-                if output is not tensor:
-                    output.copy_(tensor)
-            elif not in_place:
-                output.copy_(target, non_blocking=copied is not None)
-        raise_versions((output,))  # of the root, too: what fails, fails on all ranks
-        return output
-
-    if on_gpu:
-        copied, target = None, output.detach() if in_place else new_like(tensor.detach())
-        if is_root and (output is not tensor or not in_place):
-            target.copy_(tensor.detach())
-        return gpu.start(target, target, operation, members, blocking, finish)
-    source, copied = host_copy(tensor)
-    target = output.detach() if in_place else source if copied is not None else torch.empty_like(source)
-    return start_on_host(operation(source.data_ptr(), target.data_ptr()), copied, blocking, finish, source, target)
+    asked = describe(
+        _native.BROADCAST,
+        tensor,
+        name or membership.next_name("broadcast", members.id),
+        members.id,
+        arrays.unsupported_root(root_rank, members),
+        root=members.number_of(root_rank),
+    )
+    return start(asked, tensor, output, blocking, is_root=members.ranks[members.rank] == root_rank)
 
 
 class _Broadcast(torch.autograd.Function):

@@ -7,41 +7,32 @@ from typing import Any, Sequence
 import torch
 
 from collective_core import _native, arrays
-from collective_core.arrays import Average, Sum
+from collective_core.arrays import Sum
 from collective_core.runtime import membership
 from collective_core.runtime.process_sets import members_of
 from collective_core.runtime.reductions import Reduction, takes
-from collective_core.torch import gpu, nccl
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
-from collective_core.torch.handles import Group, Work, handle_of
+from collective_core.torch.handles import Group, handle_of
 from collective_core.torch.ops.allgather import allgather
-from collective_core.torch.ops.tensors import dtype_name, host_copy, names_of_group, operation_on, start_on_host, unsupported_tensor
+from collective_core.torch.ops.tensors import describe, dtype_name, names_of_group
+from collective_core.torch.ops.ways import start
 
 
-def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Work | gpu.Copying:
+def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Any:
     members = members_of(how.process_set)
-    dtype = dtype_name(tensor)
-    problem = unsupported_tensor(tensor) or arrays.unsupported_reduction(how.op, dtype, how.prescale, how.postscale)
-    problem = problem or arrays.unsupported_rows(tensor.shape, "reducescatter")
-    on_gpu = gpu.reduces_with_nccl(tensor, how.op, how.prescale, how.postscale, members) and not problem
-    source, copied = (tensor.detach().resolve_conj().resolve_neg().contiguous(), None) if on_gpu else host_copy(tensor)
-    rows = 0 if problem else arrays.scattered_rows(tensor.shape[0], members.rank, members.size)
-    target = torch.empty((rows, *tensor.shape[1:]), dtype=source.dtype, device=source.device)
-
-    def operation(begin: int, into: int) -> _native.Operation:
-        chosen = name or membership.next_name("reducescatter", members.id)
-        rest = {**arrays.options_of(how), "process_set": members.id, "unsupported_reason": problem, "count": source.numel()}
-        # A rank without rows still takes part: the engine wants an address, and nothing is written there.
-        return operation_on(tensor, _native.REDUCESCATTER, chosen, begin, into or begin, on_gpu, **rest)
-
-    if on_gpu:
-        is_scaled = how.prescale != 1.0 or (how.op == Average and tensor.dtype in nccl.HALF)
-        if (is_scaled or tensor.shape[0] % members.size) and source.data_ptr() == tensor.data_ptr():
-            source = source.clone()
-        return gpu.start(source, target, operation, members, False, lambda: target, how.prescale, how.postscale)
-    asked = operation(source.data_ptr(), target.data_ptr())
-    return start_on_host(asked, copied, False, lambda: target.to(tensor.device), source, target)
+    problem = arrays.unsupported_reduction(how.op, dtype_name(tensor), how.prescale, how.postscale)
+    asked = describe(
+        _native.REDUCESCATTER,
+        tensor,
+        name or membership.next_name("reducescatter", members.id),
+        members.id,
+        problem or arrays.unsupported_rows(tensor.shape, "reducescatter"),
+        **arrays.options_of(how),
+    )
+    rows = 0 if asked.unsupported_reason else arrays.scattered_rows(tensor.shape[0], members.rank, members.size)
+    output = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+    return start(asked, tensor, output, blocking=False)
 
 
 def _start_group(tensors: Sequence[torch.Tensor], name: str | None, how: Reduction) -> Group:

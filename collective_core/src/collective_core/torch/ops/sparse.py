@@ -75,9 +75,8 @@ def sparse_allreduce_async(
     """
     members = members_of(process_set)
     problem = _unsupported_reason(tensor, op)
-    agreement = without_data(
-        tensor, name or membership.next_name("allreduce", members.id), members, arrays.reduction_number(op), unsupported_reason=problem
-    )
+    chosen = name or membership.next_name("allreduce", members.id)
+    agreement = without_data(tensor, chosen, members.id, problem, layout=torch.sparse_coo, reduce=arrays.reduction_number(op))
     mine = torch.zeros(1, 1, device=tensor.device).to_sparse() if problem else _merged(tensor)
     parts = [
         Work(_native.submit(agreement), lambda: None, agreement),

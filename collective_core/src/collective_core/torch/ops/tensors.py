@@ -8,10 +8,6 @@ from typing import Any, Callable
 import torch
 
 from collective_core import _native
-from collective_core.runtime import operations
-from collective_core.runtime.process_sets import Members
-from collective_core.torch import gpu
-from collective_core.torch.handles import Work
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in (*_native.DTYPES, *_native.PAIRS) if hasattr(torch, name)}
@@ -42,13 +38,11 @@ def _raiser_of_versions() -> Callable[[tuple[torch.Tensor, ...]], Any]:
     return raise_versions  # type: ignore[no-any-return]
 
 
+#: What else than the CPU may hold a tensor (torch/gpu.py).
+holders: list[Callable[[torch.Tensor], bool]] = []
+
 #: Tells autograd that the engine has changed tensors: what it has saved of them is out of date.
 raise_versions = _raiser_of_versions()
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """The engine's name of the tensor's element type, or a stand-in for one that it cannot send."""
-    return _NAMES.get(tensor.dtype, _native.STAND_IN)
 
 
 def unsupported_tensor(tensor: torch.Tensor, layout: torch.layout = torch.strided) -> str:
@@ -58,24 +52,45 @@ def unsupported_tensor(tensor: torch.Tensor, layout: torch.layout = torch.stride
     return f"tensors of {tensor.dtype} with layout {tensor.layout} cannot be sent" + ("" if layout is torch.strided else " as sparse ones")
 
 
-def device_number(tensor: torch.Tensor) -> int:
-    """The engine's number of where the tensor lies: all ranks must use the same."""
-    return _native.HOST_MEMORY if tensor.device.type == "cpu" and not gpu.holds(tensor) else _native.GPU
+def describe(
+    kind: int, tensor: torch.Tensor, name: str, process_set: int, problem: str = "", layout: torch.layout = torch.strided, **rest: Any
+) -> _native.Operation:
+    """An operation on ``tensor``: its type, shape and device, and why this rank cannot run it, which is then an error on every rank.
+
+    It has no addresses yet, and goes through the engine; ``problem``: of the caller's own; ``rest``: as of ``_native.operation``.
+    """
+    unsupported_reason = unsupported_tensor(tensor, layout) or problem
+    return _native.operation(
+        kind,
+        name,
+        dtype_name(tensor),
+        rest.pop("shape", tuple(tensor.shape)),
+        rest.pop("count", 0 if unsupported_reason else tensor.numel()),
+        process_set=process_set,
+        unsupported_reason=unsupported_reason,
+        device=_native.HOST_MEMORY if is_on_host(tensor) else _native.GPU,
+        **rest,
+    )
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The engine's name of the tensor's element type, or a stand-in for one that it cannot send."""
+    return _NAMES.get(tensor.dtype, _native.STAND_IN)
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is no other device's."""
+    return tensor.device.type == "cpu" and not any(holds(tensor) for holds in holders)
 
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:
     """Whether the engine can read and write the tensor where it lies."""
-    return tensor.device.type == "cpu" and not gpu.holds(tensor) and is_plain(tensor)
+    return is_on_host(tensor) and is_plain(tensor)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether its memory holds its values: PyTorch has not put off to negate or to conjugate them."""
     return not tensor.is_neg() and not tensor.is_conj()
-
-
-def host_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """As :func:`gpu.host_copy`: the tensor itself when the engine can read it in place; nothing of an unsupported one."""
-    return (torch.empty(0), None) if unsupported_tensor(tensor) else gpu.host_copy(tensor.resolve_conj())
 
 
 def new_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,36 +100,12 @@ def new_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def operation_on(
-    tensor: torch.Tensor, kind: int, name: str, source: int, target: int = 0, on_gpu: bool = False, count: int | None = None, **rest: Any
-) -> _native.Operation:
-    """An operation on a tensor whose elements (``count``: unless all) lie at the address ``source``. ``rest``: of _native.operation."""
-    device = _native.GPU_MEMORY if on_gpu else device_number(tensor)
-    number = tensor.numel() if count is None else count
-    return _native.operation(kind, name, dtype_name(tensor), tuple(tensor.shape), number, source, target, device=device, **rest)
-
-
-def start_on_host(operation: _native.Operation, copied: Any, blocking: bool, finish: Callable[[], Any], *memory: Any) -> Work | gpu.Copying:
-    """Starts an operation that reads and writes ``memory`` behind the event ``copied``; ``finish`` makes its result."""
-
-    def begin() -> Work:
-        if blocking:
-            operations.run(operation, *memory)
-            return Work(0, finish)
-        return Work(_native.submit(operation), finish, (*memory, operation))
-
-    return gpu.when_copied(copied, begin, blocking)
-
-
-def without_data(tensor: torch.Tensor, name: str, members: Members, reduce: int, **rest: Any) -> _native.Operation:
+def without_data(tensor: torch.Tensor, name: str, process_set: int, problem: str = "", **rest: Any) -> _native.Operation:
     """An allreduce of no element, in which the ranks compare what each of them has: type, shape, device, reduction and factors.
 
     For a reduction that is made of other operations, which do not know all of that. The shape begins with a 0 there.
     """
-    shape, device = (0, *tensor.shape), device_number(tensor)
-    return _native.operation(
-        _native.ALLREDUCE, name, dtype_name(tensor), shape, 0, reduce=reduce, process_set=members.id, device=device, **rest
-    )
+    return describe(_native.ALLREDUCE, tensor, name, process_set, problem, shape=(0, *tensor.shape), count=0, **rest)
 
 
 def names_of_group(name: str | None, count: int) -> list[str | None]:
