@@ -28,6 +28,7 @@
 #include "group/group.h"
 #include "negotiation/exchange.h"
 #include "negotiation/join.h"
+#include "negotiation/negotiation.h"
 #include "transport/external/external_transport.h"
 
 namespace cc {
@@ -103,13 +104,8 @@ class Engine {
   bool collect(const Task& task);                       // with mutex_ held: whether it is done, which frees its name
   // With mutex_ held: the outcome's task is done and no longer queued.
   void conclude(const Outcome& outcome);
-  // What this rank proposes in an exchange.
-  struct Candidate {
-    std::shared_ptr<Task> task;
-    Blocked blocked;
-  };
   // Publishes the operation and learns what the others want: headers_ and `contributors`.
-  void ask(Task& task, Blocked blocked, Deadline& deadline);
+  void ask(Task& task, const Negotiation& negotiation, Deadline& deadline);
   // Until all want the same, which may be another task of this rank's than the one it came with; a join when all join.
   void negotiate(std::shared_ptr<Task>& task, Deadline& deadline);
   // As a rank that has joined, in what the latest exchange has agreed on.
@@ -118,17 +114,13 @@ class Engine {
   // A first proposal that was not agreed on, until something is.
   struct Disagreement {
     std::shared_ptr<Task> came_with;
-    Candidate mine;
-    std::vector<const Task*> tried;  // while it is this rank that decides: what it has proposed so far
-    int64_t ran_ns;                  // by threads that do not wait here, and from when on they must run to be awaited
+    int64_t ran_ns;  // by threads that do not wait here, and from when on they must run to be awaited
     Deadline idle;
   };
   // With mutex_ held: all that this rank can propose.
-  std::vector<std::shared_ptr<Task>> submitted(const Disagreement& disagreement) const;
-  // What this rank answers to who wants something else than it has proposed.
-  Candidate select_next(const Header& wanted, int first, Disagreement* disagreement, Deadline& deadline);
-  // When this rank is blocked, and some others are without what it has proposed: something else.
-  Candidate select_other(Disagreement* disagreement);
+  std::vector<Submission> submitted(const std::shared_ptr<Task>& came_with) const;
+  // While what goes first is still to be submitted here. Throws when the time is over.
+  void check_in_time(const Negotiation& negotiation, Deadline& deadline) const;
   void transfer(Operation& operation, Deadline& deadline);
   // As scales_before_transfer says; `run_as_joined` is the other side of it.
   void scale_and_transfer(Operation& operation, Deadline& deadline);
@@ -148,7 +140,6 @@ class Engine {
   // With mutex_ held: nanoseconds that the callers' threads which live and do not wait here have run; -1: there is
   // none.
   int64_t others_ran_ns() const;
-  void warn_of_disagreement(const Header& wanted, Deadline& deadline) const;
   void settle(Task& task, const Failure& failure);  // with mutex_ held
   std::vector<int> global_ranks(const std::vector<int>& ranks) const;
   // What the system refused this rank, as a failure.

@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include "engine/engine.h"
-#include "negotiation/mismatch.h"
 
 namespace cc {
 namespace {
@@ -48,13 +47,9 @@ bool is_attachable(const Operation& operation, Group& group) {
   return header.kind == Kind::reducescatter || group.cross_memory().is_attachable(operation.output, header.bytes());
 }
 
-bool joins(const Task& task) {
-  return task.operation.header.kind == Kind::join;
-}
-
 }  // namespace
 
-void Engine::ask(Task& task, Blocked blocked, Deadline& deadline) {
+void Engine::ask(Task& task, const Negotiation& negotiation, Deadline& deadline) {
   group_->set_current(&task.operation);
   Header& header = task.operation.header;
   const Payload payload = payload_of(task.operation, topology().rank, group_->memory().layout());
@@ -67,8 +62,7 @@ void Engine::ask(Task& task, Blocked blocked, Deadline& deadline) {
   {
     const Lock lock(mutex_);
     const bool nothing_else = queue_.empty() || (queue_.size() == 1 && queue_.front().get() == &task);
-    const bool waits = task.blocking && nothing_else && callers_.size() <= 1;
-    header.blocked = blocked == Blocked::no && waits ? Blocked::waits : blocked;
+    header.blocked = negotiation.says(task.blocking && nothing_else && callers_.size() <= 1);
   }
   // Horovod knows how to do without a rank in reductions alone.
   const bool can_do_without = header.kind == Kind::allreduce || !has_tensor(header.kind) || task.operation.inner;
@@ -99,97 +93,41 @@ void Engine::run_as_joined(int contributors, Deadline& deadline) {
 
 void Engine::negotiate(std::shared_ptr<Task>& task, Deadline& deadline) {
   group_->failure_detector().throw_if_recorded();
+  Negotiation negotiation(&task->operation.header);
   // Only where the first proposal is not agreed on: copies of shared pointers cost time.
   std::optional<Disagreement> begun;
   for (;;) {
-    if (begun) task = begun->mine.task;
-    if (joins(*task)) deadline.extend();
-    ask(*task, begun ? begun->mine.blocked : Blocked::no, deadline);
-    const Agreement agreement = compare(headers_);
-    const int contributors = task->operation.contributors;
-    const bool goes_on_after_it = joins(*task) && contributors > 0;
-    if (agreement.verdict == Verdict::agreed && !goes_on_after_it) return;
-    if (!begun) {
-      const Lock lock(mutex_);
-      begun = Disagreement{task, {task, Blocked::no}, {}, others_ran_ns(), Deadline(patience(idle, deadline))};
+    if (joins(task->operation.header)) deadline.extend();
+    ask(*task, negotiation, deadline);
+    const Step step = negotiation.after(headers_, topology().rank);
+    if (step == Step::run) return;
+    if (step == Step::fail) throw disagreement(headers_, topology(), topology().rank, negotiation.agreement.one_name);
+    Lock lock(mutex_);
+    if (!begun) begun = Disagreement{task, others_ran_ns(), Deadline(patience(idle, deadline))};
+    lock.unlock();
+    if (step == Step::run_as_joined) run_as_joined(task->operation.contributors, deadline);
+    if (step != Step::reorder) deadline.extend();
+    lock.lock();
+    while (!negotiation.propose(submitted(begun->came_with), closing_,
+                                [&] { return all_callers_wait(&*begun, deadline); })) {
+      changed_.wait_for(lock, between_looks);
+      lock.unlock();
+      group_->failure_detector().check();
+      check_in_time(negotiation, deadline);
+      lock.lock();
     }
-    Disagreement& disagreement = *begun;
-    if (agreement.verdict == Verdict::reorder) {
-      const bool decides = agreement.first == topology().rank && task->operation.header.blocked != Blocked::no;
-      if (!decides) disagreement.tried.clear();
-      disagreement.mine = decides ? select_other(&disagreement)
-                                  : select_next(*headers_[agreement.first], agreement.first, &disagreement, deadline);
-      continue;
-    }
-    disagreement.tried.clear();
-    if (goes_on_after_it) {
-      if (agreement.verdict == Verdict::agreed) run_as_joined(contributors, deadline);
-      deadline.extend();
-      const Lock lock(mutex_);
-      disagreement.mine = {joins(*disagreement.came_with) ? first_in_queue() : disagreement.came_with, Blocked::no};
-    } else {
-      Failure failure(task->operation.header.unsupported ? Fault::invalid : Fault::mismatch,
-                      explain_disagreement(headers_, topology()), dissenters(headers_));
-      failure.one_name = agreement.one_name;
-      throw failure;
-    }
+    const auto is_mine = [&](const auto& one) { return &one->operation.header == negotiation.mine; };
+    const auto mine = std::find_if(queue_.begin(), queue_.end(), is_mine);
+    task = mine == queue_.end() ? begun->came_with : *mine;  // which its caller may run without the queue
   }
 }
 
-std::vector<std::shared_ptr<Task>> Engine::submitted(const Disagreement& disagreement) const {
-  std::vector<std::shared_ptr<Task>> all{disagreement.came_with};  // which its caller may run without the queue
+std::vector<Submission> Engine::submitted(const std::shared_ptr<Task>& came_with) const {
+  std::vector<Submission> all{{&came_with->operation.header, came_with->blocking}};
   for (const auto& task : queue_) {
-    if (task != disagreement.came_with) all.push_back(task);
+    if (task != came_with) all.push_back({&task->operation.header, task->blocking});
   }
   return all;
-}
-
-Engine::Candidate Engine::select_other(Disagreement* disagreement) {
-  const std::shared_ptr<Task>& task = disagreement->mine.task;
-  const auto is_tried = [&](const std::shared_ptr<Task>& one) {
-    return std::find(disagreement->tried.begin(), disagreement->tried.end(), one.get()) != disagreement->tried.end();
-  };
-  const bool was_answered = is_tried(task);  // only after the first time do the others know that it goes first
-  if (!was_answered) disagreement->tried.push_back(task.get());
-  if (!was_answered) return {task, Blocked::waits};
-  const Lock lock(mutex_);
-  const auto all = submitted(*disagreement);
-  const auto other =
-      std::find_if(all.begin(), all.end(), [&](const auto& one) { return !joins(*one) && !is_tried(one); });
-  if (other != all.end()) return {*other, Blocked::waits};
-  const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
-  return {awaited == all.end() ? task : *awaited, Blocked::tried};
-}
-
-Engine::Candidate Engine::select_next(const Header& wanted, int first, Disagreement* disagreement, Deadline& deadline) {
-  const auto is_wanted = [&](const std::shared_ptr<Task>& one) {
-    return !joins(*one) && one->operation.header.name_hash == wanted.name_hash;
-  };
-  if (is_wanted(disagreement->mine.task)) return disagreement->mine;
-  Lock lock(mutex_);
-  for (;;) {
-    const auto all = submitted(*disagreement);
-    const auto found = std::find_if(all.begin(), all.end(), is_wanted);
-    if (found != all.end()) return {*found, Blocked::no};
-    const auto joining = std::find_if(all.begin(), all.end(), [](const auto& one) { return joins(*one); });
-    if (joining != all.end()) return {*joining, Blocked::no};  // it submits nothing more, and does without it
-    const auto awaited = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->blocking; });
-    // Nobody will submit it before what a caller waits for is done. If none of what is there is to be had from all
-    // ranks either, every rank reports the disagreement.
-    if (awaited != all.end() && all_callers_wait(disagreement, deadline)) return {*awaited, Blocked::waits};
-    if (closing_) return {disagreement->mine.task, Blocked::waits};
-    changed_.wait_for(lock, between_looks);
-    lock.unlock();
-    group_->failure_detector().check();
-    warn_of_disagreement(wanted, deadline);
-    if (deadline.passed()) {
-      throw Failure(Fault::timeout,
-                    topology().describe(topology().rank) + " did not submit '" + wanted.name + "', which rank " +
-                        std::to_string(first) + " runs next, within the time that COLLECTIVE_TIMEOUT sets",
-                    {topology().rank});
-    }
-    lock.lock();
-  }
 }
 
 bool Engine::all_callers_wait(Disagreement* disagreement, const Deadline& deadline) const {
@@ -205,13 +143,21 @@ double Engine::patience(double warnings, const Deadline& deadline) const {
   return std::min(warnings * after, of_timeout * deadline.seconds());
 }
 
-void Engine::warn_of_disagreement(const Header& wanted, Deadline& deadline) const {
-  if (!group_->is_warning_due(deadline)) return;
-  std::vector<int> served;  // whose operation goes first; they warn of those who do not come
-  for (int rank = 0; rank < topology().size; ++rank) {
-    if (headers_[rank]->name_hash == wanted.name_hash) served.push_back(rank);
+void Engine::check_in_time(const Negotiation& negotiation, Deadline& deadline) const {
+  const Header& wanted = *headers_[negotiation.agreement.first];
+  if (group_->is_warning_due(deadline)) {
+    std::vector<int> served;  // whose operation goes first; they warn of those who do not come
+    for (int rank = 0; rank < topology().size; ++rank) {
+      if (headers_[rank]->name_hash == wanted.name_hash) served.push_back(rank);
+    }
+    if (group_->is_first_here(served)) group_->warn(": " + explain_disagreement(headers_, topology()), deadline);
   }
-  if (group_->is_first_here(served)) group_->warn(": " + explain_disagreement(headers_, topology()), deadline);
+  if (!deadline.passed()) return;
+  throw Failure(Fault::timeout,
+                topology().describe(topology().rank) + " did not submit '" + wanted.name + "', which rank " +
+                    std::to_string(negotiation.agreement.first) +
+                    " runs next, within the time that COLLECTIVE_TIMEOUT sets",
+                {topology().rank});
 }
 
 }  // namespace cc

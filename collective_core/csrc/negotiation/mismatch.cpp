@@ -53,6 +53,11 @@ size_t first_active(const std::vector<const Header*>& headers) {
   return 0;
 }
 
+// Whether the rank has joined, and others have not.
+bool stands_in(const Header& header, const Header& active) {
+  return header.kind == Kind::join && active.kind != Kind::join;
+}
+
 bool any_joined(const std::vector<const Header*>& headers) {
   return std::any_of(headers.begin(), headers.end(), [](const Header* h) { return h->kind == Kind::join; });
 }
@@ -63,6 +68,24 @@ bool needs_joined(const Header& header, const std::vector<const Header*>& header
   return header.kind == Kind::broadcast && !header.unsupported && headers[header.root]->kind == Kind::join;
 }
 
+std::vector<int> dissenters(const std::vector<const Header*>& headers) {
+  std::vector<int> ranks;
+  bool any_unsupported = false;
+  for (const Header* header : headers) any_unsupported = any_unsupported || header->unsupported;
+  const Header& reference = *headers[first_active(headers)];
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    const Header& header = *headers[rank];
+    const bool differs = &header != &reference && !stands_in(header, reference) && !same_request(reference, header);
+    if (any_unsupported ? header.unsupported != 0 : differs) ranks.push_back(static_cast<int>(rank));
+  }
+  if (needs_joined(reference, headers)) {
+    for (size_t rank = 0; rank < headers.size(); ++rank) {
+      if (headers[rank]->kind == Kind::join) ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  return ranks;
+}
+
 }  // namespace
 
 Agreement compare(const std::vector<const Header*>& headers) {
@@ -71,15 +94,16 @@ Agreement compare(const std::vector<const Header*>& headers) {
   bool agreed = !needs_joined(*headers[reference], headers), names_differ = false;
   for (size_t rank = reference; rank < headers.size(); ++rank) {
     const Header& header = *headers[rank];
-    if (header.kind == Kind::join && headers[reference]->kind != Kind::join) continue;
+    if (stands_in(header, *headers[reference])) continue;
     agreed = agreed && same_request(*headers[reference], header);
     names_differ = names_differ || header.name_hash != headers[reference]->name_hash;
     if (first < 0 && header.blocked != Blocked::no) first = static_cast<int>(rank);
   }
   first = first < 0 ? static_cast<int>(reference) : first;
-  if (agreed) return {Verdict::agreed, first, true};
-  const bool in_vain = headers[first]->blocked == Blocked::tried;
-  return {names_differ && !in_vain ? Verdict::reorder : Verdict::disagreed, first, !names_differ};
+  const bool all_joined = headers[reference]->kind == Kind::join;
+  if (agreed) return {Verdict::agreed, first, true, all_joined};
+  const bool in_vain = all_joined || headers[first]->blocked == Blocked::tried;
+  return {names_differ && !in_vain ? Verdict::reorder : Verdict::disagreed, first, !names_differ, all_joined};
 }
 
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology) {
@@ -114,22 +138,11 @@ std::string explain_disagreement(const std::vector<const Header*>& headers, cons
   return text;
 }
 
-std::vector<int> dissenters(const std::vector<const Header*>& headers) {
-  std::vector<int> ranks;
-  bool any_unsupported = false;
-  for (const Header* header : headers) any_unsupported = any_unsupported || header->unsupported;
-  const Header& reference = *headers[first_active(headers)];
-  for (size_t rank = 0; rank < headers.size(); ++rank) {
-    const Header& header = *headers[rank];
-    const bool differs = &header != &reference && header.kind != Kind::join && !same_request(reference, header);
-    if (any_unsupported ? header.unsupported != 0 : differs) ranks.push_back(static_cast<int>(rank));
-  }
-  if (needs_joined(reference, headers)) {
-    for (size_t rank = 0; rank < headers.size(); ++rank) {
-      if (headers[rank]->kind == Kind::join) ranks.push_back(static_cast<int>(rank));
-    }
-  }
-  return ranks;
+Failure disagreement(const std::vector<const Header*>& headers, const Topology& topology, int rank, bool one_name) {
+  Failure failure(headers[rank]->unsupported ? Fault::invalid : Fault::mismatch,
+                  explain_disagreement(headers, topology), dissenters(headers));
+  failure.one_name = one_name;
+  return failure;
 }
 
 }  // namespace cc

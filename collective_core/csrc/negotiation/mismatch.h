@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/operation.h"
 #include "base/topology.h"
 
@@ -18,16 +19,19 @@ enum class Verdict {
 struct Agreement {
   Verdict verdict;
   int first;
-  bool one_name;  // whether the operations have the same name on all ranks that have not joined
+  bool one_name;    // whether the operations have the same name on all ranks that have not joined
+  bool all_joined;  // or ask to
 };
 
 // Ranks that have joined agree with everything, except with what needs one of them: a broadcast from it. The first rank
 // that is blocked decides what goes first, otherwise rank 0: what all can agree on must be among what it has submitted.
-// Where the others are without each of its operations, they never agree.
+// Where the others are without each of its operations, they never agree; nor do joins under different names, which
+// nothing else could go before.
 Agreement compare(const std::vector<const Header*>& headers);
 // Who asked for what, for the error: ranks with the same request are listed together.
 std::string explain_disagreement(const std::vector<const Header*>& headers, const Topology& topology);
-// The ranks that object or, if none does, whose request differs from that of the first rank that has not joined.
-std::vector<int> dissenters(const std::vector<const Header*>& headers);
+// For rank `rank`, after the verdict. To blame are the ranks that object or, if none does, those whose request differs
+// from that of the first rank that has not joined.
+Failure disagreement(const std::vector<const Header*>& headers, const Topology& topology, int rank, bool one_name);
 
 }  // namespace cc
