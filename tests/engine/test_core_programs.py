@@ -1,15 +1,39 @@
 """The whole core without Python (csrc/tests): ranks as threads, over TCP, in memory and on a network that misbehaves; strangers and
-broken ranks; all of it under the sanitizers with COLLECTIVE_TEST_SANITIZERS=1."""
+broken ranks; all interleavings of small programs; all of it under the sanitizers with COLLECTIVE_TEST_SANITIZERS=1."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from selftest import build
 
 AN_HOUR = os.environ.get("COLLECTIVE_TEST_FAULTS", "3600")  # seconds
+
+
+# How the explorer's mutants (csrc/tests/explorer.cpp) show.
+MUTANTS = {
+    "blind": "lets operations run that differ",
+    "forgetful": "the exchanges do not come to an end",
+    "mute": "the exchanges do not come to an end",
+    "absent": "a rank that has joined does not stay so",
+    "selfish": "the exchanges do not come to an end",
+    "impatient": "the exchanges do not come to an end",
+    "touchy": "the ranks come to different verdicts",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("programs")
+
+
+def _run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (path,) = build(folder, [f"collective_core_{program}"])
+    return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=2 * float(AN_HOUR) + 600)
 
 
 @pytest.mark.parametrize(
@@ -20,18 +44,37 @@ AN_HOUR = os.environ.get("COLLECTIVE_TEST_FAULTS", "3600")  # seconds
         pytest.param(["fuzz", "faults", AN_HOUR, "1000000"], marks=pytest.mark.slow),
     ],
 )
-def test_ranks_in_memory_agree_whatever_their_network_does(tmp_path, arguments):
-    (program,) = build(tmp_path, [f"collective_core_{arguments[0]}"])
-    done = subprocess.run([program, *arguments[1:]], capture_output=True, text=True, timeout=2 * float(AN_HOUR) + 600)
+def test_ranks_in_memory_agree_whatever_their_network_does(folder, arguments):
+    done = _run(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all well" in done.stdout or " 0 failures" in done.stdout
+
+
+@pytest.mark.parametrize(("choice", "fewest"), [((), 3_500_000), pytest.param(("all",), 50_000_000, marks=pytest.mark.slow)])
+def test_every_interleaving_of_small_programs_ends_well(folder, choice, fewest):
+    done = _run(folder, "explorer", *choice)
+    assert done.returncode == 0, done.stdout + done.stderr
+    explored = re.search(r"(\d+) states, no violation", done.stdout)
+    assert explored is not None, done.stdout
+    assert int(explored[1]) >= fewest, done.stdout
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_explorer_finds_spoilt_decisions(folder, mutant):
+    done = _run(folder, "explorer", mutant)
+    assert done.returncode == 1, done.stdout + done.stderr
+    violation, program, first, *_ = done.stdout.splitlines()
+    assert re.fullmatch(f"violation: .*{MUTANTS[mutant]}.*", violation)
+    assert program.startswith("  in the program ")
+    assert first.startswith("  rank ")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("COLLECTIVE_TEST_SANITIZERS") != "1", reason="COLLECTIVE_TEST_SANITIZERS=1 runs it")
 @pytest.mark.parametrize("sanitizer", ["ASAN", "TSAN"])
-def test_selftest_and_fuzz_are_clean(tmp_path, sanitizer):
-    programs = build(tmp_path, ["collective_core_selftest", "collective_core_fuzz"], f"-DCOLLECTIVE_{sanitizer}=ON")
+def test_core_is_clean(tmp_path, sanitizer):
+    names = ["collective_core_selftest", "collective_core_fuzz", "collective_core_explorer"]
+    programs = build(tmp_path, names, f"-DCOLLECTIVE_{sanitizer}=ON")
     # A count that a broken rank made up asks for more memory than there is: the engine must see that it gets none.
     environment = {**os.environ, f"{sanitizer}_OPTIONS": "allocator_may_return_null=1"}
     for program in programs:
