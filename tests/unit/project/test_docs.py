@@ -109,6 +109,29 @@ def test_links_lead_somewhere(file: Path) -> None:
     assert dead == []
 
 
+def length_of(path: Path, function: str) -> int:
+    """Lines of the function that this file defines at its outermost level; 0: it defines none of the name."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        found = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef) and each.name == function]
+        return sum(each.end_lineno - each.lineno + 1 for each in found if each.end_lineno)
+    head = rf"^[^\s/#][^\n]*(?<![\w:]){re.escape(function)}\([^;{{}}]*\{{\n"
+    bodies = re.findall(head + r"(?:[^}\n][^\n]*\n|\n)*\}$", text, re.MULTILINE)
+    return sum(len(body.splitlines()) for body in bodies)
+
+
+def test_the_life_of_an_allreduce_is_where_its_page_says() -> None:
+    page = (ROOT / "docs/life-of-an-allreduce.md").read_text()
+    steps = re.findall(r"^\| (\d+) (\w+) \| `(\S+)`: `(\S+)` \|", page, re.MULTILINE)
+    assert [int(number) for number, *_ in steps] == list(range(1, 13))
+    drawn = re.findall(r">(\w+)</text><text[^>]*monospace[^>]*>([^<]+)<", (ROOT / "docs/life-of-an-allreduce.svg").read_text())
+    assert [(name, function) for _, name, _, function in steps] == drawn
+    named = re.findall(r"`([\w/-]+\.\w+)`:\s+`([\w:]+)`", page)
+    lengths = {name: length_of(ROOT / "collective_core" / name[0], name[1]) for name in named}
+    assert len(lengths) > len(steps)
+    assert {name: lines for name, lines in lengths.items() if not 0 < lines <= 150} == {}
+
+
 def calls_in(text: str) -> Iterator[str]:
     """What a reader would type: lines of code blocks, and code in sentences, that begin with ``provision``."""
     for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
