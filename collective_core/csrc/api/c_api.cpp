@@ -78,6 +78,19 @@ void require(bool condition, const char* complaint) {
   if (!condition) throw cc::Failure(cc::Fault::invalid, complaint);
 }
 
+// The state of the process while nobody else changes it.
+class Locked {
+ public:
+  Locked() {
+    refuse_forked();
+    lock_ = std::unique_lock<std::mutex>(process().mutex);
+  }
+  Process* operator->() const { return &process(); }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
 // What has failed in one process set is why this rank leaves the others, too: who waits for it there is told so.
 void end_all(const std::map<int32_t, std::shared_ptr<cc::Engine>>& engines) {
   std::optional<cc::Failure> first;
@@ -91,31 +104,26 @@ void end_all(const std::map<int32_t, std::shared_ptr<cc::Engine>>& engines) {
 }
 
 void keep_totals(const std::map<int32_t, std::shared_ptr<cc::Engine>>& closed) {
-  Process& state = process();
-  const std::lock_guard<std::mutex> lock(state.mutex);
+  const Locked state;
   for (const auto& entry : closed) {
     const std::shared_ptr<cc::Counters>& counters = entry.second->counters();
-    counters->add_to(&state.totals[entry.first]);
-    counters->add_to(&state.waited_for_ns);
-    state.counters.erase(std::find(state.counters.begin(), state.counters.end(), counters));
+    counters->add_to(&state->totals[entry.first]);
+    counters->add_to(&state->waited_for_ns);
+    state->counters.erase(std::find(state->counters.begin(), state->counters.end(), counters));
   }
 }
 
 Submitted submitted(int64_t handle) {
-  Process& state = process();
-  refuse_forked();
-  const std::lock_guard<std::mutex> lock(state.mutex);
-  const auto found = state.tasks.find(handle);
-  if (found == state.tasks.end()) throw cc::Failure(cc::Fault::invalid, "unknown handle");
+  const Locked state;
+  const auto found = state->tasks.find(handle);
+  if (found == state->tasks.end()) throw cc::Failure(cc::Fault::invalid, "unknown handle");
   return found->second;
 }
 
 std::shared_ptr<cc::Recorder> the_recorder() {
-  Process& state = process();
-  refuse_forked();
-  const std::lock_guard<std::mutex> lock(state.mutex);
-  require(state.recorder != nullptr, "nothing has been recorded yet");
-  return state.recorder;
+  const Locked state;
+  require(state->recorder != nullptr, "nothing has been recorded yet");
+  return state->recorder;
 }
 
 // Adds to the time that callers have waited for an operation that was submitted before.
@@ -149,11 +157,9 @@ void refuse_forked() {
 }
 
 std::shared_ptr<Engine> engine_of(int32_t process_set) {
-  Process& state = process();
-  refuse_forked();
-  const std::lock_guard<std::mutex> lock(state.mutex);
-  const auto found = state.engines.find(process_set);
-  if (found != state.engines.end()) return found->second;
+  const Locked state;
+  const auto found = state->engines.find(process_set);
+  if (found != state->engines.end()) return found->second;
   if (process_set == 0) throw Failure(Fault::closed, "the engine is not initialised: call init() first");
   throw Failure(Fault::closed, "this rank is not in process set " + std::to_string(process_set));
 }
@@ -258,20 +264,16 @@ int32_t cc_interfaces(char* text, uint64_t capacity) {
     const std::string lines = cc::list_interfaces();
     require(lines.size() < capacity, "too many interfaces for the buffer");
     std::memcpy(text, lines.c_str(), lines.size() + 1);
-    return 0;
   });
 }
 
 int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t capacity) {
   return guarded([&] {
-    Process& state = process();
-    refuse_forked();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    state.listeners = cc::open_listeners(address ? address : "");
-    require(state.listeners.socket_name.size() < capacity, "the buffer for the socket's name is too small");
-    std::memcpy(socket_name, state.listeners.socket_name.c_str(), state.listeners.socket_name.size() + 1);
-    *port = state.listeners.port;
-    return 0;
+    const Locked state;
+    state->listeners = cc::open_listeners(address ? address : "");
+    require(state->listeners.socket_name.size() < capacity, "the buffer for the socket's name is too small");
+    std::memcpy(socket_name, state->listeners.socket_name.c_str(), state->listeners.socket_name.size() + 1);
+    *port = state->listeners.port;
   });
 }
 
@@ -279,7 +281,6 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
                    uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning, int32_t sockets,
                    int32_t single_copy, int32_t semantics) {
   return guarded([&] {
-    Process& state = process();
     refuse_forked();
     require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0 && sockets >= 1,
             "wrong arguments of cc_connect");
@@ -292,10 +293,10 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     cc::Listeners listeners;
     std::shared_ptr<cc::Arena> arena;
     {
-      const std::lock_guard<std::mutex> lock(state.mutex);
-      require(state.engines.count(process_set) == 0, "the engine is initialised already");
-      listeners = std::move(state.listeners);
-      if (process_set != 0) arena = state.arena;
+      const Locked state;
+      require(state->engines.count(process_set) == 0, "the engine is initialised already");
+      listeners = std::move(state->listeners);
+      if (process_set != 0) arena = state->arena;
     }
     // Without the mutex: handlers of signals run meanwhile, and may call this interface.
     auto transport = std::make_unique<cc::TcpTransport>(
@@ -303,49 +304,41 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(transport), timeout,
                                              start_timeout, sockets, std::move(arena), single_copy != 0);
     group->warn_after(stall_warning);
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    require(state.engines.count(process_set) == 0, "the engine is initialised already");
-    if (process_set != 0 && state.engines.count(0) == 0)
+    const Locked state;
+    require(state->engines.count(process_set) == 0, "the engine is initialised already");
+    if (process_set != 0 && state->engines.count(0) == 0)
       throw cc::Failure(cc::Fault::closed, "the engine was shut down while a process set connected");
-    if (process_set == 0) state.arena = group->arena();
-    if (!state.recorder) state.recorder = std::make_shared<cc::Recorder>();
-    if (process_set == 0) state.recorder->register_rank(rank, size, group->topology().peers[rank].host_name);
+    if (process_set == 0) state->arena = group->arena();
+    if (!state->recorder) state->recorder = std::make_shared<cc::Recorder>();
+    if (process_set == 0) state->recorder->register_rank(rank, size, group->topology().peers[rank].host_name);
     const auto made =
-        std::make_shared<cc::Engine>(std::move(group), state.recorder, process_set, state.external_transports);
+        std::make_shared<cc::Engine>(std::move(group), state->recorder, process_set, state->external_transports);
     made->use(static_cast<cc::Semantics>(semantics));
-    state.engines[process_set] = made;
-    state.counters.push_back(made->counters());
+    state->engines[process_set] = made;
+    state->counters.push_back(made->counters());
     static const int watching = pthread_atfork(nullptr, nullptr, note_fork);
     static_cast<void>(watching);
-    state.owner = getpid();
-    return 0;
+    state->owner = getpid();
   });
 }
 
 int32_t cc_use_external_transport(int32_t device, cc_start start, cc_test test) {
   return guarded([&] {
-    Process& state = process();
-    refuse_forked();
-    const std::lock_guard<std::mutex> lock(state.mutex);
+    const Locked state;
     require((start == nullptr) == (test == nullptr), "an external transport has both functions");
     require(device >= 0 && device < static_cast<int>(cc::Device::count), "unknown device");
-    state.external_transports->use(static_cast<cc::Device>(device), start, test);
-    return 0;
+    state->external_transports->use(static_cast<cc::Device>(device), start, test);
   });
 }
 
 int32_t cc_check_peers(int32_t process_set) {
-  return guarded([&] {
-    engine_of(process_set)->check_peers();
-    return 0;
-  });
+  return guarded([&] { engine_of(process_set)->check_peers(); });
 }
 
 int32_t cc_give_up(int32_t rank) {
   return guarded([&] {
-    const std::lock_guard<std::mutex> lock(process().mutex);
-    for (const auto& entry : process().engines) entry.second->give_up(rank);
-    return 0;
+    const Locked state;
+    for (const auto& entry : state->engines) entry.second->give_up(rank);
   });
 }
 
@@ -355,33 +348,28 @@ void cc_copy(void* target, const void* source, uint64_t bytes) {
 }
 
 int32_t cc_has_cross_memory(int32_t process_set, int32_t* has) {
-  return guarded([&] {
-    *has = engine_of(process_set)->has_cross_memory() ? 1 : 0;
-    return 0;
-  });
+  return guarded([&] { *has = engine_of(process_set)->has_cross_memory() ? 1 : 0; });
 }
 
 int32_t cc_close(int32_t process_set) {
   return guarded([&] {
-    Process& state = process();
-    if (forked) return 0;  // a forked child has nothing to close
+    if (forked) return;  // a forked child has nothing to close
     std::map<int32_t, std::shared_ptr<cc::Engine>> closing;
     {
-      const std::lock_guard<std::mutex> lock(state.mutex);
+      const Locked state;
       // Tasks stay until they are released: arrays of gathered data may still be in use.
-      state.listeners = cc::Listeners();
+      state->listeners = cc::Listeners();
       if (process_set == 0) {
-        closing.swap(state.engines);
-        state.arena.reset();
-        state.owner = 0;
-      } else if (const auto found = state.engines.find(process_set); found != state.engines.end()) {
+        closing.swap(state->engines);
+        state->arena.reset();
+        state->owner = 0;
+      } else if (const auto found = state->engines.find(process_set); found != state->engines.end()) {
         closing.insert(std::move(*found));
-        state.engines.erase(found);
+        state->engines.erase(found);
       }
     }
     end_all(closing);  // when the mutex is free again: their operations may take a while
     keep_totals(closing);
-    return 0;
   });
 }
 
@@ -405,19 +393,14 @@ int32_t cc_submit(const cc_operation* operation, cc_way way, int64_t* handle) {
       task->among_others = way == cc_among;
       current->submit(task);
     }
-    Process& state = process();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    *handle = state.next_handle++;
-    state.tasks[*handle] = {task, current};
-    return 0;
+    const Locked state;
+    *handle = state->next_handle++;
+    state->tasks[*handle] = {task, current};
   });
 }
 
 int32_t cc_is_done(int64_t handle, int32_t* done) {
-  return guarded([&] {
-    *done = submitted(handle).is_done() ? 1 : 0;
-    return 0;
-  });
+  return guarded([&] { *done = submitted(handle).is_done() ? 1 : 0; });
 }
 
 int32_t cc_wait(int64_t handle, double seconds, int32_t* done) {
@@ -438,17 +421,14 @@ int32_t cc_gathered(int64_t handle, void** data, uint64_t* bytes, int64_t* recei
     *bytes = operation.gathered_bytes;
     require(operation.received.size() <= static_cast<size_t>(capacity), "the buffer for the rows is too small");
     std::copy(operation.received.begin(), operation.received.end(), received);
-    return 0;
   });
 }
 
 int32_t cc_release(int64_t handle) {
   return guarded([&] {
-    Process& state = process();
-    if (forked) return 0;  // a forked child's memory goes with it
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    state.tasks.erase(handle);
-    return 0;
+    if (forked) return;  // a forked child's memory goes with it
+    const Locked state;
+    state->tasks.erase(handle);
   });
 }
 
@@ -456,35 +436,28 @@ int32_t cc_allocate(uint64_t bytes, int32_t large_pages, void** address) {
   return guarded([&] {
     const std::shared_ptr<cc::Arena> arena = engine_of(0)->arena();
     *address = arena->allocate(bytes, large_pages != 0);
-    Process& state = process();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    state.blocks[*address] = arena;
-    return 0;
+    const Locked state;
+    state->blocks[*address] = arena;
   });
 }
 
 int32_t cc_free(void* address) {
   return guarded([&] {
-    Process& state = process();
-    if (forked) return 0;  // a forked child has no part in the arena
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    const auto found = state.blocks.find(address);
-    if (found == state.blocks.end()) return 0;
+    if (forked) return;  // a forked child has no part in the arena
+    const Locked state;
+    const auto found = state->blocks.find(address);
+    if (found == state->blocks.end()) return;
     found->second->release(address);
-    state.blocks.erase(found);
-    return 0;
+    state->blocks.erase(found);
   });
 }
 
 int32_t cc_record(const char* path) {
   return guarded([&] {
-    Process& state = process();
-    refuse_forked();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    require(state.engines.empty(), "the recorder must be chosen before init()");
-    if (state.recorder) state.waited_ns += state.recorder->recording().waited_ns.load();
-    state.recorder = std::make_shared<cc::Recorder>(path ? path : "");
-    return 0;
+    const Locked state;
+    require(state->engines.empty(), "the recorder must be chosen before init()");
+    if (state->recorder) state->waited_ns += state->recorder->recording().waited_ns.load();
+    state->recorder = std::make_shared<cc::Recorder>(path ? path : "");
   });
 }
 
@@ -504,39 +477,29 @@ int32_t cc_events(uint64_t from, void* events, int32_t capacity, int32_t* count,
     }
     *next = at;
     *waited_ns = recorder->recording().waited_ns.load();
-    return 0;
   });
 }
 
 int32_t cc_begin_timeline() {
-  return guarded([&] {
-    the_recorder()->begin_timeline();
-    return 0;
-  });
+  return guarded([&] { the_recorder()->begin_timeline(); });
 }
 
 int32_t cc_await_events(uint64_t from, double seconds, int32_t* on) {
-  return guarded([&] {
-    *on = the_recorder()->wait_for_events(from, seconds) ? 1 : 0;
-    return 0;
-  });
+  return guarded([&] { *on = the_recorder()->wait_for_events(from, seconds) ? 1 : 0; });
 }
 
 int32_t cc_end_timeline(double seconds, int32_t* ended, int32_t* of_all) {
   return guarded([&] {
-    Process& state = process();
-    refuse_forked();
     std::shared_ptr<cc::Engine> current;
     {
-      const std::lock_guard<std::mutex> lock(state.mutex);
-      const auto found = state.engines.find(0);
-      if (found != state.engines.end()) current = found->second;
+      const Locked state;
+      const auto found = state->engines.find(0);
+      if (found != state->engines.end()) current = found->second;
     }
     *ended = !current || current->wait_until_idle(seconds) ? 1 : 0;
     const std::shared_ptr<cc::Recorder> recorder = the_recorder();
     *of_all = current && recorder->timeline_of_all() ? 1 : 0;
     if (*ended) recorder->end_timeline();
-    return 0;
   });
 }
 
@@ -547,17 +510,14 @@ int32_t cc_traffic(int32_t process_set, uint64_t* four) {
     four[1] = traffic.steps;
     four[2] = traffic.messages;
     four[3] = traffic.bytes;
-    return 0;
   });
 }
 
 int32_t cc_counters(cc_kind_counters* rows, int32_t capacity, int32_t* count) {
   return guarded([&] {
-    Process& state = process();
-    refuse_forked();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    std::map<int32_t, cc::Totals> totals = state.totals;
-    for (const auto& counters : state.counters) counters->add_to(&totals[counters->process_set()]);
+    const Locked state;
+    std::map<int32_t, cc::Totals> totals = state->totals;
+    for (const auto& counters : state->counters) counters->add_to(&totals[counters->process_set()]);
     *count = 0;
     for (const auto& [process_set, of_set] : totals) {
       for (size_t kind = 0; kind < cc::kinds; ++kind) {
@@ -572,35 +532,28 @@ int32_t cc_counters(cc_kind_counters* rows, int32_t capacity, int32_t* count) {
         ++*count;
       }
     }
-    return 0;
   });
 }
 
 int32_t cc_late_ranks(cc_waited_for* rows, int32_t capacity, int32_t* count) {
   return guarded([&] {
-    Process& state = process();
-    refuse_forked();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    std::map<int, uint64_t> waited_for_ns = state.waited_for_ns;
-    for (const auto& counters : state.counters) counters->add_to(&waited_for_ns);
+    const Locked state;
+    std::map<int, uint64_t> waited_for_ns = state->waited_for_ns;
+    for (const auto& counters : state->counters) counters->add_to(&waited_for_ns);
     *count = 0;
     for (const auto& [rank, waited_ns] : waited_for_ns) {
       if (*count < capacity) rows[*count] = {rank, 0, waited_ns};
       ++*count;
     }
-    return 0;
   });
 }
 
 int32_t cc_resources(cc_use* use) {
   return guarded([&] {
-    Process& state = process();
-    refuse_forked();
-    const std::lock_guard<std::mutex> lock(state.mutex);
-    const uint64_t waited_now = state.recorder ? state.recorder->recording().waited_ns.load() : 0;
-    const cc::Arena::Use arena = state.arena ? state.arena->use() : cc::Arena::Use{};
-    *use = {state.waited_ns + waited_now, arena.now, arena.most, arena.all};
-    return 0;
+    const Locked state;
+    const uint64_t waited_now = state->recorder ? state->recorder->recording().waited_ns.load() : 0;
+    const cc::Arena::Use arena = state->arena ? state->arena->use() : cc::Arena::Use{};
+    *use = {state->waited_ns + waited_now, arena.now, arena.most, arena.all};
   });
 }
 
@@ -614,7 +567,6 @@ int32_t cc_reduce(int32_t dtype, int32_t reduce, int32_t divisor, double prescal
     const cc::Reduction reduction{static_cast<cc::DType>(dtype), static_cast<cc::ReduceOp>(reduce), divisor, prescale,
                                   postscale};
     cc::kernels().reduce(reduction, out, in, inputs, count);
-    return 0;
   });
 }
 

@@ -209,7 +209,6 @@ int32_t cc_prepare(const cc_prepared* asked) {
     auto task = cc::make_task(*asked->operation, engine->topology().size);
     forget(asked->object);
     calls()[asked->object] = std::make_shared<Prepared>(*asked, std::move(task), engine);
-    return 0;
   });
 }
 

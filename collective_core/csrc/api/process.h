@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "api/c_api.h"
@@ -16,15 +17,20 @@ namespace cc {
 // For cc_last_error; returns the fault's number.
 int32_t remember(Fault fault, const std::string& text, const std::vector<int>& ranks, bool one_name = false);
 
+// What `body` returns, or 0 where it returns nothing; the number of the fault that it throws.
 template <class Body>
 int32_t guarded(Body body) {
   try {
-    return body();
+    if constexpr (std::is_void_v<decltype(body())>)
+      body();
+    else
+      return body();
   } catch (const Failure& failure) {
     return remember(failure.fault, failure.what(), failure.ranks);
   } catch (const std::exception& error) {
     return remember(Fault::internal, error.what(), {});
   }
+  return 0;
 }
 
 // Throws Failure in a child that was forked from a rank. To be called before any mutex is taken, which another thread

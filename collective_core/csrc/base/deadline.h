@@ -29,7 +29,6 @@ class Deadline {
     return true;
   }
   double waited() const { return since(started_); }
-  double remaining() const { return std::chrono::duration<double>(end_ - Clock::now()).count(); }
   double seconds() const { return seconds_; }
 
  private:

@@ -327,21 +327,19 @@ void Engine::check_peers() {
   if (busy_ || closing_) return;
   begin_to_run();
   lock.unlock();
-  std::exception_ptr found;
+  std::optional<Failure> found;
   try {
     if (stopped_) throw Failure(Fault::peer_lost, stopped_->what(), stopped_->ranks);
     group_->failure_detector().check();
   } catch (const Failure& failure) {
-    stop(failure);
-    found = std::current_exception();
+    found = failure;
   } catch (const std::exception& error) {
-    const Failure failure = internal(error);
-    stop(failure);
-    found = std::make_exception_ptr(failure);
+    found = internal(error);
   }
+  if (found) stop(*found);
   lock.lock();
   end_run();
-  if (found) std::rethrow_exception(found);
+  if (found) throw Failure(*found);
 }
 
 void Engine::settle(Task& task, const Failure& failure) {

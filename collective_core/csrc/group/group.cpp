@@ -91,6 +91,14 @@ void Group::extend_by_progress(Deadline& deadline, uint32_t* seen) {
   *seen = moves;
 }
 
+std::vector<int> Group::missing_here(Signal RankCell::* signal, uint32_t target) {
+  std::vector<int> missing;
+  for (int local = 0; local < topology_.local_size(); ++local) {
+    if (!has_reached(memory_.cell(local).*signal, target)) missing.push_back(topology_.local_ranks()[local]);
+  }
+  return missing;
+}
+
 void Group::step_barrier(Deadline& deadline) {
   ++steps_;
   uint32_t moves = 0;  // the first look extends it, as the barrier's end does
@@ -98,14 +106,10 @@ void Group::step_barrier(Deadline& deadline) {
   for (int local = 0; local < topology_.local_size(); ++local) {
     wait_until(memory_.cell(local).step, steps_, wait_policy_, [&] {
       failure_detector_.check_waiting_for(topology_.local_ranks()[local]);
-      std::vector<int> missing;
-      for (int other = 0; other < topology_.local_size(); ++other) {
-        if (!has_reached(memory_.cell(other).step, steps_)) missing.push_back(topology_.local_ranks()[other]);
-      }
+      const std::vector<int> missing = missing_here(&RankCell::step, steps_);
       extend_by_progress(deadline, &moves);
       warn_if_due(missing, deadline);
-      if (!deadline.passed()) return;
-      if (!missing.empty()) timed_out(missing, deadline);
+      if (deadline.passed() && !missing.empty()) timed_out(missing, deadline);
     });
   }
   deadline.extend();

@@ -50,6 +50,8 @@ class Group {
   void note_progress(Deadline& deadline);
   // Extends it where bytes have moved from or to this host since the last look, which `seen` is of.
   void extend_by_progress(Deadline& deadline, uint32_t* seen);
+  // Ranks of this host that have not raised this signal so far.
+  std::vector<int> missing_here(Signal RankCell::* signal, uint32_t target);
   // Ends one step of a data phase and waits until every rank of the host has ended it too.
   void step_barrier(Deadline& deadline);
   // Waits until one of these connections is ready, where `ranks` are missing. Throws like every wait. `grace`: seconds

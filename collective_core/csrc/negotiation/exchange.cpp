@@ -43,7 +43,7 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   wait_until(group_.memory().control().world, sequence_, group_.wait_policy(), [&] {
     group_.failure_detector().check_waiting_for(leader);
     group_.extend_by_progress(deadline, &moves);
-    const std::vector<int> missing = missing_here();
+    const std::vector<int> missing = group_.missing_here(&RankCell::published, sequence_);
     group_.warn_if_due(missing, deadline);
     if (naps.load(std::memory_order_relaxed) != seen) silence.extend();
     seen = naps.load(std::memory_order_relaxed);
@@ -64,15 +64,6 @@ void Exchange::fetch_next_slot(size_t payload) {
   fetch_to_write(&group_.memory().my_cell().published);
 }
 
-std::vector<int> Exchange::missing_here() const {
-  std::vector<int> missing;
-  for (int local = 0; local < group_.topology().local_size(); ++local) {
-    if (!has_reached(group_.memory().cell(local).published, sequence_))
-      missing.push_back(group_.topology().local_ranks()[local]);
-  }
-  return missing;
-}
-
 void Exchange::wait_for_local(Deadline& deadline) {
   const Topology& topology = group_.topology();
   waits_.late = -1;
@@ -82,7 +73,7 @@ void Exchange::wait_for_local(Deadline& deadline) {
     waits_.late = topology.local_ranks()[local];
     wait_until(group_.memory().cell(local).published, sequence_, group_.wait_policy(), [&] {
       group_.failure_detector().check_waiting_for(topology.local_ranks()[local]);
-      const std::vector<int> missing = missing_here();
+      const std::vector<int> missing = group_.missing_here(&RankCell::published, sequence_);
       group_.warn_if_due(missing, deadline);
       if (topology.host_count() > 1) host_negotiation_.still_waiting(deadline);
       if (!deadline.passed()) return;

@@ -38,7 +38,6 @@ class Exchange {
   Waits take_waits() { return std::exchange(waits_, {}); }
 
  private:
-  std::vector<int> missing_here() const;
   void wait_for_local(Deadline& deadline);
 
   Group& group_;
