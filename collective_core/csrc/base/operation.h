@@ -1,5 +1,5 @@
 // What a collective is: its kind, its element type, and the header that every rank publishes before any data moves.
-// The header is what the ranks compare (mismatch.cpp); its layout is the wire format, so all ranks run one engine
+// The header is what the ranks compare (negotiation.cpp); its layout is the wire format, so all ranks run one engine
 // version.
 #pragma once
 
