@@ -31,8 +31,8 @@
 // Order: ((x0 + x1) + x2) + ... over all ranks in Topology::order, for every element; chunk, slice and segment do not
 // matter.
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <deque>
 #include <vector>
 
 #include "algorithms/slice_streams.h"
@@ -72,36 +72,40 @@ class RingStream : public SliceStream {
         last_(topology_.host_count() - 1),
         segment_(segment_bytes / accumulator_) {}
 
-  bool step() override {
-    bool moved = false;
-    if (host_ == 0 && summed_ < slice_.length && partials_ < window) {
-      add_own(summed_, std::min(segment_, slice_.length - summed_));
-      moved = true;
-    }
-    if (is_receiving()) moved = receive() || moved;
-    if (!queue_.empty()) moved = send_first() || moved;
-    return moved;
-  }
-  bool done() const override { return summed_ == slice_.length && !is_receiving() && queue_.empty(); }
+  bool done() const override { return summed_ == slice_.length && !is_receiving() && !wants_to_send(); }
   bool wants_to_receive() const override { return is_receiving() && !must_send_first(); }
-  bool wants_to_send() const override { return !queue_.empty(); }
+  bool wants_to_send() const override { return outgoing.completed() < outgoing.posted(); }
 
  private:
+  void advance() override {
+    if (host_ == 0 && summed_ < slice_.length && partials() < window) {
+      add_own(summed_, std::min(segment_, slice_.length - summed_));
+      moved_ = true;
+    }
+    if (is_receiving()) receive_next();
+    if (wants_to_send()) send();
+  }
   bool is_receiving() const {
     return (host_ > 0 && summed_ < slice_.length) || (host_ < last_ && results_ < slice_.length);
   }
   // The next thing to receive is a partial sum, for which there is no room.
   bool must_send_first() const {
-    return head_got_ == sizeof head_ && head_.part == Part::partial && partials_ >= window;
+    const SegmentHead* head = incoming.head();
+    return head && !incoming.is_posted() && head->part == Part::partial && partials() >= window;
+  }
+  // Partial sums that have not been sent yet.
+  size_t partials() const {
+    return static_cast<size_t>(std::count_if(partials_.begin(), partials_.end(),
+                                             [&](uint64_t number) { return number > outgoing.completed(); }));
   }
 
   // A partial sum's slot in the window: segments take turns.
   char* staged(size_t at) { return staging_ + at / segment_ % window * segment_bytes; }
   char* result(size_t at) { return slice_.outputs[0] + at * element_; }
 
-  void enqueue(Part part, size_t at, size_t length, const char* bytes, size_t width) {
-    queue_.push_back({{operation_.header.sequence, part, slice_.begin + at, length}, bytes, length * width, 0});
-    partials_ += part == Part::partial ? 1 : 0;
+  void pass_on(Part part, size_t at, size_t length, const char* bytes, size_t width) {
+    outgoing.post({operation_.header.sequence, part, slice_.begin + at, length}, bytes, length * width);
+    if (part == Part::partial) partials_[at / segment_ % window] = outgoing.posted();
   }
 
   // Adds this host's ranks to the partial sum of `length` elements from `at`, and passes it on.
@@ -111,15 +115,15 @@ class RingStream : public SliceStream {
     summed_ = at + length;
     const bool as_it_is = host_ == 0 && topology_.local_size() == 1 && accumulator_ == element_ &&
                           reduction_.prescale == 1.0 && reduction_.dtype != DType::boolean;
-    if (as_it_is) return enqueue(Part::partial, at, length, static_cast<const char*>(sources_[0]), accumulator_);
+    if (as_it_is) return pass_on(Part::partial, at, length, static_cast<const char*>(sources_[0]), accumulator_);
     if (slice_.attaches) {
       accumulate_attached(at, length);
     } else {
       kernels().accumulate(reduction_, staged(at), host_ == 0, sources_.data(), ranks, length);
     }
-    if (host_ < last_) return enqueue(Part::partial, at, length, staged(at), accumulator_);
+    if (host_ < last_) return pass_on(Part::partial, at, length, staged(at), accumulator_);
     kernels().finish(reduction_, result(at), staged(at), length);
-    enqueue(Part::result, at, length, result(at), element_);
+    pass_on(Part::result, at, length, result(at), element_);
     spread(at, length);
   }
 
@@ -147,49 +151,27 @@ class RingStream : public SliceStream {
     }
   }
 
-  bool receive() {
-    if (head_got_ < sizeof head_) {
-      const size_t n = take(reinterpret_cast<char*>(&head_) + head_got_, sizeof head_ - head_got_);
-      head_got_ += n;
-      if (head_got_ < sizeof head_) return n > 0;
-      check_head();
-      body_got_ = 0;
-    }
-    const size_t at = static_cast<size_t>(head_.begin - slice_.begin);
-    const size_t length = static_cast<size_t>(head_.length);
-    const bool partial = head_.part == Part::partial;
-    if (must_send_first()) return false;
+  void receive_next() {
+    const SegmentHead* arriving = arrived();
+    if (!arriving || must_send_first()) return;
+    const SegmentHead head = *arriving;
+    if (!incoming.is_posted()) check(head);
+    const bool partial = head.part == Part::partial;
+    const size_t at = static_cast<size_t>(head.begin - slice_.begin), length = static_cast<size_t>(head.length);
     char* target = partial ? staged(at) : result(at);
-    const size_t size = length * (partial ? accumulator_ : element_);
-    const size_t n = take(target + body_got_, size - body_got_);
-    body_got_ += n;
-    if (body_got_ < size) return n > 0;
-    head_got_ = 0;
-    if (partial) {
-      add_own(at, length);
-    } else {
-      results_ = at + length;
-      spread(at, length);
-      if ((host_ + 1) % topology_.host_count() != last_) enqueue(Part::result, at, length, target, element_);
-    }
-    return true;
+    if (!receive(target, length * (partial ? accumulator_ : element_))) return;
+    if (partial) return add_own(at, length);
+    results_ = at + length;
+    spread(at, length);
+    if ((host_ + 1) % topology_.host_count() != last_) pass_on(Part::result, at, length, target, element_);
   }
 
-  void check_head() const {
-    const size_t expected = head_.part == Part::partial ? summed_ : results_;
-    if (head_.sequence != operation_.header.sequence || head_.begin != slice_.begin + expected || head_.length == 0 ||
-        head_.length > slice_.length - expected || head_.length > segment_) {
+  void check(const SegmentHead& head) const {
+    const size_t expected = head.part == Part::partial ? summed_ : results_;
+    if (head.sequence != operation_.header.sequence || head.begin != slice_.begin + expected || head.length == 0 ||
+        head.length > slice_.length - expected || head.length > segment_) {
       unexpected_segment();
     }
-  }
-
-  bool send_first() {
-    Outgoing& out = queue_.front();
-    const bool moved = send(out);
-    if (out.sent < sizeof out.head + out.size) return moved;
-    partials_ -= out.head.part == Part::partial ? 1 : 0;
-    queue_.pop_front();
-    return true;
   }
 
   const SliceBuffers slice_;
@@ -199,12 +181,9 @@ class RingStream : public SliceStream {
   const int host_, last_;
   const size_t segment_;
 
-  std::deque<Outgoing> queue_;
-  size_t partials_ = 0;  // of them in the queue
-  size_t summed_ = 0;    // elements that contain this host's values
-  size_t results_ = 0;   // elements whose final value has arrived
-  SegmentHead head_{};
-  size_t head_got_ = 0, body_got_ = 0;
+  std::array<uint64_t, window> partials_{};  // by slot of the window: the number of the segment that was sent from it
+  size_t summed_ = 0;                        // elements that contain this host's values
+  size_t results_ = 0;                       // elements whose final value has arrived
 };
 
 // Over all connections, each of which takes a part of the slice.

@@ -12,9 +12,42 @@
 #include <algorithm>
 #include <cstring>
 
-#include "algorithms/collectives.h"
+#include "algorithms/slice_streams.h"
 
 namespace cc {
+namespace {
+
+// A chunk on its way to the next host, or from the previous one.
+class ChunkStream : public SliceStream {
+ public:
+  ChunkStream(const DataPhase& phase, bool sends, char* buffer, const SegmentHead& head)
+      : SliceStream(phase, phase.group.next_rank(), phase.group.previous_rank(), 0),
+        sends_(sends),
+        buffer_(buffer),
+        head_(head) {
+    if (sends) outgoing.post(head, buffer, head.length);
+  }
+  bool done() const override { return sends_ ? outgoing.completed() == outgoing.posted() : received_; }
+  bool wants_to_receive() const override { return !sends_; }
+  bool wants_to_send() const override { return sends_; }
+
+ private:
+  void advance() override {
+    if (sends_) return send();
+    const SegmentHead* head = arrived();
+    if (!head) return;
+    if (head->sequence != head_.sequence || head->begin != head_.begin || head->length != head_.length)
+      unexpected_segment();
+    received_ = receive(buffer_, head_.length);
+  }
+
+  const bool sends_;
+  char* const buffer_;
+  const SegmentHead head_;
+  bool received_ = false;
+};
+
+}  // namespace
 
 void broadcast(const DataPhase& phase) {
   const Operation& operation = phase.operation;
@@ -40,13 +73,15 @@ void broadcast_bytes(const DataPhase& phase, int root, const void* source, void*
     const size_t length = static_cast<size_t>(std::min(chunk_bytes, bytes - begin));
     char* buffer = group.memory().in(writer_local, *chunk);
     if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
-    if (topology.rank == writer && !here) {
-      group.receive_all(*group.connections().from.at(group.previous_rank())[0], group.previous_rank(), buffer, length,
-                        deadline);
-    }
+    const auto pass = [&](bool sends) {
+      SliceStreams one;
+      one.push_back(std::make_unique<ChunkStream>(phase, sends, buffer,
+                                                  SegmentHead{phase.header().sequence, Part::result, begin, length}));
+      run_streams(group, one, deadline);
+    };
+    if (topology.rank == writer && !here) pass(false);
     group.step_barrier(deadline);
-    if (passes_on)
-      group.send_all(*group.connections().to.at(group.next_rank())[0], group.next_rank(), buffer, length, deadline);
+    if (passes_on) pass(true);
     if (topology.rank != root) std::memcpy(static_cast<char*>(target) + begin, buffer, length);
   }
 }

@@ -89,12 +89,6 @@ class MeshStream : public SliceStream {
         theirs_(theirs),
         results_(results) {}
 
-  bool step() override {
-    bool moved = wants_to_receive() && receive();
-    if (is_idle()) choose();
-    if (!is_idle()) moved = send(out_) || moved;
-    return moved;
-  }
   bool done() const override {
     return is_received() && is_idle() && asked_ == theirs_.length && (!results_ || answered_ == own_.slice.length);
   }
@@ -104,9 +98,18 @@ class MeshStream : public SliceStream {
 
  private:
   bool is_received() const { return values_ == own_.slice.length && (!results_ || got_results_ == theirs_.length); }
-  bool is_idle() const { return out_.sent == (out_.size ? sizeof out_.head + out_.size : 0); }
+  bool is_idle() const { return outgoing.completed() == outgoing.posted(); }
   // The next thing to receive are values, and those before them have not been added yet.
-  bool must_wait() const { return got_ == sizeof head_ && head_.part == Part::partial && values_ > own_.summed(); }
+  bool must_wait() const {
+    const SegmentHead* head = incoming.head();
+    return head && !incoming.is_posted() && head->part == Part::partial && values_ > own_.summed();
+  }
+
+  void advance() override {
+    if (wants_to_receive()) receive_next();
+    if (is_idle()) choose();
+    if (!is_idle()) send();
+  }
 
   // The next segment to send, if there is one.
   void choose() {
@@ -119,37 +122,30 @@ class MeshStream : public SliceStream {
   }
   void begin(Part part, const Slice& of, const char* bytes, size_t* done) {
     const size_t length = std::min(own_.segment(), of.length - *done);
-    out_ = {{operation_.header.sequence, part, of.begin + *done, length}, bytes, length * element_, 0};
+    outgoing.post({operation_.header.sequence, part, of.begin + *done, length}, bytes, length * element_);
     *done += length;
   }
 
-  bool receive() {
-    const size_t before = got_;
-    if (got_ < sizeof head_) {
-      got_ += take(reinterpret_cast<char*>(&head_) + got_, sizeof head_ - got_);
-      if (got_ < sizeof head_) return got_ > before;
-      check_head();
-      if (must_wait()) return true;
-    }
-    const bool values = head_.part == Part::partial;
-    const size_t length = static_cast<size_t>(head_.length), size = length * element_;
-    const size_t body_got = got_ - sizeof head_;
-    char* target = values ? own_.staging_of(host_) : results_ + head_.begin * element_;
-    got_ += take(target + body_got, size - body_got);
-    if (got_ < sizeof head_ + size) return got_ > before;
-    got_ = 0;
+  void receive_next() {
+    const SegmentHead* arriving = arrived();
+    if (!arriving) return;
+    const SegmentHead head = *arriving;
+    if (!incoming.is_posted()) check(head);
+    if (must_wait()) return;
+    const bool values = head.part == Part::partial;
+    const auto length = static_cast<size_t>(head.length);
+    if (!receive(values ? own_.staging_of(host_) : results_ + head.begin * element_, length * element_)) return;
     (values ? values_ : got_results_) += length;
     if (values) own_.add(length);
-    return true;
   }
 
-  void check_head() const {
-    const bool values = head_.part == Part::partial;
+  void check(const SegmentHead& head) const {
+    const bool values = head.part == Part::partial;
     const Slice& of = values ? own_.slice : theirs_;
     const size_t before = values ? values_ : got_results_;
-    if (head_.sequence != operation_.header.sequence || (!values && (head_.part != Part::result || !results_)) ||
-        before == of.length || head_.begin != of.begin + before ||
-        head_.length != std::min(own_.segment(), of.length - before)) {
+    if (head.sequence != operation_.header.sequence || (!values && (head.part != Part::result || !results_)) ||
+        before == of.length || head.begin != of.begin + before ||
+        head.length != std::min(own_.segment(), of.length - before)) {
       unexpected_segment();
     }
   }
@@ -159,13 +155,10 @@ class MeshStream : public SliceStream {
   const Slice theirs_;
   char* const results_;
 
-  Outgoing out_{};
   size_t asked_ = 0;        // elements of their slice that were sent
   size_t answered_ = 0;     // elements of the own one whose sums were sent
   size_t values_ = 0;       // elements of the own one that have come
   size_t got_results_ = 0;  // elements of their slice whose sums have come
-  SegmentHead head_{};
-  size_t got_ = 0;  // bytes of the segment that is being received, its head included
 };
 
 // `slices`: of the tensor, by owner. `sum`: where that of this host goes. `results`: as in MeshStream.

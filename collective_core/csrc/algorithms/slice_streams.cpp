@@ -33,9 +33,7 @@ Missing missing_ranks(const SliceStreams& streams) {
   return {{ranks.begin(), ranks.end()}, owing.empty() ? owing_grace_s : 0};
 }
 
-}  // namespace
-
-void run_streams(Group& group, const SliceStreams& streams, Deadline& deadline) {
+void run(Group& group, const SliceStreams& streams, Deadline& deadline) {
   const size_t tries = group.wait_policy().spins >= own_core.spins ? tries_on_own_core / streams.size() : 1;
   std::vector<PollEntry> waiting;
   for (size_t idle = 0;;) {
@@ -55,11 +53,25 @@ void run_streams(Group& group, const SliceStreams& streams, Deadline& deadline) 
     waiting.clear();
     for (const auto& stream : streams) {
       if (stream->done()) continue;
-      if (stream->wants_to_receive()) waiting.push_back({&stream->incoming, PollEvent::receive});
-      if (stream->wants_to_send()) waiting.push_back({&stream->outgoing, PollEvent::send});
+      if (stream->wants_to_receive()) waiting.push_back({&stream->incoming.endpoint(), PollEvent::receive});
+      if (stream->wants_to_send()) waiting.push_back({&stream->outgoing.endpoint(), PollEvent::send});
     }
     const Missing missing = missing_ranks(streams);
     group.wait_for(waiting, missing.ranks, deadline, missing.grace);
+  }
+}
+
+}  // namespace
+
+void run_streams(Group& group, const SliceStreams& streams, Deadline& deadline) {
+  try {
+    run(group, streams, deadline);
+  } catch (...) {
+    for (const auto& stream : streams) {
+      stream->outgoing.cancel();
+      stream->incoming.cancel();
+    }
+    throw;
   }
 }
 
@@ -74,22 +86,35 @@ SliceStream::SliceStream(const DataPhase& phase, int to_rank, int from_rank, int
       reduction_(reduction_of(phase.operation)),
       element_(size_of(phase.header().dtype)) {}
 
-bool SliceStream::send(Outgoing& out) {
-  bool moved = false;
-  while (out.sent < sizeof out.head + out.size) {
-    const ptrdiff_t n = outgoing.send(&out.head, sizeof out.head, out.bytes, out.size, out.sent);
-    if (n < 0) group_.failure_detector().lost(to);
-    if (n == 0) break;
-    out.sent += static_cast<size_t>(n);
-    moved = true;
-  }
-  return moved;
+bool SliceStream::step() {
+  moved_ = false;
+  advance();
+  return moved_;
 }
 
-size_t SliceStream::take(char* target, size_t size) {
-  const ptrdiff_t n = incoming.receive(target, size);
+void SliceStream::send() {
+  const ptrdiff_t n = outgoing.progress();
+  if (n < 0) group_.failure_detector().lost(to);
+  moved_ = moved_ || n > 0;
+}
+
+void SliceStream::receive_some() {
+  const ptrdiff_t n = incoming.progress();
   if (n < 0) group_.failure_detector().lost(from);
-  return static_cast<size_t>(n);
+  moved_ = moved_ || n > 0;
+}
+
+const SegmentHead* SliceStream::arrived() {
+  if (!incoming.head()) receive_some();
+  return incoming.head();
+}
+
+bool SliceStream::receive(void* target, size_t bytes) {
+  if (!incoming.is_posted()) incoming.post(target, bytes);
+  receive_some();
+  if (!incoming.is_completed()) return false;
+  incoming.next();
+  return true;
 }
 
 // The peer is authenticated, so this is not about malice: a wrong head would be a bug, and must not become wrong sums.

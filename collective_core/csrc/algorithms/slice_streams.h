@@ -17,23 +17,6 @@ namespace cc {
 // cache.
 constexpr size_t segment_bytes = size_t(256) << 10;
 
-// partial: a sum of the first ranks, or on a mesh one rank's values.
-enum class Part : uint32_t { none = 0, partial = 1, result = 2 };
-
-struct SegmentHead {
-  uint32_t sequence;  // of the operation
-  Part part;
-  uint64_t begin;   // element of the tensor
-  uint64_t length;  // elements
-};
-
-struct Outgoing {
-  SegmentHead head;
-  const char* bytes;
-  size_t size;
-  size_t sent;  // of head and bytes together
-};
-
 // What goes to one rank and comes from one rank, which may be the same, over the connections of one number.
 class SliceStream {
  public:
@@ -41,7 +24,7 @@ class SliceStream {
   virtual ~SliceStream() = default;
 
   // Moves what can be moved now; returns whether anything was.
-  virtual bool step() = 0;
+  bool step();
   virtual bool done() const = 0;
   // What to wait for after a step that moved nothing.
   virtual bool wants_to_receive() const = 0;
@@ -50,13 +33,17 @@ class SliceStream {
   virtual bool is_owed() const { return wants_to_receive(); }
 
   const int to, from;  // ranks
-  Connection &outgoing, &incoming;
+  Sender& outgoing;
+  Receiver& incoming;
 
  protected:
-  // Sends of `out` what fits; returns whether anything did.
-  bool send(Outgoing& out);
-  // Receives at most `size` bytes; returns how many.
-  size_t take(char* target, size_t size);
+  // Posts and takes what can be, and between that calls send() and receive().
+  virtual void advance() = 0;
+  void send();
+  // The head of the next segment, once it is there.
+  const SegmentHead* arrived();
+  // Whether its body is in `target`; then the next one can arrive.
+  bool receive(void* target, size_t bytes);
   [[noreturn]] void unexpected_segment() const;
 
   Group& group_;
@@ -64,11 +51,15 @@ class SliceStream {
   const Operation& operation_;
   const Reduction reduction_;
   const size_t element_;  // bytes
+  bool moved_ = false;    // in this step
+
+ private:
+  void receive_some();
 };
 
 using SliceStreams = std::vector<std::unique_ptr<SliceStream>>;
 
-// Runs them all to their end.
+// Runs them all to their end. Where it throws the network touches none of their memory any more.
 void run_streams(Group& group, const SliceStreams& streams, Deadline& deadline);
 
 }  // namespace cc

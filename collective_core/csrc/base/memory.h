@@ -34,6 +34,7 @@ class KeptMemory {
     }
     return memory_.get();
   }
+  size_t bytes() const { return bytes_; }
 
  private:
   std::unique_ptr<char[]> memory_;

@@ -32,7 +32,8 @@ Group::Group(Topology topology, std::unique_ptr<Transport> transport, double tim
       memory_(topology_, connections_.local, start_timeout),
       arena_(arena ? std::move(arena) : Arena::share(topology_, connections_.local, start_timeout)),
       failure_detector_(topology_, *transport_, connections_, memory_.control()),
-      cross_memory_(*this, single_copy) {
+      cross_memory_(*this, single_copy),
+      chunks_(transport_->register_memory(memory_.in(0, 0), memory_.chunks_bytes())) {
   Deadline deadline(start_timeout);
   memory_.my_cell().cores = bound_cores();
   cross_memory_.probe(deadline);
@@ -123,30 +124,12 @@ void Group::wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ra
   if (deadline.passed_by(grace)) timed_out(ranks, deadline);
 }
 
-void Group::send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline) {
-  std::vector<PollEntry> waiting{{&connection, PollEvent::send}};
-  const char* at = static_cast<const char*>(bytes);
-  while (n > 0) {
-    const ptrdiff_t sent = connection.send(at, n);
-    if (sent < 0) failure_detector_.lost(rank);
-    if (sent == 0) wait_for(waiting, {rank}, deadline);
-    if (sent > 0) note_progress(deadline);
-    at += sent;
-    n -= static_cast<size_t>(sent);
-  }
-}
-
-void Group::receive_all(Connection& connection, int rank, void* bytes, size_t n, Deadline& deadline) {
-  std::vector<PollEntry> waiting{{&connection, PollEvent::receive}};
-  char* at = static_cast<char*>(bytes);
-  while (n > 0) {
-    const ptrdiff_t got = connection.receive(at, n);
-    if (got < 0) failure_detector_.lost(rank);
-    if (got == 0) wait_for(waiting, {rank}, deadline);
-    if (got > 0) note_progress(deadline);
-    at += got;
-    n -= static_cast<size_t>(got);
-  }
+char* Group::Registered::of(Transport& transport, size_t bytes) {
+  if (bytes <= memory_.bytes()) return memory_.of(bytes);
+  registration_.reset();
+  char* begin = memory_.of(bytes);
+  registration_ = transport.register_memory(begin, bytes);
+  return begin;
 }
 
 }  // namespace cc

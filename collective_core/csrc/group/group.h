@@ -40,8 +40,8 @@ class Group {
 
   // Memory of this rank's own for a data phase (KeptMemory), and for a sum of which it needs a part. Throws Failure
   // where there is not so much.
-  char* staging(size_t bytes) { return staging_.of(bytes); }
-  char* sum(size_t bytes) { return sum_.of(bytes); }
+  char* staging(size_t bytes) { return staging_.of(*transport_, bytes); }
+  char* sum(size_t bytes) { return sum_.of(*transport_, bytes); }
 
   // For the inputs of a reduction of small tensors, which then allocates nothing.
   std::vector<const void*>& sources() { return sources_; }
@@ -57,8 +57,6 @@ class Group {
   // Waits until one of these connections is ready, where `ranks` are missing. Throws like every wait. `grace`: seconds
   // beyond the deadline, in which other ranks may say for whom they wait.
   void wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ranks, Deadline& deadline, double grace = 0);
-  void send_all(Connection& connection, int rank, const void* bytes, size_t n, Deadline& deadline);
-  void receive_all(Connection& connection, int rank, void* bytes, size_t n, Deadline& deadline);
   // Whether this rank has data connections to and from all others.
   bool has_mesh() const { return connections_.to.size() + 1 == topology_.peers.size(); }
   int next_rank() const;  // on the ring of hosts
@@ -88,7 +86,16 @@ class Group {
   std::shared_ptr<Arena> arena_;
   FailureDetector failure_detector_;
   CrossMemory cross_memory_;
-  KeptMemory staging_, sum_;
+  class Registered {  // segments are sent from there and received there
+   public:
+    char* of(Transport& transport, size_t bytes);
+
+   private:
+    KeptMemory memory_;
+    std::shared_ptr<void> registration_;
+  };
+  Registered staging_, sum_;
+  const std::shared_ptr<void> chunks_;  // that those are registered
   std::vector<const void*> sources_;
   uint32_t steps_ = 0;
   const Operation* current_ = nullptr;

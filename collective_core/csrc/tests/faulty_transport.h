@@ -13,6 +13,7 @@ struct Faults {
   std::atomic<int64_t> until_cut{-1};  // bytes that are still sent, by anyone, before the sender's connection is cut
   std::atomic<int> cut_from{-1}, cut_to{-1};  // ranks in the job
   std::atomic<uint64_t> delays{0}, parts{0};
+  std::atomic<uint64_t> registered{0}, copied{0};  // bodies (posted_transport.h)
 };
 
 class FaultyConnection final : public cc::Connection {
@@ -88,25 +89,9 @@ class FaultyConnection final : public cc::Connection {
   size_t visible_ = 0;
 };
 
-class FaultyTransport final : public cc::Transport {
+class FaultyTransport final : public MemoryTransport {
  public:
-  FaultyTransport(MemoryNetwork& network, Faults& faults) : inner_(network), faults_(faults) {}
-
-  cc::Connections connect(const cc::Topology& topology, int sockets, double seconds) override {
-    cc::Connections connections = inner_.connect(topology, sockets, seconds);
-    uint64_t number = static_cast<uint64_t>(topology.peers[topology.rank].global_rank) * 1000;
-    const auto wrap = [&](int peer, std::unique_ptr<cc::Connection>& one) {
-      one = std::make_unique<FaultyConnection>(std::move(one), faults_, topology.peers[topology.rank].global_rank,
-                                               topology.peers[peer].global_rank, ++number);
-    };
-    for (auto& entry : connections.control) wrap(entry.first, entry.second);
-    for (auto* direction : {&connections.to, &connections.from}) {
-      for (auto& entry : *direction) {
-        for (auto& one : entry.second) wrap(entry.first, one);
-      }
-    }
-    return connections;
-  }
+  FaultyTransport(MemoryNetwork& network, Faults& faults) : MemoryTransport(network), faults_(faults) {}
 
   bool poll(std::vector<cc::PollEntry>& entries, int milliseconds) override {
     const auto end = FaultyConnection::Clock::now() + std::chrono::milliseconds(milliseconds);
@@ -116,7 +101,7 @@ class FaultyTransport final : public cc::Transport {
       bool any = false;
       std::vector<cc::PollEntry> inner;
       for (cc::PollEntry& entry : entries) {
-        const auto* connection = static_cast<const FaultyConnection*>(entry.connection);
+        const auto* connection = static_cast<const FaultyConnection*>(entry.endpoint);
         entry.ready = connection && !connection->inner();
         any = any || entry.ready;
         const bool waits = connection && connection->ready_at(entry.event) > now;
@@ -124,13 +109,20 @@ class FaultyTransport final : public cc::Transport {
         inner.push_back({connection && !waits ? connection->inner() : nullptr, entry.event});
       }
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(wake - now).count();
-      any = inner_.poll(inner, any || left < 0 ? 0 : static_cast<int>(left) + (wake < end ? 1 : 0)) || any;
+      any = MemoryTransport::poll(inner, any || left < 0 ? 0 : static_cast<int>(left) + (wake < end ? 1 : 0)) || any;
       for (size_t i = 0; i < entries.size(); ++i) entries[i].ready = entries[i].ready || inner[i].ready;
       if (any || FaultyConnection::Clock::now() >= end) return any;
     }
   }
 
  private:
-  MemoryTransport inner_;
+  void add_connection(cc::Connections* connections, const cc::Topology& topology, const cc::PlannedConnection& planned,
+                      bool outgoing, std::unique_ptr<cc::Connection> connection) override {
+    const int rank = topology.peers[topology.rank].global_rank, peer = topology.peers[planned.peer].global_rank;
+    const uint64_t number = static_cast<uint64_t>(rank) * 1000 + ++connections_;
+    connections->add(planned, outgoing,
+                     std::make_unique<FaultyConnection>(std::move(connection), faults_, rank, peer, number));
+  }
   Faults& faults_;
+  uint64_t connections_ = 0;
 };

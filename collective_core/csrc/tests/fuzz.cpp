@@ -250,7 +250,8 @@ void be_broken(const std::vector<cc::Peer>& peers, cc::Listeners listeners, cons
   if (!as_it_is) {
     std::string noise(below(random, 4096), '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
-    connections.to.begin()->second[0]->send(noise.data(), noise.size());
+    cc::Endpoint& raw = connections.to.begin()->second[0]->endpoint();
+    static_cast<cc::Connection&>(raw).send(noise.data(), noise.size());
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(as_it_is ? 500 : below(random, 30)));
 }

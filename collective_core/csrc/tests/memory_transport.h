@@ -149,7 +149,7 @@ class MemoryConnection final : public cc::Connection {
 };
 
 // One rank's end of it.
-class MemoryTransport final : public cc::Transport {
+class MemoryTransport : public cc::Transport {
  public:
   explicit MemoryTransport(MemoryNetwork& network) : network_(network) {}
 
@@ -162,7 +162,8 @@ class MemoryTransport final : public cc::Transport {
       if (planned.purpose == cc::Purpose::local) {
         connections.local[planned.peer] = std::move(link->fds[outgoing ? 0 : 1]);
       } else {
-        connections.add(planned, outgoing, std::make_unique<MemoryConnection>(network_, std::move(link), !outgoing));
+        auto connection = std::make_unique<MemoryConnection>(network_, std::move(link), !outgoing);
+        add_connection(&connections, topology, planned, outgoing, std::move(connection));
       }
     };
     for (const cc::PlannedConnection& planned : plan.outgoing) add(planned, true);
@@ -175,13 +176,22 @@ class MemoryTransport final : public cc::Transport {
     return network_.changed.wait_for(lock, std::chrono::milliseconds(milliseconds), [&] {
       bool any = false;
       for (cc::PollEntry& entry : entries) {
-        entry.ready = entry.connection && static_cast<const MemoryConnection*>(entry.connection)->is_ready(entry.event);
+        entry.ready = entry.endpoint && is_ready(*entry.endpoint, entry.event);
         any = any || entry.ready;
       }
       return any;
     });
   }
 
- private:
+ protected:
+  virtual void add_connection(cc::Connections* connections, const cc::Topology& /*topology*/,
+                              const cc::PlannedConnection& planned, bool outgoing,
+                              std::unique_ptr<cc::Connection> connection) {
+    connections->add(planned, outgoing, std::move(connection));
+  }
+  // With the network's mutex held.
+  virtual bool is_ready(const cc::Endpoint& endpoint, cc::PollEvent event) {
+    return static_cast<const MemoryConnection&>(endpoint).is_ready(event);
+  }
   MemoryNetwork& network_;
 };

@@ -1,4 +1,5 @@
-// A random program of collectives on a network that misbehaves (faulty_transport.h). Everything follows from the seed:
+// A random program of collectives on a network that misbehaves (faulty_transport.h), or that moves tensors by posted
+// buffers and is cut, too (posted_transport.h). Everything follows from the seed:
 // what is asked for, in which order by each rank, and the faults; only the threads' pace does not.
 //
 // Every result must be that of a plain loop over the inputs; a disagreement must have one text on all ranks; and after
@@ -18,6 +19,7 @@
 #include "engine/engine.h"
 #include "kernels/half.h"
 #include "tests/faulty_transport.h"
+#include "tests/posted_transport.h"
 
 namespace random_program {
 
@@ -46,7 +48,9 @@ struct Step {
   std::vector<bool> joined = {};  // by rank
 
   double value(int rank, uint64_t i) const {
-    const auto bit = static_cast<double>((i * 7 + i / 3 + static_cast<uint64_t>(rank * 5 + number)) % 2);
+    uint64_t mixed = (i + 1) * 0x9E3779B97F4A7C15U + static_cast<uint64_t>(rank * steps + number) * 0xD1B54A32D192ED03U;
+    mixed = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9U;
+    const auto bit = static_cast<double>(mixed >> 63);
     return dtype == DType::boolean ? bit : 1 + bit;
   }
   uint64_t rows(int rank) const { return joined[rank] ? 0 : count / 2 + static_cast<uint64_t>((rank + number) % 3); }
@@ -60,6 +64,7 @@ struct Plan {
   std::vector<int> some;                 // ranks of the process set
   std::vector<std::vector<Step>> turns;  // what is submitted together
   int64_t until_cut;
+  bool posts;  // to the network, instead of sending bytes
 };
 
 inline Plan plan(uint64_t seed) {
@@ -72,9 +77,11 @@ inline Plan plan(uint64_t seed) {
     if (below(random, 2)) made.some.push_back(r);
   }
   if (made.some.size() < 2) made.some = {0, made.size - 1};
+  made.posts = seed / 2 % 2 == 1;
   made.until_cut = seed % 2 ? static_cast<int64_t>(below(random, size_t(1) << (8 + below(random, 18)))) : -1;
   std::vector<bool> joined(static_cast<size_t>(made.size));
   int active = made.size;
+  constexpr uint64_t longest = 1000003;  // more segments than the window of a ring
   static const uint64_t counts[] = {0, 1, 3, 7, 64, 255, 1031, 4099, 20011, 70001};
   for (int number = 0; number < steps;) {
     if (active == made.size && below(random, 12) == 0) {
@@ -90,7 +97,7 @@ inline Plan plan(uint64_t seed) {
                 static_cast<Kind>(below(random, 6)),
                 static_cast<DType>(below(random, 13)),
                 static_cast<ReduceOp>(below(random, 5)),
-                counts[below(random, std::size(counts))],
+                (below(random, 80) ? counts[below(random, std::size(counts))] : longest),
                 0};
       step.among_some = among_some;
       step.joined = among_some ? std::vector<bool>(made.some.size()) : joined;
@@ -306,7 +313,7 @@ class Program {
     ++wrong_;
   }
 
-  std::unique_ptr<cc::Engine> engine_of(const std::vector<int>& ranks, int own, MemoryNetwork& network) {
+  std::unique_ptr<cc::Engine> engine_of(const std::vector<int>& ranks, int own, PostedNetwork& network) {
     std::vector<cc::Peer> peers;
     int me = 0;
     for (size_t i = 0; i < ranks.size(); ++i) {
@@ -318,8 +325,12 @@ class Program {
       if (ranks[i] == own) me = peer.rank;
       peers.push_back(peer);
     }
-    return std::make_unique<cc::Engine>(std::make_unique<cc::Group>(cc::make_topology(me, peers),
-                                                                    std::make_unique<FaultyTransport>(network, faults_),
+    std::unique_ptr<cc::Transport> transport;
+    if (plan_.posts)
+      transport = std::make_unique<PostedTransport>(network, faults_);
+    else
+      transport = std::make_unique<FaultyTransport>(network, faults_);
+    return std::make_unique<cc::Engine>(std::make_unique<cc::Group>(cc::make_topology(me, peers), std::move(transport),
                                                                     timeout_s, timeout_s, plan_.sockets));
   }
 
@@ -397,6 +408,8 @@ class Program {
         }
         one->hand_back();
       }
+      if (failure && network_.in_use(rank) + network_of_some_.in_use(rank) > 0)
+        report(rank, "the network still has memory of an operation that has failed");
       const std::lock_guard<std::mutex> lock(mutex_);
       if (failure) {
         for (auto& one : under_way) returned_.push_back(std::move(one));
@@ -431,7 +444,7 @@ class Program {
   const uint64_t seed_;
   const Plan plan_;
   Faults faults_;
-  MemoryNetwork network_, network_of_some_;
+  PostedNetwork network_{seed_}, network_of_some_{seed_ + 1};
   std::atomic<int> begun_{0}, ended_{0};
   std::atomic<uint64_t> operations_{0};
   std::mutex mutex_, said_mutex_;
@@ -444,7 +457,7 @@ class Program {
 // Seed after seed for so many seconds, at least one. Returns the number of things that were wrong.
 inline int run_for(double seconds, uint64_t first_seed) {
   const auto begin = std::chrono::steady_clock::now();
-  uint64_t seed = first_seed, operations = 0, cuts = 0, delays = 0, parts = 0;
+  uint64_t seed = first_seed, operations = 0, cuts = 0, delays = 0, parts = 0, registered = 0, copied = 0;
   int wrong = 0;
   do {
     Program program(seed++);
@@ -453,11 +466,16 @@ inline int run_for(double seconds, uint64_t first_seed) {
     cuts += program.was_cut() ? 1 : 0;
     delays += program.faults().delays;
     parts += program.faults().parts;
+    registered += program.faults().registered;
+    copied += program.faults().copied;
   } while (std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(seconds));
-  std::printf("faults: seeds %llu to %llu, %llu operations, %llu cuts, %llu delays, %llu short parts, %d failures\n",
-              static_cast<unsigned long long>(first_seed), static_cast<unsigned long long>(seed - 1),
-              static_cast<unsigned long long>(operations), static_cast<unsigned long long>(cuts),
-              static_cast<unsigned long long>(delays), static_cast<unsigned long long>(parts), wrong);
+  std::printf(
+      "faults: seeds %llu to %llu, %llu operations, %llu cuts, %llu delays, %llu short parts, "
+      "%llu registered and %llu copied bodies, %d failures\n",
+      static_cast<unsigned long long>(first_seed), static_cast<unsigned long long>(seed - 1),
+      static_cast<unsigned long long>(operations), static_cast<unsigned long long>(cuts),
+      static_cast<unsigned long long>(delays), static_cast<unsigned long long>(parts),
+      static_cast<unsigned long long>(registered), static_cast<unsigned long long>(copied), wrong);
   return wrong;
 }
 

@@ -43,10 +43,56 @@ void Connections::add(const PlannedConnection& planned, bool outgoing, std::uniq
     control[planned.peer] = std::move(connection);
     return;
   }
-  std::vector<std::unique_ptr<Connection>>& all = (outgoing ? to : from)[planned.peer];
-  const auto number = static_cast<size_t>(planned.channel);
-  if (all.size() <= number) all.resize(number + 1);
-  all[number] = std::move(connection);
+  const auto put = [&](auto* all, auto end) {
+    const auto number = static_cast<size_t>(planned.channel);
+    if (all->size() <= number) all->resize(number + 1);
+    (*all)[number] = std::move(end);
+  };
+  if (outgoing) return put(&to[planned.peer], std::make_unique<StreamSender>(std::move(connection)));
+  put(&from[planned.peer], std::make_unique<StreamReceiver>(std::move(connection)));
+}
+
+void StreamSender::post(const SegmentHead& head, const void* body, size_t bytes) {
+  queue_.push_back({head, body, bytes});
+  ++posted_;
+}
+
+// Of one segment, so that whoever moves several connections comes to the others.
+ptrdiff_t StreamSender::progress() {
+  ptrdiff_t moved = 0;
+  while (!queue_.empty()) {
+    const Posted& first = queue_.front();
+    const ptrdiff_t n = connection_->send(&first.head, sizeof first.head, first.body, first.bytes, sent_);
+    if (n < 0) return -1;
+    if (n == 0) break;
+    moved += n;
+    sent_ += static_cast<size_t>(n);
+    if (sent_ < sizeof first.head + first.bytes) continue;
+    sent_ = 0;
+    queue_.pop_front();
+    ++completed_;
+    break;
+  }
+  return moved;
+}
+
+void StreamReceiver::post(void* body, size_t bytes) {
+  body_ = static_cast<char*>(body);
+  bytes_ = bytes;
+}
+
+void StreamReceiver::next() {
+  body_ = nullptr;
+  got_ = 0;
+}
+
+ptrdiff_t StreamReceiver::progress() {
+  if (head() && (!body_ || is_completed())) return 0;
+  const size_t before = got_ - (head() ? sizeof head_ : 0);
+  const ptrdiff_t n = head() ? connection_->receive(body_ + before, bytes_ - before)
+                             : connection_->receive(reinterpret_cast<char*>(&head_) + before, sizeof head_ - before);
+  got_ += n > 0 ? static_cast<size_t>(n) : 0;
+  return n;
 }
 
 }  // namespace cc

@@ -38,6 +38,7 @@ class HostMemory {
   char* in(int local_rank, uint64_t chunk) {
     return memory_.data() + layout_.in_at + (static_cast<size_t>(local_rank) * 2 + (chunk & 1)) * layout_.chunk_bytes;
   }
+  size_t chunks_bytes() const { return layout_.total - layout_.in_at; }
   char* out(uint64_t chunk) { return memory_.data() + layout_.out_at + (chunk & 1) * layout_.chunk_bytes; }
 
  private:

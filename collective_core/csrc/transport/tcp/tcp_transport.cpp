@@ -15,7 +15,7 @@ bool TcpConnection::is_delivered() {
 bool TcpTransport::poll(std::vector<PollEntry>& entries, int milliseconds) {
   states_.clear();
   for (const PollEntry& entry : entries) {
-    const int fd = entry.connection ? static_cast<const TcpConnection*>(entry.connection)->fd() : -1;
+    const int fd = entry.endpoint ? static_cast<const TcpConnection*>(entry.endpoint)->fd() : -1;
     states_.push_back({fd, static_cast<short>(entry.event == PollEvent::send ? POLLOUT : POLLIN), 0});
   }
   const bool any = ::poll(states_.data(), states_.size(), milliseconds) > 0;
