@@ -103,8 +103,10 @@ void FailureDetector::check_waiting_for(int rank) {
   throw_if_left(rank);
 }
 
-void FailureDetector::throw_if_left(int rank) const {
-  if (has_left(rank)) throw departure_of(rank);
+void FailureDetector::throw_if_left(int rank) {
+  if (!has_left(rank)) return;
+  throw_if_recorded();  // since the last look: it leaves because of that
+  throw departure_of(rank);
 }
 
 bool FailureDetector::is_waiting(int rank, uint32_t sequence) const {
@@ -170,7 +172,7 @@ void FailureDetector::check_control(const std::set<int>& mid_frame) {
   }
   if (!transport_.poll(states, 0)) return;
   for (size_t i = 0; i < states.size(); ++i) {
-    const bool ended = states[i].ready && read_frames(ranks[i], *states[i].connection);
+    const bool ended = states[i].ready && read_frames(ranks[i], *connections_.control.at(ranks[i]));
     if (ended && !left_.count(ranks[i])) lost(ranks[i], mid_frame);
   }
 }

@@ -49,7 +49,7 @@ class FailureDetector {
   // Acts on a frame that holds no headers; its header has been read. Throws if it announces a failure.
   void handle_frame(int rank, const Frame& frame);
   // For a rank that we need something of, after its frames.
-  void throw_if_left(int rank) const;
+  void throw_if_left(int rank);
   // Whether this leader has said that it waits for others in this exchange, or in a later one.
   bool is_waiting(int rank, uint32_t sequence) const;
   // The same, and said so less than `seconds` ago.
