@@ -122,7 +122,7 @@ def _show_plan(request: Request, found: Mapping[str, Facts], problems: Sequence[
             terminal.err().say(f"provision up would not install this: {count} at the top ({where})", "red")
     if shown.out is not None and made.hosts:
         try:
-            playbook, _variables = installer.render(rollout, shown.out.resolve())
+            playbook, *_ = installer.render(rollout, shown.out.resolve())
         except OSError as error:
             raise UsageError(f"cannot be written: {error.strerror}", where=str(shown.out), hint="name another folder: --out DIR") from error
         terminal.say(f"by hand: cd {shown.out} && ansible-playbook -i INVENTORY {playbook.name} -e @vars.json --check")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from provision.base import terminal
@@ -42,7 +42,7 @@ DOCUMENTS: Mapping[str, tuple[type[object], Mode]] = {
 class _Generator(GenerateJsonSchema):
     """Keys of another form than a mapping's are refused, as the models do; no titles that only repeat a name."""
 
-    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         found = super().dict_schema(schema)
         return {**found, "additionalProperties": False} if "patternProperties" in found else found
 

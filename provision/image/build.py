@@ -189,7 +189,7 @@ def _fetch_wheels(target: Target, options: Options, context: Path, output: Build
     locked = {}
     for environment, pins in made.environments.items():
         folder, before = context / "python" / environment, target.locked.get(environment, [])
-        locked[environment] = list(map(vars, wheels.gather(pins, platform, folder, indexes, before, say=output.doing)))
+        locked[environment] = wheels.gather(pins, platform, folder, indexes, before, say=output.doing)
     uv_wheel = artifacts.uv_wheel(target.host.arch, options.index_url, output.doing)
     shutil.copyfile(uv_wheel, context / "python/build" / uv_wheel.name)
     return locked

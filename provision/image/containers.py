@@ -15,14 +15,14 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
 from provision.image import container_hosts, local_images
-from provision.image.local_images import ImageInfo
+from provision.image.local_images import Attributes, ImageInfo
 from provision.launch import placement
 from provision.launch.launchers import RunOptions
 from provision.launch.program import Containers
@@ -115,12 +115,12 @@ def started(session: Session, image: str, options: RunOptions, *, volumes: Seque
                 hosts.clean_up({name: {session.run_id} for name in hosts.engines})
 
 
-def _attributes_here(image: str) -> dict[str, Any] | None:
+def _attributes_here(image: str) -> Attributes | None:
     """What this machine's engine says of the image; None where it does not have it, or there is no engine: then the hosts pull it."""
     if Path(image).is_file():
         raise UsageError("is a file", where=image, hint="load it here, then give its name: docker load -i FILE")
     with contextlib.suppress(ProvisionError), local_images.engine() as client, container_engine.explained(f"inspecting {image}"):
-        return dict(client.images.get(image).attrs)
+        return local_images.attributes(client, image)
     return None
 
 
@@ -230,10 +230,10 @@ class _Hosts:
 
     # --- what is refused before anything is copied ----------------------------------------------------------------------------------
 
-    def check_image(self, image: str, attributes: Mapping[str, Any]) -> ImageInfo:
+    def check_image(self, image: str, attributes: Attributes) -> ImageInfo:
         """What the image says of itself. Raises where these hosts cannot run it."""
         info = local_images.info(image, attributes)
-        arch = architectures.kernel_name(str(attributes.get("Architecture", "")))
+        arch = architectures.kernel_name(attributes.get("Architecture", ""))
         others = [name for name, each in self.facts.items() if arch and each.arch != arch]
         if others:
             raise UsageError(f"the image is for {arch}, and these hosts are not", where=", ".join(others), hint="leave them out: --limit")
@@ -245,7 +245,7 @@ class _Hosts:
 
     # --- the image --------------------------------------------------------------------------------------------------------------------
 
-    def get_image(self, image: str, attributes: Mapping[str, Any] | None, *, keep: bool) -> Mapping[str, Any]:
+    def get_image(self, image: str, attributes: Attributes | None, *, keep: bool) -> Attributes:
         """Have the image on every host, under the run's name for it; returns what an engine says of it.
 
         Args:
@@ -267,15 +267,15 @@ class _Hosts:
             self._must(self._ask({host: f"docker tag {self.tag} {shlex.quote(name)}" for host in lacking}), "keeping the image")
         return attributes
 
-    def _pull_from_registry(self, image: str) -> dict[str, Any]:
+    def _pull_from_registry(self, image: str) -> Attributes:
         """The first host finds out the digest of the image, by which the others pull it."""
         first, *others = self.engines
         hint = "see that the host reaches the registry and is logged in there; or pull or load the image here, and it is copied"
         pulled = self._pull([first], image)
         self._must(pulled, f"pulling {image}", hint)
         try:
-            attributes: dict[str, Any] = json.loads(pulled[first].out.partition(_MARK)[2])[0]
-            digests = [str(each) for each in attributes["RepoDigests"]]
+            attributes: Attributes = json.loads(pulled[first].out.partition(_MARK)[2])[0]
+            digests = [str(each) for each in attributes["RepoDigests"] or ()]
         except (ValueError, LookupError, TypeError) as error:
             raise ProvisionError("its container engine gave no valid answer", where=first, hint="see there: docker info") from error
         repository = local_images.split_name(image.partition("@")[0])[0]
@@ -304,7 +304,7 @@ docker image inspect {self.tag}
                 self.session.progress.line(f"{name}: pulled {reference}")
         return answers
 
-    def _load(self, image: str, attributes: Mapping[str, Any], names: Sequence[str]) -> None:
+    def _load(self, image: str, attributes: Attributes, names: Sequence[str]) -> None:
         """Copy the image from this machine by `docker load` over ssh: without a name of its own, which might be one of the host's."""
         if not names:
             return
@@ -312,7 +312,7 @@ docker image inspect {self.tag}
         self.session.progress.line(f"copying {attributes['Size'] / 1e6:.0f} MB to {', '.join(names)}")
         try:
             with local_images.engine() as client, container_engine.explained(f"saving {image} to {saved}"), saved.open("wb") as file:
-                for chunk in client.images.get(str(attributes["Id"])).save():
+                for chunk in client.images.get(attributes["Id"]).save():
                     file.write(chunk)
 
             def write(pipe: IO[bytes]) -> None:

@@ -10,11 +10,12 @@ import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, cast
 
 import docker.errors
 from docker import DockerClient
 
+from provision.base.documents import Document
 from provision.base.errors import UsageError
 from provision.image.recipe import LABEL
 from provision.sandbox.containers import container_engine
@@ -46,18 +47,35 @@ class ImageInfo:
         return self.labels.get(f"{LABEL}.{component}", "")
 
 
-def info(name: str, attributes: Mapping[str, Any]) -> ImageInfo:
+class Settings(TypedDict, total=False):
+    """An image's settings, as far as they are read by name."""
+
+    Labels: dict[str, str] | None
+
+
+class Attributes(TypedDict, total=False):
+    """What an engine says of an image (`docker image inspect`), as far as it is read."""
+
+    Id: str
+    Size: int
+    Architecture: str
+    RepoDigests: list[str] | None
+    Config: Settings | None
+    RootFS: Document | None
+
+
+def info(name: str, attributes: Attributes) -> ImageInfo:
     """What the engine's attributes of an image say. Raises UsageError where it is not one of ours."""
-    labels: Mapping[str, str] = (attributes.get("Config") or {}).get("Labels") or {}
+    labels = (attributes.get("Config") or {}).get("Labels") or {}
     if LABEL not in labels:
         raise UsageError("it is not an image of provision: it lacks its labels", where=name, hint="make one: provision image build")
     ready = labels.get(VERIFIED_LAYERS) == layers_digest(attributes)
-    return ImageInfo(name, str(attributes["Id"]), labels, ready)
+    return ImageInfo(name, attributes["Id"], labels, ready)
 
 
-def layers_digest(attributes: Mapping[str, Any]) -> str:
+def layers_digest(attributes: Attributes) -> str:
     """A digest of the image's layers and of the settings with which they run."""
-    config = attributes.get("Config") or {}
+    config: Mapping[str, object] = attributes.get("Config") or {}
     found = [(attributes.get("RootFS") or {}).get("Layers") or [], {name: config.get(name) or None for name in _SETTINGS}]
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
@@ -73,11 +91,16 @@ def engine() -> closing[DockerClient]:
     return closing(container_engine.connect())
 
 
+def attributes(client: DockerClient, name: str) -> Attributes:
+    """What the engine says of an image."""
+    return cast(Attributes, client.images.get(name).attrs)
+
+
 def get(client: DockerClient, name: str) -> ImageInfo:
     """An image of ours by its name. Raises UsageError where there is none."""
     with container_engine.explained(f"inspecting {name}"):
         try:
-            return info(name, client.images.get(name).attrs)
+            return info(name, attributes(client, name))
         except docker.errors.ImageNotFound as error:
             hint = f"docker image ls --filter label={LABEL} lists those that are"
             raise UsageError("this image does not exist here", where=name, hint=hint) from error

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -21,6 +20,7 @@ from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.image.recipe import Recipe, image_manifest, recipe
 from provision.image.targets import Target
+from provision.install import wheels
 from provision.plan.model import without_credentials
 
 RECORD = ".provision-context.json"  # in the folder of a context: path → SHA-256 of the files that were written
@@ -134,7 +134,7 @@ def _installed(made: Recipe) -> dict[str, File]:
     }
 
 
-def _values(made: Recipe, *, fetched: bool) -> dict[str, Any]:
+def _values(made: Recipe, *, fetched: bool) -> dict[str, object]:
     host, known = made.host, catalog.images()
     return {
         "image": made,
@@ -169,7 +169,7 @@ def _environment() -> jinja2.Environment:
     return resources.templates(resources.folder("images"))
 
 
-def _filled(name: str, values: Mapping[str, Any]) -> File:
+def _filled(name: str, values: Mapping[str, object]) -> File:
     return File(_environment().get_template(name).render(values).encode())
 
 
@@ -182,11 +182,11 @@ def _script(name: str) -> File:
     return File((resources.folder("images") / "packages" / name).read_bytes(), executable=True)
 
 
-def _constraints(entries: Sequence[Mapping[str, Any]]) -> File:
+def _constraints(entries: Sequence[wheels.Locked]) -> File:
     """Versions and checksums in uv's format; several files of one version are in one line."""
     checksums: dict[str, set[str]] = {}
     for entry in entries:
-        checksums.setdefault(f"{entry['name']}=={entry['version']}", set()).add(f"--hash=sha256:{entry['sha256']}")
+        checksums.setdefault(f"{entry.name}=={entry.version}", set()).add(f"--hash=sha256:{entry.sha256}")
     return _lines([" ".join([pin, *sorted(checksums[pin])]) for pin in sorted(checksums)])
 
 
@@ -195,7 +195,7 @@ def _uv_requirement(arch: str) -> File:
     return _lines([f"uv=={known.version} --hash=sha256:{known.sha256[arch]}"])
 
 
-def _json(value: Any) -> File:
+def _json(value: object) -> File:
     return File((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 

@@ -20,6 +20,7 @@ from provision.base.versions import minor
 from provision.commands import planning
 from provision.image import bases
 from provision.image.bases import Base
+from provision.install import wheels
 from provision.inventory import Inventory
 from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options, requirements_of
@@ -33,8 +34,8 @@ from provision.survey import Facts, collect
 
 _INVENTED = "image"
 
-#: Python environment of an image (``build``, ``venv``, ``nccl``) → the wheels that it must take: name, version and SHA-256 of each.
-Locked = Mapping[str, Sequence[Mapping[str, Any]]]
+#: Python environment of an image (``build``, ``venv``, ``nccl``) → the wheels that it must take.
+Locked = Mapping[str, Sequence[wheels.Locked]]
 
 
 @dataclass(frozen=True)

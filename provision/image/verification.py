@@ -106,7 +106,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
                 session.write("verify.json", verdict.as_dict())
                 session.record.exit_code = 0 if verdict.ready else 1
             if verdict.ready:
-                layers = local_images.layers_digest(client.images.get(info.id).attrs)
+                layers = local_images.layers_digest(local_images.attributes(client, info.id))
                 label(client, info, layers, f"{count} containers; {'; '.join(verdict.summaries)}")
             elif info.ready:  # it was verified once and does not hold
                 label(client, info, "", f"not ready: {verdict.faults[0]}")

@@ -10,12 +10,13 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from provision import catalog
 from provision.base import downloads, paths
 from provision.base.errors import ProvisionError
 from provision.install import builds, engine_builds, from_source, wheels
+from provision.plan.lock import LockedFile
 from provision.plan.model import HostPlan, Plan, Repository, Wheel
 
 Say = Callable[[str], None]
@@ -38,6 +39,23 @@ class UserFiles:
         return {"nccl": self.nccl_tarball, "openmpi": self.openmpi_tarball}[recipe.name]
 
 
+class Supplies(TypedDict):
+    """Ansible's variables about files on the controller; paths and checksums of what there is none of are empty."""
+
+    provision_engine_builds: EngineBuilds
+    provision_openmpi_homes: dict[str, str]
+    provision_from_source: dict[str, from_source.Component]
+    provision_repository_keys: dict[str, str]
+    provision_uv: dict[str, str]
+    provision_nccl_local: str
+
+
+class EngineBuilds(builds.Shares):
+    """The engine's builds, and the folder for them on the controller."""
+
+    folder: str
+
+
 def gather(
     plan: Plan,
     folder: Path,
@@ -47,7 +65,7 @@ def gather(
     index_url: str | None = None,
     bundled: Path | None = None,
     say: Say = _silent,
-) -> dict[str, Any]:
+) -> Supplies:
     """Put the files that the hosts need into ``folder``; returns the Ansible variables that name them.
 
     Args:
@@ -107,7 +125,9 @@ def _carry_builds(kind: builds.Kind, keys: set[str], folder: Path) -> set[str]:
 # --- from sources -------------------------------------------------------------------------------------------------------------------
 
 
-def _from_sources(plan: Plan, folder: Path, user_files: UserFiles, bundled: Path | None, fetch: bool, say: Say) -> dict[str, Any]:
+def _from_sources(
+    plan: Plan, folder: Path, user_files: UserFiles, bundled: Path | None, fetch: bool, say: Say
+) -> dict[str, from_source.Component]:
     made = {}
     for recipe in from_source.RECIPES:
         found = from_source.variables(recipe, plan, folder / recipe.name, bundled)
@@ -121,7 +141,7 @@ def _from_sources(plan: Plan, folder: Path, user_files: UserFiles, bundled: Path
 # --- the engine ---------------------------------------------------------------------------------------------------------------------
 
 
-def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool) -> dict[str, Any]:
+def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool) -> EngineBuilds:
     keys = {name: engine_builds.key_of(host) for name, host in plan.hosts.items()}
     shares = builds.shares(builds.ENGINE, keys, list(keys), bundled)
     if fetch:
@@ -150,7 +170,7 @@ def uv_wheel(arch: str, index_url: str | None, say: Say, bundled: Path | None = 
         if downloads.digest(kept) == known.sha256[arch]:
             return kept
         kept.unlink()
-    locked = [{"name": "uv", "version": known.version, "sha256": known.sha256[arch]}]
+    locked = [LockedFile(name="uv", version=known.version, url=None, sha256=known.sha256[arch])]
     (found,) = wheels.gather([pin], wheels.Platform("3.12", arch, "2.17"), folder, wheels.Indexes(index_url), locked, say=say)
     return folder / found.file
 
@@ -258,7 +278,7 @@ def repository_key(repository: Repository, say: Say) -> Path:
     return path
 
 
-def _place_kept(kind: builds.Kind, shares: dict[str, Any], folder: Path, bundled: Path | None) -> set[str]:
+def _place_kept(kind: builds.Kind, shares: builds.Shares, folder: Path, bundled: Path | None) -> set[str]:
     """Put cached builds into ``folder``; returns their keys."""
     folder.mkdir(exist_ok=True)
     kept = {key for key, build in shares["builds"].items() if build["sha256"]}

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from provision.base import downloads, paths
 from provision.base.errors import ProvisionError
@@ -30,6 +30,21 @@ class Kind:
 OPENMPI = Kind("openmpi", ".tar.gz")
 NCCL = Kind("nccl", ".tar.gz")
 ENGINE = Kind("engine", ".whl")
+
+
+class Build(TypedDict, total=False):
+    """A build: the hosts that share it, of which the first builds, or of ``builders``; its checksum, empty where none is cached."""
+
+    hosts: list[str]
+    sha256: str
+    builders: list[str]
+
+
+class Shares(TypedDict):
+    """Host → the key of its build, and each build by its key."""
+
+    build_of: dict[str, str]
+    builds: dict[str, Build]
 
 
 def key_of(name: str, system: str, arch: str, depends: Sequence[object]) -> str:
@@ -60,12 +75,9 @@ def files(kind: Kind, key: str, bundled: Path | None = None) -> list[Path]:
     return [file, file.with_name(file.name + NOTE)]
 
 
-def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str], bundled: Path | None = None) -> dict[str, Any]:
-    """``{"build_of": {HOST: key}, "builds": {KEY: {"hosts": [...], "sha256": ...}}}``: which build each host of ``keys`` gets.
-
-    ``hosts`` share the build, in the order of ``builders``: the first one builds. The checksum is empty where no build is cached.
-    """
-    made: dict[str, dict[str, Any]] = {}
+def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str], bundled: Path | None = None) -> Shares:
+    """Which build each host of ``keys`` gets; hosts that share one are in the order of ``builders``."""
+    made: dict[str, Build] = {}
     for name in builders:
         key = keys[name]
         if key not in made:

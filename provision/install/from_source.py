@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from provision import catalog
 from provision.base import downloads
@@ -38,7 +37,7 @@ class Recipe:
     home: Callable[[HostPlan], str]
     option: str
     instead: str
-    depends: Callable[[HostPlan, SourceBuild], list[Any]]
+    depends: Callable[[HostPlan, SourceBuild], list[str | bool | None]]
 
     @property
     def name(self) -> str:
@@ -96,11 +95,21 @@ def tarball(recipe: Recipe, host: HostPlan, given: Path | None, say: Say) -> Pat
     return downloads.fetch(wanted.url, wanted.sha256, what=what, hint=hint, say=say)
 
 
-def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = None) -> dict[str, Any]:
-    """The role's variables: how the component is built, which build each host gets, who can build it and with which options.
+class Component(builds.Shares):
+    """The role's variables: how the component is built, which build each host gets, which hosts can build it and with which options."""
 
-    The tarball's path is still empty.
-    """
+    title: str
+    homes: dict[str, str]
+    folder: str
+    tarball: str
+    make: list[str]
+    words: dict[str, list[str]]
+    taken: list[str]
+    job_mb: int
+
+
+def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = None) -> Component:
+    """The role's variables; the tarball's path is still empty."""
     components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
     keys = {name: recipe.key(plan.hosts[name]) for name in components}
     found = builds.shares(recipe.kind, keys, sorted(keys), bundled)  # the first of them builds
@@ -121,20 +130,20 @@ def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = N
     }
 
 
-def fallbacks(parts: Mapping[str, Any], made: Mapping[str, str], failures: Mapping[tuple[str, str], str]) -> list[str]:
+def fallbacks(parts: Mapping[str, builds.Shares], made: Mapping[str, str], failures: Mapping[tuple[str, str], str]) -> list[str]:
     """A line for each build that was made on another host than the first one, with the reason.
 
     Args:
-        parts: the `variables` of each component.
+        parts: what was built, by title.
         made: key of a build → the host that made it.
         failures: (key, host) → the error there; a host without an entry had failed before its turn.
     """
     lines = []
-    for part in parts.values():
+    for title, part in parts.items():
         for key in sorted(made.keys() & part["builds"].keys()):
             host, build = made[key], part["builds"][key]
             able = build.get("builders") or build["hosts"]
             if before := able[: able.index(host)]:
                 why = "; ".join(f"{name}: {failures.get((key, name), 'it had failed before')}" for name in before[:3])
-                lines.append(f"{part['title']} ({key}) was built on {host}, because {joined(before)} could not: {why}")
+                lines.append(f"{title} ({key}) was built on {host}, because {joined(before)} could not: {why}")
     return lines

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from provision import __version__, catalog
@@ -20,7 +19,7 @@ from provision.install.bundle.archive import Bundle
 from provision.install.roles import ROLES, Role, steps
 from provision.install.ssh_mesh import Member
 from provision.inventory import Inventory
-from provision.plan.lock import Files
+from provision.plan.lock import Files, LockedFiles
 from provision.plan.manifest import Manifest
 from provision.plan.model import HOROVOD_NAMES, HostPlan, Plan
 from provision.plan.request import Request
@@ -48,7 +47,7 @@ class PackageSources:
     index_url: str | None = None
     apt_mirror: str | None = None
     user_files: artifacts.UserFiles = field(default_factory=artifacts.UserFiles)
-    locked: Mapping[str, Mapping[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    locked: LockedFiles = field(default_factory=dict)
     bundle: Bundle | None = None
 
 
@@ -111,10 +110,10 @@ class Rollout:
         return [name for name, host in self.plan.hosts.items() if host.driver is not None and host.driver.is_new]
 
 
-def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, Any]:
+def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, object]:
     """The playbook's Ansible variables, but for those of `artifacts.gather`."""
     plan, sources = rollout.plan, rollout.sources
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "provision_plan": plan.as_dict(logins=True),
         "provision_cluster": ssh_mesh.cluster_id(rollout.inventory),
         "provision_members": rollout.members,
@@ -135,7 +134,10 @@ def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, Any]:
         bundled = {name: host.model_dump() for name, host in sources.bundle.hosts.items()}
         found["provision_bundle"] = {"hosts": bundled, "archives": sources.bundle.archives(engine_archive.parent)}
     if sources.locked:
-        found["provision_locked"] = dict(sources.locked)
+        found["provision_locked"] = {
+            name: {folder: [file.model_dump() for file in files] for folder, files in folders.items()}
+            for name, folders in sources.locked.items()
+        }
     if sources.index_url:
         found["provision_index_url"] = sources.index_url
     if sources.apt_mirror:
@@ -152,9 +154,9 @@ def build_packages() -> list[str]:
 
 def render(
     rollout: Rollout, folder: Path, *, fetch: bool = True, say: Callable[[str], None] = lambda _line: None
-) -> tuple[Path, dict[str, Any]]:
-    """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path, and its
-    variables.
+) -> tuple[Path, Mapping[str, object], artifacts.Supplies]:
+    """Write the playbook, its roles, modules, variables and the engine's sources into ``folder``; returns the playbook's path, its
+    variables, and those of them that name the supplies.
 
     The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does. Without
     ``fetch`` it lacks the downloaded files, which a dry run does not need.
@@ -163,7 +165,7 @@ def render(
     copy_modules(folder, "roles")
     made = _variables(rollout, sources.engine.save(folder))
     engine_builds.adopt_wheels(plan, rollout.facts, sources.engine, sources.wheels)
-    made |= artifacts.gather(
+    supplies = artifacts.gather(
         plan,
         folder / "supplies",
         sources.user_files,
@@ -172,6 +174,7 @@ def render(
         bundled=sources.bundle.folder / "supplies" if sources.bundle else None,
         say=say,
     )
+    made |= supplies
     if fetch and sources.bundle is None:
         made["provision_torch_wheels"] = _torch_wheels(plan, rollout.facts, sources.wheels)
     ansible_vars.write(folder / "vars.json", made)
@@ -180,7 +183,7 @@ def render(
     for name in ("site.yml", *([DRIVER] if rollout.drivers else [])):
         text = templates.get_template(f"{name}.j2").render(shown, mirrored="provision_apt_mirror" in made)
         (folder / name).write_text(text, encoding="utf-8")
-    return folder / "site.yml", made
+    return folder / "site.yml", made, supplies
 
 
 def copy_modules(folder: Path, *more: str) -> None:
@@ -198,7 +201,7 @@ def install_drivers(session: Session, rollout: Rollout) -> Outcome:
     names = rollout.drivers
     folder = session.folder / "driver-playbook"
     only = replace(rollout, plan=replace(rollout.plan, hosts={name: rollout.plan.hosts[name] for name in names}))
-    _playbook, variables = render(only, folder, fetch=False)
+    _playbook, variables, _supplies = render(only, folder, fetch=False)
     keys = artifacts.repository_keys(only.plan, folder / "supplies", session.progress.doing)
     extra = {**variables, "provision_repository_keys": keys, **session.of_locks}
     outcome = session.play(Play(folder / DRIVER, names, extra), "Driver")
@@ -252,7 +255,7 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
             the complete hosts of an interrupted run, too.
     """
     folder, hosts = session.folder / "playbook", list(rollout.plan.hosts)
-    playbook, variables = render(rollout, folder, fetch=not check, say=session.progress.doing)
+    playbook, variables, supplies = render(rollout, folder, fetch=not check, say=session.progress.doing)
     extra = {**variables, **session.of_locks}
     unlocked: dict[str, list[str]] = {}
     made: dict[str, str] = {}
@@ -280,5 +283,6 @@ def install(session: Session, rollout: Rollout, on_complete: Callable[[str, File
         builds.adopt(folder / "supplies")
     if outcome.failed and not check:
         session.release(hosts)
-    parts = {**extra["provision_from_source"], "engine": {"title": "the engine", **extra["provision_engine_builds"]}}
+    parts: dict[str, builds.Shares] = {part["title"]: part for part in supplies["provision_from_source"].values()}
+    parts["the engine"] = supplies["provision_engine_builds"]
     return Installed(outcome, unlocked, from_source.fallbacks(parts, made, failures))

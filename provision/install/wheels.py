@@ -10,10 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import uv
@@ -22,6 +21,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from provision.base import aptsources, downloads, paths, uv_support
 from provision.base.errors import ProvisionError
+from provision.plan.lock import LockedFile
 
 _UV_S = 600.0
 #: The releases of glibc that uv has a platform for.
@@ -85,13 +85,16 @@ class WheelFile:
     sha256: str
 
 
+Locked = LockedFile | WheelFile
+
+
 def gather(
-    pins: Iterable[str], platform: Platform, folder: Path, indexes: Indexes, locked: Sequence[Mapping[str, Any]] = (), *, say: Say
+    pins: Iterable[str], platform: Platform, folder: Path, indexes: Indexes, locked: Sequence[Locked] = (), *, say: Say
 ) -> list[WheelFile]:
     """Put ``pins`` and what they depend on into ``folder``; returns the files, by name.
 
     Args:
-        locked: the files that provision.lock has, each with name, version and sha256: of these packages nothing else is taken.
+        locked: the files that provision.lock has: of these packages nothing else is taken.
 
     Raises:
         ProvisionError: no wheels fit, cannot be fetched, or are not the locked ones.
@@ -102,7 +105,7 @@ def gather(
     folders = [str(indexes.find_links)] if indexes.find_links else []
     needs_index = _needs_torch_index(wanted, platform, [*folders, *pip.get("find-links", "").split()])
     setup = uv_support.online(pip, indexes.index_url, indexes.torch_index if needs_index else None, next(iter(folders), None))
-    versions = sorted({f"{entry['name']}=={entry['version']}" for entry in locked})
+    versions = sorted({f"{entry.name}=={entry.version}" for entry in locked})
     text = _resolve(wanted, versions, platform, setup)
     found = _choose(text, platform, locked)
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,11 +179,11 @@ def run_uv(words: Sequence[str], work: Path, setup: uv_support.Setup, failed: st
     return done.stdout
 
 
-def _choose(text: str, platform: Platform, locked: Sequence[Mapping[str, Any]]) -> list[WheelFile]:
+def _choose(text: str, platform: Platform, locked: Sequence[Locked]) -> list[WheelFile]:
     """Of each package in a pylock.toml the wheel that fits the platform best, among those that the lock has."""
     allowed: dict[str, set[str]] = {}
     for entry in locked:
-        allowed.setdefault(uv_support.canonical(entry["name"]), set()).add(entry["sha256"])
+        allowed.setdefault(uv_support.canonical(entry.name), set()).add(entry.sha256 or "")
     ranks = {tag: rank for rank, tag in enumerate(platform.tags())}
     found, wrong = [], []
     for name, version, wheels in uv_support.parse_pylock(text):

@@ -220,13 +220,7 @@ def _from_list(argument: str, limit: str | None) -> Inventory:
     hosts = [
         host
         if host.connection == "local"
-        else replace(
-            host,
-            port=host.port or defaults["port"],
-            user=host.user or defaults["user"],
-            connection=defaults["connection"],
-            key_file=defaults["key_file"],
-        )
+        else replace(host, **{**defaults._asdict(), "port": host.port or defaults.port, "user": host.user or defaults.user})
         for host in listed
     ]
     left, limit_problems = _limited(hosts, limit)

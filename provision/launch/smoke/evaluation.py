@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
+
+from provision.base.documents import Document
 
 _TOLERANCE = 1.1  # by which a measured share may exceed what is possible, and is still believed: both measurements take seconds
 _DISTURBED = "cannot be told from this run: a measurement was disturbed"
@@ -70,7 +72,7 @@ class CheckReport(BaseModel):
     transport: str
 
 
-def evaluate_training(document: Mapping[str, Any], hosts: Mapping[str, str], np: int, bar: float) -> Verdict:
+def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar: float) -> Verdict:
     """The verdict on a training job.
 
     Args:
@@ -91,7 +93,7 @@ def evaluate_training(document: Mapping[str, Any], hosts: Mapping[str, str], np:
     return _summary(report), faults
 
 
-def evaluate_check(document: Mapping[str, Any], hosts: Mapping[str, str], np: int) -> Verdict:
+def evaluate_check(document: Document, hosts: Mapping[str, str], np: int) -> Verdict:
     """The verdict on the engine's own check, with arguments as of `evaluate_training`."""
     try:
         report = CheckReport.model_validate(document)

@@ -6,11 +6,11 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pydantic import ValidationError
 
 from provision.base import paths, resources
+from provision.base.documents import Document
 from provision.base.errors import ProvisionError
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
@@ -27,7 +27,7 @@ from provision.remote.stage_view import TrainingProgress
 class SmokeResult:
     """The job's own report, a summary for people, and the reasons why the job did not succeed."""
 
-    report: Mapping[str, Any] | None
+    report: Document | None
     summary: str | None
     faults: tuple[str, ...]
 

@@ -410,7 +410,7 @@ def test_a_later_step_alone_writes_nothing_down_and_says_so(hosts: Hosts) -> Non
 
 def test_steps_that_are_left_out_still_get_what_a_closed_network_cannot_reach(hosts: Hosts, tmp_path: Path) -> None:
     request = Request(hosts.inventory(), replace(WITHOUT_TORCH, first_step="engine"))
-    book, _ = installer.render(planning.make_plan(request, hosts.facts), tmp_path / "book", fetch=False)
+    book, *_ = installer.render(planning.make_plan(request, hosts.facts), tmp_path / "book", fetch=False)
     roles = [role["role"] for play in yaml.safe_load(book.read_text()) for role in play.get("roles", ())]
     assert roles == ["guard", "engine", "mpi_network", "ssh_mesh", "manifest"]
 

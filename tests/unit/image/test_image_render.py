@@ -27,6 +27,7 @@ from provision.image import recipe, render, targets
 from provision.image.render import File
 from provision.image.targets import ImageRequest, Target
 from provision.install.installer import build_packages
+from provision.install.wheels import WheelFile
 from provision.plan.options import Options
 from provision.plan.request import Request
 from provision.plan.requirements import Requirements
@@ -41,8 +42,8 @@ FROM_THE_REPOSITORY = Requirements(
 )
 
 LOCKED = {
-    "venv": [{"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"}],
-    "nccl": [{"name": "nvidia-nccl-cu12", "version": "2.21.5", "url": "u", "sha256": "t"}],
+    "venv": [WheelFile("sympy", "1.13.1", "f", "u", "s")],
+    "nccl": [WheelFile("nvidia-nccl-cu12", "2.21.5", "f", "u", "t")],
 }
 LOOKED_AT = {
     "debian12": ("debian 12", None),
@@ -210,11 +211,11 @@ def test_hosts_of_one_kind_share_an_image() -> None:
 def test_uv_takes_the_wheels_of_a_lock() -> None:
     locked = {
         "venv": [
-            {"name": "sympy", "version": "1.13.1", "url": "u", "sha256": "s"},
-            {"name": "nvidia-nccl-cu12", "version": "2.29.3", "url": "u", "sha256": "t"},
-            {"name": "nvidia-nccl-cu12", "version": "2.29.3", "url": "u", "sha256": "s"},
+            WheelFile("sympy", "1.13.1", "f", "u", "s"),
+            WheelFile("nvidia-nccl-cu12", "2.29.3", "f", "u", "t"),
+            WheelFile("nvidia-nccl-cu12", "2.29.3", "f", "u", "s"),
         ],
-        "nccl": [{"name": "nvidia-nccl-cu12", "version": "2.21.5", "url": "u", "sha256": "t"}],
+        "nccl": [WheelFile("nvidia-nccl-cu12", "2.21.5", "f", "u", "t")],
     }
     target = of_system("ubuntu 22.04", "12.4", replace(REQUIREMENTS, nccl_source="wheel"))
     files = render.context(replace(target, locked=locked))
@@ -242,7 +243,7 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
     uv = str(Path(sys.executable).parent / "uv")
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
     for wrong in (None, "pvdemo-part", "pvdemo-app"):
-        entries = [{"name": name, "version": "1.0", "sha256": "0" * 64 if name == wrong else known} for name, known in sums.items()]
+        entries = [WheelFile(name, "1.0", "", "", "0" * 64 if name == wrong else known) for name, known in sums.items()]
         files = render.context(replace(of_system("debian 12", None), locked={"venv": entries}), fetched=True)
         (tmp_path / "constraints.txt").write_bytes(files["python/venv/constraints.txt"].content)
         (step,) = re.findall(r"uv pip install --python /opt/provision/venv[^\\]*", files["Dockerfile"].content.decode())

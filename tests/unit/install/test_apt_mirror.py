@@ -231,7 +231,7 @@ def test_the_playbook_gets_the_login_apart_in_a_file_of_its_own(tmp_path: Path) 
     known = load_file(ROOT / "tests/data/lint-facts.json")
     hosts = inventory.load(str(ROOT / "tests/data/lint.ini"))
     options = Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
-    playbook, _variables = installer.render(planning.make_plan(Request(hosts, options), known), tmp_path, fetch=False)
+    playbook, *_ = installer.render(planning.make_plan(Request(hosts, options), known), tmp_path, fetch=False)
     given = variables_in(tmp_path / "vars.json")["provision_apt_mirror"]
     assert given == {"url": "http://mirror.example/debian", "login": "reader:se@cret"}
     assert (tmp_path / "vars.json").stat().st_mode & 0o077 == 0

@@ -10,7 +10,7 @@ import shutil
 import tarfile
 import threading
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +23,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.install import wheels
 from provision.install.bundle import archive, gather
 from provision.plan import lock
-from provision.plan.lock import Lock
+from provision.plan.lock import Lock, LockedFile
 from provision.plan.model import Plan, SourceBuild
 from provision.plan.options import Options
 from provision.plan.requirements import Requirements
@@ -274,7 +274,7 @@ def gather_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
     (tmp_path / "links").mkdir()
 
-    def call(platform: wheels.Platform, *pins: str, locked: Sequence[Mapping[str, Any]] = (), to: str = "out") -> list[str]:
+    def call(platform: wheels.Platform, *pins: str, locked: Sequence[wheels.Locked] = (), to: str = "out") -> list[str]:
         indexes = wheels.Indexes(find_links=tmp_path / "links")
         found = wheels.gather(pins, platform, tmp_path / to, indexes, locked, say=lambda _line: None)
         assert sorted(path.name for path in (tmp_path / to).iterdir()) == sorted(each.file for each in found)
@@ -308,10 +308,10 @@ def test_locked_packages_have_the_locks_versions_and_checksums(tmp_path: Path, g
         wheel(tmp_path / "links", "pv_under", version)
     platform = wheels.Platform("3.13", "x86_64", "2.31")
     sha256 = downloads.digest(tmp_path / "links/pv_under-1.0-py3-none-any.whl")
-    locked = [{"name": "pv-under", "version": "1.0", "sha256": sha256}]
-    assert gather_wheels(platform, "pvtop==1.0", locked=locked) == ["pv_under-1.0-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
+    locked = LockedFile(name="pv-under", version="1.0", url=None, sha256=sha256)
+    assert gather_wheels(platform, "pvtop==1.0", locked=[locked]) == ["pv_under-1.0-py3-none-any.whl", "pvtop-1.0-py3-none-any.whl"]
     with pytest.raises(ProvisionError, match=rf"pv-under 1\.0 has checksum {sha256}, but provision\.lock says 0000"):
-        gather_wheels(platform, "pvtop==1.0", locked=[{**locked[0], "sha256": "0" * 64}], to="other")
+        gather_wheels(platform, "pvtop==1.0", locked=[locked.model_copy(update={"sha256": "0" * 64})], to="other")
 
 
 def test_dependencies_are_those_of_the_other_machine(tmp_path: Path, gather_wheels: Callable[..., list[str]]) -> None:

