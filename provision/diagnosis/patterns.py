@@ -8,9 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import re2
+
+_Text = TypeVar("_Text", str, bytes, covariant=True)
+
+
+class Match(Protocol[_Text]):
+    """A match of RE2, which is as Python's."""
+
+    def __getitem__(self, group: int) -> _Text: ...
+    def groups(self) -> tuple[_Text | None, ...]: ...
+    def span(self, group: int = 0) -> tuple[int, int]: ...
+    def start(self, group: int = 0) -> int: ...
+    def end(self, group: int = 0) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -37,32 +49,35 @@ class Pattern:
     def _latin1(self) -> Any:
         return self._compiled(latin1_options())
 
-    def _compiled(self, options: Any) -> Any:
+    def _compiled(self, options: re2.Options) -> Any:
         options.log_errors = False  # they are raised
         try:
             return re2.compile(self.source.encode("ascii"), options)
         except re2.error as error:
             raise ValueError(f"{error.args[0].decode()}: {self.source}") from error
 
-    def first(self, text: bytes, begin: int = 0, end: int | None = None) -> Any:
-        """The first match between ``begin`` and ``end`` of a text in `latin1`, as Python's match, or None."""
-        return self._latin1.search(text, begin, end)
+    def first(self, text: bytes, begin: int = 0, end: int | None = None) -> Match[bytes] | None:
+        """The first match between ``begin`` and ``end`` of a text in `latin1`."""
+        found: Match[bytes] | None = self._latin1.search(text, begin, end)
+        return found
 
-    def at(self, text: bytes, begin: int) -> Any:
-        """The match that begins there in a text in `latin1`, as Python's match, or None."""
-        return self._latin1.match(text, begin)
+    def at(self, text: bytes, begin: int) -> Match[bytes] | None:
+        """The match that begins there in a text in `latin1`."""
+        found: Match[bytes] | None = self._latin1.match(text, begin)
+        return found
 
-    def match(self, text: str) -> Any:
-        """The match at the beginning, as Python's match, or None."""
-        return self._unicode.match(_encodable(text))
+    def match(self, text: str) -> Match[str] | None:
+        """The match at the beginning."""
+        found: Match[str] | None = self._unicode.match(_encodable(text))
+        return found
 
-    def replace(self, replacement: str | Callable[[Any], str], text: str) -> str:
+    def replace(self, replacement: str | Callable[[Match[str]], str], text: str) -> str:
         """The text with each match replaced."""
         replaced: str = self._unicode.sub(replacement, _encodable(text))
         return replaced
 
 
-def latin1_options() -> Any:
+def latin1_options() -> re2.Options:
     """RE2's options for texts in `latin1`: one byte a character takes a fraction of the states of UTF-8."""
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1

@@ -21,7 +21,7 @@ def known() -> Iterator[tuple[int, KnownXid]]:
 def judged(lines: Iterable[str]) -> tuple[Severity, tuple[str, ...]]:
     """The severity of the Xids in these lines, and a step for each."""
     entries = dict(known())
-    numbers = dict.fromkeys(int(found.group(1)) for line in lines if (found := _NUMBER.match(line)))
+    numbers = dict.fromkeys(int(found[1]) for line in lines if (found := _NUMBER.match(line)))
     steps = tuple(
         f"Xid {number}: {entries[number].meaning}: {entries[number].remedy}"
         if number in entries

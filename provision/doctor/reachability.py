@@ -9,6 +9,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
+from pydantic import BaseModel, ValidationError
+
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.doctor import host_scripts
@@ -22,6 +24,19 @@ _BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it
 _PORTS = range(32768, 60999)  # Linux gives these to programs that name none, as MPI, NCCL and PyTorch do
 _WAIT_S = 8.0  # the last host may begin that much later than the first
 _WAIT_PER_HOST_S = 0.25
+
+
+class _Peer(BaseModel):
+    tcp: dict[int, str]
+    ssh: str | None = None
+
+
+class _Answer(BaseModel):
+    """What hostside/reach.py prints."""
+
+    port: int | None
+    problem: str | None
+    peers: dict[str, _Peer]
 
 
 def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reachability], list[Problem]]:
@@ -89,12 +104,12 @@ def parse(output: str) -> Reachability:
     """The answer in a host's output. Raises ProvisionError when there is none."""
     document = parse_output(output, mark=_BEGIN, what="the check of connections")
     try:
-        port, problem, peers = document["port"], document["problem"], document["peers"]
-        return Reachability(
-            port=None if port is None else int(port),
-            problem=None if problem is None else str(problem),
-            tcp={str(name): {int(port): str(error) for port, error in each["tcp"].items()} for name, each in peers.items()},
-            ssh={str(name): None if each["ssh"] is None else str(each["ssh"]) for name, each in peers.items() if "ssh" in each},
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        answer = _Answer.model_validate(document)
+    except ValidationError as error:
         raise ProvisionError("the check of connections gave an invalid answer") from error
+    return Reachability(
+        port=answer.port,
+        problem=answer.problem,
+        tcp={name: peer.tcp for name, peer in answer.peers.items()},
+        ssh={name: peer.ssh for name, peer in answer.peers.items() if "ssh" in peer.model_fields_set},
+    )

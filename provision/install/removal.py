@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import BaseModel
 
 from provision.base import resources
 from provision.base.documents import Document
@@ -39,6 +41,15 @@ class HostRemoval:
     def fail(self, what: str, hint: str | None = None, id: str = "removal-failed") -> None:
         """Note that the host keeps something that it should not."""
         self.state, self.problem = "failed", Problem("error", what, hint, host=self.host, where="remove", id=id)
+
+
+class _Answer(BaseModel):
+    """What hostside/remove.py prints."""
+
+    nothing: bool
+    removed: list[str]
+    left: list[dict[str, str]]
+    error: str | None
 
 
 def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemoval]:
@@ -100,15 +111,15 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
         found.fail(refusal.text)
     for answer in answers:
         try:
-            answered = parse_output(answer, BEGIN, "the removal")
+            answered = _Answer.model_validate(parse_output(answer, BEGIN, "the removal"))
         except ProvisionError as error:
             found.fail(error.what, error.hint)
             continue
-        found.removed += [one for one in answered["removed"] if one not in found.removed]  # both scripts look for what is abandoned
-        found.left += answered["left"]
-        if answered["error"]:
-            found.fail(answered["error"], "fix it, then run the same command again: it goes on where it stopped")
-        elif not answered["nothing"] and found.state == "nothing to do":
+        found.removed += [one for one in answered.removed if one not in found.removed]  # both scripts look for what is abandoned
+        found.left += answered.left
+        if answered.error:
+            found.fail(answered.error, "fix it, then run the same command again: it goes on where it stopped")
+        elif not answered.nothing and found.state == "nothing to do":
             found.state = "would remove" if dry_run else "removed"
     if not answers and refusal is None:
         found.fail("Ansible reported nothing about this host")
@@ -140,7 +151,7 @@ def _unreachable(name: str, survey: Survey) -> HostRemoval:
     return HostRemoval(name, "unreachable", problem=next(problem for problem in survey.problems if problem.host == name))
 
 
-def _command(options: dict[str, Any]) -> str:
+def _command(options: Document) -> str:
     # Where Python is missing, nothing of ours can have run.
     absent = json.dumps({"nothing": True, "removed": [], "left": [], "error": None})
     return collect.command_on_host("remove.py", "PROVISION_REMOVE_OPTIONS", options, f"{BEGIN}\n{absent}\n{END}\n")

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
-from pydantic import JsonValue as Json
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from provision.base import validation
+from provision.base.documents import Document, Json
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import Form
 from provision.inventory.checks import HOST_NAME
@@ -30,7 +30,7 @@ _SMALLEST = (
 )
 
 
-def _kind(host: Any) -> str:
+def _kind(host: object) -> str:
     """The tag of what a document has of a host."""
     if isinstance(host, Mapping):
         return "none" if host.get("missing_python") or host.get("unreachable") else "facts"
@@ -48,7 +48,7 @@ class FactsFile(BaseModel):
 
     schema_: Literal[1] = Field(1, alias="schema")
     hosts: Annotated[dict[HostName, Host], Field(min_length=1)]
-    problems: list[dict[str, Json]] = []
+    problems: list[dict[str, JsonValue]] = []
 
 
 def load_file(path: str | Path) -> dict[str, Facts | Unsurveyed]:
@@ -84,10 +84,10 @@ def _shared(document: Any) -> dict[str, Facts | Unsurveyed] | None:
     hosts = document.pop("hosts", None) if isinstance(document, dict) else None
     if not isinstance(hosts, dict) or not all(isinstance(host, dict) for host in hosts.values()):
         return None
-    sections: dict[bytes, Any] = {}
+    sections: dict[bytes, object] = {}
     adapters = {name: _adapter(field) for name, field in Facts.model_fields.items()}
 
-    def section(name: str, value: Any) -> Any:
+    def section(name: str, value: Json) -> object:
         if not isinstance(value, dict | list) or name not in adapters:
             return sanitized(value)
         text = json.dumps(value)
@@ -101,9 +101,10 @@ def _shared(document: Any) -> dict[str, Facts | Unsurveyed] | None:
         for name in list(hosts):
             host = hosts.pop(name)
             is_surveyed = _kind(host) == "facts"
-            parts = {sanitized(key): section(key, value) if is_surveyed else sanitized(value) for key, value in host.items()}
-            found[sanitized(name)] = Facts.model_validate(parts) if is_surveyed else Unsurveyed.model_validate(parts)
-        FactsFile.model_validate({**sanitized(document), "hosts": dict.fromkeys(found, Unsurveyed())})  # all but the hosts
+            parts = {_harmless(key): section(key, value) if is_surveyed else sanitized(value) for key, value in host.items()}
+            found[_harmless(name)] = Facts.model_validate(parts) if is_surveyed else Unsurveyed.model_validate(parts)
+        others = {_harmless(key): sanitized(value, 1) for key, value in document.items()}
+        FactsFile.model_validate({**others, "hosts": dict.fromkeys(found, Unsurveyed())})
     except ValidationError:
         return None
     return found
@@ -114,7 +115,7 @@ def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[(kind, *field.metadata)] if field.metadata else kind)
 
 
-def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> dict[str, Any]:
+def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Document:
     """The document in the output of one of our scripts on a host, which may have a banner before and after it.
 
     Args:
@@ -142,26 +143,30 @@ def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> di
     return document
 
 
-def sanitized(value: Any, depth: int = 0) -> Any:
+def sanitized(value: Json, depth: int = 0) -> Json:
     """The document with every text made harmless: it comes from another machine and gets into Ansible's variables.
 
     Ansible would run the content of ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file; a lone
     surrogate cannot be encoded.
     """
     if isinstance(value, str):
-        if "{" not in value and value.isprintable():  # nearly all of them
-            return value
-        for opening in ("{{", "{%", "{#"):
-            value = value.replace(opening, f"{{ {opening[1]}")
-        harmless = "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in value)
-        return harmless.encode(errors="replace").decode()  # lone surrogates, which JSON can have and UTF-8 cannot
+        return _harmless(value)
     if depth > _DEEPEST:
         raise RecursionError("it is nested too deeply")
     if isinstance(value, list):
         return [sanitized(entry, depth + 1) for entry in value]
     if isinstance(value, dict):
-        return {sanitized(key): sanitized(entry, depth + 1) for key, entry in value.items()}
+        return {_harmless(key): sanitized(entry, depth + 1) for key, entry in value.items()}
     return value
+
+
+def _harmless(text: str) -> str:
+    if "{" not in text and text.isprintable():  # nearly all of them
+        return text
+    for opening in ("{{", "{%", "{#"):
+        text = text.replace(opening, f"{{ {opening[1]}")
+    harmless = "".join(letter if letter >= " " or letter in "\n\t" else " " for letter in text)
+    return harmless.encode(errors="replace").decode()  # lone surrogates, which JSON can have and UTF-8 cannot
 
 
 def parse_survey(stdout: str) -> Facts | Unsurveyed:
@@ -172,7 +177,7 @@ def parse_survey(stdout: str) -> Facts | Unsurveyed:
     """
     document = parse_output(stdout)
     # The survey leaves out what it could not find out. Without these there are no facts.
-    unknown: dict[str, Any] = {"os": {"id": "linux", "version": ""}, "arch": ""}
+    unknown: Document = {"os": {"id": "linux", "version": ""}, "arch": ""}
     missing = [name for name in unknown if document.get(name) is None]
     try:
         if _kind(document) == "none":

@@ -14,7 +14,7 @@ from typing import Any
 
 import re2
 
-from provision.diagnosis.patterns import Pattern, latin1_options
+from provision.diagnosis.patterns import Match, Pattern, latin1_options
 
 if sys.version_info >= (3, 11):
     from re import _parser as parser  # type: ignore[attr-defined]
@@ -50,9 +50,10 @@ class WordSearch:
             self._set.Add(re2.escape(word))
         self._set.Compile()
 
-    def first(self, text: bytes, begin: int) -> Any:
-        """The first word from ``begin`` on, as Python's match, or None."""
-        return self._any.search(text, begin)
+    def first(self, text: bytes, begin: int) -> Match[bytes] | None:
+        """The first word from ``begin`` on."""
+        found: Match[bytes] | None = self._any.search(text, begin)
+        return found
 
     def all(self, text: bytes) -> tuple[bytes, ...]:
         """All words in a text, also those within others, in alphabetical order."""

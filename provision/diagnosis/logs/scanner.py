@@ -339,7 +339,7 @@ class _Rule:
         if match is None:
             return None
         start, stop = match.span()
-        quoted = match.start(1) if self.shape and match.re.groups else start
+        quoted = match.start(1) if self.shape and match.groups() else start
         return start, stop, quoted if quoted >= 0 else start
 
 
