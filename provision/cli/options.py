@@ -26,6 +26,7 @@ from provision.resolve.driver import AUTO, known_branch
 from provision.resolve.nccl_builds import local_repository
 from provision.resolve.openmpi import known_checksum, tarball_version
 
+_Choice = TypeVar("_Choice", bound=str)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 Hosts = Annotated[str, typer.Argument(metavar="HOSTS", help="An Ansible inventory (INI or YAML), `host1,host2`, or `localhost`.")]
@@ -295,11 +296,11 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]
     return decorate
 
 
-def one_of(option: str, value: str, choices: tuple[str, ...]) -> Any:
+def one_of(option: str, value: str, choices: tuple[_Choice, ...]) -> _Choice:
     """The value, if it is one of the choices. Raises UsageError."""
     if value not in choices:
         raise UsageError(f"invalid {option} {value}: expected one of {', '.join(choices)}")
-    return value
+    return choices[choices.index(value)]
 
 
 def _release(option: str, value: str) -> str:

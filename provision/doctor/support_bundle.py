@@ -65,7 +65,7 @@ class Redactor:
             text = re.sub(rf"(?<![\w.-]){re.escape(user)}(?![\w-])", alias, text)
         return text
 
-    def data(self, value: Any) -> Any:
+    def data(self, value: object) -> object:
         """The same for every text in plain data; a value is hidden as a whole where its key means a secret."""
         if isinstance(value, str):
             return self.text(value)

@@ -103,7 +103,7 @@ def _recording(plugin: Any, errors_of: dict[str, _Errors]) -> Any:
     """The plugin, which also records its exceptions, by file; those of a file that another plugin can parse are dropped."""
     name, original = str(getattr(plugin, "_load_name", type(plugin).__name__)), plugin.parse
 
-    def recorded(inventory: Any, loader: Any, path: Any, cache: bool = True) -> None:
+    def recorded(inventory: object, loader: object, path: object, cache: bool = True) -> None:
         file = str(path)
         try:
             original(inventory, loader, path, cache=cache)
@@ -163,7 +163,7 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Connecti
 
     name = str(host.name)
     variables = {str(key): plain(value) for key, value in everything.items() if key not in _ADDED_BY_ANSIBLE}
-    resolved: dict[str, Any] = {}
+    resolved: dict[str, object] = {}
     for key in (each for each in VARIABLES_READ if each in everything):
         value = everything[key]
         try:
@@ -173,10 +173,10 @@ def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Connecti
         except Exception as error:  # noqa: BLE001 - up to 2.18 also what the template's own code raises
             unresolved[name, key] = _one_line(str(error)) or type(error).__name__
 
-    def value_of(*names: str, default: Any = None) -> Any:
+    def value_of(*names: str, default: object = None) -> object:
         return next((resolved[each] for each in names if resolved.get(each) not in (None, "", ENCRYPTED)), default)
 
-    def text(*names: str, default: Any = None) -> str | None:
+    def text(*names: str, default: object = None) -> str | None:
         found = value_of(*names, default=default)
         return None if found is None else str(found)
 
@@ -202,7 +202,7 @@ _ADDED_BY_ANSIBLE = frozenset(
 )
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Ansible's tagged values as ordinary ones; encrypted ones stay encrypted."""
     if type(value).__name__ in ("AnsibleVaultEncryptedUnicode", "EncryptedString"):
         return ENCRYPTED

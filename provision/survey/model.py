@@ -37,7 +37,7 @@ _PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
 
 
 def _like(good: Callable[[Any], bool], what: str) -> AfterValidator:
-    def check(value: Any) -> Any:
+    def check(value: object) -> object:
         if not good(value):
             raise PydanticCustomError("form", "must be {what}", {"what": what})
         return value

@@ -65,7 +65,7 @@ class Sources:
         return cls(tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, setup)
 
     @contextlib.contextmanager
-    def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+    def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
         """An answer of a server. Raises Unavailable."""
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise Unavailable("not an http or https address")
