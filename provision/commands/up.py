@@ -163,11 +163,13 @@ def _install(run: Run, rollout: Rollout) -> None:
     holding: dict[str, lock.Files] = {}  # hosts that hold the plan, with their installed files; complete also after an interrupt
     try:
         if not reasons and not options.full and not options.first_step:
-            _announce(run, rollout, dict.fromkeys(plan.hosts, "up to date; nothing to do (--full runs all steps)"))
+            nothing = Problem("note", "up to date; nothing to do (--full runs all steps)", id="up-to-date")
+            _announce(run, rollout, dict.fromkeys(plan.hosts, nothing))
             report.hosts += [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
             holding.update({name: rollout.facts[name].installed.files for name in plan.hosts})
             return
-        _announce(run, rollout, reasons or dict.fromkeys(plan.hosts, "up to date; all steps will run"), install=True)
+        wanted = Problem("note", "up to date; all steps will run", id="requested")
+        _announce(run, rollout, reasons or dict.fromkeys(plan.hosts, wanted), install=True)
         done = installer.install(session, rollout, holding.__setitem__, check=options.check)
         entries.add_installation(report, session.inventory, plan, done)
         if options.check:
@@ -182,7 +184,7 @@ def _install(run: Run, rollout: Rollout) -> None:
         )
 
 
-def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, str], *, install: bool = False) -> None:
+def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, Problem], *, install: bool = False) -> None:
     """Show the plan and how long the run will take, as far as earlier runs tell."""
     session, options, hosts = run.session, rollout.request.options, rollout.plan.hosts
     lines = list(summary.brief(rollout.plan, reasons))

@@ -134,7 +134,7 @@ def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     _check_engine(session, plan, verdict)
     if not verdict.faults:
         result = training_job.run(session, plan, options)
-        verdict.faults += result.faults
+        verdict.faults += [fault.what for fault in result.faults]
         verdict.summaries += [result.summary] if result.summary else []
 
 
@@ -165,7 +165,9 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
         verdict.faults.append(f"the engine's self-check gave no report (exit code {result.code}); read {log}")
         return
     summary, faults = evaluation.evaluate_check(result.report, {host.name: host.hostname for host in hosts}, 2 * len(hosts))
-    verdict.faults += faults or ([f"the engine's self-check ended with exit code {result.code}"] if result.code else [])
+    if not faults and result.code:
+        faults = [evaluation.fault("exit-code", f"the engine's self-check ended with exit code {result.code}")]
+    verdict.faults += [fault.what for fault in faults]
     verdict.summaries += [summary] if summary else []
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from provision.base.problems import Problem
 from provision.install.installer import Rollout
 from provision.plan.lock import Files, Lock, LockedComponent, environments
 from provision.plan.manifest import Manifest
@@ -18,18 +19,19 @@ from provision.survey import Facts
 from provision.survey.model import Drift
 
 
-def reasons_to_run(rollout: Rollout) -> dict[str, str]:
+def reasons_to_run(rollout: Rollout) -> dict[str, Problem]:
     """Host → why the installation has to run there; complete hosts are left out."""
     found = {}
     for name, wanted in rollout.manifests.items():
         bad = rollout.plan.hosts[name].hwloc
-        reason = f"{bad.package} must be removed" if bad and bad.source == "remove" else reason_to_run(wanted, rollout.facts[name])
-        if reason:
+        if bad and bad.source == "remove":
+            found[name] = _reason("to-be-removed", f"{bad.package} must be removed")
+        elif (reason := reason_to_run(wanted, rollout.facts[name])) is not None:
             found[name] = reason
     return found
 
 
-def reason_to_run(wanted: Manifest, facts: Facts) -> str | None:
+def reason_to_run(wanted: Manifest, facts: Facts) -> Problem | None:
     """Why the installation must run on a host; None where it is complete.
 
     Args:
@@ -38,18 +40,23 @@ def reason_to_run(wanted: Manifest, facts: Facts) -> str | None:
     """
     installed = facts.installed
     if installed.manifest is None:
-        return installed.manifest_error or "nothing is installed yet"
+        error = installed.manifest_error
+        return _reason(error.kind, str(error)) if error else _reason("not-installed", "nothing is installed yet")
     if facts.drift is None or "drift" in facts.errors:
-        return "the survey could not find out what has changed there"
+        return _reason("drift-unknown", "the survey could not find out what has changed there")
     if facts.dpkg_interrupted or facts.broken_packages:
-        return "a package installation was interrupted"
+        return _reason("packages-interrupted", "a package installation was interrupted")
     if difference := _difference(_essence(wanted.as_dict()), _essence(installed.manifest.as_dict())):
-        return f"the plan differs from what was installed: {difference}"
+        return _reason("plan-differs", f"the plan differs from what was installed: {difference}")
     if without_key := _without_key(wanted):
-        return f"the key of {', '.join(without_key)} is not known"
+        return _reason("key-unknown", f"the key of {', '.join(without_key)} is not known")
     if facts.drift:
-        return "; ".join(map(str, facts.drift[:3]))
+        return _reason("drift", "; ".join(map(str, facts.drift[:3])))
     return None
+
+
+def _reason(id: str, what: str) -> Problem:
+    return Problem("note", what, id=id)
 
 
 def from_lock(lock: Lock, host: HostPlan, files: Files) -> Iterator[Drift]:

@@ -52,8 +52,8 @@ _COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright
 
 
 @dataclass(eq=False)
-class Failure:
-    """A traceback of a rank, with those that it goes on from and what the rank printed after it.
+class RankTraceback:
+    """State of a rank's traceback while it is read, with those that it goes on from and what the rank printed after it.
 
     Attributes:
         is_whole: its last line has been printed.
@@ -92,7 +92,7 @@ class Failure:
         own = [line for line in frames if "/site-packages/" not in line and "/lib/python" not in line] or frames
         return own[-1].strip().replace("File ", "", 1).replace('"', "") if own else ""
 
-    def is_like(self, other: Failure) -> bool:
+    def is_like(self, other: RankTraceback) -> bool:
         """Whether it is the same error at the same place; its text may say how this rank saw it."""
         mine, its = self.lines[self._last() :], other.lines[other._last() :]
         frames = [[line for line in lines if line.startswith(" ")] for lines in (mine, its)]
@@ -161,8 +161,8 @@ class RankOutput:
         self.verdict: str | None = None
         self._files: dict[Path, IO[str]] = {}
         self._partial: dict[tuple[int, str], str] = {}  # lines without their end
-        self._latest: dict[int, Failure] = {}  # of each rank
-        self._failures: list[Failure] = []  # in the order in which they were whole
+        self._latest: dict[int, RankTraceback] = {}  # of each rank
+        self._failures: list[RankTraceback] = []  # in the order in which they were whole
         self._last_words: dict[int, str] = {}  # the last line of standard error of each rank that is of no traceback
         self._box: list[str] = []  # a message of mpirun that has no end yet
         self._shown = 0  # lines
@@ -229,7 +229,7 @@ class RankOutput:
         if text.startswith(_BEGIN):
             if failure is None or not failure.goes_on:
                 self._survived(rank)
-                failure = self._latest[rank] = Failure(rank)
+                failure = self._latest[rank] = RankTraceback(rank)
             failure.is_whole = False
         elif failure is None:
             return False
@@ -255,7 +255,7 @@ class RankOutput:
         elif failure is not None:
             self._show_lines(failure)
 
-    def _complete(self, failure: Failure) -> None:
+    def _complete(self, failure: RankTraceback) -> None:
         failure.is_whole = True
         if failure not in self._failures:
             self._failures.append(failure)
@@ -266,7 +266,7 @@ class RankOutput:
         if failure.at is not None or (failure.twin is None and not failure.is_symptom):
             self._show_lines(failure)
 
-    def _show_lines(self, failure: Failure) -> None:
+    def _show_lines(self, failure: RankTraceback) -> None:
         for line in failure.lines[failure.shown :]:
             self._show(failure.rank, "stderr", line)
         failure.shown, failure.at = len(failure.lines), self._shown
@@ -279,10 +279,10 @@ class RankOutput:
             failure.shown, failure.at = len(failure.lines), self._shown
 
     @staticmethod
-    def _in_one_line(failure: Failure) -> str:
+    def _in_one_line(failure: RankTraceback) -> str:
         return failure.exception if failure.twin is None or failure.is_symptom else f"the same error as that of rank {failure.twin}"
 
-    def first_failure(self, first: int | None = None, went_on: Collection[int] = ()) -> Failure | None:
+    def first_failure(self, first: int | None = None, went_on: Collection[int] = ()) -> RankTraceback | None:
         """The first that is not about another rank's end, else that of ``first``, the rank that ended first.
 
         Where ``first`` is None it is the first of all, unless the launcher has named a rank. Ranks that ``went_on`` had survived what
@@ -308,7 +308,7 @@ class RankOutput:
         """Whether a rank has told of another's end."""
         return any(failure.is_symptom for failure in self._failures)
 
-    def is_on_screen(self, failure: Failure) -> bool:
+    def is_on_screen(self, failure: RankTraceback) -> bool:
         """Whether the whole of it is among the last lines that were shown."""
         hidden = self._quiet and failure.rank != 0
         return (
@@ -319,7 +319,7 @@ class RankOutput:
             and self._shown - failure.at <= _RECENT
         )
 
-    def consequences(self, cause: Failure | None) -> list[str]:
+    def consequences(self, cause: RankTraceback | None) -> list[str]:
         """What other ranks failed with and has not been shown: ``ranks 0 and 1: …``, a line for each error."""
         ranks: dict[str, list[int]] = {}
         for failure in self._failures:

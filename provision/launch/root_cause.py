@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from provision.base.text import joined
 from provision.launch.jobs import Ended, JobResult, how_it_ended
-from provision.launch.rank_output import Failure, RankOutput
+from provision.launch.rank_output import RankOutput, RankTraceback
 
 #: How a launcher ends the ranks that are left.
 _BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
@@ -28,7 +28,7 @@ class RootCause:
         code: the rank's exit code; 0 where it has none that a job can have.
     """
 
-    failure: Failure | None = None
+    failure: RankTraceback | None = None
     ended: Ended | None = None
     words: str = ""
     was_awaited: bool = False

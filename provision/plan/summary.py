@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from provision.base.problems import Problem
 from provision.base.terminal import Console, table
 from provision.base.text import folded, joined
 from provision.plan.model import (
@@ -165,7 +166,7 @@ def _shortened(names: Sequence[str]) -> str:
     return text if len(text) <= _MAX_NAMES else joined(names)
 
 
-def brief(plan: Plan, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def brief(plan: Plan, reasons: Mapping[str, Problem]) -> Iterator[tuple[str, str]]:
     """The plan in a few lines, each with what it is about: what, why.
 
     Args:
@@ -178,9 +179,9 @@ def brief(plan: Plan, reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield from _more("what", len(rows))
     causes: dict[str, list[str]] = {}
     for name, reason in reasons.items():
-        causes.setdefault(reason, []).append(name)
-    for reason, names in list(causes.items())[:_MOST]:
-        yield "why", reason if len(names) == len(plan.hosts) else f"{folded(names)}: {reason}"
+        causes.setdefault(reason.what, []).append(name)
+    for cause, names in list(causes.items())[:_MOST]:
+        yield "why", cause if len(names) == len(plan.hosts) else f"{folded(names)}: {cause}"
     yield from _more("why", len(causes))
 
 

@@ -75,6 +75,14 @@ def _as_problem(value: Any) -> Any:
     return Problem("error", found.error, found.todo, host=found.host, where=found.step, id=found.id)
 
 
+def _as_fault(value: Any) -> Any:
+    return Problem("error", value, where="training", id="recorded") if isinstance(value, str) else value
+
+
+def _text(problem: Problem) -> str:
+    return problem.what
+
+
 class Environment(_Document):
     """What a run ran with on the controller; ``system`` is its distribution, and ``kernel`` also says the architecture."""
 
@@ -125,7 +133,7 @@ class Report(_Document):
     np: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     smoke: Mapping[str, Any] | None = None
     smoke_summary: str | None = None
-    smoke_faults: list[str] = Field(default_factory=list)
+    smoke_faults: list[Annotated[Problem, BeforeValidator(_as_fault), PlainSerializer(_text)]] = Field(default_factory=list)
     seconds: float = 0.0
 
     @computed_field  # type: ignore[prop-decorator]
@@ -160,7 +168,7 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
     for note in report.notes:
         console.prose(f"note: {note}", "cyan")
     for fault in report.smoke_faults:
-        console.say(f"training: {fault}", "red")
+        console.say(f"training: {fault.what}", "red")
     for names, failure in _alike(report.failures):
         console.say(f"\n{names}: {failure.where}", "bold red")
         for line in failure.what.strip().splitlines()[-ERROR_LINES:]:

@@ -83,7 +83,7 @@ def render(run: Run) -> str:
         good=run.verdict in runs.GOOD,
         dry=_is_dry(report),
         failures=_failures(report) if report else [],
-        faults=[_lines(fault) for fault in report.smoke_faults] if report else [],
+        faults=[_lines(fault.what) for fault in report.smoke_faults] if report else [],
         error=_lines(record.error) if record and record.error and report is None else [],
         log_findings=_log_findings(log) if bad and log is not None else [],
         log_tail=_tail(log) if bad and log is not None else [],

@@ -10,7 +10,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +19,9 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PlainSerializer,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -504,57 +506,7 @@ def noted_files(noted: object) -> dict[str, dict[str, dict[str, str | None]]]:
     return {folder: {name: file for name, file in files.items() if is_note(file)} for folder, files in folders if isinstance(files, dict)}
 
 
-class Installed(Section):
-    """The installation in the prefix; ``distrust``: why others could write there; ``manifest_error``: why the manifest cannot be read."""
-
-    prefix: str | None = None
-    exists: bool = False
-    distrust: str | None = None
-    manifest: Manifest | None = None
-    manifest_error: str | None = None
-    elsewhere: list[str] = []
-    venv: Venv = Venv()
-    packages: dict[str, str] = {}
-    torch_cuda: str | None = None
-    files: Annotated[dict[str, dict[str, dict[str, Any]]], BeforeValidator(noted_files)] = {}
-    system_packages: SystemPackages = SystemPackages()
-    partial_mb: Number = 0
-    engine_libraries: list[str] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_manifest(cls, stated: Any) -> Any:
-        if not isinstance(stated, dict):
-            return stated
-        if stated.get("manifest") is None:  # the sentence is ours, not the host's
-            return {**stated, "manifest_error": UNREADABLE if stated.get("manifest_error") else None}
-        try:
-            return {**stated, "manifest": Manifest.model_validate(stated["manifest"])}
-        except ValidationError:
-            return {**stated, "manifest": None, "manifest_error": UNREADABLE}
-
-    @property
-    def was_completed(self) -> bool:
-        """Whether a run has completed an installation in the prefix."""
-        return self.manifest is not None or self.manifest_error is not None
-
-    @property
-    def plan(self) -> HostPlan | None:
-        """What the last complete run has installed."""
-        return self.manifest.host if self.manifest else None
-
-
-@lru_cache(1000)
-def _meant(name: str, unused: frozenset[str]) -> str:
-    return did_you_mean(name, unused, cutoff=0.75)
-
-
-DriftKind = Literal[
-    "file-missing", "file-changed", "file-content", "file-size", "no-interpreter", "settings-added", "distribution-missing",
-    "library-hidden", "library-not-found", "package-missing", "package-version", "package-not-held", "locked", "manifest-unreadable",
-    "host-not-in-lock", "differs-from-lock", "differs-in-fields", "more",
-]  # fmt: skip
-_DRIFT: dict[DriftKind, str] = {
+_DRIFT = {
     "file-missing": "{subject} is gone",
     "file-changed": "{subject} was changed",
     "file-content": "{subject} has other content",
@@ -574,6 +526,11 @@ _DRIFT: dict[DriftKind, str] = {
     "differs-in-fields": "{subject} is {found} as in {lock}, but differs from it in: {wanted}",
     "more": "and {subject} more",
 }
+
+if TYPE_CHECKING:
+    DriftKind = str
+else:
+    DriftKind = Literal[tuple(_DRIFT)]
 
 
 class Drift(BaseModel):
@@ -596,6 +553,52 @@ class Drift(BaseModel):
 
     def __str__(self) -> str:
         return _DRIFT[self.kind].format(subject=self.subject, found=self.found, wanted=self.wanted, lock=self.lock)
+
+
+class Installed(Section):
+    """The installation in the prefix; ``distrust``: why others could write there; ``manifest_error``: why the manifest cannot be read."""
+
+    prefix: str | None = None
+    exists: bool = False
+    distrust: str | None = None
+    manifest: Manifest | None = None
+    manifest_error: Annotated[Drift, PlainSerializer(str), WithJsonSchema({"type": "string"})] | None = None
+    elsewhere: list[str] = []
+    venv: Venv = Venv()
+    packages: dict[str, str] = {}
+    torch_cuda: str | None = None
+    files: Annotated[dict[str, dict[str, dict[str, Any]]], BeforeValidator(noted_files)] = {}
+    system_packages: SystemPackages = SystemPackages()
+    partial_mb: Number = 0
+    engine_libraries: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_manifest(cls, stated: Any) -> Any:
+        if not isinstance(stated, dict):
+            return stated
+        unreadable = Drift(kind="manifest-unreadable", subject="manifest.json")  # ours, not the host's own words
+        if stated.get("manifest") is None:
+            return {**stated, "manifest_error": unreadable if stated.get("manifest_error") else None}
+        try:
+            return {**stated, "manifest": Manifest.model_validate(stated["manifest"])}
+        except ValidationError:
+            return {**stated, "manifest": None, "manifest_error": unreadable}
+
+    @property
+    def was_completed(self) -> bool:
+        """Whether a run has completed an installation in the prefix."""
+        return self.manifest is not None or self.manifest_error is not None
+
+    @property
+    def plan(self) -> HostPlan | None:
+        """What the last complete run has installed."""
+        return self.manifest.host if self.manifest else None
+
+
+@lru_cache(1000)
+def _meant(name: str, unused: frozenset[str]) -> str:
+    return did_you_mean(name, unused, cutoff=0.75)
 
 
 class Facts(Section):

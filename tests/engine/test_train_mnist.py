@@ -96,7 +96,7 @@ def judged(outcome: Outcome, bar: float, np: int = 2) -> list[str]:
     assert outcome.report is not None, outcome.output
     program = (
         "import json, sys; from provision.launch.smoke import evaluation; report, host, np, bar = map(json.loads, sys.argv[1:]); "
-        "print(json.dumps(evaluation.evaluate_training(report, {'localhost': host}, np, bar)[1]))"
+        "print(json.dumps([fault.what for fault in evaluation.evaluate_training(report, {'localhost': host}, np, bar)[1]]))"
     )
     return toolkit(program, *map(json.dumps, (outcome.report, socket.gethostname(), np, bar)))
 

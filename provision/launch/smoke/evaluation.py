@@ -12,11 +12,12 @@ from typing import Literal
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from provision.base.documents import Document
+from provision.base.problems import Problem
 
 _TOLERANCE = 1.1  # by which a measured share may exceed what is possible, and is still believed: both measurements take seconds
 _DISTURBED = "cannot be told from this run: a measurement was disturbed"
 
-Verdict = tuple[str | None, list[str]]  # a summary for people, and why the job did not succeed: a sentence each, none when it did
+Verdict = tuple[str | None, list[Problem]]  # a summary for people, and why the job did not succeed: none when it did
 
 
 class Participant(BaseModel):
@@ -84,12 +85,13 @@ def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar
     try:
         report = TrainingReport.model_validate(document)
     except ValidationError as error:
-        return None, [f"the training job's report cannot be read: {_first(error)}"]
+        return None, [fault("report-unreadable", f"the training job's report cannot be read: {_first(error)}")]
     ranks = sorted(report.participants, key=lambda one: one.rank)
     last = report.epochs[-1]
     faults = [*_wrong_ranks([one.rank for one in ranks], np), *_wrong_hosts(ranks, hosts), *_differing_parameters(ranks)]
     if not last.test_accuracy_percent >= bar:  # also catches NaN
-        faults.append(f"test accuracy after epoch {last.epoch} is {last.test_accuracy_percent:.2f} %, the bar is {bar:g} %")
+        what = f"test accuracy after epoch {last.epoch} is {last.test_accuracy_percent:.2f} %, the bar is {bar:g} %"
+        faults.append(fault("accuracy-too-low", what))
     return _summary(report), faults
 
 
@@ -98,14 +100,15 @@ def evaluate_check(document: Document, hosts: Mapping[str, str], np: int) -> Ver
     try:
         report = CheckReport.model_validate(document)
     except ValidationError as error:
-        return None, [f"the engine check's report cannot be read: {_first(error)}"]
-    faults = [f"the engine is wrong: {failure}" for failure in report.failures]
+        return None, [fault("report-unreadable", f"the engine check's report cannot be read: {_first(error)}")]
+    faults = [fault("engine-wrong", f"the engine is wrong: {failure}") for failure in report.failures]
     if report.size != np:
-        faults.append(f"{_plural(np, 'rank')} should have taken part, but {report.size} did")
+        faults.append(fault("ranks-missing", f"{_plural(np, 'rank')} should have taken part, but {report.size} did"))
     seen = {each.host for each in report.hosts}
-    faults += [f"{name} did not take part: no rank ran there" for name, hostname in hosts.items() if hostname not in seen]
+    absent = [name for name, hostname in hosts.items() if hostname not in seen]
+    faults += [fault("host-missing", f"{name} did not take part: no rank ran there") for name in absent]
     if len(report.hosts) < len(hosts):
-        faults.append(f"{_plural(len(hosts), 'host')} should have taken part, but {len(report.hosts)} did")
+        faults.append(fault("hosts-missing", f"{_plural(len(hosts), 'host')} should have taken part, but {len(report.hosts)} did"))
     result = "all collectives are right" if not report.failures else f"{len(report.failures)} collectives are WRONG"
     over = "" if report.transport == "none" else f" over {report.transport}"
     return f"engine check: {_plural(report.size, 'rank')} on {_plural(len(report.hosts), 'host')}{over}: {result}", faults
@@ -136,39 +139,47 @@ def _possible(share: float, most: float) -> float | None:
     return min(share, most) if 0 <= share <= most * _TOLERANCE else None
 
 
+def fault(id: str, what: str) -> Problem:
+    """Why a job does not count as passed."""
+    return Problem("error", what, where="training", id=id)
+
+
 def _first(error: ValidationError) -> str:
     wrong = error.errors()[0]
     return f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
 
 
-def _wrong_ranks(ranks: Sequence[int], expected: int) -> Iterator[str]:
+def _wrong_ranks(ranks: Sequence[int], expected: int) -> Iterator[Problem]:
     if missing := sorted(set(range(expected)) - set(ranks)):
-        yield f"{_plural(expected, 'rank')} should have trained, but rank {_list(missing)} did not take part"
+        yield fault("ranks-missing", f"{_plural(expected, 'rank')} should have trained, but rank {_list(missing)} did not take part")
     if surplus := sorted(set(ranks) - set(range(expected))):
-        yield f"{_plural(expected, 'rank')} should have trained, but rank {_list(surplus)} took part as well"
+        yield fault("ranks-unexpected", f"{_plural(expected, 'rank')} should have trained, but rank {_list(surplus)} took part as well")
     if doubled := sorted(rank for rank, times in Counter(ranks).items() if times > 1):
-        yield f"rank {_list(doubled)} is in the report more than once"
+        yield fault("ranks-repeated", f"rank {_list(doubled)} is in the report more than once")
 
 
-def _wrong_hosts(ranks: Sequence[Participant], expected: Mapping[str, str]) -> Iterator[str]:
+def _wrong_hosts(ranks: Sequence[Participant], expected: Mapping[str, str]) -> Iterator[Problem]:
     seen = {one.host for one in ranks}
     for name, hostname in expected.items():
         if hostname not in seen:
-            yield f"{name if name == hostname else f'{name} ({hostname})'} did not take part: no rank ran there"
+            shown = name if name == hostname else f"{name} ({hostname})"
+            yield fault("host-missing", f"{shown} did not take part: no rank ran there")
     for hostname in sorted(seen - {*expected.values()}):
-        yield f"rank {_list([one.rank for one in ranks if one.host == hostname])} ran on {hostname}, which is not a host of this run"
+        there = _list([one.rank for one in ranks if one.host == hostname])
+        yield fault("host-unexpected", f"rank {there} ran on {hostname}, which is not a host of this run")
     # Hosts with the same host name are told apart by their ranks with local rank 0.
     if sum(one.local_rank == 0 for one in ranks) < len(expected) and seen == {*expected.values()}:
-        yield f"ranks ran on fewer than {_plural(len(expected), 'host')}; give each host its own host name to see which is missing"
+        what = f"ranks ran on fewer than {_plural(len(expected), 'host')}; give each host its own host name to see which is missing"
+        yield fault("hosts-missing", what)
 
 
-def _differing_parameters(ranks: Sequence[Participant]) -> Iterable[str]:
+def _differing_parameters(ranks: Sequence[Participant]) -> Iterable[Problem]:
     by_digest: dict[str, list[int]] = {}
     for one in ranks:
         by_digest.setdefault(one.parameter_digest, []).append(one.rank)
     if len(by_digest) > 1:
         groups = "; ".join(f"{digest[:12]} on rank {_list(same)}" for digest, same in by_digest.items())
-        yield f"the parameters are not the same on all ranks at the end: {groups}"
+        yield fault("parameters-differ", f"the parameters are not the same on all ranks at the end: {groups}")
 
 
 def _summary(report: TrainingReport) -> str:

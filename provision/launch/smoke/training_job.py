@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from provision.base import paths, resources
 from provision.base.documents import Document
 from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
 from provision.launch.launchers import Environment, RunOptions
@@ -29,7 +30,7 @@ class SmokeResult:
 
     report: Document | None
     summary: str | None
-    faults: tuple[str, ...]
+    faults: tuple[Problem, ...]
 
 
 def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
@@ -70,7 +71,7 @@ def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
         if result.interrupted:
             session.abort()
         if result.report is None:
-            return SmokeResult(None, None, (jobs.no_report(result, job, log),))
+            return SmokeResult(None, None, (evaluation.fault("report-missing", jobs.no_report(result, job, log)),))
         session.write("smoke.json", result.report)
         if data is None:
             summary, faults = evaluation.evaluate_check(result.report, expected, np)
@@ -78,7 +79,7 @@ def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
         else:
             summary, faults = evaluation.evaluate_training(result.report, expected, np, data.bar_for(np, options.epochs))
         if not faults and result.code:
-            faults = [f"the job wrote its report and then ended with exit code {result.code}"]
+            faults = [evaluation.fault("exit-code", f"the job wrote its report and then ended with exit code {result.code}")]
         if not faults:
             timed.state = "ok"
     return SmokeResult(result.report, summary, tuple(faults))

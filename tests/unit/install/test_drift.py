@@ -52,7 +52,9 @@ def read(facts: dict[str, dict[str, Any]]) -> dict[str, Facts]:
 
 def reasons(inventory: Inventory, facts: dict[str, dict[str, Any]]) -> dict[str, str | None]:
     wanted = rollout(plan_of(facts), inventory, read(facts)).manifests
-    return {name: drift.reason_to_run(wanted[name], read(facts)[name]) for name in wanted}
+    found = {name: drift.reason_to_run(wanted[name], read(facts)[name]) for name in wanted}
+    assert all(reason.id for reason in found.values() if reason)
+    return {name: reason and reason.what for name, reason in found.items()}
 
 
 def test_hosts_that_hold_the_plan_need_nothing(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:

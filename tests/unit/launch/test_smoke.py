@@ -65,7 +65,9 @@ EXPECTED = {"first": "node1", "node2": "node2"}
 
 
 def judged(report: Report, **changes: Any) -> list[str]:
-    return evaluation.evaluate_training(report, **{"hosts": EXPECTED, "np": 4, "bar": 92.0, **changes})[1]
+    faults = evaluation.evaluate_training(report, **{"hosts": EXPECTED, "np": 4, "bar": 92.0, **changes})[1]
+    assert all(fault.id for fault in faults)
+    return [fault.what for fault in faults]
 
 
 def summary(report: Report) -> str:

@@ -90,7 +90,7 @@ def test_what_follows_depends_on_how_the_run_ended() -> None:
         "provision smoke h.ini --limit a",
         "provision run h.ini --limit a train.py",
     ]
-    report.smoke_faults.append("rank 1 did not take part")
+    report.smoke_faults.append(Problem("error", "rank 1 did not take part"))
     assert follows(report, "up", "h.ini", "--cpu") == ["provision doctor h.ini", "provision up h.ini --cpu"]
     report.smoke_faults, report.failures = [], [Problem("error", "it failed", host="a", where="engine")]
     assert follows(report, "h.ini", "--cpu") == ["provision doctor h.ini", "provision h.ini --cpu --limit @failed"]

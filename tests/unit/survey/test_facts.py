@@ -188,7 +188,7 @@ def test_an_invalid_manifest_prevents_no_plan(manifest: Any) -> None:
 @pytest.mark.parametrize("said", ["A" * 200_000 + "\nnode2: installed", "", None])
 def test_why_a_manifest_cannot_be_read_is_never_the_hosts_own_words(said: str | None) -> None:
     found = answered(installed={"manifest": None, "manifest_error": said}).installed
-    assert (found.manifest_error, found.was_completed) == ((UNREADABLE, True) if said else (None, False))
+    assert (found.model_dump()["manifest_error"], found.was_completed) == ((UNREADABLE, True) if said else (None, False))
 
 
 def test_names_of_facts_are_harmless(tmp_path: Path) -> None:
