@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
@@ -24,19 +24,6 @@ _BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it
 _PORTS = range(32768, 60999)  # Linux gives these to programs that name none, as MPI, NCCL and PyTorch do
 _WAIT_S = 8.0  # the last host may begin that much later than the first
 _WAIT_PER_HOST_S = 0.25
-
-
-class _Peer(BaseModel):
-    tcp: dict[int, str]
-    ssh: str | None = None
-
-
-class _Answer(BaseModel):
-    """What hostside/reach.py prints."""
-
-    port: int | None
-    problem: str | None
-    peers: dict[str, _Peer]
 
 
 def check(session: Session, known: Mapping[str, Facts]) -> tuple[dict[str, Reachability], list[Problem]]:
@@ -104,12 +91,6 @@ def parse(output: str) -> Reachability:
     """The answer in a host's output. Raises ProvisionError when there is none."""
     document = parse_output(output, mark=_BEGIN, what="the check of connections")
     try:
-        answer = _Answer.model_validate(document)
+        return TypeAdapter(Reachability).validate_python(document)
     except ValidationError as error:
         raise ProvisionError("the check of connections gave an invalid answer") from error
-    return Reachability(
-        port=answer.port,
-        problem=answer.problem,
-        tcp={name: peer.tcp for name, peer in answer.peers.items()},
-        ssh={name: peer.ssh for name, peer in answer.peers.items() if "ssh" in peer.model_fields_set},
-    )

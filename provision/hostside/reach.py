@@ -9,7 +9,7 @@ its own address for seconds, and meanwhile tries the ports of the others. Option
 The document that it prints::
 
     {"port": n or null, "problem": null or why it could not listen,
-     "peers": {name: {"tcp": {port: error}, "ssh": null or the error}, …}}  (no ports where one was reached)
+     "tcp": {name: {port: error}, …}, "ssh": {name: null or the error, …}}  (no ports where one was reached)
 
 Both sides of a connection prove that they know the key, which is made for one run; everybody else is cut off.
 """
@@ -147,12 +147,12 @@ def check(order):
     with ThreadPoolExecutor(len(peers)) as callers, ThreadPoolExecutor(LOGINS) as logins:
         tcp = [callers.submit(try_ports, order, peer, deadline, listener.called[peer["name"]]) for peer in peers]
         ssh = [logins.submit(try_ssh, peer) for peer in peers] if order["ssh"] else []
-        found = {peer["name"]: {"tcp": errors.result()} for peer, errors in zip(peers, tcp)}
-        for peer, error in zip(peers, ssh):
-            found[peer["name"]]["ssh"] = error.result()
+        names = [peer["name"] for peer in peers]
+        found = {"tcp": {name: errors.result() for name, errors in zip(names, tcp)}}
+        found["ssh"] = {name: error.result() for name, error in zip(names, ssh)}
     for called in listener.called.values():  # others may have begun later
         called.wait(max(0.0, deadline - time.monotonic()))
-    return {"port": listener.port, "problem": listener.problem, "peers": found}
+    return dict(found, port=listener.port, problem=listener.problem)
 
 
 if __name__ == "__main__":

@@ -42,18 +42,12 @@ class UserFiles:
 class Supplies(TypedDict):
     """Ansible's variables about files on the controller; paths and checksums of what there is none of are empty."""
 
-    provision_engine_builds: EngineBuilds
+    provision_engine_builds: builds.Shares
     provision_openmpi_homes: dict[str, str]
     provision_from_source: dict[str, from_source.Component]
     provision_repository_keys: dict[str, str]
     provision_uv: dict[str, str]
     provision_nccl_local: str
-
-
-class EngineBuilds(builds.Shares):
-    """The engine's builds, and the folder for them on the controller."""
-
-    folder: str
 
 
 def gather(
@@ -141,12 +135,12 @@ def _from_sources(
 # --- the engine ---------------------------------------------------------------------------------------------------------------------
 
 
-def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool) -> EngineBuilds:
+def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool) -> builds.Shares:
     keys = {name: engine_builds.key_of(host) for name, host in plan.hosts.items()}
-    shares = builds.shares(builds.ENGINE, keys, list(keys), bundled)
+    shares = builds.shares(builds.ENGINE, keys, list(keys), folder, bundled)
     if fetch:
         _place_kept(builds.ENGINE, shares, folder, bundled)
-    return {"folder": str(folder), **shares}
+    return shares
 
 
 # --- uv -----------------------------------------------------------------------------------------------------------------------------

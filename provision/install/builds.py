@@ -41,8 +41,9 @@ class Build(TypedDict, total=False):
 
 
 class Shares(TypedDict):
-    """Host → the key of its build, and each build by its key."""
+    """Host → the key of its build, each build by its key, and the folder for them on the controller."""
 
+    folder: str
     build_of: dict[str, str]
     builds: dict[str, Build]
 
@@ -75,7 +76,7 @@ def files(kind: Kind, key: str, bundled: Path | None = None) -> list[Path]:
     return [file, file.with_name(file.name + NOTE)]
 
 
-def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str], bundled: Path | None = None) -> Shares:
+def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str], folder: Path, bundled: Path | None = None) -> Shares:
     """Which build each host of ``keys`` gets; hosts that share one are in the order of ``builders``."""
     made: dict[str, Build] = {}
     for name in builders:
@@ -83,7 +84,7 @@ def shares(kind: Kind, keys: Mapping[str, str], builders: Sequence[str], bundled
         if key not in made:
             made[key] = {"hosts": [], "sha256": cached(kind, key, bundled) or ""}
         made[key]["hosts"].append(name)
-    return {"build_of": dict(keys), "builds": made}
+    return {"folder": str(folder), "build_of": dict(keys), "builds": made}
 
 
 def adopt(folder: Path) -> None:

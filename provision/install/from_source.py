@@ -100,7 +100,6 @@ class Component(builds.Shares):
 
     title: str
     homes: dict[str, str]
-    folder: str
     tarball: str
     make: list[str]
     words: dict[str, list[str]]
@@ -112,7 +111,7 @@ def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = N
     """The role's variables; the tarball's path is still empty."""
     components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
     keys = {name: recipe.key(plan.hosts[name]) for name in components}
-    found = builds.shares(recipe.kind, keys, sorted(keys), bundled)  # the first of them builds
+    found = builds.shares(recipe.kind, keys, sorted(keys), folder, bundled)  # the first of them builds
     for build in found["builds"].values():
         able = components[build["hosts"][0]].builders  # hosts that share a build share who can make it
         build["builders"] = [each.host for each in able if each.host in build["hosts"]] if able else build["hosts"]
@@ -120,7 +119,6 @@ def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = N
     return {
         "title": recipe.title,
         "homes": {name: recipe.home(plan.hosts[name]) for name in keys},
-        "folder": str(folder),
         "tarball": "",
         "make": list(recipe.known.make),
         "words": {each.host: [f"CUDA_HOME={each.toolkit}"] for each in builders if each.toolkit},  # where NCCL's makefile looks for nvcc

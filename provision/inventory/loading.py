@@ -220,7 +220,7 @@ def _from_list(argument: str, limit: str | None) -> Inventory:
     hosts = [
         host
         if host.connection == "local"
-        else replace(host, **{**defaults._asdict(), "port": host.port or defaults.port, "user": host.user or defaults.user})
+        else replace(defaults, name=host.name, address=host.address, port=host.port or defaults.port, user=host.user or defaults.user)
         for host in listed
     ]
     left, limit_problems = _limited(hosts, limit)

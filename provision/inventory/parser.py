@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from provision.base.errors import UsageError
 from provision.base.problems import Problem
@@ -76,21 +76,12 @@ def read_settings() -> None:
         raise UsageError(f"Ansible's settings: {_one_line(str(error))}", hint="correct ansible.cfg, or the variable ANSIBLE_…") from error
 
 
-class ConnectionDefaults(NamedTuple):
-    """What ansible.cfg and the environment set for hosts without their own."""
-
-    port: int | None
-    user: str | None
-    connection: str
-    key_file: str | None
-
-
-def connection_defaults() -> ConnectionDefaults:
-    """Ansible's settings for connections."""
+def connection_defaults() -> Host:
+    """A host with the port, user, connection and key_file that ansible.cfg and the environment set for those without their own."""
     from ansible import constants
 
-    transport = _connection(constants.DEFAULT_TRANSPORT)
-    return ConnectionDefaults(constants.DEFAULT_REMOTE_PORT, constants.DEFAULT_REMOTE_USER, transport, constants.DEFAULT_PRIVATE_KEY_FILE)
+    port, user, transport = constants.DEFAULT_REMOTE_PORT, constants.DEFAULT_REMOTE_USER, _connection(constants.DEFAULT_TRANSPORT)
+    return Host("", "", port, user, transport, key_file=constants.DEFAULT_PRIVATE_KEY_FILE)
 
 
 def _connection(name: str | None) -> str:
@@ -158,7 +149,7 @@ def _read_hosts(source: str, manager: Any, loader: Any, result: ParsedInventory)
         result.hosts.append(_host(host, variables.get_vars(host=host, include_hostvars=False), loader, fallback, result.unresolved))
 
 
-def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: ConnectionDefaults, unresolved: dict[tuple[str, str], str]) -> Host:
+def _host(host: Any, everything: dict[str, Any], loader: Any, fallback: Host, unresolved: dict[tuple[str, str], str]) -> Host:
     from ansible.template import Templar
 
     name = str(host.name)

@@ -63,23 +63,22 @@ class Failure(_Document):
     error: str
     todo: str | None
 
-
-def _as_failure(problem: Problem) -> Failure:
-    return Failure(id=problem.id, host=problem.host, step=problem.where, error=problem.what, todo=problem.hint)
+    @classmethod
+    def of(cls, problem: Problem) -> Failure:
+        """What JSON has of a problem."""
+        return cls(id=problem.id, host=problem.host, step=problem.where, error=problem.what, todo=problem.hint)
 
 
 def _as_problem(value: Any) -> Any:
+    if isinstance(value, str):  # of the training job
+        return Problem("error", value, where="training", id="recorded")
     if not isinstance(value, Mapping):
         return value
     found = Failure.model_validate(value)
     return Problem("error", found.error, found.todo, host=found.host, where=found.step, id=found.id)
 
 
-def _as_fault(value: Any) -> Any:
-    return Problem("error", value, where="training", id="recorded") if isinstance(value, str) else value
-
-
-def _text(problem: Problem) -> str:
+def _what(problem: Problem) -> str:
     return problem.what
 
 
@@ -128,12 +127,12 @@ class Report(_Document):
     began: AwareDatetime | None = None
     environment: Environment | None = None
     hosts: list[HostReport] = Field(default_factory=list)
-    failures: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(_as_failure)]] = Field(default_factory=list)
+    failures: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(Failure.of)]] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     np: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     smoke: Mapping[str, Any] | None = None
     smoke_summary: str | None = None
-    smoke_faults: list[Annotated[Problem, BeforeValidator(_as_fault), PlainSerializer(_text)]] = Field(default_factory=list)
+    smoke_faults: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(_what)]] = Field(default_factory=list)
     seconds: float = 0.0
 
     @computed_field  # type: ignore[prop-decorator]

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from pydantic.dataclasses import dataclass as validated
+
 from provision.base.problems import Severity
 from provision.doctor.health.model import Health
 from provision.survey import Facts
@@ -30,7 +32,7 @@ class Observation:
     id: str = ""
 
 
-@dataclass(frozen=True)
+@validated(frozen=True)
 class Reachability:
     """Whether one host reaches the others.
 

@@ -111,10 +111,10 @@ def test_orders_have_one_key_for_each_run() -> None:
         "",
         "bash: python3: not found",
         "{}",
-        '{"port": 1}',
-        '{"port": "x", "problem": null, "peers": {}}',
-        '{"port": Infinity, "problem": null, "peers": {}}',
-        '{"port": 1, "problem": null, "peers": [1]}',
+        '{"tcp": {}}',
+        '{"port": "x", "problem": null, "tcp": {}, "ssh": {}}',
+        '{"port": Infinity, "problem": null, "tcp": {}, "ssh": {}}',
+        '{"port": 1, "problem": null, "tcp": [1], "ssh": {}}',
     ],
 )
 def test_an_invalid_answer_is_an_error(output: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from provision.base import resources
 from provision.install import from_source
-from provision.install.builds import Shares
+from provision.install.builds import Build, Shares
 from provision.remote import ansible
 from provision.remote.ansible import Event, Outcome
 
@@ -111,7 +111,8 @@ def test_sources_that_no_host_can_build_are_tried_on_three_hosts_and_no_more(pla
 
 
 def test_who_stepped_in_for_whom_is_told_with_the_reason() -> None:
-    parts: dict[str, Shares] = {"Thing": {"build_of": {}, "builds": {GOOD: {"builders": ["a", "b", "c"]}, BAD: {"builders": ["d", "e"]}}}}
+    made: dict[str, Build] = {GOOD: {"builders": ["a", "b", "c"]}, BAD: {"builders": ["d", "e"]}}
+    parts: dict[str, Shares] = {"Thing": {"folder": "", "build_of": {}, "builds": made}}
     (line,) = from_source.fallbacks(parts, {GOOD: "c", BAD: "d"}, {(GOOD, "a"): "configure: error: no compiler"})
     assert line == (
         "Thing (thing-1.0-good) was built on c, because a and b could not: a: configure: error: no compiler; b: it had failed before"
