@@ -22,7 +22,7 @@ from provision import __version__, catalog
 from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.base.versions import key
-from provision.install import installer
+from provision.install import installer, rollout
 
 HERE = Path(__file__).resolve().parent
 PLAYBOOKS = HERE.parent / "playbooks"
@@ -87,7 +87,7 @@ def defaults(source: EngineSource, archive: str) -> dict[str, dict[str, Any]]:
             "prepare_uv": {"version": packages.uv.version, "sha256": dict(packages.uv.sha256)},
             "prepare_numpy": dict(packages.numpy.by_python),
             "prepare_python_packages": python_packages,
-            "prepare_build_packages": installer.build_packages(),
+            "prepare_build_packages": rollout.build_packages(),
             "prepare_openmpi": "",
             "prepare_nccl": {},
             "prepare_engine": "",

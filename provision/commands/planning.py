@@ -9,7 +9,7 @@ from provision import catalog
 from provision.base.errors import ProvisionError
 from provision.base.problems import Remedy
 from provision.install.artifacts import UserFiles, with_checksums
-from provision.install.installer import PackageSources, Rollout
+from provision.install.rollout import PackageSources, Rollout
 from provision.inventory import Inventory
 from provision.plan.lock import Lock
 from provision.plan.model import CPU_ONLY, HOROVOD_NAMES, NCCL_STRICT, Plan

@@ -10,7 +10,6 @@ from provision.inventory import Inventory
 from provision.launch.smoke import training_job
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
-from provision.remote.ansible import HostResult
 from provision.remote.progress import Progress
 from provision.report import entries
 from provision.report.model import Report
@@ -23,7 +22,7 @@ def verify(inventory: Inventory, options: SmokeOptions, progress: Progress, pass
     with started(inventory, "provision smoke", progress, passwords) as run:
         plan = run.stage("survey", _installed)
         if not run.report.failures:
-            run.report.hosts = [entries.host_line(host, HostResult()) for host in plan.hosts.values()]
+            entries.add_complete(run.report, plan)
             run.stage("training", train, plan, options)
     return run.report
 

@@ -16,12 +16,12 @@ import yaml
 
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
-from provision.commands.up import make_ready, with_earlier_sources
+from provision.commands.up import make_ready
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import known_error
 from provision.doctor.host_checks import Examination
 from provision.inventory import Inventory
-from provision.plan.options import Options
+from provision.plan.options import Options, with_earlier_sources
 from provision.plan.requirements import OpenMpiSource
 from provision.remote import host_locks
 from provision.remote.ansible import Event, Play

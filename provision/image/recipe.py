@@ -8,7 +8,7 @@ from provision import __version__, catalog
 from provision.base.errors import UsageError
 from provision.base.versions import minor
 from provision.image.targets import Target
-from provision.install.installer import build_packages
+from provision.install.rollout import build_packages
 from provision.plan.manifest import Manifest
 from provision.plan.model import COMPONENTS, HostPlan, SystemPackages, without_credentials
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from provision.base.problems import Problem
-from provision.install.installer import Rollout
+from provision.install.rollout import Rollout
 from provision.plan.lock import Files, Lock, LockedComponent, environments
 from provision.plan.manifest import Manifest
 from provision.plan.model import HostPlan

@@ -5,24 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from provision import __version__, catalog
+from provision import __version__
 from provision.base import aptsources, resources, uv_support
-from provision.base.engine_source import EngineSource, pack_horovod_names
+from provision.base.engine_source import pack_horovod_names
+from provision.base.problems import Problem
 from provision.install import artifacts, builds, engine_builds, from_source, ssh_mesh
-from provision.install.bundle.archive import Bundle
-from provision.install.roles import ROLES, Role, steps
-from provision.install.ssh_mesh import Member
-from provision.inventory import Inventory
-from provision.plan.lock import Files, LockedFiles
-from provision.plan.manifest import Manifest
+from provision.install.rollout import Rollout, build_packages
+from provision.plan.lock import Files
 from provision.plan.model import HOROVOD_NAMES, HostPlan, Plan
-from provision.plan.request import Request
 from provision.remote import ansible_vars
 from provision.remote.ansible import Event, Outcome, Play, headline
 from provision.remote.session import Session
@@ -30,84 +25,7 @@ from provision.survey import Facts
 from provision.survey.model import noted_files
 
 DRIVER = "driver.yml"  # the playbook of drivers, next to site.yml, which runs it first
-
-
-@dataclass(frozen=True)
-class PackageSources:
-    """Where everything that is installed comes from, besides the hosts' own package indexes.
-
-    Attributes:
-        wheels: a folder with the user's wheels: of PyTorch, and of the engine.
-        locked: host → environment in the prefix → the files that uv must install there, by provision.lock.
-        bundle: with it nothing is downloaded.
-    """
-
-    engine: EngineSource
-    wheels: Path | None = None
-    index_url: str | None = None
-    apt_mirror: str | None = None
-    user_files: artifacts.UserFiles = field(default_factory=artifacts.UserFiles)
-    locked: LockedFiles = field(default_factory=dict)
-    bundle: Bundle | None = None
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """What is installed on which hosts, and from where. What follows from that is computed once.
-
-    Attributes:
-        facts: of the hosts, as the survey before has found them.
-    """
-
-    request: Request
-    plan: Plan
-    facts: Mapping[str, Facts]
-    sources: PackageSources
-
-    @property
-    def inventory(self) -> Inventory:
-        """The hosts of the run, of which some may have no plan."""
-        return self.request.inventory
-
-    @property
-    def complete(self) -> bool:
-        """Whether the plan has every host of the run; otherwise the cluster's configuration stays as it is, instead of shrinking."""
-        return {host.name for host in self.inventory.hosts} == set(self.plan.hosts)
-
-    @cached_property
-    def members(self) -> dict[str, Member]:
-        """The members of the cluster."""
-        return ssh_mesh.members(self.plan, self.inventory, self.facts)
-
-    @cached_property
-    def manifests(self) -> dict[str, Manifest]:
-        """Each host's manifest, as it will be once the plan is installed."""
-        cluster, build = ssh_mesh.cluster_id(self.inventory), build_packages()
-        return {
-            name: Manifest.of(host, cluster, self.members if self.complete else ssh_mesh.remembered(self.facts.get(name)), build)
-            for name, host in self.plan.hosts.items()
-        }
-
-    @cached_property
-    def roles(self) -> list[Role]:
-        """The roles of the playbook, in their order."""
-        wanted, hosts = steps(self.request.options.first_step), self.plan.hosts.values()
-        left_out = set() if self.sources.bundle else {"bundle"}
-        if len(self.members) < 2:
-            left_out.add("ssh_mesh")
-        return [
-            role
-            for role in ROLES
-            if (role.always or role.name in wanted)
-            and role.name not in left_out
-            and (self.complete or not role.whole_cluster)
-            and any(map(role.used, hosts))
-        ]
-
-    @property
-    def drivers(self) -> list[str]:
-        """The hosts on which the plan installs a driver."""
-        return [name for name, host in self.plan.hosts.items() if host.driver is not None and host.driver.is_new]
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the survey reads the same: a container on this machine has the same, a clone another
 
 
 def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, object]:
@@ -145,11 +63,6 @@ def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, object]:
         login, _, place = address.netloc.rpartition("@")
         found["provision_apt_mirror"] = {"url": address._replace(netloc=place).geturl(), "login": login}
     return found
-
-
-def build_packages() -> list[str]:
-    """Exact pins of what builds the engine, and of pip for packages that users add."""
-    return [f"{name}=={version}" for name, version in catalog.python_packages().build.items()]
 
 
 def render(
@@ -194,6 +107,18 @@ def copy_modules(folder: Path, *more: str) -> None:
         shutil.copytree(origin / part, folder / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     for helper in (aptsources.__file__, uv_support.__file__, resources.hostside("trust.py")):
         shutil.copy(helper, folder / "module_utils")
+
+
+def own_reboots(rollout: Rollout) -> Iterator[Problem]:
+    """Hosts whose reboot would end this run, because it runs on them: by a local connection, or by ssh to the machine itself."""
+    boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else None
+    local = {host.name for host in rollout.inventory.hosts if host.connection == "local"}
+    for name in rollout.drivers:
+        if name in local or (boot and rollout.facts[name].boot_id == boot):
+            what = "a new driver needs a reboot, and this run is on that machine; nothing was changed"
+            yield Problem(
+                "error", what, "run provision from another machine, or leave --driver out", host=name, where="driver", id="own-reboot"
+            )
 
 
 def install_drivers(session: Session, rollout: Rollout) -> Outcome:

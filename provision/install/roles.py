@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from provision.base.errors import UsageError
+from provision.base.problems import Problem
 from provision.base.validation import did_you_mean
 from provision.install import from_source
 from provision.plan.model import HostPlan
+from provision.survey import Facts
 
 SMOKE = "smoke"  # the last step, which has no role
 
@@ -74,6 +76,15 @@ def steps(first: str | None = None) -> list[str]:
         raise UsageError(f"invalid --from {first}: expected a step{did_you_mean(first, names)}", hint=f"steps are {', '.join(names)}")
     reads = next((role.reads for role in ROLES if role.name == first), "")
     return names[names.index(reads or first) :]
+
+
+def unprepared(first: str | None, hosts: Mapping[str, Facts]) -> list[Problem]:
+    """The hosts on which a run cannot start at the step ``first``."""
+    if first is None or "python" in steps(first):
+        return []
+    what = f"--from {first}: earlier steps have not run here: the prefix has no working environment; nothing was changed"
+    without = [name for name, facts in hosts.items() if not facts.installed.venv.works]
+    return [Problem("error", what, "leave --from out", host=name, where="survey", id="earlier-steps-missing") for name in without]
 
 
 def partly_checked(host: HostPlan) -> set[str]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+import json
+from contextlib import suppress
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from provision.base import downloads, tarball
+from provision.base import downloads, run_folders, tarball
+from provision.base.documents import Document
 from provision.base.engine_source import EngineSource
+from provision.base.errors import ProvisionError
 from provision.base.validation import MAX_COUNT
+from provision.inventory import Inventory, last_run
+from provision.plan.model import without_credentials
 from provision.plan.requirements import WHAT, Choices, Requirements, option
 
 SOURCES = "Where packages come from"  # a panel of the help
+SOURCES_FILE = "sources.json"  # in the folder of a run: `sources_of`
 DataSource = Literal["auto", "mnist", "digits"]
 DATA = option(None, "--data DIR", "Folder with the four MNIST files, instead of a download.", file_okay=False)
 
@@ -92,3 +99,29 @@ def requirements_of(options: Options, engine: EngineSource) -> Requirements:
         engine_version=engine.version,
         engine_sha256=engine.sha256,
     )
+
+
+def sources_of(inventory: Inventory, options: Options) -> Document:
+    """Where packages come from, for `with_earlier_sources`; logins are left out."""
+    return {
+        "inventory": last_run.identity(inventory),
+        **{name: str(path.absolute()) for name in ("wheels", "bundle") if (path := getattr(options, name))},
+        **{name: without_credentials(url) for name in ("index_url", "apt_mirror") if (url := getattr(options, name))},
+    }
+
+
+def with_earlier_sources(inventory: Inventory, options: Options) -> Options:
+    """The options with the package index, apt mirror, wheels and bundle of the newest installation from here.
+
+    Raises ProvisionError where its wheels or its bundle are gone.
+    """
+    for folder in run_folders.newest_first():
+        with suppress(ValueError):
+            given = json.loads(run_folders.content(folder / SOURCES_FILE) or b"{}")
+            if given.pop("inventory", None) == last_run.identity(inventory):
+                files = {name: Path(given[name]) for name in ("wheels", "bundle") if name in given}
+                if gone := [path for path in files.values() if not path.exists()]:
+                    hint = f"provision up {inventory.argument}, with where packages come from now"
+                    raise ProvisionError("the installation came from there, and it is gone", where=str(gone[0]), hint=hint)
+                return replace(options, **given | files)
+    return options

@@ -7,20 +7,21 @@ from dataclasses import replace
 
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
+from provision.base.text import joined
 from provision.diagnosis import logs
 from provision.install import drift
-from provision.install.installer import Installed, Rollout
+from provision.install.installer import Installed
 from provision.install.roles import partly_checked
+from provision.install.rollout import Rollout
 from provision.inventory import Host, Inventory
 from provision.plan import lock
 from provision.plan.model import HostPlan, Plan
 from provision.remote.ansible import Event, HostResult, Outcome
 from provision.report.model import HostReport, Prospect, Report, State
 from provision.survey import collect
-from provision.survey.collect import Survey
 
 
-def add_survey(report: Report, survey: Survey) -> None:
+def add_survey(report: Report, survey: collect.Survey) -> None:
     """The survey's problems: errors are failures of their host, warnings are notes."""
     for problem in survey.problems:
         if problem.severity == "error":
@@ -29,8 +30,19 @@ def add_survey(report: Report, survey: Survey) -> None:
             report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.hint}" if problem.hint else ""))
 
 
-def add_conflicts(report: Report, plan: Plan) -> None:
-    """Why there is no plan."""
+def add_plan(report: Report, rollout: Rollout, hint: str | None) -> None:
+    """What there is to say about the plan, or why there is none.
+
+    Args:
+        hint: a change of the hosts that would lift them all.
+    """
+    plan = rollout.plan
+    report.notes += plan.notes
+    if hint is not None:
+        report.notes.append(f"hint: {hint}; see provision plan")
+    others = [name for name, host in plan.hosts.items() if host.family != "debian"]
+    if rollout.request.options.apt_mirror and others:
+        report.notes.append(f"{joined(others)}: --apt-mirror is for Debian and Ubuntu; packages come from the configured sources")
     for conflict in plan.conflicts:
         report.failures.append(replace(conflict, what=f"no plan fits: {conflict.what}", hint=conflict.advice, remedies=(), where="plan"))
 
@@ -54,10 +66,18 @@ def add_installation(report: Report, inventory: Inventory, plan: Plan, done: Ins
         )
 
 
-def add_driver_failures(report: Report, inventory: Inventory, outcome: Outcome) -> None:
-    """What failed while drivers were installed; hosts that are fine get no line yet."""
+def add_drivers(report: Report, rollout: Rollout, outcome: Outcome) -> bool:
+    """What failed while drivers were installed, and whether nothing did; hosts that are fine get no line yet."""
     failed = [(name, result.failure) for name, result in outcome.hosts.items() if result.failure is not None]
-    report.failures += [task_failure(inventory.host(name), failure) for name, failure in failed]
+    report.failures += [task_failure(rollout.inventory.host(name), failure) for name, failure in failed]
+    if not failed:
+        report.notes.append(f"{joined(rollout.drivers)}: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers")
+    return not failed
+
+
+def add_complete(report: Report, plan: Plan) -> None:
+    """Hosts that hold the plan already."""
+    report.hosts += [host_line(host, HostResult()) for host in plan.hosts.values()]
 
 
 def add_dry_run(report: Report, rollout: Rollout, outcome: Outcome) -> None:

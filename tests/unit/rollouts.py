@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.base import engine_source
-from provision.install.installer import PackageSources, Rollout
+from provision.install.rollout import PackageSources, Rollout
 from provision.inventory import Inventory
 from provision.plan.manifest import Manifest
 from provision.plan.model import Plan

@@ -11,9 +11,10 @@ from pathlib import Path
 from provision.base import aptsources, paths
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
-from provision.install import artifacts, engine_builds, installer, wheels
+from provision.install import artifacts, engine_builds, wheels
 from provision.install.bundle import debs
 from provision.install.bundle.archive import BundledHost, machine_of, pack, package_name, requirements_of
+from provision.install.rollout import PackageSources, build_packages
 from provision.launch.smoke import mnist
 from provision.plan.lock import Files, Lock
 from provision.plan.model import HostPlan, Plan
@@ -32,7 +33,7 @@ def gather(
     plan: Plan,
     facts: Mapping[str, Facts],
     options: Options,
-    sources: installer.PackageSources,
+    sources: PackageSources,
     target: Path,
     locked: Lock | None,
 ) -> None:
@@ -99,7 +100,7 @@ def _check(plan: Plan, folder: Path | None) -> None:
 def _pins(host: HostPlan) -> dict[str, list[str]]:
     """Folder in the prefix → what is installed there from the index. NCCL's wheel is apart: PyTorch pins another version."""
     nccl = [host.nccl.package] if host.nccl is not None and host.nccl.source == "wheel" else []
-    wanted = [*requirements_of(host), *installer.build_packages()]
+    wanted = [*requirements_of(host), *build_packages()]
     return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
 
 

@@ -29,6 +29,7 @@ from provision.commands import planning, up
 from provision.doctor import fixes
 from provision.doctor.host_checks import Examination
 from provision.install import installer
+from provision.install.rollout import Rollout
 from provision.inventory import Inventory, last_run
 from provision.plan import lock, lock_file
 from provision.plan.model import Plan
@@ -86,9 +87,7 @@ class Hosts:
     def look(self, session: Session, *_: Any) -> Survey:
         return Survey({host.name: self.facts[host.name] for host in session.inventory.hosts})
 
-    def install(
-        self, session: Session, rollout: installer.Rollout, on_complete: Callable[..., None], *, check: bool
-    ) -> installer.Installed:
+    def install(self, session: Session, rollout: Rollout, on_complete: Callable[..., None], *, check: bool) -> installer.Installed:
         plan = rollout.plan
         if self.ends is not None:
             self.ends()
@@ -451,7 +450,7 @@ def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: 
 def test_no_driver_is_installed_on_the_machine_that_a_run_is_on(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, check: bool) -> None:
     begun: list[list[str]] = []
 
-    def install_drivers(_session: Session, rollout: installer.Rollout) -> Outcome:
+    def install_drivers(_session: Session, rollout: Rollout) -> Outcome:
         begun.append(rollout.drivers)
         return Outcome(2, {}, hosts.file)
 
@@ -464,7 +463,7 @@ def test_no_driver_is_installed_on_the_machine_that_a_run_is_on(hosts: Hosts, mo
     assert begun == ([] if check else [["a", "b"]])
     begun.clear()
     refused = "a new driver needs a reboot, and this run is on that machine; nothing was changed → run provision from another machine"
-    hosts.change("b", boot_id=up.BOOT_ID.read_text().strip())  # over ssh to this machine
+    hosts.change("b", boot_id=installer.BOOT_ID.read_text().strip())  # over ssh to this machine
     assert only(hosts.up(with_driver)).startswith(f"b: {refused}")
     hosts.change("b", boot_id="another")
     hosts.file.write_text("a ansible_connection=local\nb ansible_host=10.0.0.2\n")

@@ -26,7 +26,7 @@ from provision.commands import planning
 from provision.image import recipe, render, targets
 from provision.image.render import File
 from provision.image.targets import ImageRequest, Target
-from provision.install.installer import build_packages
+from provision.install.rollout import build_packages
 from provision.install.wheels import WheelFile
 from provision.plan.options import Options
 from provision.plan.request import Request

@@ -22,7 +22,7 @@ from rollouts import manifest
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
 from provision.install import installer
-from provision.install.installer import Rollout
+from provision.install.rollout import Rollout
 from provision.inventory import Inventory, load
 from provision.plan import lock, lock_file
 from provision.plan.model import HostPlan, Plan

@@ -1,0 +1,87 @@
+"""The installation of a run, as stages: what will be done is announced, done, and recorded in provision.lock."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from provision.base import paths, signals
+from provision.base.errors import ProvisionError
+from provision.base.problems import Problem
+from provision.base.text import about
+from provision.commands.run import Run
+from provision.install import drift, environments, installer
+from provision.install.rollout import Rollout
+from provision.inventory import Inventory
+from provision.plan import lock, lock_file, summary
+from provision.remote.forecast import forecast
+from provision.report import entries
+from provision.report.model import Report
+
+
+def install(run: Run, rollout: Rollout) -> None:
+    """Install the plan unless the survey shows that every host holds it, and record what the hosts hold in provision.lock."""
+    session, report, plan, options = run.session, run.report, rollout.plan, rollout.request.options
+    reasons = drift.reasons_to_run(rollout)
+    holding: dict[str, lock.Files] = {}  # hosts that hold the plan, with their installed files; complete also after an interrupt
+    try:
+        if not reasons and not options.full and not options.first_step:
+            nothing = Problem("note", "up to date; nothing to do (--full runs all steps)", id="up-to-date")
+            _announce(run, rollout, dict.fromkeys(plan.hosts, nothing))
+            entries.add_complete(report, plan)
+            holding.update({name: rollout.facts[name].installed.files for name in plan.hosts})
+            return
+        wanted = Problem("note", "up to date; all steps will run", id="requested")
+        _announce(run, rollout, reasons or dict.fromkeys(plan.hosts, wanted), install=True)
+        done = installer.install(session, rollout, holding.__setitem__, check=options.check)
+        entries.add_installation(report, session.inventory, plan, done)
+        if options.check:
+            entries.add_dry_run(report, rollout, done.outcome)
+    finally:
+        if not options.check and not options.first_step:
+            _record(session.inventory, rollout, holding, report)
+    if options.first_step and not options.check:
+        report.notes.append(
+            f"--from {options.first_step}: earlier steps were left out, so neither these hosts nor {lock.NAME} record that they hold the "
+            "plan; a run without --from checks all steps and records it"
+        )
+
+
+def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, Problem], *, install: bool = False) -> None:
+    """Show the plan and how long the run will take, as far as earlier runs tell."""
+    session, options, hosts = run.session, rollout.request.options, rollout.plan.hosts
+    lines = list(summary.brief(rollout.plan, reasons))
+    if not options.check and not options.first_step:
+        ahead = {"install": install, "environment": options.env is not None, "training": options.smoke is not None}
+        stages = {step.stage for step in session.timeline.steps} | {stage for stage, comes in ahead.items() if comes}
+        session.timeline.installs_on(hosts, [name for name in hosts if not rollout.facts[name].installed.was_completed])
+        found = forecast(paths.runs(), hosts, stages, session.timeline.new_hosts, session.folder)
+        session.forecast = found
+        took = "not known: no earlier run did the same on these hosts"
+        if found is not None:
+            took = f"{about(found.seconds)} in all, as {'the run before' if found.runs == 1 else f'{found.runs} runs before'} took"
+        lines.append(("time", took))
+    more = ("more", f"provision plan {shlex.quote(session.inventory.argument)} --why: the reasons for each version")
+    session.progress.plan(summary.title(rollout.plan), lines, more)
+
+
+def _record(inventory: Inventory, rollout: Rollout, holding: Mapping[str, lock.Files], report: Report) -> None:
+    if not holding:
+        return
+    try:
+        with signals.deferred():
+            lock_file.record(inventory, rollout.plan, holding)
+    except (OSError, ValueError, ProvisionError) as error:  # a host may report anything about its files
+        report.notes.append(f"{lock.NAME} could not be written: {error}")
+
+
+def create_environment(run: Run, rollout: Rollout, file: Path) -> None:
+    """Create the project's environment, or find out what that would do, and note it."""
+    session, report, options = run.session, run.report, rollout.request.options
+    if options.check:
+        installed = all(line.state == "unchanged" for line in report.hosts)
+        report.notes.append(environments.preview(session, rollout.plan, file, options.index_url, installed=installed))
+        return
+    python = environments.ensure(session, rollout.plan, file, options.index_url, locks=False)
+    report.notes.append(f"the environment of {file} is {python.removesuffix('/bin/python')} on every host")
