@@ -211,9 +211,6 @@ def _work_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- how steps reach the distribution's packages ----------------------------------------------------------------------------------------
-
-
 def _access(settings: Settings, target: Target, mirror: str | None, folder: Path) -> tuple[list[str], dict[str, str]]:
     """(options of `docker build`, its environment) by which steps reach packages: proxies, and apt's options, sources and certificates.
 
@@ -264,9 +261,6 @@ def _is_loopback(place: str) -> bool:
     except ValueError:
         return False
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-# --- the build ----------------------------------------------------------------------------------------------------------------------
 
 
 def _environment() -> dict[str, str]:

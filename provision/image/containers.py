@@ -135,9 +135,6 @@ def _facts(session: Session) -> dict[str, Facts]:
     return survey.hosts
 
 
-# --- the hosts' engines -----------------------------------------------------------------------------------------------------------------
-
-
 def _engines(session: Session) -> dict[str, Engine]:
     """The engine of every host. Raises ProvisionError for hosts without one that this user may use: which they are and what to do."""
     answers = ssh.run(session, {host.name: _LOOK for host in session.inventory.hosts})
@@ -228,8 +225,6 @@ class _Hosts:
                 by_hand = f"docker ps -a --filter label={LABEL}; docker image ls {NAME}"
                 self.session.progress.line(f"{name}: not all was removed: {answer.error}; see there: {by_hand}", "bold red")
 
-    # --- what is refused before anything is copied ----------------------------------------------------------------------------------
-
     def check_image(self, image: str, attributes: Attributes) -> ImageInfo:
         """What the image says of itself. Raises where these hosts cannot run it."""
         info = local_images.info(image, attributes)
@@ -242,8 +237,6 @@ class _Hosts:
             what = "the image is for GPUs, and its container engine cannot give them to a container"
             raise ProvisionError(what, where=", ".join(blind), hint="install there: nvidia-container-toolkit, then restart docker")
         return info
-
-    # --- the image --------------------------------------------------------------------------------------------------------------------
 
     def get_image(self, image: str, attributes: Attributes | None, *, keep: bool) -> Attributes:
         """Have the image on every host, under the run's name for it; returns what an engine says of it.
@@ -328,8 +321,6 @@ docker image inspect {self.tag}
         for name, answer in answers.items():
             if answer.code != 0:
                 raise ProvisionError(answer.error, where=f"{name}, {doing}", hint=hint)
-
-    # --- the containers ---------------------------------------------------------------------------------------------------------------
 
     def start(self, info: ImageInfo, volumes: Sequence[str]) -> Plan:
         """Start a container on every host that the first one can log in to; returns what they hold.

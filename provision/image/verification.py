@@ -171,9 +171,6 @@ def _check_engine(session: Session, plan: Plan, verdict: Verdict) -> None:
     verdict.summaries += [summary] if summary else []
 
 
-# --- the label --------------------------------------------------------------------------------------------------------------------------
-
-
 def _refuse_nameless(client: DockerClient, image: str) -> None:
     """A label makes another image, to which the name must move. Raises UsageError for an id or a digest."""
     names = client.images.get(image).tags
@@ -205,9 +202,6 @@ def label(client: DockerClient, image: ImageInfo, layers: str, how: str) -> None
             what = f"while it was verified the name went to another image ({str(now)[7:19]}); the one that ran was {image.id[7:19]}"
             raise ProvisionError(what, where=image.name, hint=f"verify that one, too: provision image verify {image.name}")
         client.images.get(made).tag(*local_images.split_name(image.name))
-
-
-# --- the containers ---------------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -116,9 +116,6 @@ def _carry_builds(kind: builds.Kind, keys: set[str], folder: Path) -> set[str]:
     return kept
 
 
-# --- from sources -------------------------------------------------------------------------------------------------------------------
-
-
 def _from_sources(
     plan: Plan, folder: Path, user_files: UserFiles, bundled: Path | None, fetch: bool, say: Say
 ) -> dict[str, from_source.Component]:
@@ -132,18 +129,12 @@ def _from_sources(
     return made
 
 
-# --- the engine ---------------------------------------------------------------------------------------------------------------------
-
-
 def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool) -> builds.Shares:
     keys = {name: engine_builds.key_of(host) for name, host in plan.hosts.items()}
     shares = builds.shares(builds.ENGINE, keys, list(keys), folder, bundled)
     if fetch:
         _place_kept(builds.ENGINE, shares, folder, bundled)
     return shares
-
-
-# --- uv -----------------------------------------------------------------------------------------------------------------------------
 
 
 def uv_wheel(arch: str, index_url: str | None, say: Say, bundled: Path | None = None) -> Path:
@@ -189,9 +180,6 @@ def _uv(plan: Plan, folder: Path, index_url: str | None, bundled: Path | None, s
     return programs
 
 
-# --- NCCL ---------------------------------------------------------------------------------------------------------------------------
-
-
 def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
     for host in plan.hosts.values():
         if host.nccl is None or host.nccl.source != "local_repository":
@@ -201,9 +189,6 @@ def _nccl_local(plan: Plan, folder: Path, given: Path | None) -> Path | None:
             raise ProvisionError(f"the plan takes NCCL {host.nccl.version} from {host.nccl.package}", where=host.name, hint=hint)
         return _place(downloads.check_user_file(given, host.nccl.sha256, what="the local repository package that was planned with"), folder)
     return None
-
-
-# --- PyTorch ------------------------------------------------------------------------------------------------------------------------
 
 
 def with_checksums(plan: Plan, folder: Path | None) -> Plan:
@@ -236,9 +221,6 @@ def torch_wheel(host: HostPlan, folder: Path | None) -> Path | None:
         hint = "give the folder that holds it: --wheels DIR, or resolve everything again: --upgrade"
         raise ProvisionError(what, where=host.name, hint=hint)
     return folder / torch.file
-
-
-# --- repositories -------------------------------------------------------------------------------------------------------------------
 
 
 def repository_keys(plan: Plan, folder: Path, say: Say) -> dict[str, str]:

@@ -158,9 +158,6 @@ def invalid_limit(parsed: ParsedInventory, limit: str | None) -> Iterator[Proble
         yield Problem("error", "it leaves no host", "hosts are " + _few(names), where=f"--limit {limit}", id="limit-empty")
 
 
-# --------------------------------------------------------------------------------------------------------------- values
-
-
 def whole_number(value: object) -> int | None:
     """The value as a whole number; digits in quotes count, true and 2.5 do not."""
     if isinstance(value, int) and not isinstance(value, bool):

@@ -210,9 +210,6 @@ def _stem(name: str) -> str:
     return os.path.splitext(name)[0]
 
 
-# ---------------------------------------------------------------------------------------------- localhost, host1,host2
-
-
 def _from_list(argument: str, limit: str | None) -> Inventory:
     listed, problems = parse_list(argument)
     _raise_errors(problems)

@@ -133,9 +133,6 @@ def _relevant(file: str, errors: _Errors, loader: Any) -> Exception:
     return errors.get(wanted) or list(errors.values())[-1]
 
 
-# ---------------------------------------------------------------------------------------------------------------- hosts
-
-
 def _read_hosts(source: str, manager: Any, loader: Any, result: ParsedInventory) -> None:
     from ansible.vars.manager import VariableManager
 
@@ -245,9 +242,6 @@ def _load_vault_passwords(loader: Any) -> None:
             secret.load()
             secrets.append((name or "default", secret))
     loader.set_vault_secrets(secrets)
-
-
-# ------------------------------------------------------------------------------------------------------------- messages
 
 
 @contextlib.contextmanager

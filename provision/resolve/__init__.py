@@ -91,9 +91,6 @@ def _with_changed_driver(facts: Facts, host_class: HostClass) -> Facts:
     return driver.running(facts, host_class.driver, host_class.cuda, now.open if now is not None else None)
 
 
-# --- components --------------------------------------------------------------------------------------------------------------------------
-
-
 def _components(
     host_classes: HostClasses, requirements: Requirements, driver_offer: str | None = None
 ) -> tuple[dict[HostClass, ClassPlan], dict[Hashable, Conflict], list[str]]:

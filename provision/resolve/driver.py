@@ -133,9 +133,6 @@ def offer(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], require
     return f"--driver auto: provision installs NVIDIA's driver on {joined(sorted(missing))}{others}, and reboots all of these"
 
 
-# --- one host ------------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Host:
     """A host that gets a driver, and the packages of its distribution."""

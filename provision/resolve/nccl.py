@@ -118,9 +118,6 @@ def _known_weak(version: str) -> list[str]:
     return catalog.troubles(version, catalog.nccl().known_weak)
 
 
-# --- reasons -----------------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Choice:
     """The chosen build of every host class with GPUs, and what it was chosen from."""
@@ -239,9 +236,6 @@ def _toolkit_of(host_class: HostClass, cuda: str) -> tuple[str, str] | None:
     """(folder, why) of the toolkit with which a host class can build for this CUDA."""
     compiler = own_compiler(host_class)
     return (compiler[1].path, compiler[2]) if compiler and compiler[0] == cuda else None
-
-
-# --- conflicts ---------------------------------------------------------------------------------------------------------------------------
 
 
 def _conflict(host_classes: HostClasses, found: Mapping[HostClass, Candidates], requirements: Requirements) -> Conflict:

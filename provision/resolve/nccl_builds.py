@@ -97,9 +97,6 @@ def candidates(host_class: HostClass, requirements: Requirements, build_cudas: t
     )
 
 
-# --- constraints -------------------------------------------------------------------------------------------------------------------------
-
-
 def rejection(build: Build, host_class: HostClass, requirements: Requirements) -> Rejected | None:
     """Why a host class cannot use this build; None if it can. The most informative reason comes first."""
     requested = build.version == requested_version(requirements)
@@ -184,9 +181,6 @@ def _gpu_without_code(build: Build, host_class: HostClass) -> Rejected | None:
             cause = f"it has no code for compute capability {host_class.capabilities[0]}"
             return Rejected(build.name, cause, f"from {floor} on", id="gpu")
     return None
-
-
-# --- prebuilt ----------------------------------------------------------------------------------------------------------------------------
 
 
 def _wheels(host_class: HostClass) -> Iterator[Build | Rejected]:
@@ -313,9 +307,6 @@ def _pinned(host_class: HostClass, version: str) -> tuple[str, ...]:
 
 def _name_of(host_class: HostClass, package: str) -> str:
     return package.rsplit("-", 2)[0] if host_class.family == "rhel" else package.partition("=")[0]
-
-
-# --- from source -------------------------------------------------------------------------------------------------------------------------
 
 
 def _from_source(host_class: HostClass, requirements: Requirements, build_cudas: tuple[str, ...]) -> Iterator[Build | Rejected]:

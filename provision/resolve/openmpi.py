@@ -70,9 +70,6 @@ def _rejected(candidates: Mapping[str, OpenMpi | Rejected], chosen: OpenMpi, rea
     return tuple(rejected)
 
 
-# --- the version -------------------------------------------------------------------------------------------------------------------------
-
-
 def tarball_version(name: str) -> str | None:
     """The version in a tarball's name, ``openmpi-4.1.8.tar.gz``; None if it is not one of Open MPI's."""
     found = _TARBALL.fullmatch(name)
@@ -122,9 +119,6 @@ def _known_bad(version: str) -> list[str]:
 
 def _known_weak(version: str) -> list[str]:
     return [f"known problem, fixed only in newer ones: {problem}" for problem in catalog.troubles(version, catalog.openmpi().known_weak)]
-
-
-# --- the sources -------------------------------------------------------------------------------------------------------------------------
 
 
 def _wheel(host_classes: HostClasses, version: str | None, requirements: Requirements) -> Wheel | Rejected:
@@ -202,9 +196,6 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
     return SourceBuild(version, tarball, "source", tuple(why), url=url, sha256=sha256, options=known.options)
 
 
-# --- building from source ----------------------------------------------------------------------------------------------------------------
-
-
 def _builders(host_classes: HostClasses) -> dict[HostClass, tuple[Builder, ...]]:
     """For every host class a few hosts that can build it; empty if every host can."""
     found: dict[HostClass, tuple[Builder, ...]] = {}
@@ -227,9 +218,6 @@ def _sharing_a_build(host_classes: HostClasses) -> Iterable[HostClasses]:
     for each, names in host_classes.items():
         groups.setdefault(each.build_platform, {})[each] = names
     return groups.values()
-
-
-# --- conflicts ---------------------------------------------------------------------------------------------------------------------------
 
 
 def _proposals(host_classes: HostClasses, requirements: Requirements, host: str) -> Iterator[Proposal]:
@@ -257,9 +245,6 @@ def _by_host(host_classes: HostClasses) -> list[tuple[HostClass, list[str]]]:
 
 def _first(host_classes: HostClasses) -> str:
     return min(names[0] for names in host_classes.values())
-
-
-# --- hwloc -------------------------------------------------------------------------------------------------------------------------------
 
 
 def hwloc(host_class: HostClass, openmpi: OpenMpi) -> SystemPackages | Preinstalled:

@@ -143,9 +143,6 @@ def known_bad(version: str) -> list[str]:
     return catalog.troubles(version, catalog.pytorch().known_bad)
 
 
-# --- releases ----------------------------------------------------------------------------------------------------------------------------
-
-
 def _releases(requirements: Requirements) -> list[str]:
     """Releases, best first: the requested one, else the catalogue's default and all others."""
     if requirements.torch_version:
@@ -257,9 +254,6 @@ def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Map
             yield Rejected(f"torch=={version}", f"its builds for these hosts have different NCCLs ({inside}): ranks need the same")
 
 
-# --- builds ------------------------------------------------------------------------------------------------------------------------------
-
-
 def _tags(version: str, host_class: HostClass, requirements: Requirements) -> list[str]:
     """The tags of the builds that a host class can use, best first: ``cpu``, or ``cu126``, …; empty if there is none.
 
@@ -346,9 +340,6 @@ def _tag(cuda: str) -> str:
 
 def _cuda(tag: str) -> str:
     return f"{tag[2:-1]}.{tag[-1]}"
-
-
-# --- the component -----------------------------------------------------------------------------------------------------------------------
 
 
 def _component(

@@ -133,9 +133,6 @@ def down(name: str = "default", say: Say = terminal.say) -> list[str]:
         return _remove(runs, name, say)
 
 
-# --------------------------------------------------------------------------------------------------------------- making
-
-
 def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: int, say: Say) -> Sandbox:
     settings = controller_settings.read(os.environ, prefix=Path(sys.prefix))
     for warning in settings.warnings:
@@ -229,9 +226,6 @@ def _wait_for_login(runs: Engine, sandbox: Sandbox, host: SandboxHost, deadline:
         time.sleep(0.2)
 
 
-# ------------------------------------------------------------------------------------------------------------- removing
-
-
 def _remove(runs: Engine, name: str, say: Say) -> list[str]:
     """Remove hosts, network, images and files of one sandbox."""
     removed: list[str] = []
@@ -247,9 +241,6 @@ def _remove(runs: Engine, name: str, say: Say) -> list[str]:
     for what in debootstrap.remove_partial():
         note(what)
     return removed
-
-
-# -------------------------------------------------------------------------------------------------------------- finding
 
 
 @contextmanager

@@ -86,9 +86,6 @@ def inventory_problems(inventory: Inventory, known: Mapping[str, Facts]) -> list
     return [replace(each, what=f"{each.what} ({inventory.where})") for each in found]
 
 
-# --------------------------------------------------------------------------------------------------------- one host
-
-
 def _system(facts: Facts) -> Iterator[Problem]:
     system, known = facts.os, catalog.os()
     if facts.arch and facts.arch not in known.architectures:
@@ -274,9 +271,6 @@ def _packages(facts: Facts) -> Iterator[Problem]:
         yield Problem("warning", f"packages are half installed: {names}", hint, id="apt-held-broken")
 
 
-# ------------------------------------------------------------------------------------------- against the inventory
-
-
 def _slots(host: Host, facts: Facts) -> Iterator[Problem]:
     if host.slots is None:
         return
@@ -307,9 +301,6 @@ def _interface(host: Host, facts: Facts) -> Iterator[Problem]:
         yield Problem(
             "error", f"interface `{host.interface}` of host `{host.name}` is down", f"up are {usable}", host=host.name, id="interface-down"
         )
-
-
-# ------------------------------------------------------------------------------------------------------ between hosts
 
 
 def _same_machines(known: Mapping[str, Facts]) -> Iterator[Problem]:
@@ -365,9 +356,6 @@ def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Ite
             what = f"its clock is {_duration(abs(apart))} {'ahead of' if apart > 0 else 'behind'} that of `{reference}`"
             hint = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
             yield Problem("warning", what, hint, host=name, id="clock-skew-make")
-
-
-# ---------------------------------------------------------------------------------------------------------- wording
 
 
 def _count(number: int, thing: str) -> str:

@@ -105,8 +105,6 @@ def clean(raw: bytes) -> Line:
     return Line(text, plain, rank, is_lesser or bool(_LESSER.at(plain, 0)))
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------------------------
-
 _LEVEL_KEYS = ("level", "severity", "levelname", "lvl", "log_level")
 _TEXT_KEYS = ("message", "msg", "event", "error", "err", "exception", "exc_info", "stderr", "module_stderr", "stdout", "module_stdout")
 
@@ -139,9 +137,6 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-# --- files ------------------------------------------------------------------------------------------------------------------------------
 
 
 def blocks(stream: BinaryIO) -> Iterator[bytes]:

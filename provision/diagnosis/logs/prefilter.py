@@ -103,9 +103,6 @@ class Prefilter:
         self._without_bytes += len(joined)
 
 
-# --- the words that a pattern needs -----------------------------------------------------------------------------------------------------
-
-
 def required_words(pattern: Pattern) -> list[_Words]:
     """Sets of words: of each set, one word is in every text that matches. The first set is in the fewest texts that do not.
 

@@ -309,9 +309,6 @@ def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-# --- what is searched -------------------------------------------------------------------------------------------------------------------
-
-
 _Kind = Literal["known", "recovery", "unknown", "harmless"]
 
 

@@ -122,9 +122,6 @@ def _count(text: str) -> int:
     return value
 
 
-# ---------------------------------------------------------------------------------------------- nvidia-smi -q -x
-
-
 def nvidia_smi(text: str) -> Gpus:
     """`nvidia-smi -q -x` of any driver."""
     begin = text.find("<?xml")
@@ -241,8 +238,6 @@ def _fabric_faults(node: ElementTree.Element) -> Iterator[str]:
             yield name
 
 
-# ---------------------------------------------------------------------------------------------- nvidia-smi nvlink, topo
-
 _GPU_LINE = re.compile(r"GPU (\d{1,3}): (.{0,100}?)(?: \(UUID|$)")
 
 
@@ -292,8 +287,6 @@ def topology(text: str) -> Topology:
     return Topology(pairs=pairs)
 
 
-# ---------------------------------------------------------------------------------------------- the kernel's log
-
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{1,20})\): (\d{1,4})\b[, ]*(.*)")
 _SXID = re.compile(r"\bSXid \(PCI:([0-9a-fA-F:.]{1,20})\): (\d{1,6})\b[, ]*(.*)")
 _OFF_THE_BUS = re.compile(r"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]{4,20}?):? .*fallen off the bus")
@@ -316,9 +309,6 @@ def xids(lines: tuple[str, ...]) -> Iterator[Xid]:
         nonfatal = bool(re.search(r"\bNon-?fatal\b", text)) and (same is None or same.nonfatal)
         found[number, device] = Xid(number=number, device=device, text=text[:SHOWN], nonfatal=nonfatal, switch=switch is not None)
     yield from found.values()
-
-
-# ---------------------------------------------------------------------------------------------- tests that load the GPUs
 
 
 def dcgm(text: str) -> Dcgm:
