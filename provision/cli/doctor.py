@@ -10,10 +10,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from provision import catalog
 from provision.base import terminal
 from provision.base.errors import UsageError, as_provision_error
-from provision.catalog import overlay
 from provision.cli.help import App, Group
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, use_own_files, with_options
 from provision.diagnosis import logs, signatures
@@ -21,9 +19,7 @@ from provision.diagnosis.findings import Finding, document
 from provision.doctor import fixes, show, support_bundle
 from provision.doctor.checks import CHECKED, CHECKS
 from provision.doctor.health.collect import HealthRequest
-from provision.doctor.health.model import Test
 from provision.doctor.health.verdict import Verdict, write_quarantine
-from provision.doctor.health.verdict import verdicts as verdict_of
 from provision.doctor.host_checks import (
     THIS_MACHINE,
     Examination,
@@ -38,8 +34,6 @@ from provision.remote.session import Session
 
 # Endings of files that are logs and no inventories: Slurm and LSF name theirs so.
 _LOG_ENDINGS = (".log", ".out", ".err")
-HEALTH_CHECKS = frozenset(check.id for check in CHECKS if check.of_health)
-_FULL_LEVEL = 2  # of DCGM: minutes, where level 3 takes half an hour
 
 
 class _CheckByDefault(Group):
@@ -90,9 +84,7 @@ def gpu_options(
         raise UsageError(f"{alone[0]} needs --gpu", hint=f"provision doctor HOSTS --gpu {alone[0]} …")
     if quarantine is not None and quarantine.exists():
         listed(quarantine)  # a file of something else is an error before hosts are examined
-    level = dcgm or (_FULL_LEVEL if full else None)
-    tests: tuple[Test, ...] = (*(("dcgm",) if level else ()), *(("nvbandwidth", "allreduce") if full else ()))
-    return _GpuOptions(HealthRequest(tests, level) if gpu else None, quarantine, prolog)
+    return _GpuOptions(HealthRequest.of(dcgm, full=full) if gpu else None, quarantine, prolog)
 
 
 class _Fixing(NamedTuple):
@@ -218,9 +210,7 @@ def _prolog() -> None:
     """
     name = socket.gethostname() or THIS_MACHINE
     try:
-        catalog.use(overlay.usable([overlay.folder_of_user()])[0])
-        examination = examine_gpus_of_this_machine(name)
-        (verdict,) = verdict_of(examination.hosts, examination.healths, examination.findings, HEALTH_CHECKS)
+        (verdict,) = examine_gpus_of_this_machine(name).verdicts
     except Exception as error:  # noqa: BLE001  see above
         said = " ".join(str(as_provision_error(error).what).split())
         terminal.err().say(f"provision: {name}: the GPUs were not checked: {said[:300]}")
@@ -237,7 +227,7 @@ def _verdicts(examination: Examination, gpu: _GpuOptions) -> list[Verdict]:
     """The verdicts on all hosts, where GPUs were checked; the unfit ones are listed where ``--quarantine`` says."""
     if gpu.request is None:
         return []
-    made = verdict_of(examination.hosts, examination.healths, examination.findings, HEALTH_CHECKS)
+    made = examination.verdicts
     if gpu.quarantine is not None:
         unfit = write_quarantine(gpu.quarantine, made)
         kept = len(set(unfit) - {verdict.host for verdict in made})

@@ -22,7 +22,6 @@ from provision.plan.request import Request
 from provision.remote import progress
 from provision.remote.session import Session
 from provision.report import model
-from provision.resolve.what_if import WhatIf
 from provision.survey import Facts, collect
 
 
@@ -97,8 +96,13 @@ def _show_plan(request: Request, found: Mapping[str, Facts], problems: Sequence[
             terminal.print_json(after.as_dict())
         else:
             summary.show(after.plan, terminal.out(), why=shown.why)
-            _show_gains(after)
-        planning.refuse_conflicts(after.plan)
+            console = terminal.out()
+            console.say(f"\nwhat if {' and '.join(after.changes)}", "bold")
+            if after.gains:
+                console.print(terminal.table({"": gain.what, "now": gain.now or "-", "then": gain.then or "-"} for gain in after.gains))
+            else:
+                console.say("nothing changes")
+        after.plan.refuse_conflicts()
         return True
     rollout = planning.make_plan(request, found)
     made = rollout.plan
@@ -108,7 +112,7 @@ def _show_plan(request: Request, found: Mapping[str, Facts], problems: Sequence[
         console = terminal.out()
         for piece in made.json():
             console.content(piece)
-        planning.refuse_conflicts(made)
+        made.refuse_conflicts()
     elif made.conflicts:
         summary.show(made, terminal.err(), why=shown.why)
         return False
@@ -132,12 +136,3 @@ def _show_plan(request: Request, found: Mapping[str, Facts], problems: Sequence[
         hint = f"fix the problems above, or leave {them} out: --limit" if len(absent) < len(inventory.hosts) else None
         raise ProvisionError(f"no plan for {', '.join(absent)}: {they} no facts", hint=hint)
     return True
-
-
-def _show_gains(after: WhatIf) -> None:
-    console = terminal.out()
-    console.say(f"\nwhat if {' and '.join(after.changes)}", "bold")
-    if after.gains:
-        console.print(terminal.table({"": gain.what, "now": gain.now or "-", "then": gain.then or "-"} for gain in after.gains))
-    else:
-        console.say("nothing changes")

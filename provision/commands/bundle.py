@@ -28,6 +28,6 @@ def write_bundle(inventory: Inventory, options: Options, target: Path, progress:
             session.record.exit_code = 1
             return survey
         rollout = planning.make_plan(replace(request, options=replace(options, python_downloads=False)), survey.hosts)
-        planning.refuse_conflicts(rollout.plan)
+        rollout.plan.refuse_conflicts()
         gather(session, rollout.plan, survey.hosts, options, rollout.sources, target, request.lock)
         return survey

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from provision import catalog
-from provision.base.errors import ProvisionError
 from provision.base.problems import Remedy
 from provision.install.artifacts import UserFiles, with_checksums
 from provision.install.rollout import PackageSources, Rollout
@@ -132,14 +131,6 @@ def _offer_upgrade(plan: Plan, without_baseline: Plan, baseline: Lock, *, limite
     text = f"--upgrade{' without --limit' if limited else ''}, which resolves again instead of keeping to {baseline.title}"
     conflicts = [replace(one, remedies=(Remedy(text, "options"), *one.remedies[:1])) for one in plan.conflicts]
     return replace(plan, conflicts=tuple(conflicts))
-
-
-def refuse_conflicts(plan: Plan) -> None:
-    """Raise ProvisionError for the plan's first conflict; hosts are unchanged."""
-    if plan.conflicts:
-        first = plan.conflicts[0]
-        others = f" (and {len(plan.conflicts) - 1} more)" if len(plan.conflicts) > 1 else ""
-        raise ProvisionError(f"no plan fits: {first.what}{others}", where=first.host, hint=first.advice)
 
 
 def describe_upgrade(rollout: Rollout) -> list[str]:

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
+from provision import catalog
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import overlay
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
+from provision.doctor.health import verdict
 from provision.doctor.health.collect import HealthRequest, of_hosts, of_this_machine
 from provision.doctor.health.model import Health
 from provision.remote.session import Session
@@ -31,6 +34,11 @@ class Examination:
     hosts: list[str]
     healths: Mapping[str, Health] = field(default_factory=dict)
 
+    @property
+    def verdicts(self) -> list[verdict.Verdict]:
+        """The verdicts on the health of all hosts' GPUs."""
+        return verdict.verdicts(self.hosts, self.healths, self.findings)
+
 
 def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
     """Raises UsageError when the survey cannot run here."""
@@ -49,7 +57,11 @@ def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
 
 
 def examine_gpus_of_this_machine(name: str) -> Examination:
-    """The health of this machine's GPUs alone, without the survey. ``name``: how findings call it."""
+    """The health of this machine's GPUs alone, without the survey, by the user's catalogue where it is valid.
+
+    ``name``: how findings call it.
+    """
+    catalog.use(overlay.usable([overlay.folder_of_user()])[0])
     healths = {name: of_this_machine(HealthRequest())}
     return Examination({}, examine({}, (), {}, healths), [name], healths)
 

@@ -22,7 +22,6 @@ from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import architectures
 from provision.image import container_hosts, local_images
-from provision.image.local_images import Attributes, ImageInfo
 from provision.launch import placement
 from provision.launch.launchers import RunOptions
 from provision.launch.program import Containers
@@ -115,7 +114,7 @@ def started(session: Session, image: str, options: RunOptions, *, volumes: Seque
                 hosts.clean_up({name: {session.run_id} for name in hosts.engines})
 
 
-def _attributes_here(image: str) -> Attributes | None:
+def _attributes_here(image: str) -> local_images.Attributes | None:
     """What this machine's engine says of the image; None where it does not have it, or there is no engine: then the hosts pull it."""
     if Path(image).is_file():
         raise UsageError("is a file", where=image, hint="load it here, then give its name: docker load -i FILE")
@@ -225,7 +224,7 @@ class _Hosts:
                 by_hand = f"docker ps -a --filter label={LABEL}; docker image ls {NAME}"
                 self.session.progress.line(f"{name}: not all was removed: {answer.error}; see there: {by_hand}", "bold red")
 
-    def check_image(self, image: str, attributes: Attributes) -> ImageInfo:
+    def check_image(self, image: str, attributes: local_images.Attributes) -> local_images.ImageInfo:
         """What the image says of itself. Raises where these hosts cannot run it."""
         info = local_images.info(image, attributes)
         arch = architectures.kernel_name(attributes.get("Architecture", ""))
@@ -238,7 +237,7 @@ class _Hosts:
             raise ProvisionError(what, where=", ".join(blind), hint="install there: nvidia-container-toolkit, then restart docker")
         return info
 
-    def get_image(self, image: str, attributes: Attributes | None, *, keep: bool) -> Attributes:
+    def get_image(self, image: str, attributes: local_images.Attributes | None, *, keep: bool) -> local_images.Attributes:
         """Have the image on every host, under the run's name for it; returns what an engine says of it.
 
         Args:
@@ -260,14 +259,14 @@ class _Hosts:
             self._must(self._ask({host: f"docker tag {self.tag} {shlex.quote(name)}" for host in lacking}), "keeping the image")
         return attributes
 
-    def _pull_from_registry(self, image: str) -> Attributes:
+    def _pull_from_registry(self, image: str) -> local_images.Attributes:
         """The first host finds out the digest of the image, by which the others pull it."""
         first, *others = self.engines
         hint = "see that the host reaches the registry and is logged in there; or pull or load the image here, and it is copied"
         pulled = self._pull([first], image)
         self._must(pulled, f"pulling {image}", hint)
         try:
-            attributes: Attributes = json.loads(pulled[first].out.partition(_MARK)[2])[0]
+            attributes: local_images.Attributes = json.loads(pulled[first].out.partition(_MARK)[2])[0]
             digests = [str(each) for each in attributes["RepoDigests"] or ()]
         except (ValueError, LookupError, TypeError) as error:
             raise ProvisionError("its container engine gave no valid answer", where=first, hint="see there: docker info") from error
@@ -297,7 +296,7 @@ docker image inspect {self.tag}
                 self.session.progress.line(f"{name}: pulled {reference}")
         return answers
 
-    def _load(self, image: str, attributes: Attributes, names: Sequence[str]) -> None:
+    def _load(self, image: str, attributes: local_images.Attributes, names: Sequence[str]) -> None:
         """Copy the image from this machine by `docker load` over ssh: without a name of its own, which might be one of the host's."""
         if not names:
             return
@@ -322,7 +321,7 @@ docker image inspect {self.tag}
             if answer.code != 0:
                 raise ProvisionError(answer.error, where=f"{name}, {doing}", hint=hint)
 
-    def start(self, info: ImageInfo, volumes: Sequence[str]) -> Plan:
+    def start(self, info: local_images.ImageInfo, volumes: Sequence[str]) -> Plan:
         """Start a container on every host that the first one can log in to; returns what they hold.
 
         Raises:

@@ -143,7 +143,7 @@ def _of_facts(
         raise ProvisionError(f"nothing is known of {', '.join(absent)}: {reasons}", hint="fix that, or leave them out: --limit")
     rollout = planning.make_plan(Request.of(inventory, options), known)
     plan, sources = rollout.plan, rollout.sources
-    planning.refuse_conflicts(plan)
+    plan.refuse_conflicts()
     targets = []
     for target in of_hosts(plan, known, sources.engine, base=request.base):
         environments = sources.locked.get(target.hosts[0], {})

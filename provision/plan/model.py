@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import to_jsonable_python
 
 from provision.base.documents import Document
+from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.base.validation import Form
 from provision.base.versions import VERSION
@@ -417,6 +418,12 @@ class Plan:
     def networks(self) -> list[str]:
         """The networks of the hosts, without duplicates, for MPI."""
         return list(dict.fromkeys(host.network.cidr for host in self.hosts.values() if host.network.cidr))
+
+    def refuse_conflicts(self) -> None:
+        """Raise ProvisionError for the first conflict; hosts are unchanged."""
+        if self.conflicts:
+            first, others = self.conflicts[0], f" (and {len(self.conflicts) - 1} more)" if len(self.conflicts) > 1 else ""
+            raise ProvisionError(f"no plan fits: {first.what}{others}", where=first.host, hint=first.advice)
 
     def as_dict(self, *, logins: bool = False) -> Document:
         """The plan as plain data (`PlanDocument`).

@@ -23,12 +23,21 @@ _SCRIPT = "gpu_health.py"
 _LONGEST_S = 3600  # DCGM's level 3 takes most of it
 
 
+_FULL_LEVEL = 2  # of DCGM: minutes, where level 3 takes half an hour
+
+
 @dataclass(frozen=True)
 class HealthRequest:
     """What to test besides what is always read. ``dcgm_level``: None without DCGM; the tests load the GPUs."""
 
     tests: tuple[Test, ...] = ()
     dcgm_level: int | None = None
+
+    @classmethod
+    def of(cls, dcgm: int | None, *, full: bool) -> HealthRequest:
+        """DCGM at this level, with ``full`` all tests."""
+        level = dcgm or (_FULL_LEVEL if full else None)
+        return cls((*(("dcgm",) if level else ()), *(("nvbandwidth", "allreduce") if full else ())), level)
 
     def order(self) -> dict[str, object]:
         return {"tests": list(self.tests), "dcgm_level": self.dcgm_level or 1}

@@ -12,10 +12,12 @@ from provision.base import downloads
 from provision.base.documents import Document
 from provision.base.errors import UsageError
 from provision.diagnosis.findings import Finding
+from provision.doctor.checks import CHECKS
 from provision.doctor.health.model import Health
 from provision.inventory import listed
 
 Word = Literal["healthy", "degraded", "unfit"]
+_COUNTED = frozenset(check.id for check in CHECKS if check.of_health)
 WORDS: tuple[Word, ...] = ("unfit", "degraded", "healthy")  # worst first
 
 
@@ -37,12 +39,11 @@ class Verdict:
         return {"verdict": self.word, "gpus": self.gpus, "findings": [each.id for each in self.reasons]}
 
 
-def verdicts(hosts: Sequence[str], healths: Mapping[str, Health], findings: Iterable[Finding], counted: frozenset[str]) -> list[Verdict]:
+def verdicts(hosts: Sequence[str], healths: Mapping[str, Health], findings: Iterable[Finding]) -> list[Verdict]:
     """The verdict on each host, the worst first.
 
     Args:
-        findings: of all checks; those of the driver layer that are errors count, too.
-        counted: ids of the checks of health.
+        findings: of all checks; those of health count, and those of the driver layer that are errors.
     """
     made = []
     found = list(findings)
@@ -53,7 +54,7 @@ def verdicts(hosts: Sequence[str], healths: Mapping[str, Health], findings: Iter
         reasons = [
             each
             for each in found
-            if each.host == host and each.severity != "note" and (each.id in counted or (each.layer, each.severity) == ("driver", "error"))
+            if each.host == host and each.severity != "note" and (each.id in _COUNTED or (each.layer, each.severity) == ("driver", "error"))
         ]
         word: Word = "unfit" if any(each.severity == "error" for each in reasons) else "degraded" if reasons else "healthy"
         made.append(Verdict(host, word, _gpus(healths[host]), tuple(sorted(reasons, key=lambda each: each.severity != "error"))))

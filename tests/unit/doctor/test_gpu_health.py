@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from provision import catalog
 from provision.base import resources
 from provision.base.errors import UsageError
-from provision.cli.doctor import HEALTH_CHECKS
 from provision.cli.main import app
 from provision.cli.options import inventory_of
 from provision.diagnosis.findings import Finding
@@ -100,7 +99,7 @@ def test_a_gpu_as_it_should_be_makes_no_host_unfit_or_degraded(name: str) -> Non
 def test_a_gpu_of_a_virtual_machine_is_healthy() -> None:
     read = parsers.health(answer(nvidia_smi=text("h100-vm-580.xml"), nvlink_status="", nvlink_errors="", topology=text("topo-h100-vm.txt")))
     assert judged(read) == {}
-    assert [each.word for each in verdicts(["h"], {"h": read}, (), HEALTH_CHECKS)] == ["healthy"]
+    assert [each.word for each in verdicts(["h"], {"h": read}, ())] == ["healthy"]
 
 
 def test_a_gpu_whose_memory_cannot_be_repaired_and_whose_idle_link_has_two_lanes() -> None:
@@ -278,7 +277,7 @@ def test_what_the_survey_and_the_check_of_health_say_of_the_fabric_is_one_findin
     surveyed = stated({"gpus": [{"fabric_state": "In Progress"}]})
     (found,) = (each for each in examine({"h": surveyed}, (), {}, {"h": read}) if each.layer == "driver")
     assert (found.id, found.observed) == ("nvlink-fabric-state", "nvidia-smi says of the NVLink fabric: state In Progress, status unknown")
-    assert [each.word for each in verdicts(["h"], {"h": read}, [found], HEALTH_CHECKS)] == ["unfit"]
+    assert [each.word for each in verdicts(["h"], {"h": read}, [found])] == ["unfit"]
     worn = text("gb300-580.xml").replace("<summary>Healthy", "<summary>Limited Capacity").replace("<bandwidth>Full", "<bandwidth>Degraded")
     assert "summary Limited Capacity and bandwidth Degraded" in judged(parsers.health(answer(nvidia_smi=worn)))["gpu-nvlink"].observed
 
@@ -430,7 +429,7 @@ def test_every_expected_bandwidth_is_for_another_kind_of_host() -> None:
 
 def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
     healths = {"good": one(persistence=False), "slow": one(margin=-3), "bad": one(uncorrectable=1)}
-    made = verdicts(["good", "slow", "bad", "gone"], healths, examine({}, (), {}, healths), HEALTH_CHECKS)
+    made = verdicts(["good", "slow", "bad", "gone"], healths, examine({}, (), {}, healths))
     assert [(each.host, each.word) for each in made] == [("bad", "unfit"), ("gone", "unfit"), ("slow", "degraded"), ("good", "healthy")]
     file = tmp_path / "quarantine"
     assert write_quarantine(file, made) == ["bad", "gone"]
@@ -439,11 +438,11 @@ def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
     assert [host.name for host in left.hosts] == ["good", "slow"]
     assert [host.name for host in inventory_of("good,slow,bad", f"all,!@{file},!slow").hosts] == ["good"]
     assert [host.name for host in by_name("facts.json", ["good", "slow", "bad"], f"!@{file}").hosts] == ["good", "slow"]
-    others = verdicts(["good", "slow"], {name: healths[name] for name in ("good", "slow")}, (), HEALTH_CHECKS)
+    others = verdicts(["good", "slow"], {name: healths[name] for name in ("good", "slow")}, ())
     assert write_quarantine(file, others) == ["bad", "gone"]  # neither was examined this time
-    assert write_quarantine(file, verdicts(["bad", "slow"], {"bad": one()}, (), HEALTH_CHECKS)) == ["gone", "slow"]
+    assert write_quarantine(file, verdicts(["bad", "slow"], {"bad": one()}, ())) == ["gone", "slow"]
     assert file.read_text() == "gone\nslow\n"
-    write_quarantine(file, verdicts(["gone", "slow"], {"gone": one(), "slow": one()}, (), HEALTH_CHECKS))
+    write_quarantine(file, verdicts(["gone", "slow"], {"gone": one(), "slow": one()}, ()))
     assert len(inventory_of("good,slow,bad", f"!@{file}").hosts) == 3
 
 

@@ -130,7 +130,7 @@ def rich_facts() -> dict[str, Any]:
 def rendered(place: Path, inventory: Inventory, found: dict[str, Any], locked: lock.Lock | None = None, **sources: Any) -> None:
     """Leave in ``place`` what `provision plan --out` leaves there, without what is fetched."""
     rollout = planning.make_plan(Request(inventory, Options(), locked), found)
-    planning.refuse_conflicts(rollout.plan)
+    rollout.plan.refuse_conflicts()
     installer.render(replace(rollout, sources=replace(rollout.sources, **sources)), place, fetch=False)
 
 
