@@ -14,8 +14,9 @@ from provision.base.errors import UsageError
 from provision.base.validation import max_here
 from provision.cli.help import App
 from provision.cli.options import Json, Limit, inventory_of, passwords, plan_options, url, with_options
-from provision.image import build, render, targets, verification
-from provision.image.targets import ImageRequest
+from provision.image import build, image_request, render, verification
+from provision.image.image_request import ImageRequest
+from provision.image.targets import Target
 from provision.plan.options import DATA, Options, SmokeOptions
 from provision.remote import progress
 from provision.report import model
@@ -38,7 +39,7 @@ Base = Annotated[str | None, typer.Option("--base", help="Base image to use inst
 Image = Annotated[str, typer.Argument(metavar="IMAGE", help="Its name.")]
 
 
-def image_request(
+def _request(
     hosts: ForHosts = None,
     limit: Limit = None,
     facts_file: Facts = None,
@@ -60,7 +61,7 @@ def image_request(
 
 
 @app.command("render")
-@with_options(request=image_request, options=plan_options(), passwords=passwords)
+@with_options(request=_request, options=plan_options(), passwords=passwords)
 def render_(
     out: Annotated[
         Path | None,
@@ -79,7 +80,7 @@ def render_(
         raise UsageError(
             "--matrix renders everything into folders", hint="give -o DIR, and nothing else of HOSTS, --os, --cuda, --cpu, --base"
         )
-    made = targets.plan_all(options) if matrix else _plan(request, options, passwords)
+    made = image_request.plan_all(options) if matrix else _plan(request, options, passwords)
     contexts = {each.name: render.context(each) for each in made}
     if out is None:
         for files in contexts.values():
@@ -91,7 +92,7 @@ def render_(
 
 
 @app.command("build")
-@with_options(request=image_request, options=plan_options(), passwords=passwords)
+@with_options(request=_request, options=plan_options(), passwords=passwords)
 def build_(
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME:TAG", help="Name of the image; provision:SYSTEM by default.")
@@ -119,9 +120,9 @@ def build_(
         terminal.say(f"not verified yet: provision image verify {done.tag}")
 
 
-def _plan(request: ImageRequest, options: Options, passwords: Mapping[str, str]) -> list[targets.Target]:
+def _plan(request: ImageRequest, options: Options, passwords: Mapping[str, str]) -> list[Target]:
     with progress.make() as shown:
-        made, problems = targets.plan_targets(request, options, shown, passwords)
+        made, problems = image_request.plan_targets(request, options, shown, passwords)
     model.show_problems(problems, terminal.err())
     return made
 

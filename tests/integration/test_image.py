@@ -33,7 +33,7 @@ from remote_engines import engine_of_its_own
 from provision import inventory as inventories
 from provision.base.errors import ProvisionError
 from provision.cli import main
-from provision.image import containers, local_images, verification
+from provision.image import containers, local_images, trial_containers, verification
 from provision.image.containers import LABEL, NAME, PORTS
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -222,8 +222,8 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     info = local_images.get(engine, image)
     assert info.ready
     assert "2 containers" in info.labels[local_images.VERIFIED_BY]
-    assert engine.containers.list(all=True, filters={"label": f"{verification.LABEL}={os.getpid()}"}) == []
-    assert engine.networks.list(filters={"label": f"{verification.LABEL}={os.getpid()}"}) == []
+    assert engine.containers.list(all=True, filters={"label": f"{trial_containers.LABEL}={os.getpid()}"}) == []
+    assert engine.networks.list(filters={"label": f"{trial_containers.LABEL}={os.getpid()}"}) == []
 
 
 @pytest.mark.slow

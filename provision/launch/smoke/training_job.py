@@ -23,6 +23,8 @@ from provision.remote.ansible import Play
 from provision.remote.session import Session
 from provision.remote.stage_view import TrainingProgress
 
+_CHECK = ("-m", "collective_core.check", "--report", "{job}/report.json")
+
 
 @dataclass(frozen=True)
 class SmokeResult:
@@ -47,7 +49,7 @@ def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
         script += ["--report", "{job}/report.json", "--log-interval", "20", "--json-lines"]
     else:
-        script = ["-m", "collective_core.check", "--report", "{job}/report.json"]
+        script = [*_CHECK]
     # One thread per rank: the network is too small for more.
     program = RunOptions(("python", *script), environment={launchers.THREADS: "1"}, report="report.json")
     job = launchers.mpi_job(Environment.of(plan), placed, program)
@@ -82,6 +84,25 @@ def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
             faults = [evaluation.fault("exit-code", f"the job wrote its report and then ended with exit code {result.code}")]
         if not faults:
             timed.state = "ok"
+    return SmokeResult(result.report, summary, tuple(faults))
+
+
+def check_engine(session: Session, plan: Plan) -> SmokeResult:
+    """Check every collective against its expected result, with two ranks on each host, which are containers."""
+    hosts = list(plan.hosts.values())
+    placed = placement.spread([(host.network.address, 2) for host in hosts], 2 * len(hosts))
+    job = launchers.mpi_job(Environment.of(plan), placed, RunOptions(("python", *_CHECK), report="report.json"))
+    log = session.folder / "check.log"
+    title = f"Check the engine in {len(hosts)} containers, {2 * len(hosts)} ranks"
+    result = jobs.run(session, job, title, log, lambda line: session.progress.line(f"    {rank_output.readable(line)}", "dim"))
+    if result.interrupted:
+        session.abort()
+    if result.report is None:
+        what = f"the engine's self-check gave no report (exit code {result.code}); read {log}"
+        return SmokeResult(None, None, (evaluation.fault("report-missing", what),))
+    summary, faults = evaluation.evaluate_check(result.report, {host.name: host.hostname for host in hosts}, 2 * len(hosts))
+    if not faults and result.code:
+        faults = [evaluation.fault("exit-code", f"the engine's self-check ended with exit code {result.code}")]
     return SmokeResult(result.report, summary, tuple(faults))
 
 

@@ -23,9 +23,10 @@ from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
-from provision.image import recipe, render, targets
+from provision.image import image_request, recipe, render, targets
+from provision.image.image_request import ImageRequest
 from provision.image.render import File
-from provision.image.targets import ImageRequest, Target
+from provision.image.targets import Target
 from provision.install.rollout import build_packages
 from provision.install.wheels import WheelFile
 from provision.plan.options import Options
@@ -77,7 +78,7 @@ def golden() -> dict[str, str]:
 def every() -> dict[str, tuple[Target, str]]:
     """Every Dockerfile that can be rendered of the catalogue's bases: by name, what it is of and its text."""
     made = {}
-    for system, cuda in targets.matrix():
+    for system, cuda in image_request.matrix():
         for nccl, requirements in (("", REQUIREMENTS), ("-nccl-package", FROM_THE_REPOSITORY)):
             try:
                 target = of_system(system, cuda, requirements)
@@ -135,7 +136,7 @@ def test_images_run_as_an_ordinary_user_and_name_no_login(every: dict[str, tuple
 
 
 def test_the_matrix_holds_all_systems_and_cuda_majors() -> None:
-    made = list(targets.matrix())
+    made = list(image_request.matrix())
     assert len(made) == len(set(made)) > 60
     for system in ("ubuntu 20.04", "ubuntu 22.04", "ubuntu 24.04", "debian 12", "debian 13", "rocky 8", "rocky 9"):
         assert (system, None) in made
@@ -289,7 +290,7 @@ def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
 def test_an_indexs_password_is_not_in_a_context() -> None:
     options = Options(torch_index="https://me:s3cr3t@index.example/cpu")
     nobody: Any = None  # no host is looked at
-    (target,), _ = targets.plan_targets(ImageRequest(cpu=True), options, nobody, {})
+    (target,), _ = image_request.plan_targets(ImageRequest(cpu=True), options, nobody, {})
     files = render.context(target)
     assert [name for name, file in files.items() if b"s3cr3t" in file.content] == []
     assert any(b"https://index.example/cpu" in file.content for file in files.values())
@@ -298,7 +299,7 @@ def test_an_indexs_password_is_not_in_a_context() -> None:
 def test_no_image_has_a_python_that_uv_downloads() -> None:
     nobody: Any = None  # no host is surveyed
     with pytest.raises(ProvisionError, match=r"PyTorch 2\.13\.0 has no wheel for Python 3\.8"):
-        targets.plan_targets(ImageRequest(system="ubuntu 20.04"), Options(torch_version="2.13.0"), nobody, {})
+        image_request.plan_targets(ImageRequest(system="ubuntu 20.04"), Options(torch_version="2.13.0"), nobody, {})
 
 
 def test_nccl_never_goes_where_pytorchs_own_is(every: dict[str, tuple[Target, str]]) -> None:

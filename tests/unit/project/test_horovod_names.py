@@ -22,7 +22,7 @@ from provision.base.errors import UsageError
 from provision.cli import options
 from provision.cli.main import app
 from provision.commands import planning
-from provision.image import targets
+from provision.image import image_request
 from provision.plan.model import HOROVOD_NAMES, Plan
 from provision.plan.options import Options
 from provision.plan.request import Request
@@ -110,7 +110,7 @@ def test_they_stay_from_run_to_run_and_come_to_new_hosts(tmp_path: Path) -> None
 
 def test_images_are_made_without_them() -> None:
     with pytest.raises(UsageError, match="without Horovod's names"):
-        targets.plan_all(Options(horovod_names=True))
+        image_request.plan_all(Options(horovod_names=True))
 
 
 def test_a_host_may_have_another_prefix() -> None:
