@@ -6,30 +6,20 @@ what cannot be read is left out, and all text is escaped by the template.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import NamedTuple
 
 from provision import __version__
 from provision.base import downloads, pages
 from provision.base.text import joined
-from provision.bench import charts, results
-from provision.bench.charts import Axes, Chart, Series
-from provision.bench.results import Figure
+from provision.bench import results
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
 from provision.launch import rank_output
-from provision.launch.smoke import evaluation
-from provision.launch.smoke.evaluation import TrainingReport
-from provision.plan.model import COMPONENTS, HostPlan, PlanDocument
-from provision.plan.summary import TITLES, by_cause, groups_of, origin
 from provision.remote import timeline
 from provision.remote.session import RECORD, Record
-from provision.report import drawings, runs
+from provision.report import drawings, runs, training, versions
 from provision.report.model import HostReport, Report
 from provision.report.runs import Run
 from provision.survey import Facts
@@ -41,8 +31,6 @@ _MAX_LINES, _MAX_LETTERS = 40, 400  # of an error: its last lines, and of each s
 _LOG_LINES = 60  # of a program's log
 _LARGEST_LOG = 64 << 20  # bytes of a log that is examined
 _MAX_NOTES = 60
-_CHART = 440, 250  # pixels
-_LARGEST = 1e12  # value of a curve; hosts may report anything
 #: Files and folders of a run that the page names, and what they are.
 _FILES = {
     "report.json": "this report, for programs",
@@ -68,10 +56,11 @@ def render(run: Run) -> str:
     """The page's HTML."""
     report = runs.load(run.folder / runs.REPORT, Report)
     record = runs.load(run.folder / RECORD, Record)
-    plan = _plan(run.folder)
+    plan = versions.read(run.folder)
     facts = _facts(run.folder)
+    networks = {name: host.network.cidr for name, host in plan.hosts.items()} if plan else dict.fromkeys(facts, "")
     steps = timeline.read(run.folder)
-    training = _training(report)
+    smoke = training.read(report)
     bad = run.verdict in runs.BAD
     log = next((run.folder / name for name in ("smoke.log", "run.log") if (run.folder / name).is_file()), None)
     return pages.template("provision.report").render(
@@ -90,15 +79,15 @@ def render(run: Run) -> str:
         log_name=log.name if log is not None else "",
         notes=report.notes[:_MAX_NOTES] if report else [],
         # The rest of it is in the section about the training, where there is one.
-        summary=(report.smoke_summary or "").splitlines()[: 1 if training else None] if report else [],
-        training=training,
-        charts=_charts(training) if training else [],
-        speeds=_speeds(training) if training else [],
+        summary=(report.smoke_summary or "").splitlines()[: 1 if smoke else None] if report else [],
+        training=smoke,
+        charts=training.curves(smoke) if smoke else [],
+        speeds=training.speeds(smoke) if smoke else [],
         hosts=_host_rows(report.hosts) if report else [],
-        versions=list(_versions(plan, _holders(report))),
+        versions=list(versions.groups(plan, report)),
         knowledge=plan.knowledge if plan else None,
         gantt=drawings.gantt(steps.steps, [line.host for line in report.hosts] if report else ()) if steps else None,
-        topology=_topology(run, report, plan, facts),
+        topology=drawings.topology(facts, networks, _measured(run, report)),
         files=[(name, what) for name, what in _FILES.items() if (run.folder / name).is_file()],
         drawings=drawings,
         joined=joined,
@@ -124,34 +113,6 @@ class _HostRow(NamedTuple):
     seconds: float
     changed: int
     steps: Mapping[str, Sequence[str]]
-
-
-class _Version(NamedTuple):
-    """A component of the plan with its reasons and the rejected candidates."""
-
-    title: str
-    version: str
-    source: str
-    why: Sequence[str]
-    rejected: Sequence[tuple[str, str]]
-
-
-class _Group(NamedTuple):
-    """Hosts that get the same. ``held``: they have it, as the run left them."""
-
-    hosts: Sequence[str]
-    held: bool
-    about: Sequence[tuple[str, str]]
-    versions: Sequence[_Version]
-
-
-class _Speed(NamedTuple):
-    """Images per second; ``share`` of the fastest way."""
-
-    name: str
-    rate: float
-    share: float
-    remark: str
 
 
 def _headline(run: Run, report: Report | None) -> str:
@@ -222,41 +183,6 @@ def _tail(log: Path) -> list[str]:
     return [rank_output.readable(line)[:_MAX_LETTERS] for line in lines]
 
 
-def _training(report: Report | None) -> TrainingReport | None:
-    """The training job's report; None where there is none, or another job took its place."""
-    try:
-        return TrainingReport.model_validate(report.smoke) if report and report.smoke else None
-    except ValidationError:
-        return None
-
-
-def _charts(training: TrainingReport) -> list[Chart]:
-    def series(name: str, values: Sequence[float | None]) -> Series:
-        return Series(name, [(at, Figure(value)) for at, value in enumerate(values, 1) if value is not None and abs(value) < _LARGEST])
-
-    epochs = training.epochs
-    every = max(1, math.ceil(len(epochs) / 8))
-    marks = {float(at): str(at) for at in range(1, len(epochs) + 1, every)}
-    loss = [series("training", [epoch.loss for epoch in epochs]), series("test", [epoch.test_loss for epoch in epochs])]
-    accuracy = [series("test", [epoch.test_accuracy_percent for epoch in epochs])]
-    percent = Axes("epoch", "%", marks, doubling=False, top=100.0, target=training.bar_percent)
-    found = [
-        charts.chart("Loss", loss, Axes("epoch", "loss", marks, doubling=False), size=_CHART),
-        charts.chart("Accuracy on the test set", accuracy, percent, size=_CHART, named=False),
-    ]
-    return [chart for chart in found if chart is not None]
-
-
-def _speeds(training: TrainingReport) -> list[_Speed]:
-    found = [(f"{training.np} rank{'s' * (training.np != 1)} together", training.images_per_second, "")]
-    if silent := training.without_communication_images_per_second:
-        found.append(("the same ranks at the same time, not communicating", silent, evaluation.left_by_communication(training) or ""))
-    if training.np > 1 and (one := training.one_rank_images_per_second):
-        found.append(("one rank alone", one, evaluation.beside_one_rank(training) or ""))
-    fastest = max(rate for _, rate, _ in found) or 1.0
-    return [_Speed(name, rate, rate / fastest, remark) for name, rate, remark in found]
-
-
 def _host_rows(lines: Sequence[HostReport]) -> list[_HostRow]:
     def alike(line: HostReport) -> tuple[object, ...]:
         versions = (line.openmpi, line.cmake, line.python, line.torch, line.nccl, line.engine)
@@ -273,59 +199,9 @@ def _host_rows(lines: Sequence[HostReport]) -> list[_HostRow]:
     return sorted(rows, key=lambda row: row.line.state not in bad) if len(lines) >= drawings.FOLD_FROM else rows
 
 
-def _plan(folder: Path) -> PlanDocument | None:
-    """The run's plan, with equal components as one object, as the resolver makes it."""
-    read = runs.load(folder / "plan.json", PlanDocument)
-    if read is None:
-        return None
-    seen: dict[Any, Any] = {}
-    same = {
-        name: replace(host, **{each: seen.setdefault(component, component) for each in COMPONENTS if (component := getattr(host, each))})
-        for name, host in read.hosts.items()
-    }
-    return read.model_copy(update={"hosts": same})
-
-
-def _holders(report: Report | None) -> set[str]:
-    """The hosts that hold what was planned for them."""
-    return {line.host for line in report.hosts if line.state in ("ready", "installed", "unchanged")} if report else set()
-
-
-def _versions(plan: PlanDocument | None, holders: Collection[str]) -> Iterator[_Group]:
-    """What all hosts get, if they differ at all, and then each group what only it gets."""
-    groups = groups_of(plan.hosts.values()) if plan else []
-    common = [name for name in COMPONENTS if len({id(getattr(hosts[0], name)) for hosts in groups}) == 1] if len(groups) > 1 else []
-    if common and plan:
-        yield _Group([f"all {len(plan.hosts)} hosts"], set(plan.hosts) <= set(holders), (), _components(groups[0][0], common))
-    for hosts in groups:
-        first = hosts[0]
-        about = [("system", f"{first.system} on {first.arch}"), ("prefix", first.prefix + ("" if first.root else ", without root"))]
-        about.append(("network", f"{first.network.address} on {first.network.interface}: {first.network.why}"))
-        if first.packages:
-            about.append(("packages", ", ".join(first.packages)))
-        names = [host.name for host in hosts]
-        yield _Group(names, set(names) <= set(holders), about, _components(first, [name for name in COMPONENTS if name not in common]))
-
-
-def _components(host: HostPlan, names: Sequence[str]) -> list[_Version]:
-    found = []
-    for name in names:
-        component = getattr(host, name)
-        if component is not None:
-            cuda = getattr(component, "cuda", None)
-            version = (component.version or "-") + (f" for CUDA {cuda}" if cuda else "")
-            found.append(_Version(TITLES.get(name, name), version, origin(component), component.why, list(by_cause(component.rejected))))
-    return found
-
-
 def _facts(folder: Path) -> Mapping[str, Facts]:
     read = runs.load(folder / "facts.json", FactsFile)
     return {name: facts for name, facts in read.hosts.items() if isinstance(facts, Facts)} if read else {}
-
-
-def _topology(run: Run, report: Report | None, plan: PlanDocument | None, facts: Mapping[str, Facts]) -> drawings.Topology | None:
-    networks = {name: host.network.cidr for name, host in plan.hosts.items()} if plan else dict.fromkeys(facts, "")
-    return drawings.topology(facts, networks, _measured(run, report))
 
 
 def _measured(run: Run, report: Report | None) -> dict[frozenset[str], float]:
