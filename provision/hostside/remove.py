@@ -63,7 +63,6 @@ class Removal:
             raise RuntimeError("%s: %s" % (" ".join(argv[:3]), " ".join(said.split())[-500:]))
         return done.returncode, said
 
-    # ------------------------------------------------------------------------------------------------------------ files
 
     def remove_files(self):
         linker = False
@@ -157,7 +156,6 @@ class Removal:
                 if not any(entry["what"].startswith(path) for entry in self.left):
                     self.leave(path, "there is something in it that provision did not put there")
 
-    # --------------------------------------------------------------------------------------------------------- packages
 
     def remove_packages(self):
         """Remove the packages that we have installed and that no other package needs, as apt or rpm says."""

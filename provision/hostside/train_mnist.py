@@ -67,7 +67,6 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(x), dim=1)
 
 
-# ------------------------------------------------------------------------------------------------------------------ data
 
 
 def load(folder, part):
@@ -100,7 +99,6 @@ def shard(count, epoch, seed, rank, size):
     return order[rank::size]
 
 
-# -------------------------------------------------------------------------------------------------------------- training
 
 
 def step(model, optimizer, images, labels):
@@ -203,7 +201,6 @@ def digest(model):
     return value.hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------------------- around
 
 
 def synchronize(device):

@@ -1,7 +1,4 @@
-"""Planning of images: from what the user asks for to the images to make.
-
-For hosts they are planned as an installation is, so a host and an image of one plan hold the same.
-"""
+"""Requests for images, planned: for hosts as an installation is, so that a host and an image of one plan hold the same."""
 
 from __future__ import annotations
 

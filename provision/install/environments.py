@@ -35,6 +35,7 @@ from provision.base.validation import Form
 from provision.base.versions import minor
 from provision.install import wheels
 from provision.install.installer import copy_modules
+from provision.plan.lock import python_version
 from provision.plan.model import COMPONENTS, HostPlan, Plan
 from provision.remote import host_locks, ssh
 from provision.remote.ansible import Play
@@ -60,15 +61,10 @@ _VERSION = r"[0-9][0-9A-Za-z.+!_-]*"
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 
 
-def _of_packaging(version: str) -> str:
-    Version(version)  # raises InvalidVersion, a ValueError
-    return version
-
-
 class _Package(BaseModel, strict=True):
     """A package of our environment on a host."""
 
-    version: Annotated[str, Form(_VERSION, "a version"), AfterValidator(_of_packaging)]
+    version: Annotated[str, Form(_VERSION, "a version"), AfterValidator(python_version)]
     requires: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)]
 
 

@@ -75,7 +75,7 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
     found = [
         _host(session, host.name, answers.get(host.name, []), failures.get(host.name), dry_run)
         if host in hosts
-        else _unreachable(host.name, survey)
+        else HostRemoval(host.name, "unreachable", problem=next(each for each in survey.problems if each.host == host.name))
         for host in session.inventory.hosts
     ]
     for one in found:
@@ -144,11 +144,6 @@ def add_other_prefixes(removal: HostRemoval, host: Host, found: Facts, *, dry_ru
         else:
             why = f"it is another installation; to remove it, name it in the inventory: provision_prefix={prefix}"
             removal.left.append({"what": prefix, "why": why})
-
-
-def _unreachable(name: str, survey: Survey) -> HostRemoval:
-    """A host that the survey could not reach."""
-    return HostRemoval(name, "unreachable", problem=next(problem for problem in survey.problems if problem.host == name))
 
 
 def _command(options: Document) -> str:

@@ -19,10 +19,6 @@ def _on_all(_host: HostPlan) -> bool:
     return True
 
 
-def _on_none(_host: HostPlan) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class Role:
     """A role of ``playbooks/roles``.
@@ -40,7 +36,7 @@ class Role:
 
     name: str
     used: Callable[[HostPlan], bool] = _on_all
-    partly_checked: Callable[[HostPlan], bool] = _on_none
+    partly_checked: Callable[[HostPlan], bool] = lambda _host: False
     as_root: bool = False
     as_login: bool = False
     whole_cluster: bool = False

@@ -109,8 +109,9 @@ class LockedComponent(Model):
         return f"{self.version} ({self.source}{cuda})"
 
 
-def _python_version(version: str) -> str:
-    Version(version)  # raises ValueError
+def python_version(version: str) -> str:
+    """A version that Python's packaging can read. Raises ValueError for any other."""
+    Version(version)
     return version
 
 
@@ -118,7 +119,7 @@ class LockedFile(Model):
     """A file that was installed. Its name and version are written into a file that uv reads."""
 
     name: Annotated[str, Form(r"[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a package")]
-    version: Annotated[LockedVersion, AfterValidator(_python_version)]
+    version: Annotated[LockedVersion, AfterValidator(python_version)]
     url: str | None
     sha256: Sha256 | None
 

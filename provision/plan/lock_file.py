@@ -172,7 +172,8 @@ def _sections(path: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(data, dict) or not isinstance(data.get("inventories"), dict):
         raise UsageError("is not a lock of provision", where=f"{path}:1", hint=_HINT)
     if (schema := data.get("schema")) != SCHEMA:
-        raise UsageError(f"invalid schema {schema!r}: expected {SCHEMA}", where=f"{path}:{_line_of_schema(text)}", hint=_HINT)
+        at = next((number for number, line in enumerate(text.splitlines(), 1) if line.startswith("schema")), 1)
+        raise UsageError(f"invalid schema {schema!r}: expected {SCHEMA}", where=f"{path}:{at}", hint=_HINT)
     return text, data["inventories"]
 
 
@@ -184,7 +185,3 @@ def _valid_sections(path: Path) -> dict[str, Any]:
             data = validation.read(part, str(path), "yaml", _HINT)
             found |= {name: section for name, section in data.items() if isinstance(section, dict)} if isinstance(data, dict) else {}
     return found
-
-
-def _line_of_schema(text: str) -> int:
-    return next((number for number, line in enumerate(text.splitlines(), 1) if line.startswith("schema")), 1)

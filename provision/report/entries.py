@@ -31,11 +31,7 @@ def add_survey(report: Report, survey: collect.Survey) -> None:
 
 
 def add_plan(report: Report, rollout: Rollout, hint: str | None) -> None:
-    """What there is to say about the plan, or why there is none.
-
-    Args:
-        hint: a change of the hosts that would lift them all.
-    """
+    """What there is to say about the plan, with the resolver's hint, or why there is none."""
     plan = rollout.plan
     report.notes += plan.notes
     if hint is not None:

@@ -55,18 +55,6 @@ def _is_address(value: str) -> bool:
     return True
 
 
-def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, float) else value
-
-
-def _without_spaces(value: Any) -> Any:
-    return None if isinstance(value, str) and " " in value else value
-
-
-def _without_nulls(value: Any) -> Any:
-    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
-
-
 def _is_version(value: str) -> bool:
     return bool(re.fullmatch(VERSION, value))
 
@@ -76,11 +64,11 @@ Version = Annotated[str, Form(VERSION, 'a version in quotes, such as "3.11.2"')]
 Word = Annotated[str, Form(r"\w[\w.+~:-]*", "a word of letters, digits and . _ + ~ : -")]
 WordOrNothing = Annotated[str, Form(r"(\w[\w.+~:-]*)?", "a word of letters, digits and . _ + ~ : -")]
 # A release name of several words, such as "blue onyx", is not the codename of a repository.
-Codename = Annotated[Word | None, BeforeValidator(_without_spaces)]
+Codename = Annotated[Word | None, BeforeValidator(lambda value: None if isinstance(value, str) and " " in value else value)]
 Login = Annotated[str, Form(r"[^\W-][\w.@$\\+-]*", "a login name")]  # it stands in other hosts' ssh configuration
 Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]
 Cuda = Annotated[str, Form(r"\d+\.\d+", 'a version, such as "12.2"')]  # `12` alone would be read as 12.0
-Capability = Annotated[str, BeforeValidator(_as_text), Form(r"\d+\.\d+", 'like "8.0"')]
+Capability = Annotated[str, BeforeValidator(lambda read: str(read) if isinstance(read, float) else read), Form(r"\d+\.\d+", 'like "8.0"')]
 PciId = Annotated[str, Form(r"[0-9a-f]{4}", 'a PCI device id, such as "2330"')]
 Address = Annotated[str, _like(_is_address, 'an address, such as "10.0.0.1/24"')]
 Port = Annotated[int, _like(lambda value: 0 < value < 65536, "a port, a number from 1 to 65535")]
@@ -88,7 +76,8 @@ Number = int | float
 Limit = int | Literal["unlimited"]
 
 
-Known = BeforeValidator(_without_nulls)  # for mappings: null is an unknown value
+# For mappings: null is an unknown value.
+Known = BeforeValidator(lambda read: {name: each for name, each in read.items() if each is not None} if isinstance(read, dict) else read)
 
 
 class Section(BaseModel):

@@ -16,7 +16,7 @@ from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.inventory import Host, Inventory
-from provision.survey.model import Facts, Interpreter, System, Unsurveyed
+from provision.survey.model import Facts, System, Unsurveyed
 
 OLDEST_PYTHON = "3.8"  # of the training environment: mpi4py 4 and the engine need no newer one
 CLOCKS_APART_S = 5.0  # from here on, logs of two hosts cannot be compared, and short-lived certificates fail
@@ -150,7 +150,8 @@ def _python(facts: Facts) -> Iterator[Problem]:
     python, (oldest, why) = facts.python, _oldest_python()
     if python.version is None or key(python.version) >= key(oldest):
         return
-    newer = max((each for each in python.others if each.version and key(each.version) >= key(oldest)), key=_python_version, default=None)
+    others = [each for each in python.others if each.version and key(each.version) >= key(oldest)]
+    newer = max(others, key=lambda each: key(each.version or "0"), default=None)
     yield Problem(
         "error",
         f"its Python is {python.version}; {oldest} or later is needed{why}",
@@ -159,10 +160,6 @@ def _python(facts: Facts) -> Iterator[Problem]:
         else "install a newer one next to it and name it: provision_python=/usr/bin/python3.11",
         id="python-too-old",
     )
-
-
-def _python_version(interpreter: Interpreter) -> tuple[int, ...]:
-    return key(interpreter.version or "0")
 
 
 def _oldest_python() -> tuple[str, str]:

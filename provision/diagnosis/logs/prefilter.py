@@ -132,7 +132,7 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
         name = str(operation)
         if name == "LITERAL":
             literal += chr(value)
-        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and _is_space(value[2]):
+        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and len(value[2]) == 1 and "CATEGORY_SPACE" in str(value[2][0]):
             literal += " "
         elif _is_digits(name, value):
             continue  # reduced lines have none
@@ -148,10 +148,6 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
                 found.extend(_candidates(value[2]))
     end_literal()
     return found
-
-
-def _is_space(tree: Sequence[tuple[Any, Any]]) -> bool:
-    return len(tree) == 1 and "CATEGORY_SPACE" in str(tree[0])
 
 
 def _is_digits(name: str, value: Any) -> bool:
