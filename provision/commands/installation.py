@@ -13,11 +13,9 @@ from provision.base.text import about
 from provision.commands.run import Run
 from provision.install import drift, environments, installer
 from provision.install.rollout import Rollout
-from provision.inventory import Inventory
 from provision.plan import lock, lock_file, summary
 from provision.remote.forecast import forecast
 from provision.report import entries
-from provision.report.model import Report
 
 
 def install(run: Run, rollout: Rollout) -> None:
@@ -39,8 +37,12 @@ def install(run: Run, rollout: Rollout) -> None:
         if options.check:
             entries.add_dry_run(report, rollout, done.outcome)
     finally:
-        if not options.check and not options.first_step:
-            _record(session.inventory, rollout, holding, report)
+        if holding and not options.check and not options.first_step:
+            try:
+                with signals.deferred():
+                    lock_file.record(session.inventory, plan, holding)
+            except (OSError, ValueError, ProvisionError) as error:  # a host may report anything about its files
+                report.notes.append(f"{lock.NAME} could not be written: {error}")
     if options.first_step and not options.check:
         report.notes.append(
             f"--from {options.first_step}: earlier steps were left out, so neither these hosts nor {lock.NAME} record that they hold the "
@@ -64,16 +66,6 @@ def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, Problem], *, ins
         lines.append(("time", took))
     more = ("more", f"provision plan {shlex.quote(session.inventory.argument)} --why: the reasons for each version")
     session.progress.plan(summary.title(rollout.plan), lines, more)
-
-
-def _record(inventory: Inventory, rollout: Rollout, holding: Mapping[str, lock.Files], report: Report) -> None:
-    if not holding:
-        return
-    try:
-        with signals.deferred():
-            lock_file.record(inventory, rollout.plan, holding)
-    except (OSError, ValueError, ProvisionError) as error:  # a host may report anything about its files
-        report.notes.append(f"{lock.NAME} could not be written: {error}")
 
 
 def create_environment(run: Run, rollout: Rollout, file: Path) -> None:

@@ -22,10 +22,6 @@ from provision.plan.model import HostPlan, Plan, Repository, Wheel
 Say = Callable[[str], None]
 
 
-def _silent(_line: str) -> None:
-    """Print nothing."""
-
-
 @dataclass(frozen=True)
 class UserFiles:
     """The user's own files. The plan's components name them by ``package``, with their checksum."""
@@ -58,7 +54,7 @@ def gather(
     fetch: bool,
     index_url: str | None = None,
     bundled: Path | None = None,
-    say: Say = _silent,
+    say: Say = lambda _line: None,
 ) -> Supplies:
     """Put the files that the hosts need into ``folder``; returns the Ansible variables that name them.
 
@@ -81,7 +77,7 @@ def gather(
     }
 
 
-def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = _silent) -> dict[str, str]:
+def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = lambda _line: None) -> dict[str, str]:
     """Put into ``folder`` the files that `gather` needs in a closed network; returns what each is → its path there.
 
     The user's files have their names in `UserFiles`; ``openmpi_sources`` and ``nccl_sources`` are downloaded tarballs. Cached builds are

@@ -137,12 +137,8 @@ def install_drivers(session: Session, rollout: Rollout) -> Outcome:
 
 def _torch_wheels(plan: Plan, facts: Mapping[str, Facts], folder: Path | None) -> dict[str, str]:
     """Host → the user's wheel of PyTorch that it lacks. Raises ProvisionError where the wheel is not in the folder."""
-    found = {}
-    for name, host in plan.hosts.items():
-        if host.torch is None or not host.torch.file or _holds_torch(host, facts.get(name)):
-            continue
-        found[name] = str(artifacts.torch_wheel(host, folder))
-    return found
+    lacking = [host for name, host in plan.hosts.items() if host.torch and host.torch.file and not _holds_torch(host, facts.get(name))]
+    return {host.name: str(artifacts.torch_wheel(host, folder)) for host in lacking}
 
 
 def _holds_torch(host: HostPlan, facts: Facts | None) -> bool:

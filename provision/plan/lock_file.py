@@ -113,16 +113,11 @@ def record(inventory: Inventory, plan: Plan, files: Mapping[str, Files]) -> Path
     Returns the file if it changed. Raises ProvisionError where another run has been writing it for a minute.
     """
     installed = replace(plan, hosts={name: host for name, host in plan.hosts.items() if name in files})
-    return _update(inventory, lambda: Lock.from_plan(installed, files, read_previous(inventory), inventory))
+    return update(inventory, lambda: Lock.from_plan(installed, files, read_previous(inventory), inventory))
 
 
-def write(inventory: Inventory, lock: Lock) -> Path | None:
-    """Replace the inventory's section, atomically; the sections of other inventories stay. Returns and raises as `record` does."""
-    return _update(inventory, lambda: lock)
-
-
-def _update(inventory: Inventory, make: Callable[[], Lock]) -> Path | None:
-    """Replace the section while no other run writes the file."""
+def update(inventory: Inventory, make: Callable[[], Lock]) -> Path | None:
+    """Replace the inventory's section alone, while no other run writes the file. Returns and raises as `record` does."""
     path = path_of(inventory)
     guard = paths.home() / "locks" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}.lock"
     with process_locks.acquired(guard, _WAIT_S) as acquired:

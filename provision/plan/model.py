@@ -344,11 +344,6 @@ class HostPlan:
     interpreter: str = ""
     root: bool = True
 
-    @classmethod
-    def from_dict(cls, data: object) -> HostPlan:
-        """A host's plan from JSON, as in its manifest. Raises ValueError for anything else."""
-        return _HOST_PLAN.validate_python(data)
-
     def as_dict(self) -> Document:
         """Plain data for JSON, without the login of an index."""
         made: dict[str, Any] = _HOST_PLAN.dump_python(self, mode="json")

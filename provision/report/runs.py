@@ -71,11 +71,6 @@ def every() -> Iterator[Run]:
         yield read(folder)
 
 
-def latest() -> Run | None:
-    """The newest run; None without any."""
-    return next(every(), None)
-
-
 def find(name: str | None = None, having: Collection[str] = ()) -> Run:
     """The run with this id, or the only one whose id begins so; without a name the newest one.
 

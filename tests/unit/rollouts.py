@@ -8,16 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from provision.base import engine_source
 from provision.install.rollout import PackageSources, Rollout
 from provision.inventory import Inventory
 from provision.plan.manifest import Manifest
-from provision.plan.model import Plan
+from provision.plan.model import HostPlan, Plan
 from provision.plan.options import Options
 from provision.plan.request import Request
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve
 from provision.survey import Facts, load_file
+
+#: A host's plan from JSON, as in its manifest.
+host_plan = TypeAdapter(HostPlan).validate_python
 
 
 def rollout(plan: Plan, inventory: Inventory, facts: Mapping[str, Facts], first_step: str | None = None) -> Rollout:

@@ -103,6 +103,6 @@ def test_facts_and_plans_match_their_schemas() -> None:
 def test_a_lock_matches_its_schema(tmp_path: Path) -> None:
     (tmp_path / "hosts.ini").write_text((DATA / "lint.ini").read_text(encoding="utf-8"), encoding="utf-8")
     inventory = load(str(tmp_path / "hosts.ini"))
-    path = lock_file.write(inventory, Lock.from_plan(lint_plan(), FILES, None, inventory))
+    path = lock_file.update(inventory, lambda: Lock.from_plan(lint_plan(), FILES, None, inventory))
     assert path is not None
     jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema_of("lock"))

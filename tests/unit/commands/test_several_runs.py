@@ -356,7 +356,7 @@ def test_a_lock_that_came_from_elsewhere_since_counts(hosts: Hosts) -> None:
     hosts.up(replace(WITHOUT_TORCH, nccl_version="2.24.3"))
     asked = replace(WITHOUT_TORCH, upgrade=True, nccl_version="2.21.5")
     theirs = planning.make_plan(Request(hosts.inventory(), asked), hosts.facts).plan
-    lock_file.write(hosts.inventory(), lock.Lock.from_plan(theirs, {}, None, hosts.inventory()))
+    lock_file.update(hosts.inventory(), lambda: lock.Lock.from_plan(theirs, {}, None, hosts.inventory()))
     hosts.failing = set()
     assert hosts.up(limit="b").ok
     assert hosts.nccl()["b"] == "2.21.5"
@@ -368,7 +368,7 @@ def test_what_hosts_have_in_several_releases_is_told(hosts: Hosts) -> None:
         for version in ("2.21.5", "2.24.3")
     ]
     both = Plan({"a": plans[0].hosts["a"], "b": plans[1].hosts["b"]})
-    lock_file.write(hosts.inventory(), lock.Lock.from_plan(both, {}, None, hosts.inventory()))
+    lock_file.update(hosts.inventory(), lambda: lock.Lock.from_plan(both, {}, None, hosts.inventory()))
     told = "provision.lock has NCCL 2.21.5 on a, 2.24.3 on b: all of these hosts get one release, resolved again"
     assert told in hosts.up().notes
     assert hosts.nccl()["a"] == hosts.nccl()["b"]

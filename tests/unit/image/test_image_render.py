@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from invented_hosts import changed
+from rollouts import host_plan
 
 from provision import catalog
 from provision.base.engine_source import EngineSource
@@ -259,7 +260,7 @@ def test_a_survey_reads_the_images_manifest() -> None:
     files = render.context(of_system("debian 12", None))
     manifest = json.loads(files["files/opt/provision/manifest.json"].content)
     assert manifest["schema"] == 2
-    assert targets.HostPlan.from_dict(manifest["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
+    assert host_plan(manifest["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
 
 
 def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:

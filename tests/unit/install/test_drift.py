@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollouts import as_json, rollout
+from rollouts import as_json, host_plan, rollout
 
 from provision.base import paths
 from provision.base.errors import UsageError
 from provision.install import drift, roles, ssh_mesh
 from provision.inventory import Inventory, last_run, load
-from provision.plan.model import HostPlan, Plan
+from provision.plan.model import Plan
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 from provision.survey import Facts, load_file
@@ -63,7 +63,7 @@ def test_hosts_that_hold_the_plan_need_nothing(inventory: Inventory, done: dict[
 
 def test_the_plan_comes_back_from_a_manifest(inventory: Inventory, done: dict[str, dict[str, Any]]) -> None:
     for name, planned in plan_of(done).hosts.items():
-        found = HostPlan.from_dict(done[name]["installed"]["manifest"]["host"])
+        found = host_plan(done[name]["installed"]["manifest"]["host"])
         assert (found.network, found.openmpi.version, found.prefix) == (planned.network, planned.openmpi.version, planned.prefix)
 
 

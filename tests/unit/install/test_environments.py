@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from invented_hosts import host, plan_for
 from loading import run_ansible_module
-from rollouts import manifest
+from rollouts import host_plan, manifest
 
 from provision import inventory as inventories
 from provision.base import uv_support
@@ -24,7 +24,6 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
 from provision.install import environments, wheels
 from provision.launch.launchers import Environment, RunOptions, mpi_job, own_job
-from provision.plan.model import HostPlan
 from provision.remote import ssh
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -266,7 +265,7 @@ def test_jobs_run_in_the_environment_and_find_our_programs() -> None:
 
 def test_run_finds_what_up_has_created() -> None:
     plan = plan_for({"a": host()})
-    recorded = HostPlan.from_dict(manifest(plan, "a")["host"])
+    recorded = host_plan(manifest(plan, "a")["host"])
     assert environments._kind(recorded) == environments._kind(plan.hosts["a"])
 
 

@@ -17,7 +17,7 @@ from changed_catalogue import change
 from documents import FILES
 from invented_hosts import changed, remedies
 from rendered import variables_in
-from rollouts import manifest
+from rollouts import host_plan, manifest
 
 from provision.base.errors import ProvisionError, UsageError
 from provision.commands import planning
@@ -25,7 +25,7 @@ from provision.install import installer
 from provision.install.rollout import Rollout
 from provision.inventory import Inventory, load
 from provision.plan import lock, lock_file
-from provision.plan.model import HostPlan, Plan
+from provision.plan.model import Plan
 from provision.plan.options import Options
 from provision.plan.request import Request
 from provision.plan.requirements import Requirements
@@ -63,7 +63,7 @@ def inventory(tmp_path: Path) -> Inventory:
 
 @pytest.fixture
 def written(inventory: Inventory) -> Path:
-    path = lock_file.write(inventory, lock.Lock.from_plan(plan_of(), FILES, None, inventory))
+    path = lock_file.update(inventory, lambda: lock.Lock.from_plan(plan_of(), FILES, None, inventory))
     assert path is not None
     return path
 
@@ -72,7 +72,7 @@ def test_it_is_read_back_as_it_was_written_and_a_second_write_changes_nothing(in
     found = lock_file.read(inventory)
     assert found is not None
     assert found.as_dict() == lock.Lock.from_plan(plan_of(), FILES, None, inventory).as_dict()
-    assert lock_file.write(inventory, found) is None
+    assert lock_file.update(inventory, lambda: found) is None
     text = written.read_text()
     assert "url: https://index.example/o.whl" in text
     assert "the driver" in text  # a reason
@@ -84,7 +84,7 @@ def test_that_of_hosts_on_the_command_line_is_in_the_state_folder(tmp_path: Path
     listed = load("node1,gpu1")
     assert lock_file.read(listed) is None
     locked = lock.Lock.from_plan(plan_of(), FILES, None, listed)
-    assert lock_file.write(listed, locked) in (tmp_path / "state/plans").glob("*/provision.lock")
+    assert lock_file.update(listed, lambda: locked) in (tmp_path / "state/plans").glob("*/provision.lock")
     assert lock_file.read(load("node1")) is None  # two runs on other hosts write no common file
     assert lock_file.read(listed) == locked
     assert lock_file.read(load("node1")) is None
@@ -341,7 +341,7 @@ def test_a_pytorch_from_a_wheel_of_the_users_is_asked_for_again_by_name_and_chec
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert first.torch is not None
     assert (first.torch.source, first.torch.file, first.torch.sha256) == ("folder", wheel.name, sha256)
-    lock_file.write(inventory, lock.Lock.from_plan(Plan({"node1": first}), FILES, None, inventory))
+    lock_file.update(inventory, lambda: lock.Lock.from_plan(Plan({"node1": first}), FILES, None, inventory))
 
     wheel.unlink()
     locked = lock_file.read(inventory)
@@ -393,7 +393,7 @@ def test_several_inventories_of_a_folder_share_the_file(inventory: Inventory, wr
     (tmp_path / "other.ini").write_text((DATA / "lint.ini").read_text())
     other = load(str(tmp_path / "other.ini"))
     assert lock_file.read(other) is None
-    lock_file.write(other, lock.Lock.from_plan(plan_of(), {}, None, other))
+    lock_file.update(other, lambda: lock.Lock.from_plan(plan_of(), {}, None, other))
     assert lock_file.read(inventory) is not None
     assert lock_file.read(other) is not None
 
@@ -460,29 +460,29 @@ def test_all_that_is_wrong_is_said_at_once(inventory: Inventory, written: Path) 
 )
 def test_a_damaged_manifest_is_refused(change: dict[str, Any]) -> None:
     known = manifest(plan_of(), "gpu1")["host"]
-    assert manifest(Plan({"gpu1": HostPlan.from_dict(known)}), "gpu1")["host"] == known
+    assert manifest(Plan({"gpu1": host_plan(known)}), "gpu1")["host"] == known
     if "openmpi" in change and change["openmpi"] is not None:
         change = {"openmpi": {**known["openmpi"], **change["openmpi"]}}
     with pytest.raises(ValueError, match="validation error"):
-        HostPlan.from_dict({**known, **change})
+        host_plan({**known, **change})
 
 
 def test_upgrade_writes_a_broken_one_anew(inventory: Inventory, written: Path) -> None:
     written.write_text("{ broken")
-    lock_file.write(inventory, lock.Lock.from_plan(plan_of(), FILES, None, inventory))
+    lock_file.update(inventory, lambda: lock.Lock.from_plan(plan_of(), FILES, None, inventory))
     assert lock_file.read(inventory) is not None
 
 
 def test_upgrade_keeps_the_other_sections_of_a_broken_file(inventory: Inventory, written: Path) -> None:
     others = {name: replace(inventory, source=written.parent / name) for name in ("a.ini", "z.ini")}
     for other in others.values():
-        lock_file.write(other, lock.Lock.from_plan(plan_of(), FILES, None, other))
+        lock_file.record(other, plan_of(), FILES)
     text = written.read_text()
     own = text.index("  hosts.ini:")
     written.write_text(f"{text[:own]}  hosts.ini:\n<<<<<<< HEAD\n    components: {{\n{text[text.index('  z.ini:') :]}")
     with pytest.raises(UsageError):
         lock_file.read(others["a.ini"])
-    lock_file.write(inventory, lock.Lock.from_plan(plan_of(), FILES, None, inventory))
+    lock_file.update(inventory, lambda: lock.Lock.from_plan(plan_of(), FILES, None, inventory))
     assert all(lock_file.read(each) is not None for each in (inventory, *others.values()))
 
 
@@ -492,7 +492,7 @@ def test_runs_at_once_lose_no_section(inventory: Inventory, written: Path) -> No
 
     def run(number: int) -> None:
         together.wait()
-        lock_file.write(replace(inventory, source=written.parent / f"{number}.ini"), made)
+        lock_file.update(replace(inventory, source=written.parent / f"{number}.ini"), lambda: made)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(8)))
@@ -505,8 +505,8 @@ def test_a_lock_that_another_run_keeps_writing_is_an_error(inventory: Inventory,
 
     def meanwhile() -> lock.Lock:
         with pytest.raises(ProvisionError, match="another run is writing it") as refused:
-            lock_file.write(inventory, made)
+            lock_file.update(inventory, lambda: made)
         assert refused.value.where == str(written)
         return made
 
-    assert lock_file._update(inventory, meanwhile) is None, "the same as before"
+    assert lock_file.update(inventory, meanwhile) is None, "the same as before"

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pexpect
 import pytest
-from rollouts import lint_plan, manifest
+from rollouts import host_plan, lint_plan, manifest
 from status_of import ACTIVITY, GPU, INSTALLED, JOB, Hosts, end_of
 from survey_module import machine, survey
 
@@ -25,7 +25,7 @@ from provision.cli import status as status_command
 from provision.install import drift
 from provision.plan import lock_file
 from provision.plan.lock import Lock, environments
-from provision.plan.model import HostPlan, Plan
+from provision.plan.model import Plan
 from provision.report.status import metrics, observer, show
 from provision.report.status.model import Job, Status
 from provision.report.status.observer import Observer, Poller
@@ -272,14 +272,14 @@ def test_an_installed_host_is_held_against_the_lock(plan: Plan) -> None:
     assert (missing.subject, missing.found) == (f"numpy in {host.prefix}/venv", "not installed")
     document = json.loads(json.dumps(host.as_dict()))
     document["cmake"]["version"], document["cmake"]["package"] = "3.30.0", "cmake==3.30.0"
-    (component,) = drift.from_lock(known, HostPlan.from_dict(document), {"venv": {"numpy": FILE}})
+    (component,) = drift.from_lock(known, host_plan(document), {"venv": {"numpy": FILE}})
     assert (component.kind, component.subject, component.found) == ("differs-from-lock", "CMake", "3.30.0 (wheel)")
     assert host.cmake.version in component.wanted
     document = json.loads(json.dumps(host.as_dict()))
     document["numpy"]["index"] = "https://example.org/simple"
-    (hidden,) = drift.from_lock(known, HostPlan.from_dict(document), {"venv": {"numpy": FILE}})
+    (hidden,) = drift.from_lock(known, host_plan(document), {"venv": {"numpy": FILE}})
     assert (hidden.kind, hidden.wanted) == ("differs-in-fields", "index")
-    (stranger,) = drift.from_lock(known, HostPlan.from_dict({**host.as_dict(), "name": "new"}), {})
+    (stranger,) = drift.from_lock(known, host_plan({**host.as_dict(), "name": "new"}), {})
     assert str(stranger) == "provision.lock does not know this host"
     assert environments(host)["venv"] in known.environments
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from invented_hosts import REQUIREMENTS, changed, gpu, host, plan_for, remedies
+from rollouts import host_plan
 
-from provision.plan.model import HostPlan
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements
 from provision.survey import Facts
@@ -185,7 +185,7 @@ def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() ->
     made = plan_for({"a": gpu("12.4"), "b": host("10.0.0.2", system=("ubuntu", "22.04"))}, Requirements(nccl_source="repository"))
     text = "".join(made.json())
     assert json.loads(text) == made.as_dict()
-    assert HostPlan.from_dict(json.loads(text)["hosts"]["a"]).as_dict() == made.hosts["a"].as_dict()
+    assert host_plan(json.loads(text)["hosts"]["a"]).as_dict() == made.hosts["a"].as_dict()
 
 
 @pytest.mark.parametrize(

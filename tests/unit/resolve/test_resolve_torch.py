@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from invented_hosts import changed, gpu, host, plan_for, remedies
+from rollouts import host_plan
 
 from provision import catalog
-from provision.plan.model import HostPlan
 from provision.plan.requirements import Requirements
 from provision.survey import Facts
 
@@ -99,7 +99,7 @@ def test_uv_downloads_a_python_where_no_other_gives_a_plan() -> None:
     assert python.package == f"python/cpython-{release}-linux-x86_64-gnu/bin/python3.11"
     assert made.hosts["b"].python.source == "host"
     assert any(note.startswith("a: uv downloads Python") for note in made.notes)
-    assert HostPlan.from_dict(made.hosts["a"].as_dict()) == made.hosts["a"]
+    assert host_plan(made.hosts["a"].as_dict()) == made.hosts["a"]
 
 
 def test_uv_downloads_a_python_for_a_newer_release_only_where_no_other_has_it() -> None:
