@@ -1,4 +1,4 @@
-"""The training job on a run's page: its curves, and its speed beside that of other ways."""
+"""The training job on a run's page: its curves, and its speed next to that of other ways."""
 
 from __future__ import annotations
 
