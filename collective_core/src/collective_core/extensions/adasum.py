@@ -26,8 +26,8 @@ from collective_core.runtime import membership, operations
 from collective_core.runtime.process_sets import ProcessSet, global_process_set, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.ops.allreduce import Adasum, allreduce_
-from collective_core.torch.ops.tensors import unsupported_tensor, without_data
 from collective_core.torch.optimizer.names import is_alone, names_of, number_of_optimizer
+from collective_core.torch.tensors import unsupported_tensor, without_data
 
 
 def _unsupported_reason(tensor: torch.Tensor) -> str:

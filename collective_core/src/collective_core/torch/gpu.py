@@ -23,12 +23,11 @@ from collective_core import _native, arrays
 from collective_core.errors import CollectiveError
 from collective_core.runtime import membership, operations, process_sets
 from collective_core.runtime.process_sets import Members, ProcessSet, members_of, process_set_by_id
-from collective_core.torch import handles, nccl
+from collective_core.torch import handles, nccl, tensors, ways
 from collective_core.torch.handles import Work
 from collective_core.torch.nccl import Launch
-from collective_core.torch.ops import tensors, ways
-from collective_core.torch.ops.tensors import is_plain, new_like
-from collective_core.torch.ops.ways import Combine
+from collective_core.torch.tensors import is_plain, new_like
+from collective_core.torch.ways import Combine
 
 #: By process set: why its CUDA tensors go through host memory, empty where they do not. Once the ranks have agreed.
 _agreed: dict[int, str] = {}

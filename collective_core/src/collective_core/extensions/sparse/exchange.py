@@ -21,8 +21,8 @@ from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.handles import results_of
 from collective_core.torch.ops import allreduce
-from collective_core.torch.ops.tensors import describe
-from collective_core.torch.ops.ways import start_rows
+from collective_core.torch.tensors import describe
+from collective_core.torch.ways import start_rows
 
 #: Positions of this rank's rows to the rows; with counts, a row of both for each.
 Read = Callable[[torch.Tensor], torch.Tensor]

@@ -13,7 +13,7 @@ from collective_core.runtime import operations
 from collective_core.torch import handles
 from collective_core.torch.backend.work import Completer, GroupWork, for_group
 from collective_core.torch.compiling import untraced
-from collective_core.torch.ops.tensors import dtype_name, unsupported_tensor
+from collective_core.torch.tensors import dtype_name, unsupported_tensor
 
 
 def nothing() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from collective_core.torch.ops.tensors import raise_versions
+from collective_core.torch.tensors import raise_versions
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:

@@ -14,8 +14,8 @@ from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Group, Mapped, handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.tensors import describe, names_of_group
-from collective_core.torch.ops.ways import start_rows
+from collective_core.torch.tensors import describe, names_of_group
+from collective_core.torch.ways import start_rows
 
 
 def start(

@@ -16,7 +16,7 @@ from collective_core.torch.compiling import is_traced, not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, handle_of
 from collective_core.torch.ops.fusion import FusedGroup
-from collective_core.torch.ops.tensors import (
+from collective_core.torch.tensors import (
     EXCHANGE_API,
     describe,
     dtype_name,
@@ -26,7 +26,7 @@ from collective_core.torch.ops.tensors import (
     raise_versions,
     unsupported_tensor,
 )
-from collective_core.torch.ops.ways import start
+from collective_core.torch.ways import start
 
 #: The reduction's name, beside those of arrays.py (extensions/adasum).
 Adasum = "Adasum"

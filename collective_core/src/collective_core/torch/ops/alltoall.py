@@ -11,8 +11,8 @@ from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Mapped, handle_of
-from collective_core.torch.ops.tensors import describe
-from collective_core.torch.ops.ways import start_rows
+from collective_core.torch.tensors import describe
+from collective_core.torch.ways import start_rows
 
 #: Rows for each rank: a list, or a tensor of integers with one dimension.
 Splits = Any

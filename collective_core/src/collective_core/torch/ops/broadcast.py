@@ -13,8 +13,8 @@ from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import handle_of
 from collective_core.torch.ops.allreduce import allreduce
-from collective_core.torch.ops.tensors import describe, new_like
-from collective_core.torch.ops.ways import start
+from collective_core.torch.tensors import describe, new_like
+from collective_core.torch.ways import start
 
 
 def _start(

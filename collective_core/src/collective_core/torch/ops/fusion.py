@@ -16,7 +16,7 @@ import torch
 
 from collective_core.errors import CollectiveError
 from collective_core.torch.handles import results_of
-from collective_core.torch.ops.tensors import unsupported_tensor
+from collective_core.torch.tensors import unsupported_tensor
 
 #: Bytes up to which a tensor is fused: what is larger takes longer to copy together than a message of its own takes.
 MAX_BYTES = 64 << 10

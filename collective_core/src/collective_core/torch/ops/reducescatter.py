@@ -15,8 +15,8 @@ from collective_core.torch.compiling import not_compiled
 from collective_core.torch.compression import Compression
 from collective_core.torch.handles import Group, handle_of
 from collective_core.torch.ops.allgather import allgather
-from collective_core.torch.ops.tensors import describe, dtype_name, names_of_group
-from collective_core.torch.ops.ways import start
+from collective_core.torch.tensors import describe, dtype_name, names_of_group
+from collective_core.torch.ways import start
 
 
 def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Any:

@@ -11,7 +11,7 @@ from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Work, handle_of, results_of, synchronize
 from collective_core.torch.ops import allgather
-from collective_core.torch.ops.tensors import unsupported_tensor, without_data
+from collective_core.torch.tensors import unsupported_tensor, without_data
 
 #: Their sums are formed in float32 and rounded once, as those of dense tensors.
 _HALF_TYPES = (torch.float16, torch.bfloat16)

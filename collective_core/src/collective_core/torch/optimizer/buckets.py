@@ -30,7 +30,7 @@ from collective_core.errors import CollectiveError
 from collective_core.torch import gpu, handles
 from collective_core.torch.compression import Compression
 from collective_core.torch.ops import allreduce
-from collective_core.torch.ops.tensors import is_in_host_memory
+from collective_core.torch.tensors import is_in_host_memory
 
 #: Bytes of gradients that do not stay in a processor's cache until they are summed, and so many at most wait to be moved.
 LARGE = 1 << 20

@@ -12,7 +12,7 @@ import torch
 from collective_core import _native
 from collective_core.runtime import operations
 from collective_core.torch.handles import Work
-from collective_core.torch.ops.tensors import is_in_host_memory, raise_versions, received_tensor
+from collective_core.torch.tensors import is_in_host_memory, raise_versions, received_tensor
 
 Combine = Callable[[torch.Tensor, torch.Tensor], None]
 
