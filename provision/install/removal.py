@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from provision.base import resources
 from provision.base.documents import Document
@@ -114,6 +114,9 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
             answered = _Answer.model_validate(parse_output(answer, BEGIN, "the removal"))
         except ProvisionError as error:
             found.fail(error.what, error.hint)
+            continue
+        except ValidationError:
+            found.fail("the removal gave an invalid answer")
             continue
         found.removed += [one for one in answered.removed if one not in found.removed]  # both scripts look for what is abandoned
         found.left += answered.left

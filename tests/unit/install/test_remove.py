@@ -1,17 +1,19 @@
-"""What `provision remove` says of installations under other prefixes than the host's. The rest needs real hosts."""
+"""What `provision remove` says of installations under other prefixes, and of invalid answers. The rest needs real hosts."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, cast
 
 import pytest
 from invented_hosts import stated
 from rollouts import manifest_with
 
 from provision.base.problems import Problem
+from provision.install import removal
 from provision.install.removal import HostRemoval, add_other_prefixes
 from provision.inventory import Host
-from provision.survey import Facts
+from provision.survey import END, Facts
 
 PREFIX = "/opt/provision"
 
@@ -67,3 +69,9 @@ def test_a_host_that_could_not_be_used_keeps_its_own_error() -> None:
 
 def test_nothing_elsewhere_is_nothing_to_say() -> None:
     assert vars(judged(HostRemoval("node1", "removed"), seen(can_become=False))) == vars(HostRemoval("node1", "removed"))
+
+
+@pytest.mark.parametrize("answer", [{"nothing": False}, {"nothing": False, "removed": ["x"], "left": 3, "error": None}])
+def test_an_invalid_answer_fails_its_host(answer: Any) -> None:
+    found = removal._host(cast(Any, None), "node1", [f"{removal.BEGIN}\n{json.dumps(answer)}\n{END}\n"], None, dry_run=False)
+    assert (found.state, str(found.problem)) == ("failed", "remove: the removal gave an invalid answer")
