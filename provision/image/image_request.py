@@ -46,7 +46,7 @@ def plan_targets(
     """The requested images, and the problems of the hosts that they are for.
 
     Raises:
-        UsageError: there is no such image, or nothing was named.
+        UsageError: unknown image, or none named.
         ProvisionError: no plan fits, or hosts do not answer.
     """
     options = _for_images(options)

@@ -62,6 +62,11 @@ class PostedNetwork : public MemoryNetwork {
     return used;
   }
 
+  void end(Wire& wire) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    wire.ended = true;
+    changed.notify_all();
+  }
   // With the mutex held.
   void start(std::shared_ptr<Wire> wire) { started_.push_back(std::move(wire)); }
   bool is_registered(const void* begin, size_t bytes) const {
@@ -118,7 +123,7 @@ class PostedSender final : public cc::Sender {
  public:
   PostedSender(PostedNetwork& network, std::shared_ptr<PostedNetwork::Wire> wire, Faults& faults, int rank, int peer)
       : network_(network), wire_(std::move(wire)), faults_(faults), rank_(rank), peer_(peer) {}
-  ~PostedSender() override { end(); }
+  ~PostedSender() override { network_.end(*wire_); }
 
   void post(const cc::SegmentHead& head, const void* body, size_t bytes) override {
     const std::lock_guard<std::mutex> lock(network_.mutex);
@@ -151,15 +156,10 @@ class PostedSender final : public cc::Sender {
     const uint64_t before = std::exchange(completed_, wire_->completed);
     return completed_ == before && wire_->ended ? -1 : static_cast<ptrdiff_t>(completed_ - before);
   }
-  void cancel() override { end(); }
+  void cancel() override { network_.end(*wire_); }
   bool is_ready() const { return wire_->ended || wire_->completed > completed_; }
 
  private:
-  void end() {
-    const std::lock_guard<std::mutex> lock(network_.mutex);
-    wire_->ended = true;
-    network_.changed.notify_all();
-  }
   PostedNetwork& network_;
   const std::shared_ptr<PostedNetwork::Wire> wire_;
   Faults& faults_;
@@ -170,7 +170,7 @@ class PostedReceiver final : public cc::Receiver {
  public:
   PostedReceiver(PostedNetwork& network, std::shared_ptr<PostedNetwork::Wire> wire)
       : network_(network), wire_(std::move(wire)) {}
-  ~PostedReceiver() override { end(); }
+  ~PostedReceiver() override { network_.end(*wire_); }
 
   const cc::SegmentHead* head() const override { return transfer_ ? &transfer_->head : nullptr; }
   void post(void* body, size_t bytes) override {
@@ -195,16 +195,11 @@ class PostedReceiver final : public cc::Receiver {
     if (!transfer_) transfer_ = wire_->transfers.front();
     return 1;
   }
-  void cancel() override { end(); }
+  void cancel() override { network_.end(*wire_); }
   bool is_ready() const { return wire_->ended || has_news(); }
 
  private:
   bool has_news() const { return transfer_ ? transfer_->completed && !completed_ : !wire_->transfers.empty(); }
-  void end() {
-    const std::lock_guard<std::mutex> lock(network_.mutex);
-    wire_->ended = true;
-    network_.changed.notify_all();
-  }
   PostedNetwork& network_;
   const std::shared_ptr<PostedNetwork::Wire> wire_;
   std::shared_ptr<PostedNetwork::Transfer> transfer_;  // that is being received

@@ -223,7 +223,7 @@ class BucketTuner:
         try:
             self._cache.write(self._key, size)
         except OSError as error:
-            self._say(f"autotune: {self._cache.path} cannot be written, so the next job begins anew: {error.strerror}")
+            self._say(f"autotune: {self._cache.path} cannot be written, so the next job starts over: {error.strerror}")
 
     def _say(self, text: str) -> None:
         if self._speaks:

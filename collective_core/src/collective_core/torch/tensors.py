@@ -79,7 +79,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is no other device's."""
+    """Whether the CPU holds the tensor, and nothing else does."""
     return tensor.device.type == "cpu" and not any(holds(tensor) for holds in holders)
 
 

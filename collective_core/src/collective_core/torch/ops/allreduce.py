@@ -28,7 +28,7 @@ from collective_core.torch.tensors import (
 )
 from collective_core.torch.ways import start
 
-#: The reduction's name, beside those of arrays.py (extensions/adasum).
+#: The reduction's name, in addition to those of arrays.py (extensions/adasum).
 Adasum = "Adasum"
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
