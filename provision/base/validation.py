@@ -169,7 +169,7 @@ def decoded(content: str | bytes, where: str, hint: str | None = None) -> str:
         raise UsageError("not UTF-8 text", where=f"{where}:{line}", hint=hint) from error
 
 
-def read(text: str, where: str, kind: Kind = "json", hint: str | None = None) -> Any:
+def read(text: str, where: str, kind: Kind = "json", hint: str | None = None) -> object:
     """The plain data in a text, each key of a mapping once.
 
     Raises:
@@ -224,12 +224,12 @@ else:
 class _Loader(_SafeLoader):
     """YAML within the limits of JSON: keys are texts, each once; no aliases."""
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         if isinstance(node, yaml.CollectionNode) and node in self.constructed_objects:  # a few aliases can stand for gigabytes
             raise _Refused(None, None, "aliases (`*`) are not supported: repeat the value", node.start_mark)
         return super().construct_object(node, deep)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

@@ -55,7 +55,7 @@ class Overlay:
         """Our file ``name`` with the user's over it, as its model. Raises UsageError naming the user's file and line."""
         file = self.files[name]
         hint, where = "install provision again", f"provision/catalog/{name}.yaml"
-        ours = validation.read(validation.decoded(catalog.content(name), where, hint), where, "yaml", hint)
+        ours: Any = validation.read(validation.decoded(catalog.content(name), where, hint), where, "yaml", hint)
         data = merge(ours, file.rows)
         return validation.validate(FILES[name], data, file.path, text=file.text, kind="yaml", hint=HINT)
 

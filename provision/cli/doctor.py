@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -32,6 +32,9 @@ from provision.inventory import Inventory, listed
 from provision.remote import progress
 from provision.remote.session import Session
 
+if TYPE_CHECKING:
+    from typer._click import Context
+
 # Endings of files that are logs and no inventories: Slurm and LSF name theirs so.
 _LOG_ENDINGS = (".log", ".out", ".err")
 
@@ -39,7 +42,7 @@ _LOG_ENDINGS = (".log", ".out", ".err")
 class _CheckByDefault(Group):
     """``provision doctor [HOSTS] [--log FILE]`` is ``provision doctor check …``."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
             args = ["check", *args]
         return super().parse_args(ctx, args)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,6 +16,10 @@ from typer.core import TyperCommand, TyperGroup
 from provision.base import terminal
 from provision.base.errors import UsageError
 from provision.base.terminal import Padding, Panel, Table, Text
+
+if TYPE_CHECKING:  # typer's copy of click; an earlier typer has click itself
+    from typer._click import Command as ClickCommand
+    from typer._click import Context, HelpFormatter
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: typer has click's errors, from click itself or from a copy of its own.
@@ -27,19 +31,19 @@ _NAMES_WIDTH = 28  # columns that names and placeholders get, unless a single on
 class Command(TyperCommand):
     """A command with this help."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  it would have neither panels nor colours
+    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002  it would have neither panels nor colours
         _show(self, ctx)
 
 
 class Group(TyperGroup):
     """A command that has commands, with this help."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  as above
+    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002  as above
         _show(self, ctx)
         shown = [(name, each) for name, each in self.commands.items() if not each.hidden]
         _panel("Commands", [(name, _sentences(each.help).partition("\n\n")[0]) for name, each in shown], r"^\S+")
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, ClickCommand | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             raise UsageError(f"no such command '{name}'", hint=suggestion(name, self.commands, ctx))
@@ -65,13 +69,13 @@ def _as_usage_error(error: Any) -> UsageError:
     return UsageError(what[:1].lower() + what[1:].rstrip(".").replace("Input should be", "expected"), hint=hint)
 
 
-def suggestion(word: str, known: Iterable[str], context: Any) -> str | None:
+def suggestion(word: str, known: Iterable[str], context: Context | None) -> str | None:
     """What may have been meant, else where to look."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=_ALIKE)
     return f"did you mean {' or '.join(close)}?" if close else f"see {context.command_path} --help" if context is not None else None
 
 
-def _show(command: Any, ctx: Any) -> None:
+def _show(command: ClickCommand, ctx: Context) -> None:
     """Print usage, text, arguments and options."""
     terminal.Console().print(Padding(Text(command.get_usage(ctx), style="bold"), 1), Padding(Text(_sentences(command.help)), (0, 1, 1, 1)))
     panels: dict[str, list[tuple[str, str]]] = {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from itertools import takewhile
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +17,10 @@ from provision import __version__
 from provision.base import terminal
 from provision.base.errors import UsageError, as_provision_error
 from provision.cli.help import App, Group, plain_errors, suggestion
+
+if TYPE_CHECKING:
+    from typer._click import Command as ClickCommand
+    from typer._click import Context
 
 _Result = TypeVar("_Result")
 #: Command → the module of this folder that has it: as `app` where it has commands of its own, else as a function of its name.
@@ -29,31 +34,29 @@ _MODULES = {
 _WITHOUT_OWN_FILES = frozenset({"catalog", "schema", "doctor", "run"})
 
 
-class _Commands(dict[str, Any]):
+class _Commands(Mapping[str, "ClickCommand"]):
     """Name → command, which is imported when it is looked up."""
 
-    def __getitem__(self, name: str) -> Any:
-        if super().__getitem__(name) is None:
-            module = import_module(f"provision.cli.{_MODULES[name]}")
-            group = getattr(module, "app", None)
-            if group is None:
-                group = App()
-                group.command(**getattr(module, "COMMAND", {}))(getattr(module, name))
-            self[name] = typer.main.get_command(group)
-            self[name].name = name
-        return super().__getitem__(name)
+    def __getitem__(self, name: str) -> ClickCommand:
+        return _command(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            return default
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
 
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
+    def __len__(self) -> int:
+        return len(_MODULES)
 
-    def values(self) -> Any:
-        return [self[name] for name in self]
+
+@cache
+def _command(name: str) -> ClickCommand:
+    module = import_module(f"provision.cli.{_MODULES[name]}")
+    group = getattr(module, "app", None)
+    if group is None:
+        group = App()
+        group.command(**getattr(module, "COMMAND", {}))(getattr(module, name))
+    command = typer.main.get_command(group)
+    command.name = name
+    return command
 
 
 class _MainJobGroup(Group):
@@ -61,13 +64,13 @@ class _MainJobGroup(Group):
 
     def __init__(self, **named: Any) -> None:
         super().__init__(**named)
-        self.commands = _Commands.fromkeys(_MODULES)  # type: ignore[assignment]
+        self.commands = _Commands()  # type: ignore[assignment]
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Context) -> object:
         with plain_errors():
             return super().invoke(ctx)
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         at = next((number for number, word in enumerate(args) if not word.startswith("-")), len(args))
         word = args[at] if at < len(args) else ""
         if word and word not in self.commands:

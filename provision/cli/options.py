@@ -281,7 +281,7 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[_Command], _Command]
         shared = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
 
         @functools.wraps(command)
-        def called(*arguments: Any, **values: Any) -> Any:
+        def called(*arguments: object, **values: object) -> object:
             for name, group in groups.items():
                 values[name] = group(**{option: values.pop(option) for option in shared[name] if option in values})
             return command(*arguments, **values)

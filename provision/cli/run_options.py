@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ from provision.launch.program import Containers
 from provision.launch.target_hosts import HostOptions
 from provision.remote.session import Session
 from provision.sandbox.containers import image_names
+
+if TYPE_CHECKING:
+    from typer._click import Context
 
 
 def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
@@ -156,15 +159,14 @@ def _command(values: SimpleNamespace) -> tuple[str, ...]:
 class HostsFirst(Command):
     """``provision run hosts.ini -np 4 train.py`` as if it said ``--hosts hosts.ini``, as other commands take HOSTS."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         options, _, _ = self.make_parser(ctx).parse_args(list(args))
         rest = options["command"] or ()
         before = args[: len(args) - len(rest)]
         has_hosts = any(options.get(name) for name in ("hosts", "host", "hostfile"))
         if rest and not has_hosts and "--" not in before and is_hosts(rest[0]):
             args = [*before, "--hosts", *args[len(before) :]]
-        words: list[str] = super().parse_args(ctx, args)
-        return words
+        return super().parse_args(ctx, args)
 
 
 def is_hosts(word: str) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -22,6 +22,9 @@ from provision.inventory import last_run
 from provision.report.status import show
 from provision.report.status.model import Status
 from provision.report.status.observer import Observer, Poller
+
+if TYPE_CHECKING:
+    from typer._click import Context
 
 _TICK_S = 0.1  # how soon Ctrl-C is noticed
 _PATIENCE_S = 5.0  # after which the hosts that are waited for are named
@@ -36,12 +39,11 @@ OptionalHosts = Annotated[
 class PortAfterServe(Command):
     """``--serve`` alone as if it said ``--serve 0``: a free port."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         words: list[str] = []
         for word in [*args, ""]:
             words += ["0", word] if words[-1:] == ["--serve"] and not word.isdecimal() else [word]
-        found: list[str] = super().parse_args(ctx, words[:-1])
-        return found
+        return super().parse_args(ctx, words[:-1])
 
 
 def hosts_or_last(hosts: str | None) -> str:

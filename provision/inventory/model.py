@@ -133,11 +133,15 @@ def shown(path: Path) -> str:
 class _UnsafeDumper(yaml.SafeDumper):
     """Marks every text that is a value as unsafe, so that Ansible never takes it for a template."""
 
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        node = super().represent_mapping(tag, mapping, flow_style)
-        for _key, value in node.value:
-            _mark(value)
-        return node
+
+def _represent(dumper: _UnsafeDumper, mapping: dict[str, object]) -> yaml.Node:
+    node = dumper.represent_dict(mapping)
+    for _key, value in node.value:
+        _mark(value)
+    return node
+
+
+_UnsafeDumper.add_representer(dict, _represent)
 
 
 def _mark(node: yaml.Node) -> None:

@@ -19,7 +19,7 @@ OpenMpiSource = Literal["auto", "wheel", "distribution", "source"]
 WHAT = "What is installed"  # a panel of the help
 
 
-def option(panel: str | None, spelled: str, help: str, **checks: Any) -> Any:
+def option(panel: str | None, spelled: str, help: str, **checks: Any) -> object:
     """The option of a field, for ``Annotated``: ``spelled`` has its names and the placeholder of its value, as in `launch.option_table`."""
     names = [word for word in spelled.split() if word.startswith("-")]
     placeholder = " ".join(word for word in spelled.split() if word not in names) or None

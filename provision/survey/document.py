@@ -76,12 +76,14 @@ def load_file(path: str | Path) -> dict[str, Facts | Unsurveyed]:
     return dict(validation.validate(FactsFile, harmless, name, text=text, hint=_SMALLEST).hosts)
 
 
-def _shared(document: Any) -> dict[str, Facts | Unsurveyed] | None:
+def _shared(document: object) -> dict[str, Facts | Unsurveyed] | None:
     """The hosts of a valid document, which is emptied; None for an invalid one.
 
     Sections that hosts have in common, as those that are alike do, are validated once and are one object: ten thousand hosts take seconds.
     """
-    hosts = document.pop("hosts", None) if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        return None
+    hosts = document.pop("hosts", None)
     if not isinstance(hosts, dict) or not all(isinstance(host, dict) for host in hosts.values()):
         return None
     sections: dict[bytes, object] = {}
@@ -143,7 +145,7 @@ def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Do
     return document
 
 
-def sanitized(value: Json, depth: int = 0) -> Json:
+def sanitized(value: object, depth: int = 0) -> object:
     """The document with every text made harmless: it comes from another machine and gets into Ansible's variables.
 
     Ansible would run the content of ``{{ … }}`` on the controller; a control character could break out of a line of a rendered file; a lone

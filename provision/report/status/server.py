@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from provision import __version__
@@ -57,7 +57,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, token: str, latest: Callable[[], Status | None], interval: float) -> None:
         self.token, self.latest, self.interval = token, latest, interval
-        self._silent: dict[Any, float] = {}  # connections without a complete request, the oldest first: when each began
+        self._silent: dict[socket.socket, float] = {}  # connections without a complete request, the oldest first: when each began
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -68,19 +68,21 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self.server_address[1]}/?token={quote(self.token, safe='')}"
 
-    def process_request(self, request: Any, client_address: object) -> None:
+    def get_request(self) -> tuple[socket.socket, object]:
+        request, client = super().get_request()
         if len(self._silent) >= _MAX_CONNECTIONS:
             _cut(oldest := next(iter(list(self._silent))))
             self.note_request(oldest)
         self._silent[request] = time.monotonic()
-        super().process_request(request, client_address)
+        return request, client
 
-    def note_request(self, request: object) -> None:
+    def note_request(self, request: socket.socket) -> None:
         """The request of a connection is complete, or the connection is over: it does not give way any more."""
         self._silent.pop(request, None)
 
-    def shutdown_request(self, request: Any) -> None:
-        self.note_request(request)
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        if isinstance(request, socket.socket):  # a datagram is not
+            self.note_request(request)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
@@ -154,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     def version_string(self) -> str:
         return "provision"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: an address has the token."""
 
 
