@@ -25,6 +25,7 @@ from typing import IO
 
 from provision.base import paths, uv_support
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.text import duration
 
 # A server that sends nothing for this long counts as unavailable.
 SILENCE_SECONDS = 12.0
@@ -80,7 +81,7 @@ def _receive(
             raise Unavailable(f"more than the {size or largest:,} bytes that the file has; probably an error page")
         if time.monotonic() > deadline:
             of = f" of {size:,}" if size is not None else ""
-            raise Unavailable(f"only {received:,}{of} bytes after {seconds:.0f} s", whole_server=True)
+            raise Unavailable(f"only {received:,}{of} bytes after {duration(seconds)}", whole_server=True)
     if size is not None and received != size:
         raise Unavailable(f"truncated: {received:,} of {size:,} bytes")
     if sha256 is not None and (found := checksum.hexdigest()) != sha256:

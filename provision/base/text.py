@@ -51,9 +51,20 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def duration(seconds: float) -> str:
+    """``8.2 s``, ``1 min 27 s``, ``2 h 3 min`` or ``2 d 4 h``; ``unknown`` for what cannot be one, such as a record's."""
+    if not 0 <= seconds < 1e9:
+        return "unknown"
+    if seconds < 9.95:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    whole = round(seconds)
+    for size, unit, part, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"
+
+
 def about(seconds: float) -> str:
     """A duration that is not known exactly: ``10 s``, ``2 min``, ``1 h 20 min``."""
-    if seconds < 60:
-        return f"{max(5, round(seconds / 5) * 5)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    return duration(max(5, round(seconds / 5) * 5) if seconds < 60 else round(seconds / 60) * 60)

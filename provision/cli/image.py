@@ -11,6 +11,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError
+from provision.base.text import duration
 from provision.base.validation import max_here
 from provision.cli.help import App
 from provision.cli.options import Json, Limit, inventory_of, passwords, plan_options, url, with_options
@@ -115,7 +116,7 @@ def build_(
     for each, called in zip(made, tags, strict=True):
         done = build.build(each, called, options, progress.make(), mirror=mirror, cache=not no_cache)
         ended = time.monotonic()  # the first image's time includes the survey and the plan, so that all add up to the command's
-        terminal.out().say(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {ended - began:.0f} s, log {done.log}")
+        terminal.out().say(f"{done.tag}: {done.image[7:19]}, {done.size / 1e6:.0f} MB, {duration(ended - began)}, log {done.log}")
         began = ended
         terminal.say(f"not verified yet: provision image verify {done.tag}")
 
@@ -149,6 +150,6 @@ def verify_(
                 console.say(f"{finding.severity}: {finding.host or 'between hosts'}: {finding.what}: {finding.observed}")
         for fault in verdict.faults:
             console.say(f"fault: {fault}", style="red")
-        console.say(f"{image} is {'ready' if verdict.ready else 'not ready'} ({verdict.seconds:.0f} s, {verdict.folder})")
+        console.say(f"{image} is {'ready' if verdict.ready else 'not ready'} ({duration(verdict.seconds)}, {verdict.folder})")
     if not verdict.ready:
         raise typer.Exit(1)

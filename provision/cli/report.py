@@ -10,6 +10,7 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import ProvisionError
+from provision.base.text import duration
 from provision.base.validation import MAX_COUNT
 from provision.cli.options import Json
 from provision.report import host_log, page
@@ -56,7 +57,7 @@ def runs(
                     "run": run.id,
                     "state": run.verdict,
                     "command": run.command or "-",
-                    "time": f"{run.seconds:.0f} s" if run.seconds is not None else "-",
+                    "time": duration(run.seconds) if run.seconds is not None else "-",
                     "hosts": run.inventory or "-",
                 }
                 for run in found

@@ -21,6 +21,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from provision.base import aptsources, downloads, paths, uv_support
 from provision.base.errors import ProvisionError
+from provision.base.text import duration
 from provision.plan.lock import LockedFile
 
 _UV_S = 600.0
@@ -170,7 +171,7 @@ def run_uv(words: Sequence[str], work: Path, setup: uv_support.Setup, failed: st
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ProvisionError(f"uv did not finish in {_UV_S:.0f} s", hint="look at the network, then run it again") from error
+        raise ProvisionError(f"uv did not finish in {duration(_UV_S)}", hint="look at the network, then run it again") from error
     finally:
         (work / "uv.toml").unlink()
     if done.returncode != 0:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from provision.base.terminal import Console, Live, RenderableType, Table, err, live, neutral, styled
-from provision.base.text import about, clock, joined
+from provision.base.text import about, clock, duration, joined
 from provision.remote.ansible import Event, headline
 from provision.remote.stage import Series, Stage, waits
 from provision.remote.stage_view import TrainingProgress, series_view, stage_view, training_view
@@ -200,7 +200,7 @@ def _sentence(event: Event) -> str:
     if event.kind == "waiting":
         held = waits(event)
         return f"{event.host}: {event.task}: waiting: {held}" if held else f"{event.host}: {step}: running in the background"
-    took = f" ({event.seconds:.1f} s)" if event.seconds >= 1 else ""
+    took = f" ({duration(event.seconds)})" if event.seconds >= 1 else ""
     message = event.report if event.kind in ("ok", "changed") else headline(event.text)
     remark = f": {message}" if message else ""
     return f"{event.host}: {step}: {_WORDS[event.kind]}{took}{remark}"

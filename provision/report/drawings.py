@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from provision.base.text import joined
+from provision.base.text import duration, joined
 from provision.bench import results
 from provision.remote.timeline import State, StepTime
 from provision.survey import Facts, hardware
@@ -35,19 +35,6 @@ def grouped(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: i
     for item in items:
         groups.setdefault(alike(item), []).append(item)
     return list(groups.values())
-
-
-def duration(seconds: float) -> str:
-    """``8.2 s``, ``87 s``, ``12 min 5 s``, ``2 h 3 min``."""
-    if not 0 <= seconds < 1e9:
-        return "unknown"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    large, unit, small, rest = (whole // 60, "min", "s", whole % 60) if whole < 7200 else (whole // 3600, "h", "min", whole % 3600 // 60)
-    return f"{large} {unit}" + (f" {rest} {small}" if rest else "")
 
 
 class Bar(NamedTuple):

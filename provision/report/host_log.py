@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provision.base.errors import UsageError
+from provision.base.text import duration
 from provision.launch import rank_output
 from provision.remote import ansible
 from provision.remote.ansible import Event
@@ -77,7 +78,7 @@ def _playbooks(folder: Path) -> list[Path]:
 def _task(event: Event) -> Line:
     step = ": ".join(part for part in (event.role, event.task) if part)
     words = {"tolerated": "failed, continued without", "failed": "FAILED", "unreachable": "UNREACHABLE"}
-    took = f" ({event.seconds:.1f} s)" if event.seconds >= 0.1 else ""
+    took = f" ({duration(event.seconds)})" if event.seconds >= 0.1 else ""
     message = event.report if event.kind in ("ok", "changed") else event.text
     return Line(f"{step}: {words.get(event.kind, event.kind)}{took}" + (f": {message}" if message else ""), _STYLE.get(event.kind, ""))
 

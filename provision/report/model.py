@@ -15,7 +15,7 @@ from provision import __version__
 from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
-from provision.base.text import folded
+from provision.base.text import duration, folded
 from provision.install.removal import HostRemoval
 from provision.inventory import last_run
 
@@ -174,7 +174,7 @@ def show(report: Report, console: Console, following: Sequence[str] = ()) -> Non
             console.say(f"    {line}")
         if failure.hint:
             console.say(f"  → {failure.hint}", "bold")
-    where = styled(f" in {report.seconds:.0f} s; everything about this run: {report.folder}")
+    where = styled(f" in {duration(report.seconds)}; everything about this run: {report.folder}")
     console.print(styled(report.verdict, "bold green" if report.ok else "bold red") + where, soft_wrap=True)
     for number, command in enumerate(following):
         console.say(f"{'      ' if number else 'Next: '}{command}")
@@ -267,5 +267,5 @@ def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:
             "NCCL": host.nccl,
             "engine": host.engine,
             "changed": str(host.changed),
-            "time": f"{host.seconds:.0f} s",
+            "time": duration(host.seconds),
         }

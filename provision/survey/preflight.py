@@ -13,7 +13,7 @@ from typing import Any
 
 from provision import catalog
 from provision.base.problems import Problem
-from provision.base.text import joined
+from provision.base.text import duration, joined
 from provision.base.versions import key, minor
 from provision.inventory import Host, Inventory
 from provision.survey.model import Facts, System, Unsurveyed
@@ -350,7 +350,7 @@ def _clocks(known: Mapping[str, Facts], received_at: Mapping[str, float]) -> Ite
     for name, offset in ahead.items():
         apart = offset - middle
         if abs(apart) > CLOCKS_APART_S:
-            what = f"its clock is {_duration(abs(apart))} {'ahead of' if apart > 0 else 'behind'} that of `{reference}`"
+            what = f"its clock is {duration(abs(apart))} {'ahead of' if apart > 0 else 'behind'} that of `{reference}`"
             hint = "there: sudo timedatectl set-ntp true (or sudo chronyc makestep)"
             yield Problem("warning", what, hint, host=name, id="clock-skew-make")
 
@@ -361,7 +361,3 @@ def _count(number: int, thing: str) -> str:
 
 def _size(mb: float) -> str:
     return f"{mb / 1024:.1f} GB" if mb >= 1024 else f"{mb:.0f} MB"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -40,8 +40,8 @@ VARYING = {
     each: each
     for each in (
         r"\d+:\d\d",
-        r"\d+ \d+ s\b",  # a host's changes, of which the one that builds the engine has more, and its time
-        r"[\d,]+ s\b",
+        r"\d+ (?:\d+ min(?: \d+ s)?|[\d.]+ s)\b",  # a host's changes, of which the one that builds the engine has more, and its time
+        r"(?:\d+ min(?: \d+ s)?|[\d.,]+ s)\b",
         r"\d+ [\d.]+ GiB",  # cores and memory
         r"[\d,]+ images/s",
         r"alone [\d,]+",
@@ -182,7 +182,7 @@ def test_the_tutorial_is_true(engine, clone):
 @pytest.mark.parametrize(
     ("shown", "is_printed"),
     [
-        ("…\nnode1  ready  0.1.0   15       385 s\n", True),
+        ("…\nnode1  ready  0.1.0   15       6 min 25 s\n", True),
         ("node1  ready  0.1.0   15       385 s\n…\ndone\n", False),
         ("node1  ready  0.2.0   15       385 s\n", False),
         ("[1] a\n[0] b\n[0] c\n", True),
@@ -190,7 +190,7 @@ def test_the_tutorial_is_true(engine, clone):
         ("ready in 56 s; everything: …\nNext: this\n", True),
         ("ready in 56 s; everything: …\nNext: that\n", False),
         ("Next: this\n…\nready in 56 s\n", False),
-        ("[1] a\nready in 56 s\n", True),
+        ("[1] a\nready in 1 min 16 s\n", True),
     ],
 )
 def test_what_is_not_printed_is_noticed(shown, is_printed):

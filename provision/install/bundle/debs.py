@@ -20,6 +20,7 @@ from typing import IO, cast
 
 from provision.base import aptsources, downloads
 from provision.base.errors import ProvisionError
+from provision.base.text import duration
 from provision.catalog import architectures
 from provision.install.bundle.archive import is_plain, plain_path
 from provision.plan.model import Repository
@@ -214,4 +215,4 @@ def _call(command: list[str], what: str) -> subprocess.CompletedProcess[bytes]:
             command, capture_output=True, timeout=_APT_S, check=False, stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}
         )
     except subprocess.TimeoutExpired as error:
-        raise ProvisionError(f"{what}: no end after {_APT_S:.0f} s") from error
+        raise ProvisionError(f"{what}: no end after {duration(_APT_S)}") from error

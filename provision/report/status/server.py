@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from provision import __version__
 from provision.base import pages
 from provision.base.errors import ProvisionError
+from provision.base.text import duration
 from provision.report.status import metrics, show
 from provision.report.status.model import Status
 
@@ -185,7 +186,7 @@ def page(status: Status | None, interval: float, nonce: str, *, paused: bool = F
         version=__version__,
         again=again,
         summary=f"{status.inventory}: {show.summary(status)}" if status else "Waiting for the hosts' first answer",
-        stale=show.duration(age) if age > 3 * again + 120 else "",
+        stale=duration(age) if age > 3 * again + 120 else "",
         tables=show.tables(status) if status else {},
         lines=show.lines(status, _MAX_DIFFERENCES) if status else [],
         styles=show.STYLES,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from provision.base.terminal import Console, Table, clipped, styled, table, wrapped
-from provision.base.text import joined
+from provision.base.text import duration, joined
 from provision.report.status.model import STATES, HostStatus, Status, command
 
 STYLES = {
@@ -98,15 +98,6 @@ def moment(seconds: float) -> str:
     """A time of today as 14:05:09, of another day with its date."""
     then = time.localtime(seconds)
     return time.strftime("%H:%M:%S" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)
-
-
-def duration(seconds: float) -> str:
-    """``2 d 4 h``, ``2 h 5 min``, ``3 min 10 s`` or ``12 s``."""
-    whole = max(0, round(seconds))
-    for size, unit, part, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {name}"
-    return f"{whole} s"
 
 
 def _table(status: Status, hosts: Sequence[HostStatus], console: Console) -> tuple[Table, list[tuple[str, str]]]:

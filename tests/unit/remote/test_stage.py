@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from provision.base.terminal import Console
-from provision.base.text import about, clock, folded, joined
+from provision.base.text import about, clock, duration, folded, joined
 from provision.remote.ansible import Event, Kind
 from provision.remote.stage import Stage
 from provision.remote.stage_view import TrainingProgress, stage_view, training_view
@@ -168,6 +168,9 @@ def test_names_that_differ_in_a_number_are_folded(names: list[str], expected: st
 
 def test_durations() -> None:
     assert [clock(7.9), clock(750), clock(3723)] == ["0:07", "12:30", "1:02:03"]
+    seconds = (0, 8.25, 9.96, 119.4, 120, 725, 7380, 187_200, float("nan"), 1e300)
+    texts = ["0 s", "8.2 s", "10 s", "1 min 59 s", "2 min", "12 min 5 s", "2 h 3 min", "2 d 4 h", "unknown", "unknown"]
+    assert [duration(each) for each in seconds] == texts
     assert [about(1), about(42), about(100), about(5000)] == ["5 s", "40 s", "2 min", "1 h 23 min"]
 
 
