@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from provision.base.documents import Document
+
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # worst first
 
@@ -45,6 +47,11 @@ class Problem:
     def advice(self) -> str | None:
         """The hint, or the remedies as one line; None where there is neither."""
         return self.hint or "  or  ".join(remedy.text for remedy in self.remedies) or None
+
+    def as_dict(self) -> Document:
+        """Plain data for JSON."""
+        names = ("id", "severity", "host", "where", "what")
+        return {**{name: getattr(self, name) for name in names}, "hint": self.advice}
 
     def __str__(self) -> str:
         place = self.where or self.host

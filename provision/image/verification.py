@@ -17,6 +17,7 @@ from docker import DockerClient
 from provision.base import signals
 from provision.base.documents import Document
 from provision.base.errors import Interrupted, ProvisionError, UsageError
+from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
@@ -35,13 +36,13 @@ class Verdict:
     """What running an image showed.
 
     Attributes:
-        faults: why it is not ready, a sentence each; empty when it is.
+        faults: why it is not ready; empty when it is.
         findings: what doctor found in its containers.
         folder: logs and the reports of the jobs.
     """
 
     image: str
-    faults: list[str] = field(default_factory=list)
+    faults: list[Problem] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     summaries: list[str] = field(default_factory=list)
     folder: Path = Path()
@@ -54,7 +55,7 @@ class Verdict:
 
     def add(self, result: training_job.SmokeResult) -> None:
         """Add what a job across the containers showed."""
-        self.faults += [fault.what for fault in result.faults]
+        self.faults += result.faults
         self.summaries += [result.summary] if result.summary else []
 
     def as_dict(self) -> Document:
@@ -63,7 +64,7 @@ class Verdict:
             "schema": 1,
             "image": self.image,
             "ready": self.ready,
-            "faults": self.faults,
+            "faults": [fault.as_dict() for fault in self.faults],
             "findings": [{"id": f.id, "severity": f.severity, "host": f.host, "title": f.what, "seen": f.observed} for f in self.findings],
             "summaries": self.summaries,
             "folder": str(self.folder),
@@ -107,17 +108,16 @@ def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     survey = collect.survey_hosts(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     if absent:
-        verdict.faults += [str(problem) for problem in survey.problems if problem.host in absent]
+        verdict.faults += [problem for problem in survey.problems if problem.host in absent]
         return
     # The survey's preflight problems do not count: they are about installing, which is done.
     known = {name: facts_of_container(facts) for name, facts in survey.hosts.items()}
     connections, problems = reachability.check(session, known)
     verdict.findings = examine(known, problems, connections)
-    verdict.faults += [
-        f"{finding.host or 'between hosts'}: {finding.what}: {finding.observed}"
-        for finding in verdict.findings
-        if finding.severity == "error"
-    ]
+    for finding in verdict.findings:
+        if finding.severity == "error":
+            what, where = f"{finding.what}: {finding.observed}", None if finding.host else "between hosts"
+            verdict.faults.append(Problem("error", what, id=finding.id, host=finding.host, where=where))
     plan = container_hosts.plan_of(session.inventory, known, alone=False)
     verdict.add(training_job.check_engine(session, plan))
     if not verdict.faults:

@@ -88,15 +88,14 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
 
 
 def as_dict(removals: list[HostRemoval]) -> Document:
-    """``{"schema": 1, "ok": …, "hosts": [{"host", "state", "removed", "left", "error", "todo"}]}``"""
+    """``{"schema": 1, "ok": …, "hosts": [{"host", "state", "removed", "left", "problem"}]}``"""
     hosts = [
         {
             "host": one.host,
             "state": one.state,
             "removed": one.removed,
             "left": one.left,
-            "error": one.problem.what if one.problem else None,
-            "todo": one.problem.hint if one.problem else None,
+            "problem": one.problem.as_dict() if one.problem else None,
         }
         for one in removals
     ]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, computed_field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, computed_field
 
 from provision import __version__
 from provision.base.documents import Document
@@ -23,6 +23,7 @@ State = Literal["ready", "installed", "unchanged", "would change", "failed", "un
 Prospect = Literal["will change", "will not change", "cannot know yet"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
 _VERSIONS = ("Open MPI", "cmake", "Python", "PyTorch", "NCCL", "engine")  # columns of the closing table
+_Problem = Annotated[Problem, PlainSerializer(Problem.as_dict, return_type=dict[str, str | None])]
 ERROR_LINES = 12  # of the real error, at the end of the run
 
 
@@ -52,34 +53,6 @@ class HostReport(_Document):
     changed: int = 0
     seconds: float = 0.0
     steps: dict[str, Prospect] = Field(default_factory=dict)
-
-
-class Failure(_Document):
-    """A failure on a host, or on the ``controller``, as JSON has it; ``todo`` is the hint, ``id`` the kind of problem."""
-
-    id: str = ""
-    host: str | None
-    step: str | None
-    error: str
-    todo: str | None
-
-    @classmethod
-    def of(cls, problem: Problem) -> Failure:
-        """What JSON has of a problem."""
-        return cls(id=problem.id, host=problem.host, step=problem.where, error=problem.what, todo=problem.hint)
-
-
-def _as_problem(value: Any) -> Any:
-    if isinstance(value, str):  # of the training job
-        return Problem("error", value, where="training", id="recorded")
-    if not isinstance(value, Mapping):
-        return value
-    found = Failure.model_validate(value)
-    return Problem("error", found.error, found.todo, host=found.host, where=found.step, id=found.id)
-
-
-def _what(problem: Problem) -> str:
-    return problem.what
 
 
 class Environment(_Document):
@@ -127,12 +100,12 @@ class Report(_Document):
     began: AwareDatetime | None = None
     environment: Environment | None = None
     hosts: list[HostReport] = Field(default_factory=list)
-    failures: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(Failure.of)]] = Field(default_factory=list)
+    failures: list[_Problem] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     np: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     smoke: Mapping[str, Any] | None = None
     smoke_summary: str | None = None
-    smoke_faults: list[Annotated[Problem, BeforeValidator(_as_problem), PlainSerializer(_what)]] = Field(default_factory=list)
+    smoke_faults: list[_Problem] = Field(default_factory=list)
     seconds: float = 0.0
 
     @computed_field  # type: ignore[prop-decorator]

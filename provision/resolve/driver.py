@@ -117,7 +117,7 @@ def oldest_version(branch: str, cuda: str | None) -> str:
 def installable(host_class: HostClass) -> bool:
     """Whether hosts of a class lack a driver that could be installed there."""
     packages, fault = catalog.driver().of(host_class.os_id), host_class.gpu_fault
-    lacks = fault is not None and fault.cause in ("no-driver", "nouveau")
+    lacks = fault is not None and fault.id in ("no-driver", "nouveau")
     return lacks and host_class.root and packages is not None and _release(host_class, packages) is not None
 
 

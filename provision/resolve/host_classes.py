@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import TypeVar
 
 from provision import catalog
+from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.plan.model import Builder, Rejected, Repository
@@ -107,8 +108,8 @@ class HostClass:
     root: bool
     missing_build_tools: tuple[str, ...]
     kept_builds: tuple[tuple[str, str | None], ...]
-    gpu_fault: gpus.Fault | None
-    obstacle: hardware.Obstacle | None
+    gpu_fault: Problem | None
+    obstacle: Problem | None
 
     @property
     def system(self) -> str:

@@ -50,7 +50,7 @@ def conflicts(host_classes: HostClasses, driver_offer: str | None) -> dict[Hasha
         elif entry and host_class.os_version and key(host_class.os_version) < key(entry.oldest):
             id, what = "distribution-too-old", f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
         elif host_class.obstacle is not None:
-            id, what, remedy = "accelerator", host_class.obstacle.what, host_class.obstacle.remedy
+            id, what, remedy = "accelerator", host_class.obstacle.what, host_class.obstacle.hint
             removed = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
             proposals = (*removed, exclude(names), CPU_ONLY)
         elif host_class.driver_too_old:
@@ -63,7 +63,7 @@ def conflicts(host_classes: HostClasses, driver_offer: str | None) -> dict[Hasha
         elif host_class.gpu_fault is not None:
             id, what = "gpu-fault", host_class.gpu_fault.what
             newest = with_newest_driver(host_class)  # which driver it will be is unknown
-            by_hand = change_class(host_class.gpu_fault.remedy.format(host=joined(names)), host_class, newest)
+            by_hand = change_class(str(host_class.gpu_fault.hint).format(host=joined(names)), host_class, newest)
             if driver_offer and driver.installable(host_class):
                 by_hand = change_hosts(driver_offer, lambda each: with_newest_driver(each) if driver.installable(each) else each)
             proposals = (by_hand, exclude(names), CPU_ONLY)

@@ -62,7 +62,7 @@ class Survey:
 
     def as_dict(self) -> Document:
         """``{"schema": 1, "hosts": {NAME: facts}, "problems": [...]}``; ``provision plan --facts`` reads it."""
-        listed = [{"id": p.id, "level": p.severity, "host": p.host, "what": p.what, "todo": p.hint} for p in self.problems]
+        listed = [problem.as_dict() for problem in self.problems]
         return {"schema": 1, "hosts": {name: each.model_dump() for name, each in self.hosts.items()}, "problems": listed}
 
 

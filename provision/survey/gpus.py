@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from provision import catalog
+from provision.base.problems import Problem
 from provision.base.versions import key
 from provision.survey.model import Facts
 
@@ -50,18 +50,6 @@ _REMEDIES: Mapping[Cause, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Why the GPUs of a host cannot be used: the cause, a sentence, and the remedy (with ``{host}`` for the host's name)."""
-
-    cause: Cause
-    what: str
-
-    @property
-    def remedy(self) -> str:
-        return _REMEDIES[self.cause]
-
-
 def has_gpu(facts: Facts) -> bool:
     """Whether there is a GPU: listed by the driver, on the PCI bus, or implied by a driver that lists none."""
     if facts.gpus:
@@ -86,8 +74,11 @@ def hidden_from_container(facts: Facts) -> bool:
     return bool(facts.container and nvidia.pci_devices and not nvidia.device_nodes and not facts.gpus)
 
 
-def fault(facts: Facts) -> Fault | None:
-    """What is wrong with the driver of a host that has GPUs; None where nothing is, or where there are none."""
+def fault(facts: Facts) -> Problem | None:
+    """What is wrong with the driver of a host that has GPUs; None where nothing is, or where there are none.
+
+    The id is the cause; the hint has ``{host}`` for the names of the hosts.
+    """
     if not has_gpu(facts):
         return None
     cause = next(_causes(facts), None)
@@ -102,7 +93,7 @@ def fault(facts: Facts) -> Fault | None:
         "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
     }.get(cause, f"it has {there}, whose driver does not work")
     reasons = [_unsupported(facts).get(cause), f"nvidia-smi says `{message[:200]}`" if message else None]
-    return Fault(cause, ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])))
+    return Problem("error", ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])), _REMEDIES[cause], id=cause)
 
 
 def version_mismatch(facts: Facts) -> bool:

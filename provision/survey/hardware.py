@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from provision import catalog
+from provision.base.problems import Problem
 from provision.base.versions import key
 from provision.survey import gpus
 from provision.survey.model import Facts, InfinibandPort
@@ -15,20 +15,15 @@ from provision.survey.model import Facts, InfinibandPort
 _NO_CLUSTER = re.compile(r"[0-]*")  # NVML's answer where GPUs have no NVLink beyond their host
 
 
-@dataclass(frozen=True)
-class Obstacle:
-    """Why the accelerators of a host cannot be used: a sentence, and the remedy if there is one (with ``{host}`` for the host's name)."""
-
-    what: str
-    remedy: str | None = None
-
-
-def obstacle(facts: Facts) -> Obstacle | None:
-    """Why no build for GPUs runs on a host that has accelerators with a working driver, or other vendors' only."""
+def obstacle(facts: Facts) -> Problem | None:
+    """Why no build for GPUs runs on a host that has accelerators with a working driver, or other vendors' only. The hint, if there is one,
+    has ``{host}`` for the names of the hosts."""
     if board := tegra_without_wheels(facts):
-        return Obstacle(board)
+        return Problem("error", board, id="jetson")
     if not gpus.has_gpu(facts) and (found := other_accelerators(facts)) and not others_hidden_from_container(facts):
-        return Obstacle(f"it has {found} and no NVIDIA GPU; what is installed here uses NVIDIA's GPUs only")
+        return Problem(
+            "error", f"it has {found} and no NVIDIA GPU; what is installed here uses NVIDIA's GPUs only", id="other-accelerators"
+        )
     return _mig_obstacle(facts)
 
 
@@ -66,15 +61,15 @@ def in_mig_mode(facts: Facts) -> int:
     return sum(gpu.mig == "Enabled" for gpu in facts.gpus)
 
 
-def _mig_obstacle(facts: Facts) -> Obstacle | None:
+def _mig_obstacle(facts: Facts) -> Problem | None:
     """A CUDA process sees one MIG instance, and none of the host's other GPUs."""
     partitioned, instances = in_mig_mode(facts), sum(gpu.mig_instances for gpu in facts.gpus)
     off = "disable MIG on {host}: stop what uses the GPUs, then sudo nvidia-smi -mig 0, and reboot where it says `pending`"
     if partitioned and not instances:
-        return Obstacle("MIG is enabled without any instance, so CUDA finds no GPU", off)
+        return Problem("error", "MIG is enabled without any instance, so CUDA finds no GPU", off, id="mig")
     if partitioned and len(facts.gpus) > 1:
         what = f"MIG is enabled on {partitioned} of {len(facts.gpus)} GPUs: a process sees one MIG instance and no other GPU"
-        return Obstacle(f"{what}, so there cannot be a rank per GPU", off)
+        return Problem("error", f"{what}, so there cannot be a rank per GPU", off, id="mig")
     return None
 
 

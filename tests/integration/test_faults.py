@@ -78,8 +78,8 @@ def test_a_host_that_dies_in_the_middle_does_not_stop_the_other_and_a_second_run
     states = {host["host"]: host["state"] for host in last_report()["hosts"]}
     assert states == {"node1": "installed", "node2": "unreachable"}
     failure = next(entry for entry in last_report()["failures"] if entry["host"] == "node2")
-    assert failure["step"].startswith(("openmpi", "nccl", "linker"))  # what comes next
-    assert failure["todo"]
+    assert failure["where"].startswith(("openmpi", "nccl", "linker"))  # what comes next
+    assert failure["hint"]
     assert "node2: " in ended.stdout
     assert "Traceback" not in ended.stderr + ended.stdout
 

@@ -250,8 +250,8 @@ def test_sources_that_do_not_build_name_the_error_and_leave_what_was_there(clust
     assert result.returncode == 1
     failures = {failure["host"]: failure for failure in report(result)["failures"]}
     for name in ("node1", "node2"):  # one after the other
-        assert failures[name]["step"] == "from_source / Stop without a build"
-        assert "configure: error: this compiler is too strange" in failures[name]["error"]
+        assert failures[name]["where"] == "from_source / Stop without a build"
+        assert "configure: error: this compiler is too strange" in failures[name]["what"]
     assert "Traceback" not in result.stdout + result.stderr
     for host in cluster.hosts:
         assert VERSION in root(host, "/opt/provision/openmpi/bin/mpirun --version")

@@ -19,7 +19,10 @@ REPORT = {
         }
     ],
     "failures": [
-        {"id": "task-failed", "host": "a", "step": "engine / Build it", "error": "make: *** [all] Error 1", "todo": "read the log"}
+        {
+            "id": "task-failed", "severity": "error", "host": "a", "where": "engine / Build it", "what": "make: *** [all] Error 1",
+            "hint": "read the log",
+        }
     ],
     "notes": ["a: little memory"],
     "smoke": {"schema": 1, "np": 2, "ranks": [{"rank": 0}]},

@@ -100,7 +100,8 @@ REPORT = model.Report(
         steps={"linker": "will change"},
     )],
     failures=[Problem("error", "make: *** [all] Error 1", "read the log", host="b", where="engine / Build it")],
-    notes=["a: little memory"], smoke={"np": 2}, smoke_summary="MNIST: 2 ranks", smoke_faults=["rank 1 did not take part"],
+    notes=["a: little memory"], smoke={"np": 2}, smoke_summary="MNIST: 2 ranks",
+    smoke_faults=[Problem("error", "rank 1 did not take part")],
 )  # fmt: skip
 REMOVALS = [
     HostRemoval("a", "removed", removed=["the package x"], left=[{"what": "x", "why": "y"}], problem=Problem("error", "it failed", "again"))

@@ -38,7 +38,8 @@ def test_a_report_grows_while_a_run_goes_on_and_is_written_whatever_hosts_have_s
     report.failures.append(Problem("error", "bytes that are no text: \udcff", host="a", where="survey", id="x"))
     written = json.loads(json.dumps(report.as_dict()))
     assert not written["ok"]
-    assert written["failures"] == [{"id": "x", "host": "a", "step": "survey", "error": "bytes that are no text: \udcff", "todo": None}]
+    failure = {"id": "x", "severity": "error", "host": "a", "where": "survey", "what": "bytes that are no text: \udcff", "hint": None}
+    assert written["failures"] == [failure]
 
 
 def test_the_last_run_is_the_newest_report_that_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

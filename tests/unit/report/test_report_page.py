@@ -188,12 +188,16 @@ def test_a_run_that_failed_says_what_where_and_what_the_doctor_knows() -> None:
 def test_a_training_job_that_failed_is_explained_from_its_log() -> None:
     run = cluster(2)
     document = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    (run / "report.json").write_text(json.dumps({**document, "smoke_faults": ["the job ended with exit code 1"]}), encoding="utf-8")
+    (run / "report.json").write_text(
+        json.dumps({**document, "smoke_faults": [{"severity": "error", "what": "the job ended with exit code 1"}]}), encoding="utf-8"
+    )
     (run / "smoke.log").write_text("[1,3]<stderr>:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.\n", encoding="utf-8")
     made = read(run)
     assert made.said("h1") == "not ready: the training job failed"
     assert "nvidia-smi" in made.said("code")  # steps that are commands
-    (run / "report.json").write_text(json.dumps({**document, "smoke": SMOKE, "smoke_faults": ["the bar is 97 %"]}), encoding="utf-8")
+    (run / "report.json").write_text(
+        json.dumps({**document, "smoke": SMOKE, "smoke_faults": [{"severity": "error", "what": "the bar is 97 %"}]}), encoding="utf-8"
+    )
     assert read(run).said("h1") == "not ready: the training job does not count as passed"
     assert "What the doctor finds in smoke.log Known error: CUDA out of memory." in made.said()
     assert "rank 3: torch.OutOfMemoryError" in made.said("pre")
@@ -274,7 +278,8 @@ def test_folders_of_programs_and_with_anything_in_them_have_a_page() -> None:
 
 def test_nothing_that_hosts_have_said_gets_into_the_document() -> None:
     report = Report(
-        run_id=EVIL, folder=EVIL, inventory=EVIL, command=EVIL, seconds=1e300, notes=[EVIL] * 500, smoke_summary=EVIL, smoke_faults=[EVIL],
+        run_id=EVIL, folder=EVIL, inventory=EVIL, command=EVIL, seconds=1e300, notes=[EVIL] * 500, smoke_summary=EVIL,
+        smoke_faults=[Problem("error", EVIL)],
         environment=Environment(provision=EVIL, python=EVIL, ansible=EVIL, system=EVIL, kernel=EVIL),
         hosts=[HostReport(host=EVIL, state="failed", torch=EVIL, seconds=-1e300, steps={EVIL: "will change"})],
         failures=[Problem("error", f"{EVIL}\n{'y' * 100_000}\n" + "z\n" * 10_000, EVIL, host=EVIL, where=EVIL)],

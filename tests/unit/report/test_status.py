@@ -74,7 +74,12 @@ def test_hosts_that_hold_what_the_lock_says_are_installed(hosts: Hosts, plan: Pl
         hosts.answer(name, installed=held(plan, name), drift=[], gpu_load={"gpus": [GPU, {**GPU, "index": 1}], "error": None})
     failed = paths.runs() / "20261126-180000-aaaaaa"
     failed.mkdir(parents=True)
-    report = {"run_id": failed.name, "folder": str(failed), "inventory": str(hosts), "smoke_faults": ["accuracy is 11 %"]}
+    report = {
+        "run_id": failed.name,
+        "folder": str(failed),
+        "inventory": str(hosts),
+        "smoke_faults": [{"severity": "error", "what": "accuracy is 11 %"}],
+    }
     (failed / "report.json").write_text(json.dumps({"schema": 1, **report}), encoding="utf-8")
     assert end_of("status", str(hosts)) == 0
     said = capsys.readouterr().out
