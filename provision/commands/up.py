@@ -48,8 +48,9 @@ def make_ready(
         hosts = run.stage("survey", _survey, request, bundle)
         rollout = run.stage("plan", _plan, request, hosts, downgrade) if hosts else None
         if rollout and rollout.drivers:
-            hosts = run.stage("driver", _install_drivers, rollout, bundle)
-            rollout = run.stage("plan", _plan, request, hosts, downgrade) if hosts else None
+            again = run.stage("driver", _install_drivers, rollout, bundle)
+            if again is not rollout.facts:
+                rollout = run.stage("plan", _plan, request, again, downgrade) if again else None
         if rollout:
             rollout = run.stage("plan", _show_plan, rollout, bundle)
         if rollout and rollout.plan.hosts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -449,18 +449,26 @@ def test_what_could_not_be_looked_at_is_unknown_where_something_is_amiss(steps: 
 @pytest.mark.parametrize("check", [False, True])
 def test_no_driver_is_installed_on_the_machine_that_a_run_is_on(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, check: bool) -> None:
     begun: list[list[str]] = []
+    planned: list[Request] = []
+    make_plan = planning.make_plan
 
     def install_drivers(_session: Session, rollout: Rollout) -> Outcome:
         begun.append(rollout.drivers)
         return Outcome(2, {}, hosts.file)
 
+    def counted(request: Request, facts: Mapping[str, Facts]) -> Rollout:
+        planned.append(request)
+        return make_plan(request, facts)
+
     monkeypatch.setattr("provision.install.installer.install_drivers", install_drivers)
+    monkeypatch.setattr(planning, "make_plan", counted)
     with_driver = replace(WITHOUT_TORCH, driver="580", check=check)
     for name in hosts.facts:
         bare = {"os": {"id": "debian", "version": "12", "kernel": "6.1.0-37-amd64"}, "driver": None, "gpus": []}
         hosts.change(name, **bare, nvidia={"pci_devices": ["0000:41:00.0"], "pci_ids": ["2330"]}, boot_id="another")
     hosts.up(with_driver)
     assert begun == ([] if check else [["a", "b"]])
+    assert len(planned) == (1 if check else 2)  # the hosts are other ones only after their driver
     begun.clear()
     refused = "a new driver needs a reboot, and this run is on that machine; nothing was changed → run provision from another machine"
     hosts.change("b", boot_id=installer.BOOT_ID.read_text().strip())  # over ssh to this machine
