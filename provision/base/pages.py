@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 
+from provision import __version__
 from provision.base.terminal import neutral
 
 
@@ -20,7 +21,7 @@ def template(package: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
     )
-    return environment.get_template("page.html.j2")
+    return environment.get_template("page.html.j2", globals={"version": __version__})
 
 
 def _shown(value: Any) -> Any:

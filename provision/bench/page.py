@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from provision import __version__
 from provision.base import pages
 from provision.bench import charts, results
 from provision.bench.charts import Axes, Chart, HeatMap, Series
@@ -21,7 +20,6 @@ def render(measurements: Measurements, earlier: Sequence[Measurements], comparis
         comparison: with one of them; None if there is none.
     """
     return pages.template("provision.bench").render(
-        version=__version__,
         measured=measurements,
         maps=heat_maps(measurements),
         shares=charts.SHARES,

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from provision import __version__
 from provision.base import downloads, pages
 from provision.base.text import joined
 from provision.bench import results
@@ -64,7 +63,6 @@ def render(run: Run) -> str:
     bad = run.verdict in runs.BAD
     log = next((run.folder / name for name in ("smoke.log", "run.log") if (run.folder / name).is_file()), None)
     return pages.template("provision.report").render(
-        version=__version__,
         run=run,
         report=report,
         headline=_headline(run, report),

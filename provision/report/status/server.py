@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-from provision import __version__
 from provision.base import pages
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
@@ -183,7 +182,6 @@ def page(status: Status | None, interval: float, nonce: str, *, paused: bool = F
         nonce=nonce,
         paused=paused,
         turn=turn,
-        version=__version__,
         again=again,
         summary=f"{status.inventory}: {show.summary(status)}" if status else "Waiting for the hosts' first answer",
         stale=duration(age) if age > 3 * again + 120 else "",
