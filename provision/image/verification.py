@@ -15,7 +15,6 @@ import docker.errors
 from docker import DockerClient
 
 from provision.base import signals
-from provision.base.documents import Document
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
@@ -58,7 +57,7 @@ class Verdict:
         self.faults += result.faults
         self.summaries += [result.summary] if result.summary else []
 
-    def as_dict(self) -> Document:
+    def as_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return {
             "schema": 1,
