@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -212,6 +213,17 @@ def test_an_elastic_state_refuses_tables():
     module.weight.collective_shard = object()
     with pytest.raises(ValueError, match=r"restore them there with hvd\.Checkpoints"):
         elastic.TorchState(module)
+
+
+def test_a_sharded_part_that_lacks_what_is_asked_of_one_is_named(tmp_path):
+    import collective_core.torch as hvd
+
+    module = torch.nn.Linear(2, 2, bias=False)
+    module.weight.collective_shard = types.SimpleNamespace(name="w", process_set=None, ranks=lambda: 1)
+    with pytest.raises(hvd.CollectiveError, match=r"of a parameter, of type SimpleNamespace, has no send_gradients, update"):
+        hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1))
+    with pytest.raises(hvd.CollectiveError, match=r"of model\.weight, of type SimpleNamespace, has no send_gradients, update"):
+        hvd.Checkpoints(tmp_path, model=module)._tables()
 
 
 @pytest.mark.parametrize("place", slow_but_last("file", "memory"))

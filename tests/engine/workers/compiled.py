@@ -93,6 +93,11 @@ for compiles in (False, True):
 assert torch.equal(*results), results
 
 
+# What reads the options of a wrapped optimizer, with no word to the interpreter.
+whole = torch.compile(lambda x: x * optimizer.param_groups[0]["lr"], backend="eager", fullgraph=True)
+assert torch.equal(whole(torch.ones(2)), torch.full((2,), 0.1))
+
+
 # Collectives between what is compiled.
 def several(x):
     handle = hvd.allreduce_async(x * 2, op=hvd.Sum)

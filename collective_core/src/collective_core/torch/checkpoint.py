@@ -40,7 +40,7 @@ from collective_core.runtime import membership
 from collective_core.runtime.config import restart_folder
 from collective_core.torch import host_copy
 from collective_core.torch.functions import allgather_object, broadcast_object, load_in_place
-from collective_core.torch.sharded import Shard, is_shard
+from collective_core.torch.sharded import Shard, is_shard, require_shard
 
 SCHEMA = 1
 ROOT = 0
@@ -229,6 +229,7 @@ class Checkpoints:
         named = {f"{part}.{name}": p for part, module in modules.items() for name, p in module.named_parameters()}
         tables: dict[str, Shard] = {key: p.collective_shard for key, p in named.items() if is_shard(p)}
         for key, table in tables.items():
+            require_shard(table, key)
             if table.ranks() != membership.size():
                 raise ValueError(f"{key} is divided over {table.ranks()} of {membership.size()} ranks: a checkpoint needs all")
         return tables

@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
 import torch
 
+from collective_core.errors import InvalidUseError
 from collective_core.runtime.process_sets import ProcessSet
 
 
@@ -31,6 +32,15 @@ class Shard(Protocol):
 def is_shard(tensor: Any) -> bool:
     """Whether it is a part of a larger whole."""
     return getattr(tensor, "collective_shard", None) is not None
+
+
+def require_shard(shard: Any, what: str) -> None:
+    """Raises :class:`CollectiveError` (kind ``invalid``) where ``shard``, which is that of ``what``, does not do what is asked of one."""
+    asked = [*Shard.__annotations__, *(name for name in vars(Shard) if not name.startswith("_"))]
+    missing = [name for name in asked if not hasattr(shard, name)]
+    if missing:
+        text = f"the attribute collective_shard of {what}, of type {type(shard).__name__}, has no {', '.join(missing)}"
+        raise InvalidUseError(f"{text}, which collective_core.torch.sharded.Shard asks for", "invalid")
 
 
 def shards_in(groups: Iterable[dict[str, Any]]) -> list[tuple[Shard, float]]:

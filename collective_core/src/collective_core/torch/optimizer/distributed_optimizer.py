@@ -18,7 +18,7 @@ from collective_core.torch.compression import STATE_KEY, Compression, LossyCompr
 from collective_core.torch.ops import allreduce
 from collective_core.torch.optimizer.gradient_scaling import call_of_scaler
 from collective_core.torch.optimizer.reducer import Reducer
-from collective_core.torch.sharded import is_shard, shards_in, step_all
+from collective_core.torch.sharded import is_shard, require_shard, shards_in, step_all
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -207,8 +207,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_with_tables(closure is not None, "a closure")
         self._refuse_scaler_before_reduction(getattr(self, "found_inf", None) is not None)  # of a fused optimizer, by any scaler
         if self._should_synchronize and (self._are_gradients_own() or call_of_scaler("step") is None):
-            is_left_out = self._look is not None and self._reducer.is_under_way()  # what a scaler has looked at
-            if self._reducer.is_done and not is_left_out:
+            if self._reducer.is_done and self._look is None:  # what a scaler has looked at may be of a step that was left out
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                     "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if "
@@ -274,6 +273,7 @@ def _check_options(op: str, gradient_predivide_factor: float, backward_passes_pe
 
 def _check_tables(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
     for table, _ in shards_in(optimizer.param_groups):
+        require_shard(table, "a parameter")
         theirs = table.process_set if table.process_set is not None else global_process_set
         if theirs.process_set_id != process_set.process_set_id:
             raise ValueError(
