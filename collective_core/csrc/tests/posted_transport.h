@@ -221,12 +221,8 @@ class PostedTransport final : public MemoryTransport {
     if (planned.purpose != cc::Purpose::data) return connections->add(planned, outgoing, std::move(connection));
     const int rank = topology.peers[topology.rank].global_rank, peer = topology.peers[planned.peer].global_rank;
     const auto wire = posted_.wire(outgoing ? rank : peer, outgoing ? peer : rank, planned.channel);
-    const auto put = [&](auto* all, auto end) {
-      if (all->size() <= static_cast<size_t>(planned.channel)) all->resize(static_cast<size_t>(planned.channel) + 1);
-      (*all)[static_cast<size_t>(planned.channel)] = std::move(end);
-    };
-    if (!outgoing) return put(&connections->from[planned.peer], std::make_unique<PostedReceiver>(posted_, wire));
-    put(&connections->to[planned.peer], std::make_unique<PostedSender>(posted_, wire, faults_, rank, peer));
+    if (!outgoing) return connections->add(planned, std::make_unique<PostedReceiver>(posted_, wire));
+    connections->add(planned, std::make_unique<PostedSender>(posted_, wire, faults_, rank, peer));
   }
   bool is_ready(const cc::Endpoint& endpoint, cc::PollEvent event) override {
     if (const auto* sender = dynamic_cast<const PostedSender*>(&endpoint)) return sender->is_ready();

@@ -9,6 +9,13 @@ namespace {
 // saves: of many hosts nearly as many bytes pass each link as on the ring.
 constexpr int max_mesh_connections = 64;
 
+template <class End>
+void put(std::vector<End>* all, int channel, End end) {
+  const auto number = static_cast<size_t>(channel);
+  if (all->size() <= number) all->resize(number + 1);
+  (*all)[number] = std::move(end);
+}
+
 }  // namespace
 
 ConnectionPlan plan_connections(const Topology& t, int sockets) {
@@ -41,15 +48,19 @@ ConnectionPlan plan_connections(const Topology& t, int sockets) {
 void Connections::add(const PlannedConnection& planned, bool outgoing, std::unique_ptr<Connection> connection) {
   if (planned.purpose == Purpose::control) {
     control[planned.peer] = std::move(connection);
-    return;
+  } else if (outgoing) {
+    add(planned, std::make_unique<StreamSender>(std::move(connection)));
+  } else {
+    add(planned, std::make_unique<StreamReceiver>(std::move(connection)));
   }
-  const auto put = [&](auto* all, auto end) {
-    const auto number = static_cast<size_t>(planned.channel);
-    if (all->size() <= number) all->resize(number + 1);
-    (*all)[number] = std::move(end);
-  };
-  if (outgoing) return put(&to[planned.peer], std::make_unique<StreamSender>(std::move(connection)));
-  put(&from[planned.peer], std::make_unique<StreamReceiver>(std::move(connection)));
+}
+
+void Connections::add(const PlannedConnection& planned, std::unique_ptr<Sender> sender) {
+  put(&to[planned.peer], planned.channel, std::move(sender));
+}
+
+void Connections::add(const PlannedConnection& planned, std::unique_ptr<Receiver> receiver) {
+  put(&from[planned.peer], planned.channel, std::move(receiver));
 }
 
 void StreamSender::post(const SegmentHead& head, const void* body, size_t bytes) {

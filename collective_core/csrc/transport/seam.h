@@ -173,6 +173,9 @@ struct Connections {
 
   // Byte streams, not for local ones. `outgoing`: this rank has called.
   void add(const PlannedConnection& planned, bool outgoing, std::unique_ptr<Connection> connection);
+  // Ends of one for data that is none.
+  void add(const PlannedConnection& planned, std::unique_ptr<Sender> sender);
+  void add(const PlannedConnection& planned, std::unique_ptr<Receiver> receiver);
 };
 
 enum class PollEvent : uint8_t { receive, send };
