@@ -259,8 +259,8 @@ def _print(
 
 
 def _is_bad(found: Sequence[Finding]) -> bool:
-    """Whether one of them is an error or in a log."""
-    return any(finding.severity == "error" or finding.host is None for finding in found)
+    """Whether one of them is an error, or a warning in a log."""
+    return any(finding.severity == "error" or (finding.host is None and finding.severity == "warning") for finding in found)
 
 
 def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:

@@ -2,14 +2,14 @@
 
 `signatures/LAYER.yaml`: errors by what programs print. `symptoms.yaml`: what programs print after something else has failed.
 `conditions.yaml`: errors that only checks of hosts see. `harmless.yaml`: lines that look alarming and mean nothing.
-`error_shapes.yaml`: how errors look that no signature describes.
+`error_shapes.yaml`: how errors look that no signature describes. `signs.yaml`: how runs look that go well.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, PlainValidator, RootModel, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -24,11 +24,11 @@ FOLDER = Path(__file__).parent
 LAYERS = ("driver", "cuda", "nccl", "mpi", "hwloc", "linker", "build", "python", "torch", "engine", "ssh", "network", "os", "data")
 
 
-def _pattern(value: Any) -> Pattern:
+def _pattern(value: Any, *, space: str = r"\s") -> Pattern:
     """A pattern as the files write it: in any case, and a space stands for any white space, line ends included."""
     if not isinstance(value, str) or not value:
         raise PydanticCustomError("form", "must be {what}", {"what": "a pattern in quotes"})
-    return Pattern("(?im)" + value.replace(" ?", r"\s*").replace(" ", r"\s+"))
+    return Pattern("(?im)" + value.replace(" ?", f"{space}*").replace(" ", f"{space}+"))
 
 
 _Id = Annotated[str, Form(r"[a-z0-9]+(-[a-z0-9]+)*", "an id: small letters and digits, with hyphens between")]
@@ -36,6 +36,7 @@ _Layer = Annotated[str, Form("|".join(LAYERS), "one of " + ", ".join(LAYERS))]
 _Text = Annotated[str, Form(r"[\s\S]+", "a text")]
 _Url = Annotated[str, Form(r"https://\S+", "an address that begins with https://")]
 _Pattern = Annotated[Pattern, PlainValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
+_LinePattern = Annotated[Pattern, PlainValidator(partial(_pattern, space=r"[\x20\t]")), WithJsonSchema({"type": "string", "minLength": 1})]
 _Patterns = Annotated[tuple[_Pattern, ...], Field(min_length=1)]
 
 
@@ -146,19 +147,30 @@ class Harmless(Model):
 
 
 class ErrorShape(Model):
-    """How errors look that no signature describes (error_shapes.yaml).
+    """How errors look that no signature describes (error_shapes.yaml). A line has the shape of the last entry that matches it.
 
-    ``certainty``: `certain` only where something went wrong; `likely`, too, but another line says more about it; `possible` is also in
-    logs of runs that went well, and counts where a symptom says that this one failed. ``patterns``: of one with a group, the line in which
-    the group is gets quoted. ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger
-    says INFO or WARNING.
+    ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it.
+    ``patterns``: a space stands for white space within a line; of one with a group, the line in which the group is gets quoted.
+    ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger says INFO or WARNING.
     """
 
     id: _Id
-    certainty: Literal["certain", "likely", "possible"]
+    says: Literal["exception", "reason", "sentence", "status", "word"]
+    is_certain: bool = False
+    patterns: Annotated[tuple[_LinePattern, ...], Field(min_length=1)]
+    unless: tuple[_LinePattern, ...] = ()
+    at_any_level: bool = True
+
+
+SAYS = get_args(ErrorShape.model_fields["says"].annotation)  # the best first; a word is a sign only where something else says failure
+
+
+class Sign(Model):
+    """How a run looks that ended well, or goes on (signs.yaml), at the end of a log. ``unless``: patterns of lines that do not count."""
+
+    id: Literal["ended-well", "goes-on"]
     patterns: _Patterns
     unless: tuple[_Pattern, ...] = ()
-    at_any_level: bool = True
 
 
 class Signatures(RootModel[tuple[Signature, ...]]):
@@ -193,6 +205,12 @@ def harmless() -> tuple[Pattern, ...]:
 def error_shapes() -> tuple[ErrorShape, ...]:
     """How errors look that no signature describes."""
     return validation.load(RootModel[tuple[ErrorShape, ...]], FOLDER / "error_shapes.yaml").root
+
+
+@cache
+def signs() -> tuple[Sign, ...]:
+    """How a run looks that ended well, or goes on."""
+    return validation.load(RootModel[tuple[Sign, ...]], FOLDER / "signs.yaml").root
 
 
 def is_known(name: str) -> bool:

@@ -44,7 +44,7 @@ def read(names: Sequence[str]) -> Reading:
         except (OSError, EOFError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"cannot read it: {reason}", where=name) from error
-    return Reading(findings(scanner), scanner.lines, scanner.is_complete)
+    return Reading(findings(scanner), sum(scanner.lines_of), scanner.is_complete)
 
 
 def known_errors(text: str, where: str) -> list[Finding]:

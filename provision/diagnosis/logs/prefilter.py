@@ -132,7 +132,7 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
         name = str(operation)
         if name == "LITERAL":
             literal += chr(value)
-        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and len(value[2]) == 1 and "CATEGORY_SPACE" in str(value[2][0]):
+        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and len(value[2]) == 1 and _is_space(*value[2][0]):
             literal += " "
         elif _is_digits(name, value):
             continue  # reduced lines have none
@@ -148,6 +148,10 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
                 found.extend(_candidates(value[2]))
     end_literal()
     return found
+
+
+def _is_space(name: Any, value: Any) -> bool:
+    return str(name) == "IN" and {str(each) for each in value} <= {"(CATEGORY, CATEGORY_SPACE)", "(LITERAL, 32)", "(LITERAL, 9)"}
 
 
 def _is_digits(name: str, value: Any) -> bool:

@@ -9,13 +9,15 @@ from provision.base.problems import SEVERITIES
 from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
 from provision.diagnosis.logs.scanner import Match, Matches, Scanner
-from provision.diagnosis.signatures import Signature, Symptom, all_signatures, error_shapes
+from provision.diagnosis.patterns import Pattern, latin1
+from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes
 
 SHOWN_LINES = 5  # of evidence per finding
-LINES_TO_TRACEBACK = 4  # after a message that announces it
+LAST_LINES = 100  # of a log, among which what looks like an error is taken for what ended it
 _NEVER = (-1, -1)  # before every place in a log
-_TRACEBACK = ("exception", "traceback")  # ids of error shapes
+_DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
+_WENT_WELL = "the run went on behind it, and nothing in the log says that it failed"
 
 
 def findings(scanner: Scanner) -> list[Finding]:
@@ -31,12 +33,17 @@ def findings(scanner: Scanner) -> list[Finding]:
     cause_of = _root_causes(errors)
     warned_of = {name for name in errors if signatures[name].is_retried and all(match.is_lesser for match in errors[name].first)}
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
-    unknown = None if causes - warned_of else _unknown(scanner, found, only_certain=bool(causes))
+    outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - warned_of - {each for each in errors if each not in causes}})
+    minor = {name for name in errors if signatures[name].is_retried or made[name].severity != "error"}
+    went_well = {name for name in errors if all(outcome.overcame(match, is_minor=name in minor) for match in errors[name].first)}
+    symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match, is_minor=True)]
+    unknown = None if causes - warned_of - went_well else _unknown(scanner, outcome, symptoms, only_certain=bool(causes - went_well))
     if unknown:
         made[UNKNOWN] = unknown
         cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
-    elif len(found) == len(warned_of) and not _decisive(scanner, ("certain", "likely")):
+    elif not symptoms and errors.keys() <= warned_of | went_well:
         made |= {name: replace(made[name], severity="warning", observed=_ONLY_WARNED_OF) for name in causes}
+    made |= {name: replace(made[name], severity="note", observed=_WENT_WELL) for name in went_well}
     roots = [finding for name, finding in made.items() if name not in cause_of]
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
     if roots:
@@ -45,9 +52,30 @@ def findings(scanner: Scanner) -> list[Finding]:
             cause_of[name] = roots[0].id
     ordered = []
     for root in roots:
-        symptoms = [replace(made[name], caused_by=cause) for name, cause in cause_of.items() if cause == root.id]
-        ordered += [root, *sorted(symptoms, key=lambda each: each.evidence[0].line)]
+        consequences = [replace(made[name], caused_by=cause) for name, cause in cause_of.items() if cause == root.id]
+        ordered += [root, *sorted(consequences, key=lambda each: each.evidence[0].line)]
     return ordered
+
+
+class _Outcome:
+    """How each log ended. A sign that it went well counts where nothing certain of ``failures`` is behind it."""
+
+    def __init__(self, scanner: Scanner, failures: Mapping[str, Matches]) -> None:
+        certain = [scanner.unknown[shape.id] for shape in error_shapes() if shape.is_certain]
+        behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.is_lesser]
+        self._well = {
+            sign: {file: line for file, line in lines.items() if not any(each.file == file and each.first > line for each in behind)}
+            for sign, lines in scanner.went_well.items()
+        }
+        self._lines_of = scanner.lines_of
+
+    def overcame(self, match: Match, *, is_minor: bool) -> bool:
+        """Whether the run ended well behind a match, or went on: for long, unless the match is minor."""
+        ended, went_on = (self._well[sign].get(match.file, 0) for sign in ("ended-well", "goes-on"))
+        return ended > match.first or went_on > match.first + (0 if is_minor else LAST_LINES)
+
+    def is_at_the_end(self, match: Match) -> bool:
+        return match.last > self._lines_of[match.file] - LAST_LINES
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
@@ -114,21 +142,31 @@ def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:
     return tuple(Evidence(scanner.files[match.file], match.first, match.text) for match in matches)
 
 
-def _unknown(scanner: Scanner, found: Mapping[str, Matches], *, only_certain: bool) -> Finding | None:
+def _unknown(scanner: Scanner, outcome: _Outcome, symptoms: Sequence[Match], *, only_certain: bool) -> Finding | None:
     """The line that says what went wrong, of those that look like an error and that nothing claims; None if there is none.
 
-    ``only_certain``: none but the surest kind counts, for there is a known error that explains the others.
+    ``only_certain``: none but what is an error wherever it stands counts, for there is a known error that explains the others. Where
+    nothing says that something failed it is a note.
     """
-    symptoms = {name: matches.first[0] for name, matches in found.items() if isinstance(all_signatures()[name], Symptom)}
-    match = _decisive(scanner, ("certain",) if only_certain else ("certain", "likely", *(["possible"] if symptoms else [])))
-    if match is None and not only_certain:  # a symptom is not a cause, but a sign that something is wrong
-        match = min(symptoms.values(), key=_place, default=None)
-    if match is None:
+    shape_of = {(*_place(match), match.rank): (shape, match) for shape in error_shapes() for match in scanner.unknown[shape.id].first}
+    left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match, is_minor=not shape.is_certain)]
+    signs = [match for shape, match in left if shape.is_certain]
+    if not only_certain:
+        signs += symptoms + [match for shape, match in left if shape.says != "word" and outcome.is_at_the_end(match)]
+    candidates = [
+        (SAYS.index(says), says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match)
+        for shape, match in left
+        if (says := "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says)
+        and (shape.is_certain or not only_certain)
+        and (says != "word" or symptoms)
+    ]
+    match = min(candidates, default=(0, False, _NEVER, min(symptoms, key=_place, default=None)))[-1]
+    if match is None or (only_certain and not signs):
         return None
     by = f", printed by rank {match.rank}" if match.rank is not None else ""
     return Finding(
-        severity="error",
-        what="An error that is not among the known ones",
+        severity="error" if signs else "note",
+        what="An error that is not among the known ones" if signs else "It looks like an error, and nothing says that something failed",
         id=UNKNOWN,
         layer="unknown",
         summary=f"Something failed that doctor does not know; the line that says most about it is quoted{by}.",
@@ -136,26 +174,6 @@ def _unknown(scanner: Scanner, found: Mapping[str, Matches], *, only_certain: bo
         fix=("Read the log around the quoted line", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
         evidence=_evidence(scanner, match),
     )
-
-
-def _decisive(scanner: Scanner, certainties: Sequence[str]) -> Match | None:
-    """The first line of the surest kind; of a message with a traceback, the exception's."""
-    for certainty in certainties:
-        shapes = [shape.id for shape in error_shapes() if shape.certainty == certainty]
-        first = min((match for shape in shapes for match in scanner.unknown[shape].first), key=_place, default=None)
-        if first:
-            return _exception_below(scanner, first) or first
-    return None
-
-
-def _exception_below(scanner: Scanner, match: Match) -> Match | None:
-    """The exception of the traceback that follows at once; the first of a chain."""
-    exceptions, tracebacks = (
-        [each for each in scanner.unknown[shape].first if each.file == match.file and each.rank == match.rank] for shape in _TRACEBACK
-    )
-    if match in exceptions or not any(match.first <= each.first <= match.last + LINES_TO_TRACEBACK for each in tracebacks):
-        return None
-    return min((each for each in exceptions if each.first > match.last), key=_place, default=None)
 
 
 def _place(match: Match) -> tuple[int, int]:

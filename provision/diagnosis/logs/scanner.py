@@ -19,10 +19,11 @@ from typing import BinaryIO, Literal, NamedTuple
 from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
+LINES_AT_THE_END = 1000  # among which signs that it went well are looked for
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -34,7 +35,10 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``is_lesser`` as in `lines.Line`."""
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``is_lesser`` as in `lines.Line`.
+
+    ``is_header``: the line announces what the next one says, which is in ``text``, too.
+    """
 
     file: int
     first: int
@@ -42,6 +46,7 @@ class Match:
     text: str
     rank: str | None
     is_lesser: bool = False
+    is_header: bool = False
 
 
 @dataclass
@@ -71,10 +76,11 @@ class Scanner:
 
     Attributes:
         files: labels of the logs, in the order in which they were read.
-        lines: how many lines they have together.
+        lines_of: how many lines each has.
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         recovered: id of a signature → (file, line) of the last message that it went well after all.
+        went_well: id of a sign → file → the last of its last lines with it.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -86,16 +92,18 @@ class Scanner:
         self._lines_of_word: Counter[bytes] = Counter()
         self._examined = 0
         self.files: list[str] = []
-        self.lines = 0
+        self.lines_of: list[int] = []
         self.known: dict[str, Matches] = defaultdict(Matches)
         self.unknown: dict[str, Matches] = defaultdict(Matches)
         self.recovered: dict[str, tuple[int, int]] = {}
+        self.went_well: dict[str, dict[int, int]] = {sign.id: {} for sign in signs()}
         self.is_complete = True
 
     def read(self, stream: BinaryIO, label: str) -> None:
         """Read one log to its end. Memory does not grow with its length."""
         self.files.append(label)
         carried = b""
+        end: list[tuple[int, bytes]] = []  # its last lines, with their numbers
         before = 0  # lines of the file before the block
         fresh = 0  # index of the first line that has not been examined
         for data in blocks(stream):
@@ -109,13 +117,28 @@ class Scanner:
             candidates = [each for each in self._prefilter.candidates(reduced_lines) if fresh <= each[0] < done]
             if candidates:
                 self._examine(_Block(lines, reduced_lines), candidates, numbers)
+            kept = max(0, done - LINES_BEFORE) if data else len(lines)
+            begin = max(0, kept - LINES_AT_THE_END)
+            end = [*end, *zip(numbers[begin:kept], lines[begin:kept], strict=True)][-LINES_AT_THE_END:]
             if not data:
-                self.lines += numbers[-1] - (not lines[-1])
+                self.lines_of.append(numbers[-1] - (not lines[-1]))
+                self._look_for_signs(end)
                 return
-            kept = max(0, done - LINES_BEFORE)
             carried = b"\n".join(lines[kept:])
             before = numbers[kept - 1] if kept else before
             fresh = done - kept
+
+    def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
+        text = _Text({index: clean(line) for index, (_, line) in enumerate(end)})
+        for sign in signs():
+            for pattern in sign.patterns:
+                at = 0
+                while found := pattern.first(text.text, at):
+                    at = max(found.end(), text.end_of_line(found.start()))
+                    last = text.line_at(found.end() - 1)
+                    if not any(each.first(clean(end[last][1]).latin1) for each in sign.unless):
+                        lines = self.went_well[sign.id]
+                        lines[len(self.files) - 1] = max(end[last][0], lines.get(len(self.files) - 1, 0))
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
@@ -192,7 +215,8 @@ class Scanner:
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                self._add(rule, Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.is_lesser))
+                place = (len(self.files) - 1, numbers[first], numbers[last])
+                self._add(rule, Match(*place, span.text, line.rank, line.is_lesser, span.is_header))
 
     def _add(self, rule: _Rule, match: Match) -> None:
         if rule.kind == "known":
@@ -204,13 +228,14 @@ class Scanner:
 
 
 class _Span(NamedTuple):
-    """Lines (indexes in a block) that a pattern matches, the candidates among them, and the line to quote."""
+    """Lines (indexes in a block) that a pattern matches, the candidates among them, and the line to quote; `Match` has the rest."""
 
     first: int
     last: int
     candidates: list[int]
     quoted: int
     text: str
+    is_header: bool
 
 
 class _Block:
@@ -289,13 +314,17 @@ class _Text:
     def line_at(self, offset: int) -> int:
         return self._indexes[bisect_right(self._starts, offset) - 1]
 
-    def quote(self, offset: int) -> tuple[int, str]:
-        """The index of the line there, and what of it to quote: of a message of several lines that one."""
+    def quote(self, offset: int) -> tuple[int, str, bool]:
+        """The index of the line there, what of it to quote (of a message of several lines that one), and whether it is a header."""
         number = bisect_right(self._starts, offset) - 1
         index = self._indexes[number]
         text, at = self._lines[index].text, offset - self._starts[number]
         begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
-        return index, text[begin : end if end >= 0 else len(text)].strip()
+        text = text[begin : end if end >= 0 else len(text)].strip()
+        if not text.endswith(":"):
+            return index, text, False
+        following = (self._lines[each].text for each in self._indexes[number + 1 : number + 3])
+        return index, f"{text} {next(filter(None, following), '')}".strip(), True
 
 
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
