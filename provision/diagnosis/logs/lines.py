@@ -29,6 +29,7 @@ _PREFIX = Pattern(
     r"|[\w.-]+\s+\| "  # docker compose
     r"|\[(?:pod/)?[\w.-]+/[\w.-]+(?:/[\w.-]+)?\] "  # kubectl logs --prefix
     r"|#\d{1,4} (?:\d+\.\d+ )?"  # BuildKit
+    r"|slurmstepd: error: pyxis:  "  # what enroot printed
     r")|(?:(?:[^\t\n]{1,80}\t){2}\d{4}-[\w:.-]+Z"  # GitHub: job, step
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s\d\d[OE]\+?)?"  # the last one: GitLab
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
@@ -55,6 +56,7 @@ _HEADER = Pattern(
 _LESSER = Pattern(
     r"(?:[\w./-]+\.py:\d+: \w*Warning:"
     r"|[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|WARN|WARNING|Warning|warning|debug1)\b"
+    r"|[^\[\n]{1,60}\[(?:WARNING|WARN|INFO|NOTICE|DEBUG)\]"
     r"|[IW]:|\[?[IWD](?:\d{4} | )[^\]\n]{1,120}\])"
 )
 _CALLED_LESSER = frozenset({"DEBUG", "TRACE", "INFO", "NOTICE", "WARN", "WARNING"})

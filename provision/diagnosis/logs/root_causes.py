@@ -37,7 +37,8 @@ def findings(scanner: Scanner) -> list[Finding]:
     minor = {name for name in errors if signatures[name].is_retried or made[name].severity != "error"}
     went_well = {name for name in errors if all(outcome.overcame(match, is_minor=name in minor) for match in errors[name].first)}
     symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match, is_minor=True)]
-    unknown = None if causes - warned_of - went_well else _unknown(scanner, outcome, symptoms, only_certain=bool(causes - went_well))
+    named = [errors[name].first[0] for name in errors.keys() - went_well]
+    unknown = None if causes - warned_of - went_well else _unknown(scanner, outcome, named, symptoms)
     if unknown:
         made[UNKNOWN] = unknown
         cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
@@ -142,27 +143,27 @@ def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:
     return tuple(Evidence(scanner.files[match.file], match.first, match.text) for match in matches)
 
 
-def _unknown(scanner: Scanner, outcome: _Outcome, symptoms: Sequence[Match], *, only_certain: bool) -> Finding | None:
+def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], symptoms: Sequence[Match]) -> Finding | None:
     """The line that says what went wrong, of those that look like an error and that nothing claims; None if there is none.
 
-    ``only_certain``: none but what is an error wherever it stands counts, for there is a known error that explains the others. Where
-    nothing says that something failed it is a note.
+    Args:
+        named: where the known errors begin that may have another cause; only what is certain, or a sentence before them, is one.
+        symptoms: what else says that the run failed. Where nothing does, it is a note.
     """
-    shape_of = {(*_place(match), match.rank): (shape, match) for shape in error_shapes() for match in scanner.unknown[shape.id].first}
+    begin = min(map(_place, named), default=None)
+    shape_of = {(*_place(match), match.text): (shape, match) for shape in error_shapes() for match in scanner.unknown[shape.id].first}
     left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match, is_minor=not shape.is_certain)]
-    signs = [match for shape, match in left if shape.is_certain]
-    if not only_certain:
-        signs += symptoms + [match for shape, match in left if shape.says != "word" and outcome.is_at_the_end(match)]
-    candidates = [
-        (SAYS.index(says), says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match)
-        for shape, match in left
-        if (says := "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says)
-        and (shape.is_certain or not only_certain)
-        and (says != "word" or symptoms)
-    ]
-    match = min(candidates, default=(0, False, _NEVER, min(symptoms, key=_place, default=None)))[-1]
-    if match is None or (only_certain and not signs):
+    candidates = []
+    for shape, match in left:
+        says = "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says
+        if shape.is_certain or (_place(match) < begin and says != "word" if begin else says != "word" or symptoms):
+            candidates.append((SAYS.index(says), says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match))
+    if not candidates and not named:
+        candidates = [(0, False, _place(match), match) for match in symptoms]
+    if not candidates:
         return None
+    match = min(candidates, key=lambda each: each[:3])[-1]
+    signs = named or symptoms or any(shape.is_certain or (shape.says != "word" and outcome.is_at_the_end(match)) for shape, match in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""
     return Finding(
         severity="error" if signs else "note",
