@@ -62,7 +62,7 @@ def dense(dice: random.Random, number: int) -> str:
 @cache
 def _needed() -> list[str]:
     """The words that each pattern needs."""
-    patterns = [pattern for each in all_signatures().values() for pattern in (*each.patterns, *each.recovered_by)]
+    patterns = [pattern for each in all_signatures().values() for pattern in each.patterns]
     patterns += [*harmless(), *(pattern for shape in error_shapes() for pattern in shape.patterns)]
     return [" ".join(min(words, key=len) for words in required_words(pattern)) + " " for pattern in patterns]
 

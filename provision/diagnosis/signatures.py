@@ -3,10 +3,12 @@
 `signatures/LAYER.yaml`: errors by what programs print. `symptoms.yaml`: what programs print after something else has failed.
 `conditions.yaml`: errors that only checks of hosts see. `harmless.yaml`: lines that look alarming and mean nothing.
 `error_shapes.yaml`: how errors look that no signature describes. `signs.yaml`: how runs look that go well.
+`worlds.yaml`: where jobs run, and which steps fit there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -18,7 +20,7 @@ from provision.base import validation
 from provision.base.errors import UsageError
 from provision.base.problems import Severity
 from provision.base.validation import Form, Model
-from provision.diagnosis.patterns import Pattern
+from provision.diagnosis.patterns import Pattern, latin1
 
 FOLDER = Path(__file__).parent
 LAYERS = ("driver", "cuda", "nccl", "mpi", "hwloc", "linker", "build", "python", "torch", "engine", "ssh", "network", "os", "data")
@@ -89,7 +91,7 @@ class Signature(Model):
     expressions for the stable part of the message, in any case; a space stands for any white space. ``probe``: how to see the error on a
     live host. ``sources``: public reports and documentation. ``supersedes``: ids that do not count where this one matches the same lines.
     ``symptom_of``: ids or layers of root causes that explain this error when they are in the same log; `any` stands for all.
-    ``recovered_by``: a later line which shows that it went well after all. ``is_retried``: programs only warn of it while they try again.
+    ``is_retried``: programs only warn of it while they try again.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -108,7 +110,6 @@ class Signature(Model):
     probe: str = ""
     supersedes: frozenset[_Id] = frozenset()
     symptom_of: frozenset[_Id] = frozenset()
-    recovered_by: tuple[_Pattern, ...] = ()
     is_retried: bool = False
 
     @property
@@ -173,6 +174,19 @@ class Sign(Model):
     unless: tuple[_Pattern, ...] = ()
 
 
+class World(Model):
+    """Where a job ran (worlds.yaml). ``shown_by``: what a log of it has. ``steps``: words of steps that fit in no other of its ``kind``."""
+
+    id: _Id
+    kind: Literal["vendor", "framework", "place", "rights"]
+    is_default: bool = False
+    shown_by: _Patterns
+    steps: _Patterns
+
+    def has(self, step: str) -> bool:
+        return any(pattern.first(latin1(step)) for pattern in self.steps)
+
+
 class Signatures(RootModel[tuple[Signature, ...]]):
     """A file of known errors of one layer, which the file's name says: signatures/LAYER.yaml."""
 
@@ -211,6 +225,22 @@ def error_shapes() -> tuple[ErrorShape, ...]:
 def signs() -> tuple[Sign, ...]:
     """How a run looks that ended well, or goes on."""
     return validation.load(RootModel[tuple[Sign, ...]], FOLDER / "signs.yaml").root
+
+
+@cache
+def worlds() -> tuple[World, ...]:
+    """Where jobs run."""
+    return validation.load(RootModel[tuple[World, ...]], FOLDER / "worlds.yaml").root
+
+
+def fitting(steps: Iterable[str], shown: Set[str]) -> tuple[str, ...]:
+    """The steps that fit where a job ran. ``shown``: ids of worlds; of a kind without any of them, the default counts."""
+    kinds = {world.kind for world in worlds() if world.id in shown}
+    here = [world for world in worlds() if world.id in shown or (world.is_default and world.kind not in kinds)]
+    others = [world for world in worlds() if world not in here]
+    return tuple(
+        step for step in steps if {each.kind for each in others if each.has(step)} <= {each.kind for each in here if each.has(step)}
+    )
 
 
 def is_known(name: str) -> bool:

@@ -10,11 +10,10 @@ from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
 from provision.diagnosis.logs.scanner import Match, Matches, Scanner
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes
+from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
 LAST_LINES = 100  # of a log, among which what looks like an error is taken for what ended it
-_NEVER = (-1, -1)  # before every place in a log
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
 _WENT_WELL = "the run went on behind it, and nothing in the log says that it failed"
@@ -23,11 +22,7 @@ _WENT_WELL = "the run went on behind it, and nothing in the log says that it fai
 def findings(scanner: Scanner) -> list[Finding]:
     """The findings of all logs that the scanner read: root causes, worst first, each followed by its symptoms."""
     signatures = all_signatures()
-    found = {
-        name: matches
-        for name, matches in _without_superseded(scanner.known).items()
-        if scanner.recovered.get(name, _NEVER) <= _place(matches.first[-1])
-    }
+    found = _without_superseded(scanner.known)
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
@@ -133,10 +128,8 @@ def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
 
 def _finding(scanner: Scanner, signature: Signature, matches: Matches) -> Finding:
     found = Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times)
-    if signature.id != xids.ANY:
-        return found
-    severity, steps = xids.judged(match.text for match in matches.first)
-    return replace(found, severity=severity, fix=(*steps, *found.fix))
+    severity, steps = xids.judged(match.text for match in matches.first) if signature.id == xids.ANY else (found.severity, ())
+    return replace(found, severity=severity, fix=(*steps, *fitting(found.fix, scanner.worlds)))
 
 
 def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:

@@ -19,7 +19,7 @@ from typing import BinaryIO, Literal, NamedTuple
 from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs, worlds
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
@@ -79,7 +79,7 @@ class Scanner:
         lines_of: how many lines each has.
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
-        recovered: id of a signature → (file, line) of the last message that it went well after all.
+        worlds: ids of the worlds that the logs show.
         went_well: id of a sign → file → the last of its last lines with it.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
@@ -95,7 +95,7 @@ class Scanner:
         self.lines_of: list[int] = []
         self.known: dict[str, Matches] = defaultdict(Matches)
         self.unknown: dict[str, Matches] = defaultdict(Matches)
-        self.recovered: dict[str, tuple[int, int]] = {}
+        self.worlds: set[str] = set()
         self.went_well: dict[str, dict[int, int]] = {sign.id: {} for sign in signs()}
         self.is_complete = True
 
@@ -190,8 +190,9 @@ class Scanner:
         self._of_word = left
 
     def _is_full(self, rule: _Rule) -> bool:
-        found = self.known if rule.kind == "known" else self.unknown
-        return rule.kind != "recovery" and rule.id in found and found[rule.id].is_full
+        if rule.kind == "world":
+            return rule.id in self.worlds
+        return (self.known if rule.kind == "known" else self.unknown)[rule.id].is_full
 
     def _match(self, block: _Block, candidates: Mapping[int, Sequence[bytes]], numbers: Sequence[int]) -> None:
         """Match a block's candidate lines (index → words). ``numbers``: of the block's lines."""
@@ -215,16 +216,11 @@ class Scanner:
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                place = (len(self.files) - 1, numbers[first], numbers[last])
-                self._add(rule, Match(*place, span.text, line.rank, line.is_lesser, span.is_header))
-
-    def _add(self, rule: _Rule, match: Match) -> None:
-        if rule.kind == "known":
-            self.known[rule.id].add(match)
-        elif rule.kind == "unknown":
-            self.unknown[rule.id].add(match)
-        else:
-            self.recovered[rule.id] = (match.file, match.first)
+                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.is_lesser, span.is_header)
+                if rule.kind == "world":
+                    self.worlds.add(rule.id)
+                else:
+                    (self.known if rule.kind == "known" else self.unknown)[rule.id].add(match)
 
 
 class _Span(NamedTuple):
@@ -338,7 +334,7 @@ def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-_Kind = Literal["known", "recovery", "unknown", "harmless"]
+_Kind = Literal["known", "world", "unknown", "harmless"]
 
 
 class _Rule:
@@ -347,7 +343,7 @@ class _Rule:
     def __init__(self, number: int, kind: _Kind, id: str, pattern: Pattern, shape: ErrorShape | None = None) -> None:
         self.number, self.kind, self.id, self.pattern, self.shape = number, kind, id, pattern, shape
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
-        self.begins_on_candidate = kind in ("recovery", "unknown")
+        self.begins_on_candidate = kind in ("world", "unknown")
 
     def is_possible(self, text: bytes) -> bool:
         """Whether a reduced text has one word of each group."""
@@ -383,8 +379,8 @@ class _Rules:
         made: list[tuple[_Kind, str, Pattern, ErrorShape | None]] = []
         for signature in all_signatures().values():
             made += [("known", signature.id, pattern, None) for pattern in signature.patterns]
-            made += [("recovery", signature.id, pattern, None) for pattern in signature.recovered_by]
         made += [("unknown", shape.id, pattern, shape) for shape in error_shapes() for pattern in shape.patterns]
+        made += [("world", world.id, pattern, None) for world in worlds() for pattern in world.shown_by]
         made += [("harmless", "", pattern, None) for pattern in harmless()]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]

@@ -216,10 +216,39 @@ def test_an_unknown_error_is_quoted_with_its_rank(explain) -> None:
     assert all(each.caused_by == UNKNOWN for each in rest)
 
 
-def test_an_error_that_recovered_is_no_finding(explain) -> None:
+def test_an_error_that_recovered_is_a_note(explain) -> None:
     waited = "Waiting for cache lock: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 21 (apt-get)\n"
-    assert roots(explain(waited)) == ["apt-lock"]
-    assert explain(waited + "Setting up hello (2.10) ...\n") == []
+    assert [(each.id, each.severity) for each in explain(waited)] == [("apt-lock", "error")]
+    assert [(each.id, each.severity) for each in explain(waited + "Setting up hello (2.10) ...\n")] == [("apt-lock", "note")]
+
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 GiB\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "has", "lacks"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", ("nvidia-smi", "PYTORCH_"), ("rocm-smi", "XLA_", "tf.")),
+        (
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB\n",
+            ("rocm-smi", "torch."),
+            ("nvidia-smi", "expandable", "XLA_"),
+        ),
+        ("jax.errors.JaxRuntimeError: " + OUT_OF_MEMORY, ("nvidia-smi", "XLA_"), ("PYTORCH_", "torch.", "rocm-smi")),
+        ('File "/env/tensorflow/python/eager/execute.py", line 53\n' + OUT_OF_MEMORY, ("tf.config",), ("PYTORCH_", "XLA_")),
+        ("Temporary failure in name resolution\n", ("/etc/resolv.conf", "docker run"), ("kubectl",)),
+        (
+            "trainer-0.trainer.default.svc.cluster.local: Temporary failure in name resolution\n",
+            ("kubectl",),
+            ("/etc/resolv.conf", "docker run"),
+        ),
+        ("ada is not in the sudoers file.\nfork: retry: Resource temporarily unavailable\n", ("ulimit -u",), ("sudo tee",)),
+    ],
+)
+def test_steps_fit_where_the_job_ran(explain, log: str, has: tuple[str, ...], lacks: tuple[str, ...]) -> None:
+    steps = "\n".join(step for finding in explain(log) for step in finding.fix)
+    assert all(word in steps for word in has), steps
+    assert not any(word in steps for word in lacks), steps
 
 
 RETRY = (
