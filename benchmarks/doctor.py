@@ -63,7 +63,7 @@ def dense(dice: random.Random, number: int) -> str:
 def _needed() -> list[str]:
     """The words that each pattern needs."""
     patterns = [pattern for each in all_signatures().values() for pattern in each.patterns]
-    patterns += [*harmless(), *(pattern for shape in error_shapes() for pattern in shape.patterns)]
+    patterns += [pattern for each in (*harmless(), *error_shapes()) for pattern in each.patterns]
     return [" ".join(min(words, key=len) for words in required_words(pattern)) + " " for pattern in patterns]
 
 

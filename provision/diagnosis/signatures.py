@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, PlainValidator, RootModel, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -40,8 +40,7 @@ _Url = Annotated[str, Form(r"https://\S+", "an address that begins with https://
 _Pattern = Annotated[Pattern, PlainValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
 _LinePattern = Annotated[Pattern, PlainValidator(partial(_pattern, space=r"[\x20\t]")), WithJsonSchema({"type": "string", "minLength": 1})]
 _Patterns = Annotated[tuple[_Pattern, ...], Field(min_length=1)]
-
-
+_Entry = TypeVar("_Entry", bound=Model)
 _REMARK = "   # "  # between a command and what it does, in a step
 
 
@@ -197,40 +196,25 @@ def all_signatures() -> dict[str, Signature]:
     found: dict[str, Signature] = {}
     for file in sorted((FOLDER / "signatures").glob("*.yaml"), key=lambda path: LAYERS.index(path.stem)):
         found |= {each.id: each.model_copy(update={"layer": file.stem}) for each in validation.load(Signatures, file).root}
-    for each in validation.load(RootModel[tuple[Symptom, ...]], FOLDER / "symptoms.yaml").root:
-        found[each.id] = each.model_copy(update={"cause": each.summary})
-    return found
+    return found | {each.id: each.model_copy(update={"cause": each.summary}) for each in _entries(Symptom, "symptoms")}
 
 
 @cache
 def conditions() -> dict[str, Condition]:
     """id → condition."""
-    return {each.id: each for each in validation.load(RootModel[tuple[Condition, ...]], FOLDER / "conditions.yaml").root}
+    return {each.id: each for each in _entries(Condition, "conditions")}
 
 
 @cache
-def harmless() -> tuple[Pattern, ...]:
-    """Patterns of lines that look alarming and mean nothing."""
-    entries = validation.load(RootModel[tuple[Harmless, ...]], FOLDER / "harmless.yaml").root
-    return tuple(pattern for entry in entries for pattern in entry.patterns)
+def _entries(model: type[_Entry], name: str) -> tuple[_Entry, ...]:
+    """What a file holds. Raises UsageError as `provision.base.validation.load`."""
+    return validation.load(RootModel[tuple[model, ...]], FOLDER / f"{name}.yaml").root  # type: ignore[valid-type]
 
 
-@cache
-def error_shapes() -> tuple[ErrorShape, ...]:
-    """How errors look that no signature describes."""
-    return validation.load(RootModel[tuple[ErrorShape, ...]], FOLDER / "error_shapes.yaml").root
-
-
-@cache
-def signs() -> tuple[Sign, ...]:
-    """How a run looks that ended well, or goes on."""
-    return validation.load(RootModel[tuple[Sign, ...]], FOLDER / "signs.yaml").root
-
-
-@cache
-def worlds() -> tuple[World, ...]:
-    """Where jobs run."""
-    return validation.load(RootModel[tuple[World, ...]], FOLDER / "worlds.yaml").root
+harmless = partial(_entries, Harmless, "harmless")
+error_shapes = partial(_entries, ErrorShape, "error_shapes")
+signs = partial(_entries, Sign, "signs")
+worlds = partial(_entries, World, "worlds")
 
 
 def fitting(steps: Iterable[str], shown: Set[str]) -> tuple[str, ...]:

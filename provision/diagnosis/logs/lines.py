@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
@@ -187,14 +187,9 @@ def with_short_lines(block: bytes) -> tuple[bytes, list[bytes]]:
         block = b"\n".join(lines)
     if longest <= LONGEST_LINE and not folded:
         return block, lines
-    lines = [part for line in lines for part in _with_mark(_parts(line) if len(line) > LONGEST_LINE or folded else [line])]
+    parts = (_parts(line) if len(line) > LONGEST_LINE or folded else (line,) for line in lines)
+    lines = [PART + part if number else part for of_line in parts for number, part in enumerate(of_line)]
     return b"\n".join(lines), lines
-
-
-def _with_mark(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The parts of a line, all but the first with the mark that they are no lines of the file."""
-    for number, part in enumerate(parts):
-        yield PART + part if number else part
 
 
 def _parts(line: bytes) -> Iterator[bytes]:

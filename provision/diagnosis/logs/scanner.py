@@ -381,7 +381,7 @@ class _Rules:
             made += [("known", signature.id, pattern, None) for pattern in signature.patterns]
         made += [("unknown", shape.id, pattern, shape) for shape in error_shapes() for pattern in shape.patterns]
         made += [("world", world.id, pattern, None) for world in worlds() for pattern in world.shown_by]
-        made += [("harmless", "", pattern, None) for pattern in harmless()]
+        made += [("harmless", "", pattern, None) for entry in harmless() for pattern in entry.patterns]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]
         self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)

@@ -26,7 +26,7 @@ HANG_S = 300  # for a busy machine; Python's own engine takes hours
 
 def test_every_pattern_is_one_of_re2() -> None:
     known = [pattern for each in all_signatures().values() for pattern in each.patterns]
-    known += [*harmless(), *(pattern for shape in error_shapes() for pattern in shape.patterns)]
+    known += [pattern for each in (*harmless(), *error_shapes()) for pattern in each.patterns]
     assert len(known) > 300
     for pattern in known:
         assert isinstance(pattern, Pattern)
@@ -115,7 +115,9 @@ def test_a_word_that_is_in_very_many_lines_is_no_longer_looked_for(monkeypatch) 
 
 
 def test_all_words_of_dense_lines_are_found() -> None:
-    known = sorted({word.encode() for pattern in harmless() for group in required_words(pattern) for word in group})
+    known = sorted(
+        {word.encode() for each in harmless() for pattern in each.patterns for group in required_words(pattern) for word in group}
+    )
     search = WordSearch(known)
     for text in (b"", b"nothing", b"\xff" + b"".join(known), *(one + other[1:] for one in known for other in known if one[-1] == other[0])):
         assert search.all(text) == tuple(word for word in known if word in text)

@@ -69,7 +69,7 @@ def test_ids_are_unique_and_what_entries_name_exists() -> None:
 
 def test_every_pattern_has_required_words() -> None:
     patterns = [pattern for each in all_signatures().values() for pattern in each.patterns]
-    patterns += [*harmless(), *(pattern for shape in error_shapes() for pattern in shape.patterns)]
+    patterns += [pattern for each in (*harmless(), *error_shapes()) for pattern in each.patterns]
     assert all(required_words(pattern) for pattern in patterns)
 
 
