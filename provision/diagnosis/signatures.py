@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -171,6 +171,14 @@ class Sign(Model):
     id: Literal["ended-well", "goes-on"]
     patterns: _Patterns
     unless: tuple[_Pattern, ...] = ()
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """All in one: it is searched many times."""
+        return Pattern("|".join(pattern.source for pattern in self.patterns))
+
+    def excludes(self, line: bytes) -> bool:
+        return any(pattern.first(line) for pattern in self.unless)
 
 
 class World(Model):

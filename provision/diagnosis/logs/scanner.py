@@ -122,7 +122,8 @@ class Scanner:
             end = [*end, *zip(numbers[begin:kept], lines[begin:kept], strict=True)][-LINES_AT_THE_END:]
             if not data:
                 self.lines_of.append(numbers[-1] - (not lines[-1]))
-                self._look_for_signs(end)
+                if self.known or self.unknown:
+                    self._look_for_signs(end)
                 return
             carried = b"\n".join(lines[kept:])
             before = numbers[kept - 1] if kept else before
@@ -131,14 +132,13 @@ class Scanner:
     def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
         text = _Text({index: clean(line) for index, (_, line) in enumerate(end)})
         for sign in signs():
-            for pattern in sign.patterns:
-                at = 0
-                while found := pattern.first(text.text, at):
-                    at = max(found.end(), text.end_of_line(found.start()))
-                    last = text.line_at(found.end() - 1)
-                    if not any(each.first(clean(end[last][1]).latin1) for each in sign.unless):
-                        lines = self.went_well[sign.id]
-                        lines[len(self.files) - 1] = max(end[last][0], lines.get(len(self.files) - 1, 0))
+            shown, at = [], 0
+            while found := sign.pattern.first(text.text, at):
+                at = max(found.end(), text.end_of_line(found.start()))
+                shown.append(text.line_at(found.end() - 1))
+            last = next((index for index in reversed(shown) if not sign.excludes(text.lines[index].latin1)), None)
+            if last is not None:
+                self.went_well[sign.id][len(self.files) - 1] = end[last][0]
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
@@ -293,7 +293,7 @@ class _Text:
     """Lines as one text, and the index of each."""
 
     def __init__(self, lines: Mapping[int, Line]) -> None:
-        self._lines = lines
+        self.lines = lines
         self._indexes = list(lines)
         self._starts = list(accumulate((len(line.latin1) + 1 for line in lines.values()), initial=0))
         self.text = b"\n".join(line.latin1 for line in lines.values())
@@ -314,12 +314,12 @@ class _Text:
         """The index of the line there, what of it to quote (of a message of several lines that one), and whether it is a header."""
         number = bisect_right(self._starts, offset) - 1
         index = self._indexes[number]
-        text, at = self._lines[index].text, offset - self._starts[number]
+        text, at = self.lines[index].text, offset - self._starts[number]
         begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
         text = text[begin : end if end >= 0 else len(text)].strip()
         if not text.endswith(":"):
             return index, text, False
-        following = (self._lines[each].text for each in self._indexes[number + 1 : number + 3])
+        following = (self.lines[each].text for each in self._indexes[number + 1 : number + 3])
         return index, f"{text} {next(filter(None, following), '')}".strip(), True
 
 
