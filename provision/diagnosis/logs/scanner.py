@@ -190,9 +190,8 @@ class Scanner:
         self._of_word = left
 
     def _is_full(self, rule: _Rule) -> bool:
-        if rule.kind == "world":
-            return rule.id in self.worlds
-        return (self.known if rule.kind == "known" else self.unknown)[rule.id].is_full
+        found = self.known if rule.kind == "known" else self.unknown
+        return rule.id in self.worlds or (rule.id in found and found[rule.id].is_full)
 
     def _match(self, block: _Block, candidates: Mapping[int, Sequence[bytes]], numbers: Sequence[int]) -> None:
         """Match a block's candidate lines (index → words). ``numbers``: of the block's lines."""
