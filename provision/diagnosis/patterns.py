@@ -39,7 +39,7 @@ class Pattern:
     source: str
 
     def __post_init__(self) -> None:
-        self._unicode  # noqa: B018  raises for an invalid pattern
+        self._latin1  # noqa: B018  raises for an invalid pattern
 
     @cached_property
     def _unicode(self) -> Any:

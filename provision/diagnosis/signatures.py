@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from functools import cache, cached_property, partial
+from collections.abc import Container, Iterable
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -172,14 +172,6 @@ class Sign(Model):
     patterns: _Patterns
     unless: tuple[_Pattern, ...] = ()
 
-    @cached_property
-    def pattern(self) -> Pattern:
-        """All in one: it is searched many times."""
-        return Pattern("|".join(pattern.source for pattern in self.patterns))
-
-    def excludes(self, line: bytes) -> bool:
-        return any(pattern.first(line) for pattern in self.unless)
-
 
 class World(Model):
     """Where a job ran (worlds.yaml). ``shown_by``: what a log of it has. ``steps``: words of steps that fit in no other of its ``kind``."""
@@ -189,9 +181,6 @@ class World(Model):
     is_default: bool = False
     shown_by: _Patterns
     steps: _Patterns
-
-    def has(self, step: str) -> bool:
-        return any(pattern.first(latin1(step)) for pattern in self.steps)
 
 
 class Signatures(RootModel[tuple[Signature, ...]]):
@@ -225,14 +214,16 @@ signs = partial(_entries, Sign, "signs")
 worlds = partial(_entries, World, "worlds")
 
 
-def fitting(steps: Iterable[str], shown: Set[str]) -> tuple[str, ...]:
+def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:
     """The steps that fit where a job ran. ``shown``: ids of worlds; of a kind without any of them, the default counts."""
     kinds = {world.kind for world in worlds() if world.id in shown}
     here = [world for world in worlds() if world.id in shown or (world.is_default and world.kind not in kinds)]
-    others = [world for world in worlds() if world not in here]
-    return tuple(
-        step for step in steps if {each.kind for each in others if each.has(step)} <= {each.kind for each in here if each.has(step)}
-    )
+
+    def fits(step: str) -> bool:
+        claims = [world for world in worlds() if any(pattern.first(latin1(step)) for pattern in world.steps)]
+        return {world.kind for world in claims} == {world.kind for world in claims if world in here}
+
+    return tuple(filter(fits, steps))
 
 
 def is_known(name: str) -> bool:

@@ -20,13 +20,9 @@ def known() -> Iterator[tuple[int, KnownXid]]:
 
 def judged(lines: Iterable[str]) -> tuple[Severity, tuple[str, ...]]:
     """The severity of the Xids in these lines, and a step for each."""
-    entries = dict(known())
     numbers = dict.fromkeys(int(found[1]) for line in lines if (found := _NUMBER.match(line)))
-    steps = tuple(
-        f"Xid {number}: {entries[number].meaning}: {entries[number].remedy}"
-        if number in entries
-        else f"Xid {number}: not in the catalogue: https://docs.nvidia.com/deploy/xid-errors"
-        for number in numbers
-    )
-    severities: list[Severity] = [entries[number].severity if number in entries else "warning" for number in numbers]
+    entries = {number: dict(known()).get(number) for number in numbers}
+    unknown = "not in the catalogue: https://docs.nvidia.com/deploy/xid-errors"
+    steps = tuple(f"Xid {number}: {f'{xid.meaning}: {xid.remedy}' if xid else unknown}" for number, xid in entries.items())
+    severities: list[Severity] = [xid.severity if xid else "warning" for xid in entries.values()]
     return min(severities, key=SEVERITIES.index, default="error"), steps

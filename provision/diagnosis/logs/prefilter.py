@@ -28,6 +28,7 @@ COMMON_WORDS = frozenset((Path(__file__).parent / "common_words.txt").read_text(
 
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _DIGITS = b"0123456789"
+_SPACES = ("[(IN, [(CATEGORY, CATEGORY_SPACE)])]", "[(IN, [(LITERAL, 32), (LITERAL, 9)])]")  # as Python's parser shows them
 _KEPT_LINES = 100_000  # reduced lines whose words are remembered: some 20 MB
 _KEPT_BYTES = 20 << 20
 
@@ -132,7 +133,7 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
         name = str(operation)
         if name == "LITERAL":
             literal += chr(value)
-        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and len(value[2]) == 1 and _is_space(*value[2][0]):
+        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and str(value[2]) in _SPACES:
             literal += " "
         elif _is_digits(name, value):
             continue  # reduced lines have none
@@ -148,10 +149,6 @@ def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
                 found.extend(_candidates(value[2]))
     end_literal()
     return found
-
-
-def _is_space(name: Any, value: Any) -> bool:
-    return str(name) == "IN" and {str(each) for each in value} <= {"(CATEGORY, CATEGORY_SPACE)", "(LITERAL, 32)", "(LITERAL, 9)"}
 
 
 def _is_digits(name: str, value: Any) -> bool:

@@ -63,15 +63,11 @@ class _Outcome:
             sign: {file: line for file, line in lines.items() if not any(each.file == file and each.first > line for each in behind)}
             for sign, lines in scanner.went_well.items()
         }
-        self._lines_of = scanner.lines_of
 
     def overcame(self, match: Match, *, is_minor: bool) -> bool:
         """Whether the run ended well behind a match, or went on: for long, unless the match is minor."""
         ended, went_on = (self._well[sign].get(match.file, 0) for sign in ("ended-well", "goes-on"))
         return ended > match.first or went_on > match.first + (0 if is_minor else LAST_LINES)
-
-    def is_at_the_end(self, match: Match) -> bool:
-        return match.last > self._lines_of[match.file] - LAST_LINES
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
@@ -100,18 +96,13 @@ def _claims(rival: Matches, match: Match) -> bool:
 def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
     """Error → its root cause, for those that another error in the logs explains: the first of several."""
     signatures = all_signatures()
-    causes: dict[str, list[str]] = {}
-    for name in errors:
-        symptom_of = signatures[name].symptom_of
-        causes[name] = [
-            other
-            for other in errors
-            if other != name
-            and (
-                other in symptom_of
-                or (signatures[other].may_be_root_cause and ("any" in symptom_of or signatures[other].layer in symptom_of))
-            )
-        ]
+
+    def explains(other: Signature, symptom_of: frozenset[str]) -> bool:
+        return other.id in symptom_of or (other.may_be_root_cause and not symptom_of.isdisjoint(("any", other.layer)))
+
+    causes = {
+        name: [other for other in errors if other != name and explains(signatures[other], signatures[name].symptom_of)] for name in errors
+    }
     cause_of: dict[str, str] = {}
     for name in errors:
         root, path = name, {name}
@@ -156,11 +147,12 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
     if not candidates:
         return None
     match = min(candidates, key=lambda each: each[:3])[-1]
-    signs = named or symptoms or any(shape.is_certain or (shape.says != "word" and outcome.is_at_the_end(match)) for shape, match in left)
+    at_the_end = (shape for shape, match in left if match.last > scanner.lines_of[match.file] - LAST_LINES)
+    failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""
     return Finding(
-        severity="error" if signs else "note",
-        what="An error that is not among the known ones" if signs else "It looks like an error, and nothing says that something failed",
+        severity="error" if failed else "note",
+        what="An error that is not among the known ones" if failed else "It looks like an error, and nothing says that something failed",
         id=UNKNOWN,
         layer="unknown",
         summary=f"Something failed that doctor does not know; the line that says most about it is quoted{by}.",

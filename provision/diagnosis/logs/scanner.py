@@ -18,6 +18,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
+from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs, worlds
 
@@ -79,7 +80,7 @@ class Scanner:
         lines_of: how many lines each has.
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
-        worlds: ids of the worlds that the logs show.
+        worlds: id of a world that the logs show → its matches.
         went_well: id of a sign → file → the last of its last lines with it.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
@@ -95,7 +96,8 @@ class Scanner:
         self.lines_of: list[int] = []
         self.known: dict[str, Matches] = defaultdict(Matches)
         self.unknown: dict[str, Matches] = defaultdict(Matches)
-        self.worlds: set[str] = set()
+        self.worlds: dict[str, Matches] = defaultdict(Matches)
+        self._found = {"known": self.known, "unknown": self.unknown, "world": self.worlds}
         self.went_well: dict[str, dict[int, int]] = {sign.id: {} for sign in signs()}
         self.is_complete = True
 
@@ -132,13 +134,10 @@ class Scanner:
     def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
         text = _Text({index: clean(line) for index, (_, line) in enumerate(end)})
         for sign in signs():
-            shown, at = [], 0
-            while found := sign.pattern.first(text.text, at):
-                at = max(found.end(), text.end_of_line(found.start()))
-                shown.append(text.line_at(found.end() - 1))
-            last = next((index for index in reversed(shown) if not sign.excludes(text.lines[index].latin1)), None)
-            if last is not None:
-                self.went_well[sign.id][len(self.files) - 1] = end[last][0]
+            shown = {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)}
+            for index in sorted(shown):
+                if not any(pattern.first(text.lines[index].latin1) for pattern in sign.unless):
+                    self.went_well[sign.id][len(self.files) - 1] = end[index][0]
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
@@ -180,7 +179,8 @@ class Scanner:
     def _forget_words(self) -> None:
         """Leave out words that are no longer looked for: of errors that were found often, and of too many lines."""
         most = self._most_lines
-        full = {rule for rules in self._of_word.values() for rule in rules if self._is_full(rule)}
+        of = self._found
+        full = {rule for rules in self._of_word.values() for rule in rules if rule.id in of[rule.kind] and of[rule.kind][rule.id].is_full}
         left = {
             word: still
             for word, rules in self._of_word.items()
@@ -188,10 +188,6 @@ class Scanner:
         }
         self.is_complete &= all(self._lines_of_word[word] < most or full.issuperset(rules) for word, rules in self._of_word.items())
         self._of_word = left
-
-    def _is_full(self, rule: _Rule) -> bool:
-        found = self.known if rule.kind == "known" else self.unknown
-        return rule.id in self.worlds or (rule.id in found and found[rule.id].is_full)
 
     def _match(self, block: _Block, candidates: Mapping[int, Sequence[bytes]], numbers: Sequence[int]) -> None:
         """Match a block's candidate lines (index → words). ``numbers``: of the block's lines."""
@@ -216,10 +212,7 @@ class Scanner:
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
                 match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.is_lesser, span.is_header)
-                if rule.kind == "world":
-                    self.worlds.add(rule.id)
-                else:
-                    (self.known if rule.kind == "known" else self.unknown)[rule.id].add(match)
+                self._found[rule.kind][rule.id].add(match)
 
 
 class _Span(NamedTuple):
@@ -301,6 +294,13 @@ class _Text:
         """Where the lines with an index from ``begin`` to ``end`` are."""
         first, behind = bisect_left(self._indexes, begin), bisect_left(self._indexes, end)
         return (self._starts[first], self._starts[behind] - 1) if first < behind else (0, 0)
+
+    def all(self, pattern: Pattern) -> Iterator[Found[bytes]]:
+        """The matches, one a line."""
+        at = 0
+        while found := pattern.first(self.text, at):
+            yield found
+            at = max(found.end(), self.end_of_line(found.start()))
 
     def end_of_line(self, offset: int) -> int:
         number = bisect_right(self._starts, offset)
