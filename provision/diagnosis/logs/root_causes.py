@@ -147,7 +147,9 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
     if not candidates:
         return None
     match = min(candidates, key=lambda each: each[:3])[-1]
-    at_the_end = (shape for shape, match in left if match.last > scanner.lines_of[match.file] - LAST_LINES)
+    at_the_end = (  # so are, it is assumed, those of which no more were looked for
+        shape for shape, match in left if match.last > scanner.lines_of[match.file] - LAST_LINES or scanner.unknown[shape.id].is_full
+    )
     failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""
     return Finding(

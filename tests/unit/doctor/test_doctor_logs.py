@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from provision.diagnosis.findings import UNKNOWN
 from provision.diagnosis.logs import Scanner, findings
 from provision.diagnosis.logs.lines import BLOCK
+from provision.diagnosis.logs.scanner import KEPT_MATCHES
 
 
 def roots(found):
@@ -165,6 +166,31 @@ def test_prefixes_colours_and_line_ends_do_not_hide_a_message_of_several_lines(e
     assert roots(found) == ["mpi-not-enough-slots"]
 
 
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        (
+            "[ERROR] cannot start the worker\n[ERROR] open /data/a.bin: 3 bytes are missing\n",
+            "[ERROR] open /data/a.bin: 3 bytes are missing",
+        ),
+        ("ERROR: worker 3 stopped\nFATAL: the mesh has no root\n", "FATAL: the mesh has no root"),
+        ("FATAL: the mesh has no root\nmesh.errors.MeshError: node 7 is gone\n", "mesh.errors.MeshError: node 7 is gone"),
+        ("slurmstepd: error: task 3 exited with code 9\nerror: the mesh has 3 roots\n", "error: the mesh has 3 roots"),
+        ("error: while the mesh was built:\n  node 7 has no neighbour\n", "error: while the mesh was built: node 7 has no neighbour"),
+        ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\nerror: the mesh has 3 roots\n", "error: the mesh has 3 roots"),
+        ("error: the option `mesh` is deprecated\nerror: the mesh has 3 roots\n", "error: the mesh has 3 roots"),
+        ("xe 0000:03:00.0: [drm] GT0: reset failed\n", "xe 0000:03:00.0: [drm] GT0: reset failed"),
+        ("habanalabs hl4: heartbeat was lost\n", "habanalabs hl4: heartbeat was lost"),
+        ("MPIR_Init_thread(99)....:\nMPIDI_mesh_init(7): no provider for the mesh\n", "MPIDI_mesh_init(7): no provider for the mesh"),
+        ("==71==ERROR: MemorySanitizer: use-of-uninitialized-value\n", "==71==ERROR: MemorySanitizer: use-of-uninitialized-value"),
+        ("mesh.RemoteTask(ValueError): node 7\n", "mesh.RemoteTask(ValueError): node 7"),
+    ],
+)
+def test_the_line_that_says_most_is_quoted(explain, log: str, line: str) -> None:
+    (found,) = explain(log)
+    assert (found.severity, found.evidence[0].text) == ("error", line)
+
+
 def test_messages_of_ranks_that_print_at_once_are_kept_apart(explain) -> None:
     mine = ["WARNING: No preset parameters were", "found for the device that Open MPI detected:"]
     log = "\n".join(f"[1,0]<stderr>:{line}\n[1,1]<stdout>:step 7 loss 0.1" for line in mine)
@@ -308,6 +334,8 @@ def test_what_looks_like_an_error_far_from_the_end_is_an_error_with_a_second_sig
     assert (note.id, note.severity) == (UNKNOWN, "note")
     for sign in (CLOSING, "slurmstepd: error: the node has no memory\n", "the job exited with code 1\n"):
         assert explain(IN_PASSING + ordinary + sign)[0].severity == "error"
+    many = "".join(f"ERROR: shard {'y' * number} is missing\n" for number in range(2, KEPT_MATCHES + 9))
+    assert explain(many + ordinary)[0].severity == "error"
 
 
 def test_steps_that_are_not_numbers_are_no_success(explain) -> None:
