@@ -2,8 +2,8 @@
 
 `signatures/LAYER.yaml`: errors by what programs print. `symptoms.yaml`: what programs print after something else has failed.
 `conditions.yaml`: errors that only checks of hosts see. `harmless.yaml`: lines that look alarming and mean nothing.
-`error_shapes.yaml`: how errors look that no signature describes. `signs.yaml`: how runs look that go well.
-`worlds.yaml`: where jobs run, and which steps fit there.
+`error_shapes.yaml`: how errors look that no signature describes. `signs.yaml`: how runs look that go well, and where they
+run: which steps fit there.
 """
 
 from __future__ import annotations
@@ -166,21 +166,18 @@ SAYS = get_args(ErrorShape.model_fields["says"].annotation)  # the best first; a
 
 
 class Sign(Model):
-    """How a run looks that ended well, or goes on (signs.yaml), at the end of a log. ``unless``: patterns of lines that do not count."""
+    """What a log tells about its run (signs.yaml): where it ran, or (``kind`` outcome), at the end of the log, how it went.
 
-    id: Literal["ended-well", "goes-on"]
-    patterns: _Patterns
-    unless: tuple[_Pattern, ...] = ()
-
-
-class World(Model):
-    """Where a job ran (worlds.yaml). ``shown_by``: what a log of it has. ``steps``: words of steps that fit in no other of its ``kind``."""
+    ``unless``: patterns of lines that do not count. ``steps``: words of steps that fit where it ran and in no other world of the kind.
+    ``is_default``: the world of its kind where a log shows none.
+    """
 
     id: _Id
-    kind: Literal["vendor", "framework", "place", "rights"]
+    kind: Literal["outcome", "vendor", "framework", "place", "rights"]
     is_default: bool = False
-    shown_by: _Patterns
-    steps: _Patterns
+    patterns: _Patterns
+    unless: tuple[_Pattern, ...] = ()
+    steps: tuple[_Pattern, ...] = ()
 
 
 class Signatures(RootModel[tuple[Signature, ...]]):
@@ -211,17 +208,16 @@ def _entries(model: type[_Entry], name: str) -> tuple[_Entry, ...]:
 harmless = partial(_entries, Harmless, "harmless")
 error_shapes = partial(_entries, ErrorShape, "error_shapes")
 signs = partial(_entries, Sign, "signs")
-worlds = partial(_entries, World, "worlds")
 
 
 def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:
-    """The steps that fit where a job ran. ``shown``: ids of worlds; of a kind without any of them, the default counts."""
-    kinds = {world.kind for world in worlds() if world.id in shown}
-    here = [world for world in worlds() if world.id in shown or (world.is_default and world.kind not in kinds)]
+    """The steps that fit where a job ran. ``shown``: ids of signs; of a kind without any of them, the default counts."""
+    kinds = {sign.kind for sign in signs() if sign.id in shown}
+    here = [sign for sign in signs() if sign.id in shown or (sign.is_default and sign.kind not in kinds)]
 
     def fits(step: str) -> bool:
-        claims = [world for world in worlds() if any(pattern.first(latin1(step)) for pattern in world.steps)]
-        return {world.kind for world in claims} == {world.kind for world in claims if world in here}
+        claims = [sign for sign in signs() if any(pattern.first(latin1(step)) for pattern in sign.steps)]
+        return {sign.kind for sign in claims} == {sign.kind for sign in claims if sign in here}
 
     return tuple(filter(fits, steps))
 

@@ -20,7 +20,7 @@ from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs, worlds
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
@@ -98,7 +98,7 @@ class Scanner:
         self.unknown: dict[str, Matches] = defaultdict(Matches)
         self.worlds: dict[str, Matches] = defaultdict(Matches)
         self._found = {"known": self.known, "unknown": self.unknown, "world": self.worlds}
-        self.went_well: dict[str, dict[int, int]] = {sign.id: {} for sign in signs()}
+        self.went_well: dict[str, dict[int, int]] = {sign.id: {} for sign in signs() if sign.kind == "outcome"}
         self.is_complete = True
 
     def read(self, stream: BinaryIO, label: str) -> None:
@@ -133,7 +133,7 @@ class Scanner:
 
     def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
         text = _Text({index: clean(line) for index, (_, line) in enumerate(end)})
-        for sign in signs():
+        for sign in (sign for sign in signs() if sign.kind == "outcome"):
             shown = {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)}
             for index in sorted(shown):
                 if not any(pattern.first(text.lines[index].latin1) for pattern in sign.unless):
@@ -379,7 +379,7 @@ class _Rules:
         for signature in all_signatures().values():
             made += [("known", signature.id, pattern, None) for pattern in signature.patterns]
         made += [("unknown", shape.id, pattern, shape) for shape in error_shapes() for pattern in shape.patterns]
-        made += [("world", world.id, pattern, None) for world in worlds() for pattern in world.shown_by]
+        made += [("world", sign.id, pattern, None) for sign in signs() if sign.kind != "outcome" for pattern in sign.patterns]
         made += [("harmless", "", pattern, None) for entry in harmless() for pattern in entry.patterns]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]

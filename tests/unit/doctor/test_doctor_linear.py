@@ -19,7 +19,7 @@ from provision.diagnosis.logs import scanner as scanner_module
 from provision.diagnosis.logs.prefilter import WordSearch, required_words
 from provision.diagnosis.logs.scanner import AT_ONCE, KEPT_MATCHES
 from provision.diagnosis.patterns import Pattern
-from provision.diagnosis.signatures import FOLDER, all_signatures, error_shapes, harmless
+from provision.diagnosis.signatures import FOLDER, all_signatures, error_shapes, harmless, signs
 
 HANG_S = 300  # for a busy machine; Python's own engine takes hours
 
@@ -27,6 +27,8 @@ HANG_S = 300  # for a busy machine; Python's own engine takes hours
 def test_every_pattern_is_one_of_re2() -> None:
     known = [pattern for each in all_signatures().values() for pattern in each.patterns]
     known += [pattern for each in (*harmless(), *error_shapes()) for pattern in each.patterns]
+    known += [pattern for sign in signs() for pattern in (*sign.patterns, *sign.unless, *sign.steps)]
+    known += [pattern for shape in error_shapes() for pattern in shape.unless]
     assert len(known) > 300
     for pattern in known:
         assert isinstance(pattern, Pattern)
