@@ -123,15 +123,9 @@ def results_on(host: str, names: Sequence[str], events: Sequence[Event]) -> list
             started.add(name)
             if event.kind in ("failed", "unreachable"):
                 failed.setdefault(name, event.text)
-    results = []
-    for name in names:
-        if name in failed:
-            results.append(FixResult(host, name, "failed", failed[name]))
-        elif name in started:
-            results.append(FixResult(host, name, "done"))
-        else:
-            results.append(FixResult(host, name, "not tried", next(iter(failed.values()), "the run ended before it")))
-    return results
+    tried = {name: FixResult(host, name, "failed" if name in failed else "done", failed.get(name, "")) for name in started}
+    reason = next(iter(failed.values()), "the run ended before it")
+    return [tried.get(name) or FixResult(host, name, "not tried", reason) for name in names]
 
 
 def _as_installed(examination: Examination) -> Options:

@@ -157,7 +157,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         what="An error that is not among the known ones" if failed else "It looks like an error, and nothing says that something failed",
         id=UNKNOWN,
         layer="unknown",
-        summary=f"Something failed that doctor does not know; the line that says most about it is quoted{by}.",
+        summary=f"The doctor does not know it; the line that says most about it is quoted{by}.",
         cause=f"Not known. The error's line{by}: {match.text}",
         fix=("Read the log around the quoted line", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
         evidence=_evidence(scanner, match),

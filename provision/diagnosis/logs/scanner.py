@@ -24,7 +24,7 @@ from provision.diagnosis.signatures import ErrorShape, all_signatures, error_sha
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
-LINES_AT_THE_END = 1000  # among which signs that it went well are looked for
+LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -132,7 +132,7 @@ class Scanner:
             fresh = done - kept
 
     def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
-        text = _Text({index: clean(line) for index, (_, line) in enumerate(end)})
+        text = _Text({index: clean(line[:LONGEST_SIGN]) for index, (_, line) in enumerate(end)})
         for sign in (sign for sign in signs() if sign.kind == "outcome"):
             shown = {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)}
             for index in sorted(shown):
