@@ -54,7 +54,7 @@ _HEADER = Pattern(
 )
 # Signs of a level in a message that stay in it.
 _LESSER = Pattern(
-    r"(?:[\w./-]+\.py:\d+: \w*Warning:"
+    r"(?:(?:[\w./-]+\.py:\d+: )?\w*Warning:"
     r"|[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|WARN|WARNING|Warning|warning|debug1)\b"
     r"|[^\[\n]{1,60}\[(?:WARNING|WARN|INFO|NOTICE|DEBUG)\]"
     r"|[IW]:|\[?[IWD](?:\d{4} | )[^\]\n]{1,120}\])"
