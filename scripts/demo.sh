@@ -7,13 +7,20 @@ provision=$1
 if [ -n "${HOSTS:-}" ]; then
     exec "$provision" up "$HOSTS"
 fi
+# A release that pip has in a folder of wheels here is the one that its index may have alone for CPUs.
+options=()
+for wheel in "${PIP_FIND_LINKS:-/nonexistent}"/torch-*+cpu-*.whl; do
+    release=${wheel##*/torch-}
+    [ -e "$wheel" ] && options=(--torch "${release%%+*}") && echo "demo: PyTorch ${release%%+*}, of which $PIP_FIND_LINKS has a wheel"
+done
+
 if hosts=$("$provision" sandbox check 2>&1); then
     echo "demo: two throw-away hosts in $hosts"
     code=0
     inventory=$("$provision" sandbox up -n 2) || code=$?
     if [ $code = 0 ]; then
         echo "their inventory: $inventory"
-        "$provision" up "$inventory"
+        "$provision" up "$inventory" "${options[@]}"
         exec echo "the hosts keep running; remove them with: $provision sandbox down"
     fi
     [ $code = 1 ] || exit $code # it was interrupted
@@ -32,5 +39,5 @@ provision_sudo=no
 provision_prefix=$here/prefix
 END
 export PROVISION_HOME=$here/state PROVISION_CACHE=$here/cache ANSIBLE_HOME=$here/ansible ANSIBLE_REMOTE_TMP=$here/ansible/tmp
-"$provision" up "$here/hosts.ini"
+"$provision" up "$here/hosts.ini" "${options[@]}"
 echo "everything is in $here; remove it with: rm -r $here"

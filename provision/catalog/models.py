@@ -15,7 +15,7 @@ from provision.base.versions import key
 
 Text = Annotated[str, Form(r"\s*\S[\s\S]*", "a text")]
 Word = Annotated[str, Form(r"\S+", "a single word")]
-Version = Annotated[str, Form(r"\d+(\.\d+)+", "a version, such as 2.21.5")]
+Version = Annotated[str, Form(r"\d+(\.\d+)+(\.post\d+)?", "a version, such as 2.21.5")]
 Release = Annotated[str, Form(r"\d+(\.\d+)*(-[\w.+~]+)*", "a version, such as 2.21.5-1")]
 Cuda = Annotated[str, Form(r"\d+\.\d+", "a CUDA version, such as 12.4")]
 Number = Annotated[str, Form(r"\d+(\.\d+)*", "a number, such as 450.80.02")]
@@ -67,14 +67,19 @@ class File(Model):
     schema_number: Literal[1] = Field(alias="schema")
 
 
+Condition = Literal["aarch64", "efa", "fabric fault", "infiniband", "nvlink domain", "pxn off", "roce", "several hosts", "vgpu"]
+
+
 class Trouble(Sourced):
     """A known problem of some versions: those listed, those in a range (both ends included), or those below one.
 
-    ``2.16`` in ``versions`` and ``to`` stands for all of 2.16. ``network``: only jobs over several hosts with it have the problem.
+    ``2.16`` in ``versions`` and ``to`` stands for all of 2.16. ``when``: only hosts of which all of these hold have the problem.
+    ``remedy``: what avoids it with that version.
     """
 
     why: Text
-    network: Literal["infiniband"] | None = None
+    when: tuple[Condition, ...] = ()
+    remedy: Text | None = None
     versions: tuple[Release, ...] | None = None
     from_: Release | None = Field(None, alias="from")
     to: Number | None = None
@@ -177,6 +182,7 @@ class Nccl(File, Sourced):
     known_bad_covers: Version
     known_bad: Troubles
     known_weak: Troubles
+    known_limits: Troubles
 
     @model_validator(mode="after")
     def _evidence_is_listed(self) -> Nccl:
@@ -384,6 +390,7 @@ class Driver(File):
     branches: DriverKinds
     gpus: DriverGpus
     modules: DriverModules
+    known_weak: Troubles
     packages: dict[Word, DriverPackages]
 
     def of(self, os_id: str) -> DriverPackages | None:
@@ -506,13 +513,27 @@ class PytorchRelease(Model):
     builds: dict[Cuda, PytorchBuild]
 
 
+class PytorchDefault(Sourced):
+    version: Version
+    why: Text
+
+
 class Pytorch(File, Sourced):
-    """pytorch.yaml."""
+    """pytorch.yaml. ``defaults``: the best first."""
 
     index: Url
-    default: Version
+    defaults: tuple[PytorchDefault, ...]
     releases: dict[Version, PytorchRelease]
     known_bad: Troubles
+
+    @model_validator(mode="after")
+    def _defaults_are_listed(self) -> Pytorch:
+        refuse(
+            (("defaults", place, "version"), f"{each.version} is not listed under releases")
+            for place, each in enumerate(self.defaults)
+            if each.version not in self.releases
+        )
+        return self
 
 
 class Numpy(Sourced):

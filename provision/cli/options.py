@@ -18,6 +18,7 @@ import typer
 from provision import catalog, inventory
 from provision.base import downloads, tarball, terminal
 from provision.base.errors import UsageError
+from provision.base.versions import key, minor
 from provision.catalog import overlay
 from provision.inventory import Inventory
 from provision.plan.options import SOURCES, Options, SmokeOptions
@@ -60,9 +61,17 @@ def use_own_files(*folders: Path) -> None:
 
 
 def _torch(value: str) -> dict[str, Any]:
+    """A release; ``2.13`` is the newest known 2.13.x."""
     if value != "none" and not value[:1].isdigit():
         raise UsageError(f"invalid --torch {value}: expected a release such as 2.13.0, or none")
-    return {"torch": False} if value == "none" else {"torch_version": _release("--torch", value)}
+    if value == "none":
+        return {"torch": False}
+    known = sorted(catalog.pytorch().releases, key=key)
+    of_minor = [each for each in known if minor(each) == _release("--torch", value)]
+    if value.count(".") == 1 and not of_minor:
+        hint = f"did you mean {known[-1]}, the newest? A release that your index or wheels have is written whole"
+        raise UsageError(f"--torch {value}: no PyTorch {value}.x is known", hint=hint)
+    return {"torch_version": of_minor[-1] if of_minor else value}
 
 
 def _indexes(values: list[str]) -> dict[str, Any]:
@@ -148,7 +157,12 @@ def _catalogue(folder: Path) -> dict[str, Any]:
 #: Options that set fields of another name or type.
 _WORDS: Mapping[str, Any] = {
     "torch": Annotated[
-        str | None, option(WHAT, "--torch RELEASE|none", "PyTorch release, e.g. 2.13.0; none: Open MPI and the engine for NumPy alone.")
+        str | None,
+        option(
+            WHAT,
+            "--torch RELEASE|none",
+            "PyTorch release, e.g. 2.14.1, or 2.14 for its newest; none: Open MPI and the engine for NumPy alone.",
+        ),
     ],
     "nccl": Annotated[
         list[str] | None,

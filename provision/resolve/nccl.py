@@ -83,7 +83,7 @@ def _choose(found: Mapping[HostClass, Candidates]) -> dict[HostClass, Build] | N
         return (
             any(build.weak for build in builds.values()),
             sum(key(build.cuda)[0] < majors[host_class] for host_class, build in builds.items()),
-            len(_known_weak(next(iter(builds.values())).version)),
+            len(catalog.troubles(next(iter(builds.values())).version, catalog.nccl().known_weak)),
             max(SOURCES.index(build.source) for build in builds.values()),
         )
 
@@ -112,10 +112,6 @@ def _kept(build: Build, host_class: HostClass) -> bool:
 
 def _known_bad(version: str) -> list[str]:
     return catalog.troubles(version, catalog.nccl().known_bad)
-
-
-def _known_weak(version: str) -> list[str]:
-    return catalog.troubles(version, catalog.nccl().known_weak)
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,8 @@ class _Choice:
                 )
             if build.weak:
                 why.append("weak evidence: it may not exist; the host's package index decides")
-        why += [f"known problem, fixed only in newer ones: {problem}" for problem in _known_weak(self.version)]
+        everywhere = [each for each in catalog.nccl().known_weak if not each.when]  # of the others a note tells, where they hold
+        why += [f"known problem, fixed only in newer ones: {problem}" for problem in catalog.troubles(self.version, everywhere)]
         cause = "an earlier run chose it" if "nccl" in self.requirements.kept else "of --allow-bad"
         why += [f"known bad, taken because {cause}: {problem}" for problem in _known_bad(self.version)]
         rejected = tuple(self._rejected(host_class))

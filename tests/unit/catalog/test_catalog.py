@@ -109,15 +109,15 @@ def test_weak_evidence_is_named() -> None:
         ("nccl", '      "2.17.1": "12.1"\n', '      "2.17.1": "12.1"\n      "2.17.1": "12.0"\n', "occurs twice"),
         ("cuda_repositories", "repos/{system}/{arch}", "repos/{system}/x86_64", "must be an address with {arch} for the architecture"),
         ("openmpi", "value: fb41086b", "value: xb41086b", "must be a SHA-256"),
-        ("pytorch", "index: ", "index ", "invalid YAML"),
+        ("pytorch", "defaults:", "defaults", "invalid YAML"),
         ("nccl", '{"12.0": "N", "12.1": "N"}', '{"12.0": "N", "12.1": "Q"}', "there is no evidence 'Q'"),
         (
             "nccl",
-            '"2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"]',
-            '"2.28.8", "2.28.9", "2.29.7"]',
+            '["2.28.3", "2.28.7", "2.28.9", ',
+            '["2.28.8", "2.28.3", "2.28.7", "2.28.9", ',
             "2.28.8 is not listed under builds",
         ),
-        ("nccl", '"2.27.5": "12.9"\n', '"2.27.5": "12.9"\n      "2.27.6": "12.9"\n', "nvidia-nccl-cu12 2.27.6 is missing under code"),
+        ("nccl", '"2.27.5": "12.9"\n', '"2.27.5": "12.9"\n      "2.27.8": "12.9"\n', "nvidia-nccl-cu12 2.27.8 is missing under code"),
         ("mnist", "max_learning_rate: 0.16, min_steps: 59", "max_learning_rate: 0.16, min_step: 59", "did you mean `min_steps`?"),
         ("os", "family: debian", "family: debain", "must be debian or rhel, not 'debain'"),
     ],
@@ -190,9 +190,29 @@ def test_drivers_grow_with_cuda() -> None:
     assert ordered == sorted(ordered)
 
 
-def test_pytorchs_default_is_one_of_its_releases() -> None:
+def test_no_default_has_an_nccl_inside_that_is_bad_for_any_network() -> None:
+    """Each problem of a default's NCCL on hosts with some network would be met by whoever installs it there and asks for nothing."""
+    pytorch, nccl = catalog.pytorch(), catalog.nccl()
+    inside = {(each.version, build.nccl) for each in pytorch.defaults for build in pytorch.releases[each.version].builds.values()}
+    of_networks = [each for each in nccl.known_weak if {"infiniband", "roce", "efa", "several hosts"} & set(each.when)]
+    assert any(each.covers("2.29.7") for each in of_networks)  # that of 2.13.0, the default before
+    for version, release in inside:
+        assert release is not None
+        assert not catalog.troubles(release, (*nccl.known_bad, *of_networks)), version
+
+
+def test_a_default_is_a_listed_release_with_a_reason_a_source_and_builds_that_are_certain() -> None:
     known = catalog.pytorch()
-    assert known.default in known.releases
+    assert [key(each.version) for each in known.defaults] == sorted((key(each.version) for each in known.defaults), reverse=True)
+    for each in known.defaults:
+        assert each.why
+        assert any(build.weak is None for build in known.releases[each.version].builds.values())
+    with pytest.raises(UsageError, match=r"9\.9\.9 is not listed under releases"):
+        validation.parse(FILES_OF["pytorch"], text_of("pytorch").replace('version: "2.14.1"', 'version: "9.9.9"'), "pytorch.yaml", "yaml")
+
+
+def test_every_build_of_pytorch_names_the_nccl_inside() -> None:
+    assert all(build.nccl for release in catalog.pytorch().releases.values() for build in release.builds.values())
 
 
 def test_names_of_architectures() -> None:

@@ -160,6 +160,9 @@ def test_valid_versions_and_urls() -> None:
     )
     assert (made.torch, made.torch_version) == (True, "2.13.0")
     assert (made.torch_index, made.index_url) == ("file:///srv/simple", "https://me:secret@index.example/simple")
+    assert parsed("--torch", "2.12").torch_version == "2.12.1"  # its newest
+    assert "no PyTorch 2.99.x is known" in refused("--torch", "2.99")
+    assert parsed("--torch", "2.99.0").torch_version == "2.99.0"  # an index of the user may have it
     assert (parsed("--torch", "none").torch, parsed("--torch", "none").torch_version) == (False, None)
 
 

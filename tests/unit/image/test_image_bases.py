@@ -59,7 +59,7 @@ def test_a_users_own_image_replaces_the_catalogues() -> None:
         ("--os debian12 --cuda 12.4", "no image of debian 12", "CUDA 12.4 is in images of ubuntu20.04"),
         ("--os ubuntu24.04 --cuda 11.8", "no image of ubuntu 24.04", "ubuntu24.04 has CUDA 12."),
         ("--os ubuntu22.04 --cuda 12.4.0", "no image of ubuntu 22.04", "12.4.1"),
-        ("--os ubuntu22.04 --cuda 13.3", "no image of ubuntu 22.04", "13.2"),
+        ("--os ubuntu22.04 --cuda 13.4", "no image of ubuntu 22.04", "13.3"),
         ("--os rocky9 --cuda 11.8", "no image of rocky 9", "CUDA 11.8 is in images of"),
         ("--cuda 12.7", "there is no image for it", "12.6"),
         ("--cuda newest", "not a CUDA version", "12.4"),

@@ -260,7 +260,7 @@ def test_a_survey_reads_the_images_manifest() -> None:
     files = render.context(of_system("debian 12", None))
     manifest = json.loads(files["files/opt/provision/manifest.json"].content)
     assert manifest["schema"] == 2
-    assert host_plan(manifest["host"]).torch.version == "2.13.0+cpu"  # type: ignore[union-attr]
+    assert host_plan(manifest["host"]).torch.version == "2.15.0+cpu"  # type: ignore[union-attr]
 
 
 def test_nccl_as_a_package_is_exact_and_held_and_the_headers_stay_out() -> None:

@@ -260,7 +260,7 @@ def test_one_component_that_is_kept_though_bad_allows_no_other(inventory: Invent
 def test_a_build_that_is_newer_for_the_catalogue_is_not_taken_by_itself(inventory: Inventory) -> None:
     """The CUDA of NCCL's and PyTorch's builds is kept where it still fits, also after a new driver; a new host gets what others have."""
     known = known_of("gpu1")
-    requirements = Requirements(nccl_source="repository", nccl_version="2.25.1", torch_version="2.7.1")
+    requirements = Requirements(nccl_source="repository", nccl_version="2.25.1", torch_version="2.11.0")
     older = resolve({"gpu1": changed(known["gpu1"], {"driver": {"version": "535.104.05", "cuda": "12.2"}})}, requirements, {})
     assert not older.conflicts
     found = lock.Lock.from_plan(older, {}, None, inventory)

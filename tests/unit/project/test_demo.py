@@ -39,7 +39,7 @@ esac
         )
         program.chmod(0o755)
         command = ["make", f"--old-file={stamp}", f"TOOLKIT_STAMP={stamp}", f"BIN={tmp_path}", f"DEMO={tmp_path}/demo", "demo", *words]
-        env = {**os.environ, "PROVISION_HOME": "", **environment}
+        env = {**os.environ, "PROVISION_HOME": "", "PIP_FIND_LINKS": "", **environment}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
         return done, [call.strip() for call in (tmp_path / "calls").read_text().splitlines()]
 
@@ -71,6 +71,14 @@ def test_where_the_hosts_cannot_be_started_it_does_the_same(demo, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert calls[2] == f"up {tmp_path}/demo/hosts.ini {tmp_path}/demo/state"
     assert "no image" in done.stderr
+
+
+def test_it_takes_the_pytorch_that_is_in_a_folder_of_wheels(demo, tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "torch-2.90.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
+    done, calls = demo(check="containers: a container engine answers", PIP_FIND_LINKS=str(tmp_path / "wheels"))
+    assert calls[-1] == "up /two/hosts.ini --torch 2.90.0"
+    assert "demo: PyTorch 2.90.0, of which" in done.stdout
 
 
 def test_ctrl_c_ends_it(demo) -> None:

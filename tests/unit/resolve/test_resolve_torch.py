@@ -16,22 +16,22 @@ from provision.survey import Facts
 
 def test_a_requested_release_is_checked_too() -> None:
     for asked in (host(cuda="12.2", gpus=1), host()):
-        unknown = plan_for({"a": asked}, Requirements(torch_version="2.9.1"))
-        assert "does not know PyTorch 2.9.1" in unknown.conflicts[0].what
+        unknown = plan_for({"a": asked}, Requirements(torch_version="2.9.2"))
+        assert "does not know PyTorch 2.9.2; did you mean `2.9.1`?" in unknown.conflicts[0].what
 
 
 def test_a_release_that_the_catalogue_does_not_know_comes_from_the_users_wheels_or_index() -> None:
-    wheels = tuple(f"torch-2.9.1+{tag}-cp311-cp311-manylinux_2_28_x86_64.whl" for tag in ("cpu", "cu118", "cu126", "cu130"))
-    given = Requirements(torch_version="2.9.1", wheels=wheels)
+    wheels = tuple(f"torch-2.9.2+{tag}-cp311-cp311-manylinux_2_28_x86_64.whl" for tag in ("cpu", "cu118", "cu126", "cu130"))
+    given = Requirements(torch_version="2.9.2", wheels=wheels)
     made = plan_for({"a": host(), "b": host("10.0.0.2", cuda="12.4", gpus=1)}, given).hosts
     assert {name: (one.torch.version, one.torch.source) for name, one in made.items()} == {
-        "a": ("2.9.1+cpu", "folder"),
-        "b": ("2.9.1+cu126", "folder"),
+        "a": ("2.9.2+cpu", "folder"),
+        "b": ("2.9.2+cu126", "folder"),
     }
     other = plan_for({"a": host(python="3.12.3")}, replace(given, python_downloads=False))
     assert other.conflicts  # these wheels are for another Python
-    index = Requirements(torch_version="2.9.1", torch_index="https://index.example/simple")
-    assert plan_for({"a": host(cuda="12.4", gpus=1)}, index).hosts["a"].torch.package == "torch==2.9.1"
+    index = Requirements(torch_version="2.9.2", torch_index="https://index.example/simple")
+    assert plan_for({"a": host(cuda="12.4", gpus=1)}, index).hosts["a"].torch.package == "torch==2.9.2"
     known = replace(index, torch_version="2.13.0", nccl_version="2.4.8", allow_bad=True)
     assert plan_for({"a": gpu("10.2", "7.0")}, known).hosts["a"].torch.package == "torch==2.13.0"
 
@@ -42,7 +42,7 @@ def test_a_release_that_the_catalogue_does_not_know_comes_from_the_users_wheels_
         ("12.2", "cu126", "nvidia-nccl-cu12==2.30.7"),
         ("12.8", "cu126", "nvidia-nccl-cu12==2.30.7"),
         ("12.9", "cu126", "nvidia-nccl-cu12==2.30.7"),
-        ("13.1", "cu130", "nvidia-nccl-cu13==2.30.7"),
+        ("13.1", "cu132", "nvidia-nccl-cu13==2.30.7"),
     ],
 )
 def test_a_driver_decides_build_and_nccl(cuda: str, tag: str, nccl: str) -> None:
@@ -77,7 +77,7 @@ def test_a_driver_older_than_every_cuda_is_a_conflict_and_not_the_cpu_build() ->
 
 def test_a_pascal_gpu_gets_a_build_that_still_has_code_for_it() -> None:
     made = plan_for({"a": gpu("13.0", "6.1")}).hosts["a"]
-    assert made.torch.version == "2.13.0+cu126"
+    assert made.torch.version == "2.14.1+cu126"
     assert made.nccl.cuda == "12.9"
     assert any("no code for compute capability 6.1" in lost.reason for lost in (*made.torch.rejected, *made.nccl.rejected))
 
@@ -104,10 +104,10 @@ def test_uv_downloads_a_python_where_no_other_gives_a_plan() -> None:
 
 def test_uv_downloads_a_python_for_a_newer_release_only_where_no_other_has_it() -> None:
     made = plan_for({"a": host(**OLD)})
-    assert (made.hosts["a"].python.source, made.hosts["a"].torch.version) == ("uv", "2.13.0+cpu")
+    assert (made.hosts["a"].python.source, made.hosts["a"].torch.version) == ("uv", "2.15.0+cpu")
     without = plan_for({"a": host(**OLD)}, Requirements(python_downloads=False))
-    assert (without.hosts["a"].python.source, without.hosts["a"].torch.version) == ("host", "2.7.1+cpu")
-    assert any("PyTorch 2.13.0 has no wheel for Python 3.9; what lifts it: a Python 3.10 to 3.14" in note for note in without.notes)
+    assert (without.hosts["a"].python.source, without.hosts["a"].torch.version) == ("host", "2.8.0+cpu")
+    assert any("PyTorch 2.14.1 has no wheel for Python 3.9; what lifts it: a Python 3.10 to 3.14" in note for note in without.notes)
     assert any("CVE-2026-24747" in note for note in without.notes)
     assert plan_for({"a": host()}, NEWER_TORCH).hosts["a"].python.source == "host"
     with_packages = host(system=("ubuntu", "20.04"), python="3.8.10")
@@ -124,7 +124,7 @@ def test_uv_downloads_the_usual_python_of_the_architecture() -> None:
 def test_gpus_that_no_build_has_code_for_are_the_reason_whatever_the_driver_is() -> None:
     k80 = changed(host(python="3.11.2"), {"driver": {"version": "470.223.02"}, "gpus": [{"compute_capability": "3.7"}]})
     conflict = plan_for({"a": k80}).conflicts[0]
-    assert conflict.what == "no build of PyTorch 2.13.0 for x86_64 has code for compute capability 3.7"
+    assert conflict.what == "no build of PyTorch 2.14.1 for x86_64 has code for compute capability 3.7"
     assert remedies(conflict)[0].startswith("--cpu")
 
 
@@ -159,20 +159,20 @@ def test_images_get_a_python_of_the_distributions_packages(system: tuple[str, st
 
 
 def test_a_wheel_in_a_folder_of_the_hosts_pip_takes_precedence_over_the_index() -> None:
-    wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    wheel = "torch-2.15.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     made = plan_for({"a": host(pip={"torch_wheels": [wheel]}), "b": host("10.0.0.2", python="3.13.5", pip={"torch_wheels": [wheel]})})
     assert (made.hosts["a"].torch.source, made.hosts["a"].torch.index) == ("host", None)
     assert made.hosts["b"].torch.source == "index"  # that wheel is for another Python
 
 
 def test_the_users_wheel_folder_takes_precedence() -> None:
-    wheel = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    wheel = "torch-2.15.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     assert plan_for({"a": host()}, Requirements(wheels=(wheel,))).hosts["a"].torch.source == "folder"
 
 
 def test_a_requested_index_is_used_with_any_build_of_the_release() -> None:
     torch = plan_for({"a": host()}, Requirements(torch_index="https://mirror.example/simple")).hosts["a"].torch
-    assert (torch.package, torch.index) == ("torch==2.13.0", "https://mirror.example/simple")
+    assert (torch.package, torch.index) == ("torch==2.15.0", "https://mirror.example/simple")
 
 
 def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> None:
@@ -184,8 +184,8 @@ def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> N
     made = plan_for(both)
     assert {name: one.torch.version for name, one in made.hosts.items()} == {"v100": "2.11.0+cu126", "b200": "2.11.0+cu130"}
     assert not any("will refuse to work" in note for note in made.notes)
-    assert any("2.11.0 is not the newest: the builds of 2.13.0" in note for note in made.notes)
-    assert any(lost.candidate == "torch==2.13.0" and "different NCCLs" in lost.reason for lost in made.hosts["b200"].torch.rejected)
+    assert any("2.11.0 is not the newest: the builds of 2.14.1" in note for note in made.notes)
+    assert any(lost.candidate == "torch==2.14.1" and "different NCCLs" in lost.reason for lost in made.hosts["b200"].torch.rejected)
     asked = plan_for(both, Requirements(torch_version="2.13.0"))
     assert any("different NCCLs" in note for note in asked.notes)
 
@@ -193,13 +193,13 @@ def test_a_release_whose_builds_agree_about_nccl_comes_before_a_newer_one() -> N
 def test_the_newest_release_comes_before_the_hosts_own_python() -> None:
     rocky = host(system=("rocky", "9.4"), python="3.9.18")
     made = plan_for({"a": rocky}).hosts["a"]
-    assert (made.python.package, made.python.packages, made.torch.version) == ("/usr/bin/python3.12", ("python3.12",), "2.13.0+cpu")
+    assert (made.python.package, made.python.packages, made.torch.version) == ("/usr/bin/python3.12", ("python3.12",), "2.15.0+cpu")
     installed = changed(rocky, python={"version": "3.9.18", "others": [{"path": "/usr/bin/python3.11", "version": "3.11"}]})
     assert plan_for({"a": installed}).hosts["a"].python.package == "/usr/bin/python3.11"  # nothing to install
     without_root = changed(rocky, user={"name": "me", "can_become": False})
     assert plan_for({"a": without_root}).hosts["a"].python.source == "uv"
     stays = plan_for({"a": without_root}, Requirements(python_downloads=False))
-    assert stays.hosts["a"].torch.version == "2.7.1+cpu"
+    assert stays.hosts["a"].torch.version == "2.8.0+cpu"
     assert any("root, who can install the distribution's python3.12" in note for note in stays.notes)
 
 

@@ -177,7 +177,7 @@ def test_the_hint_is_a_change_that_was_tried() -> None:
 def test_the_hint_needs_no_more_than_the_version_of_a_driver() -> None:
     hosts = facts_of("real-b200-570-and-h100-550")  # their reports do not name the driver's CUDA
     assert what_if.hint(hosts, REQUIREMENTS, {}) == (
-        "driver 580 on b200 and h100 would give PyTorch 2.13.0 instead of 2.11.0: --what-if driver=580"
+        "driver 580 on b200 and h100 would give PyTorch 2.14.1 instead of 2.11.0: --what-if driver=580"
     )
 
 
