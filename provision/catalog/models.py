@@ -384,6 +384,13 @@ class DriverPackages(Sourced):
     built: bool
 
 
+class DriverRepairs(Sourced):
+    """Cause of a fault → what repairs it; the packages of a branch by its kernel modules."""
+
+    packages: dict[Literal["open", "proprietary"], Text]
+    of: dict[Word, Text]
+
+
 class Driver(File):
     """driver.yaml."""
 
@@ -391,6 +398,7 @@ class Driver(File):
     gpus: DriverGpus
     modules: DriverModules
     known_weak: Troubles
+    repairs: DriverRepairs
     packages: dict[Word, DriverPackages]
 
     def of(self, os_id: str) -> DriverPackages | None:
@@ -594,7 +602,6 @@ class Distribution(Model):
     oldest: Number
     newest: Number
     pythons: dict[Number, tuple[Python, ...]]
-    candidates: dict[Number, dict[Python, Text]] = Field(default_factory=dict)
     codenames: dict[Number, Word] = Field(default_factory=dict)
 
 

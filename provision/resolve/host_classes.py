@@ -383,7 +383,7 @@ def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
     found = [
         Interpreter(each.version, each.path or "")
         for each in python.others
-        if each.version and not _of_the_user(each.path or "", facts.user.home)
+        if each.version and "rc" not in each.version and not _of_the_user(each.path or "", facts.user.home)
     ]
     version, path = python.version or (packaged[0] if packaged else None), python.executable or "/usr/bin/python3"
     if python.environment or _of_the_user(path, facts.user.home):

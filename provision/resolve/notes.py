@@ -13,6 +13,8 @@ from provision.resolve import torch
 from provision.resolve.host_classes import HostClass, grouped
 from provision.survey import Facts, gpus, hardware
 
+MIN_SHM_MB = 512  # of NCCL's buffers between the GPUs of a host; containers get 64 by default
+
 # Facts that change the plan → what is assumed if they are missing.
 _ASSUMPTIONS = {
     "python": "the distribution's own",
@@ -48,13 +50,17 @@ def knowledge(facts: Mapping[str, Facts]) -> Knowledge:
 
 def _on_driver_branches(facts: Mapping[str, Facts]) -> list[str]:
     """Drivers whose branch gets no fixes any more, by the date of the catalogue: the clock would make plans irreproducible."""
-    known = catalog.cuda().driver_branches
+    known, driver = catalog.cuda().driver_branches, catalog.driver()
+    usable = [each for each, kind in driver.branches.of.items() if kind != "feature" and not known.ended(each)]
     versions = ((host.driver.version if host.driver else None, name) for name, host in sorted(facts.items()))
     ended = grouped(((version.split(".")[0], month), name) for version, name in versions if version and (month := known.ended(version)))
-    return [
-        f"{joined(names)}: NVIDIA's support for driver branch {branch} ended in {month}: it gets no security fixes any more"
-        for (branch, month), names in ended.items()
-    ]
+    found = []
+    for (branch, month), names in ended.items():
+        capabilities = {each for name in names for each in gpus.capabilities(facts[name])}
+        others = joined([each for each in usable if driver.gpus.misfit(each, sorted(capabilities, key=key)) is None])
+        supported = f"; NVIDIA supports {others} for these GPUs" if others else ""
+        found.append(f"{joined(names)}: NVIDIA's support for driver branch {branch} ended in {month}{supported}")
+    return found
 
 
 def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
@@ -146,6 +152,12 @@ def _of_host(facts: Facts) -> Iterator[str]:
         yield f"{board}: its CPU is used"
     elif facts.tegra:
         yield f"a Jetson (Jetson Linux {facts.tegra.release}): its GPU runs the builds for ARM servers; never tried here"
+    variables = facts.environment.variables
+    if elsewhere := [f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables]:
+        yield (
+            f"another Open MPI is set up at login ({joined(elsewhere)}), whose OPAL_PREFIX misleads this plan's mpirun: take it out of the "
+            "files that the login reads, or `unset OPAL_PREFIX` before a job"
+        )
     if hardware.wsl(facts):
         yield (
             "WSL 2: the GPU driver is Windows' (install none in it), pinned memory is limited, and other hosts reach it with "
@@ -160,6 +172,10 @@ def _of_nccl(facts: Facts, *, alone: bool) -> Iterator[str]:
     if vgpus:
         licence = f"; without a licence ({unlicensed} of {vgpus}) they get slow: configure /etc/nvidia/gridd.conf" if unlicensed else ""
         yield f"vGPUs: only time-sliced ones of a whole GPU reach each other over NVLink, none over PCIe{licence}"
+    shared = facts.disk.shm.total_mb
+    if shared is not None and shared < MIN_SHM_MB:
+        larger = "start the container with --ipc=host or --shm-size=8g" if facts.container else "mount it larger (size= in /etc/fstab)"
+        yield f"shared memory (/dev/shm) has {shared:.0f} MB, too little for NCCL and for workers of data loaders: {larger}"
     if faults := hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus):
         yield f"the NVLink fabric has not accepted all GPUs ({'; '.join(faults)}): see provision doctor"
     if hardware.nvlink_domain(facts) and not alone:

@@ -74,35 +74,18 @@ def rejection(python: Interpreter) -> Rejected | None:
 
 
 def notes(host_classes: HostClasses, pythons: Mapping[HostClass, Interpreter]) -> list[str]:
-    """What to know where hosts have different Pythons, a release candidate, or one that uv downloads."""
+    """What to know where hosts have different Pythons, or one that uv downloads."""
     found = []
     versions = grouped((python.minor, name) for each, python in pythons.items() for name in host_classes[each])
     if len(versions) > 1:
         listed = ", ".join(f"{joined(sorted(names))} {version}" for version, names in sorted(versions.items()))
         found.append(f"hosts have different Pythons ({listed}): each keeps its own; objects sent by pickle may not be readable everywhere")
-    candidates = grouped(
-        ((said, python.minor, each.system), name)
-        for each, python in pythons.items()
-        if (said := _candidate(each, python))
-        for name in host_classes[each]
-    )
-    found += [
-        f"{joined(sorted(names))}: python{version} of {system} is {said}: better install a final Python {version} there, and name it in "
-        "the inventory: provision_python=PATH"
-        for (said, version, system), names in candidates.items()
-    ]
     if downloaded := sorted(name for each, python in pythons.items() if python.from_uv for name in host_classes[each]):
         found.append(
             f"{joined(downloaded)}: uv downloads Python from python-build-standalone, so these hosts must reach GitHub, or a mirror that "
             "their /etc/uv/uv.toml names (python-install-mirror)"
         )
     return found
-
-
-def _candidate(host_class: HostClass, chosen: Interpreter) -> str | None:
-    """What release candidate of Python the distribution's package is, where the plan installs it; None for a final release."""
-    entry = catalog.os().distributions.get(host_class.os_id)
-    return (host_class.of_release(entry.candidates) or {}).get(chosen.minor) if entry and chosen.packages else None
 
 
 def component(

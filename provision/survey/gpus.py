@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 from provision import catalog
@@ -21,6 +21,7 @@ Cause = Literal[
     "open-modules",
     "proprietary-modules",
     "no-devices",
+    "no-fabric-manager",
     "silent",
 ]
 
@@ -29,25 +30,17 @@ _MISMATCH = re.compile(r"version mismatch", re.IGNORECASE)
 _NVML = re.compile(r"Failed to initialize NVML|NVIDIA-SMI has failed|Unable to determine the device handle", re.IGNORECASE)
 _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 
-_SEE_LOG = "see `sudo dmesg | grep -i nvrm`"
-_REMEDIES: Mapping[Cause, str] = {
-    "no-driver": "install NVIDIA's driver on {host} (Ubuntu: ubuntu-drivers install; Debian: apt-get install nvidia-driver; RHEL and kin: "
-    "dnf install nvidia-open, from NVIDIA's repository), and reboot it",
-    "not-loaded": "load the driver on {host}: sudo modprobe nvidia; after a new kernel: sudo dkms autoinstall; Secure Boot refuses "
-    "unsigned modules: mokutil --sb-state",
-    "nouveau": "disable nouveau on {host} (`blacklist nouveau` in /etc/modprobe.d, then update-initramfs -u, or dracut -f), install "
-    "NVIDIA's driver, and reboot it",
-    "version-mismatch": "reboot {host}: its driver was updated on disk, and the old one is still loaded; if it says the same then, its "
-    "kernel modules and libraries are of different drivers: install one whole driver (compare /proc/driver/nvidia/version)",
-    "nvml": f"fix the driver on {{host}} until nvidia-smi works there: {_SEE_LOG}, or reboot it",
-    "misfit": "install on {host} a branch of the driver that supports its GPUs instead",
-    "open-modules": "install the open kernel modules of NVIDIA's driver on {host} instead, and reboot it (Ubuntu: "
-    "nvidia-driver-BRANCH-server-open; NVIDIA's repository: nvidia-open)",
-    "proprietary-modules": "install the proprietary kernel modules of NVIDIA's driver on {host} instead, and reboot it (Ubuntu: "
-    "nvidia-driver-BRANCH-server, without -open; NVIDIA's repository: cuda-drivers)",
-    "no-devices": f"power {{host}} off and on, or install the driver that its GPUs need: {_SEE_LOG}",
-    "silent": f"install the whole driver on {{host}}, with nvidia-smi and libcuda.so.1, until nvidia-smi works there: {_SEE_LOG}",
-}
+_IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the kernel's log
+
+
+def _branch(facts: Facts, found: list[str]) -> str:
+    """The branch to install for GPUs: of those for production that its distribution has, the one whose support ends last."""
+    known, supported = catalog.driver(), catalog.cuda().driver_branches
+    packages, version = known.of(facts.os.id), facts.os.version
+    offered = packages.releases.get(version, packages.releases.get(version.split(".")[0], ())) if packages else ()
+    usable = [each for each, kind in known.branches.of.items() if kind != "feature" and not supported.ended(each)]
+    fitting = [each for each in usable if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
+    return max(fitting, key=lambda each: (supported.ends.get(each, ""), each), default=known.gpus.last_of(found) or usable[0])
 
 
 def has_gpu(facts: Facts) -> bool:
@@ -71,7 +64,8 @@ def capabilities(facts: Facts) -> list[str]:
 def hidden_from_container(facts: Facts) -> bool:
     """Whether the host is a container that was started without the GPUs of its machine, which are on the PCI bus all the same."""
     nvidia = facts.nvidia
-    return bool(facts.container and nvidia.pci_devices and not nvidia.device_nodes and not facts.gpus)
+    hidden = bool(facts.container and nvidia.pci_devices and not nvidia.device_nodes and not facts.gpus)
+    return hidden and not (_NO_DEVICES.search(nvidia.smi_error or "") and _unsupported(facts))
 
 
 def fault(facts: Facts) -> Problem | None:
@@ -86,14 +80,25 @@ def fault(facts: Facts) -> Problem | None:
         return None
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
     there = f"{count} NVIDIA GPUs" if count > 1 else "an NVIDIA GPU"
-    message = (facts.nvidia.smi_error or "").strip().partition("\n")[0].strip()
+    message = "; ".join((facts.nvidia.smi_error or "").strip().splitlines()[:2])
     what = {
         "no-driver": f"it has {there} and no NVIDIA driver",
         "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
         "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
+        "no-fabric-manager": f"it has {there} behind NVSwitches that no Fabric Manager has set up: CUDA does not start there (error 802)",
     }.get(cause, f"it has {there}, whose driver does not work")
-    reasons = [_unsupported(facts).get(cause), f"nvidia-smi says `{message[:200]}`" if message else None]
-    return Problem("error", ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])), _REMEDIES[cause], id=cause)
+    loaded = f"the loaded module is {facts.driver.version}" if facts.driver and cause == "version-mismatch" else None
+    reasons = [_unsupported(facts).get(cause), loaded, f"nvidia-smi says `{message[:200]}`" if message else None]
+    return Problem("error", ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])), _remedy(cause, facts), id=cause)
+
+
+def _remedy(cause: Cause, facts: Facts) -> str:
+    """What repairs it, with the branch and the kernel modules that the GPUs need; in a container the machine's driver is meant."""
+    known, found = catalog.driver(), capabilities(facts)
+    kind: Literal["open", "proprietary"] = "open" if not found or key(found[0]) >= key(known.modules.open_from) else "proprietary"
+    values = {"branch": _branch(facts, found), "kind": kind, "version": facts.driver and facts.driver.version}
+    remedy = known.repairs.of[cause].format(host="{host}", packages=known.repairs.packages[kind].format(**values), **values)
+    return remedy.replace("{host}", "the machine of {host}, which is a container") if facts.container else remedy
 
 
 def version_mismatch(facts: Facts) -> bool:
@@ -108,6 +113,7 @@ def _causes(facts: Facts) -> Iterator[Cause]:
     if version_mismatch(facts):
         yield "version-mismatch"
     if not driver:
+        yield from _unsupported(facts)
         yield "nouveau" if nvidia.nouveau else "not-loaded" if nvidia.smi else "no-driver"
     elif _NVML.search(message):  # also where CUDA itself still finds the GPUs: NCCL asks NVML for them
         yield "nvml"
@@ -119,15 +125,27 @@ def _causes(facts: Facts) -> Iterator[Cause]:
             yield "nvml"
         if "gpus" not in facts.missing:  # the survey asked nvidia-smi, or the driver's library where there is none
             yield "silent"
+    elif nvidia.pci_switches and not nvidia.fabric_manager and any(gpu.fabric_state not in (None, "Completed") for gpu in facts.gpus):
+        yield "no-fabric-manager"
+
+
+def _packaged_version(facts: Facts) -> str | None:
+    """The version of the driver that is installed and not loaded: as the kernel's log names it, else the packages."""
+    ignored = (_IGNORED.search(line) for line in facts.signs.kernel_log)
+    packages = (re.match(r"(?:\d+:)?(\d{3}\.[\d.]+\d)", version) for name, version in facts.packages.items() if "nvidia" in name)
+    return next((found[1] for found in (*ignored, *packages) if found), None)
 
 
 def _unsupported(facts: Facts) -> dict[Cause, str]:
-    """Why a driver that is loaded finds none of the GPUs on the PCI bus, where their kind alone explains it."""
+    """Why a driver finds none of the GPUs on the PCI bus, or is not loaded, where their kind alone explains it."""
     driver, known, found = facts.driver, catalog.driver(), capabilities(facts)
-    if driver is None or driver.version is None or not found:
+    version = driver.version if driver else _packaged_version(facts)
+    if version is None or not found:
         return {}
-    if misfit := known.gpus.misfit(driver.version, found):
-        return {"misfit": f"driver {driver.version} does not support it: {misfit}"}
+    if misfit := known.gpus.misfit(version, found):
+        return {"misfit": f"driver {version} does not support it: {misfit}"}
+    if driver is None:
+        return {}
     if driver.open is False and key(found[-1]) >= key(known.modules.open_only_from):
         reason = f"GPUs of compute capability {found[-1]} need the open kernel modules, and the proprietary ones are loaded"
         return {"open-modules": reason}

@@ -174,11 +174,20 @@ def test_reasons_tell_missing_facts_from_known_ones() -> None:
 
 
 def test_another_python_of_the_distribution_where_that_makes_all_hosts_agree() -> None:
-    made = plan_for({"a": host(), "b": host("10.0.0.2", system=("ubuntu", "22.04"), python="3.10.12")})
+    made = plan_for({"a": host(), "b": host("10.0.0.2", system=("rocky", "9.4"), python="3.9.18")})
     assert {one.python.version[:4] for one in made.hosts.values()} == {"3.11"}
     assert made.hosts["b"].python.packages == ("python3.11",)
-    assert [note for note in made.notes if note.startswith("b: python3.11 of ubuntu 22.04 is 3.11.0rc1, a release candidate")]
     assert made.hosts["b"].interpreter == "/usr/bin/python3"  # Ansible runs on what is there before
+
+
+def test_a_release_candidate_of_python_is_never_chosen() -> None:
+    """python3.11 of Ubuntu 22.04 is 3.11.0rc1: neither its package nor an installed one is taken, though the other host has 3.11."""
+    installed = {"others": [{"path": "/usr/bin/python3.11", "version": "3.11.0rc1"}]}
+    own = {"version": "3.10.12", "executable": "/usr/bin/python3", **installed}
+    jammy = changed(host("10.0.0.2", system=("ubuntu", "22.04")), python=own)
+    made = plan_for({"a": host(), "b": jammy})
+    assert {name: one.python.version for name, one in made.hosts.items()} == {"a": "3.11.2", "b": "3.10.12"}
+    assert not [each for each in made.notes if "candidate" in each]
 
 
 def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() -> None:
