@@ -613,10 +613,26 @@ class AnsibleSupport(Sourced):
     alike: dict[Family, dict[Number, Version]]
 
 
+class OtherSystems(Sourced):
+    """Systems whose packages are not managed: the oldest glibc of the wheels, and ID → why nothing runs there."""
+
+    oldest_libc: Number
+    refused: dict[Word, Text]
+
+    def fault(self, os_id: str, libc: str | None) -> str | None:
+        """Why wheels do not run on a system, as a sentence; None where they do."""
+        if os_id in self.refused:
+            return self.refused[os_id]
+        if libc is None:
+            return "its C library is not known to be glibc, for which the wheels are"
+        return f"its glibc {libc} is older than {self.oldest_libc}, which the wheels need" if key(libc) < key(self.oldest_libc) else None
+
+
 class OperatingSystems(File, Sourced):
     """os.yaml."""
 
     ansible: AnsibleSupport
+    others: OtherSystems
     architectures: dict[Architecture, tuple[Word, ...]]
     distributions: dict[Word, Distribution]
 

@@ -26,13 +26,14 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
+from provision import catalog
 from provision.base import downloads, resources, uv_support, validation
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.paths import home
 from provision.base.text import joined
 from provision.base.uv_support import canonical
 from provision.base.validation import Form
-from provision.base.versions import minor
+from provision.base.versions import key, minor
 from provision.install import wheels
 from provision.install.installer import copy_modules
 from provision.plan.lock import python_version
@@ -270,10 +271,10 @@ def _refuse_conflicts(project: Project, requirements: Iterable[Requirement], bas
     for requirement in requirements:
         name = canonical(requirement.name)
         if name in base.fixed and not requirement.specifier.contains(Version(base.fixed[name]), prereleases=True):
-            public = Version(base.fixed[name]).public
-            hint = f"take {name}=={public} into {project.path.name}"
-            exact = re.fullmatch(r"==([0-9.]+)", str(requirement.specifier))
-            hint += f"; or install that release: provision up HOSTS --torch {exact[1]}" if exact and name == "torch" else ""
+            hint = f"take {name}=={Version(base.fixed[name]).public} into {project.path.name}"
+            known = catalog.pytorch().releases if name == "torch" else {}
+            fitting = [each for each, release in known.items() if each in requirement.specifier and minor(base.python) in release.pythons]
+            hint += f"; or install a release that it takes: provision up HOSTS --torch {max(fitting, key=key)}" if fitting else ""
             what = f"it needs {name}{requirement.specifier}, but {name} {base.fixed[name]} is installed on {host}, and is not replaced"
             raise ProvisionError(what, where=f"--env {project.path}", hint=hint)
 

@@ -84,6 +84,7 @@ class HostClass:
         missing_build_tools: what a build from source needs of make and a C++ compiler, is missing, and cannot be installed.
         kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
+        no_wheels: why wheels do not run on its system, where that is not one of the known families or too old.
         obstacle: why its accelerators cannot be used with any driver: another vendor's, a Jetson's, partitioned ones.
     """
 
@@ -110,6 +111,7 @@ class HostClass:
     kept_builds: tuple[tuple[str, str | None], ...]
     gpu_fault: Problem | None
     obstacle: Problem | None
+    no_wheels: str | None = None
 
     @property
     def system(self) -> str:
@@ -208,6 +210,7 @@ def host_class_of(facts: Facts, kept_builds: tuple[tuple[str, str | None], ...] 
         kept_builds=kept_builds,
         gpu_fault=fault,
         obstacle=hardware.obstacle(facts),
+        no_wheels=catalog.os().others.fault(system.id, system.libc) if system.libc or system.family == "other" else None,
     )
 
 

@@ -43,12 +43,11 @@ def conflicts(host_classes: HostClasses, driver_offer: str | None) -> dict[Hasha
         if host_class.arch not in known.architectures:
             id, what = "architecture", f"architecture {host_class.arch} is not supported; supported are {', '.join(known.architectures)}"
             proposals = (exclude(names),)
-        elif host_class.family not in ("debian", "rhel"):
-            listed = ", ".join(known.distributions)
-            id = "distribution"
-            what = f"the distribution {host_class.system.strip()} is not known; known are {listed}, and those like them (ID_LIKE)"
+        elif host_class.no_wheels and host_class.family == "other":
+            id, what = "distribution", f"nothing can be installed on {host_class.system.strip()}: {host_class.no_wheels}"
         elif entry and host_class.os_version and key(host_class.os_version) < key(entry.oldest):
             id, what = "distribution-too-old", f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
+            what += f"; {host_class.no_wheels}" if host_class.no_wheels else ""
         elif host_class.obstacle is not None:
             id, what, remedy = "accelerator", host_class.obstacle.what, host_class.obstacle.hint
             removed = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []

@@ -154,7 +154,7 @@ class Disk(Section):
 
 
 class User(Section):
-    """The login user. ``sudo``: root, nopasswd, password, none or unwanted; ``can_become``: privilege escalation is available."""
+    """The login user. ``sudo``: root, nopasswd, password, none, unwanted or unmanaged; ``can_become``: it can become root."""
 
     name: Login | None = None
     uid: int | None = None
@@ -663,7 +663,10 @@ class Facts(Section):
             if odd := [f"{package} {each!r}" for package, versions in stated_offers.items() for each in versions if not _is_version(each)]:
                 errors[name] = f"not versions of packages: {', '.join(odd)}"
         missing = dict.fromkeys([*facts.missing, *facts._unknown(set(stated))])
-        return facts.model_copy(update={**offers, "errors": errors, "missing": list(missing)})
+        update = {**offers, "errors": errors, "missing": list(missing)}
+        if facts.os.family == "other" and facts.user.can_become:  # a system whose packages are not managed: all of it without root
+            update["user"] = facts.user.model_copy(update={"can_become": False, "sudo": "unmanaged"})
+        return facts.model_copy(update=update)
 
     def _unknown(self, stated: set[str]) -> list[str]:
         """Facts that are not ``stated``. Driver and GPUs count as known, because most hosts have none; where there is a driver, its CUDA

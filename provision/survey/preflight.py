@@ -96,8 +96,8 @@ def _system(facts: Facts) -> Iterator[Problem]:
             id="unsupported-architecture",
         )
     entry = known.distributions.get(system.id)
-    if entry is None and system.family not in ("debian", "rhel"):
-        yield Problem("error", f"{_name(system)} is not supported", f"supported are {known.supported}", id="unsupported-system")
+    if system.family == "other" and (why := known.others.fault(system.id, system.libc)):
+        yield Problem("error", f"{_name(system)} is not supported: {why}", f"supported are {known.supported}", id="unsupported-system")
     elif entry is not None and _release(system.version) < key(entry.oldest):
         yield Problem("error", f"{_name(system)} is too old", f"supported are {known.supported}", id="unsupported-system")
     elif warning := untested_system(system):
@@ -128,9 +128,12 @@ def _release_of_family(system: System) -> str:
 def untested_system(system: System) -> str | None:
     """A warning for a system that is accepted and was never tested; None for others."""
     entry = catalog.os().distributions.get(system.id)
+    if system.family == "other" and catalog.os().others.fault(system.id, system.libc):
+        return None
     if entry is None:
-        listed = system.family in ("debian", "rhel")
-        return f"{_name(system)} is not among the supported systems; it is treated like the {system.family} family" if listed else None
+        like = f"it is treated like the {system.family} family"
+        how = "everything is installed without root, and none of its own packages" if system.family == "other" else like
+        return f"{_name(system)} is not among the supported systems; {how}"
     newest = key(entry.newest)
     if _release(system.version)[: len(newest)] > newest:
         return f"{_name(system)} is newer than what this was tested with ({entry.newest})"
@@ -196,7 +199,7 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
         hint += "; or give a release's wheel of the engine, which needs no compiler: --wheels DIR" if lacks_compiler else ""
         hint += "; or log in as root (ansible_user=root)" + ("; or give the sudo password: --ask-become-pass" if password else "")
         yield Problem("error", f"{why}, and packages that only root can install are missing: {', '.join(missing)}", hint, id="needs-root")
-    if facts.disk.prefix.writable is False:
+    if facts.disk.prefix.writable is False and facts.disk.prefix.path in (None, prefix):
         hint = f"ask an administrator to create it: install -d -o {user.name or 'USER'} {prefix}; or choose another with provision_prefix"
         yield Problem("error", f"{why}, and only root can create or write {prefix}", hint, id="needs-root")
 
@@ -214,6 +217,8 @@ def why_no_root(facts: Facts) -> str:
     who = user.name or "the user"
     if user.sudo == "unwanted":
         return "provision_sudo=no"
+    if user.sudo == "unmanaged":
+        return f"packages of {_name(facts.os)} are not managed"
     if user.sudo == "password":
         return f"{user.sudo_says or 'sudo asks for a password'}: installed without root"
     if user.sudo_installed is False:

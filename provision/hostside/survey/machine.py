@@ -98,6 +98,8 @@ class Machine:
     def privileges(self):
         """What sudo allows, and whether the user can become root: not where sudo wants a password that is missing, or wrong."""
         root = self.options.get("root")
+        if not any(map(self.which, ("apt-get", "dnf", "yum"))):  # a system whose packages are not managed: all of it without root
+            return {"sudo": "unmanaged", "sudo_says": None, "can_become": False}
         if os.geteuid() == 0:
             return {"sudo": "root", "sudo_says": None, "can_become": True}
         if root == "no":

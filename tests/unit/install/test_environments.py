@@ -94,6 +94,11 @@ def test_only_what_is_not_there_is_installed(tmp_path: Path, index: Path) -> Non
     ("text", "says"),
     [
         ("torch==2.5.0\n", r"it needs torch==2\.5\.0, but torch 2\.13\.0\+cpu is installed on node1(.|\n)*--torch 2\.5\.0"),
+        ("torch~=2.9.0\n", r"it needs torch~=2\.9\.0(.|\n)*--torch 2\.9\.1$"),
+        (
+            "torch==2.3.1\n",
+            r"it needs torch==2\.3\.1, but torch 2\.13\.0\+cpu is installed(.|\n)*into requirements\.txt$",
+        ),  # no --torch 2.3.1
         ("pvold\n", r"pvold(.|\n)*torch==2\.13\.0\+cpu(.|\n)*--torch VERSION"),
         ("pvtyping==1.9\n", r"pvtyping"),
         ("pvnowhere\n", r"found no packages for (.|\n)*pvnowhere"),

