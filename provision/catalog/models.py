@@ -67,7 +67,11 @@ class File(Model):
     schema_number: Literal[1] = Field(alias="schema")
 
 
-Condition = Literal["aarch64", "efa", "fabric fault", "infiniband", "nvlink domain", "pxn off", "roce", "several hosts", "vgpu"]
+Condition = Literal[
+    "aarch64", "accelerators", "accelerators hidden", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus used", "imex",
+    "infiniband", "jetson", "jetson without wheels", "mig", "nvlink domain", "opal prefix", "pxn off", "roce", "roce without gid",
+    "several hosts", "small shm", "vgpu", "vgpu without licence", "wsl",
+]  # fmt: skip
 
 
 class Trouble(Sourced):
@@ -300,8 +304,23 @@ class Fabric(Sourced):
     imex: tuple[PciId, ...]
 
 
+class HardwareNote(Model):
+    """Told of hosts of which all of ``when`` hold, and none of ``unless``; {0} stands for what the first of ``when`` says, {1} …"""
+
+    when: tuple[Condition, ...]
+    unless: tuple[Condition, ...] = ()
+    text: Text
+
+
+class HardwareNotes(Sourced):
+    shm_mb: int
+    of: tuple[HardwareNote, ...]
+
+
 class Hardware(File, Sourced):
     """hardware.yaml."""
+
+    notes: HardwareNotes
 
     pci_ids: PciTable
     fabric: Fabric
@@ -309,7 +328,6 @@ class Hardware(File, Sourced):
     tegra: Tegra
     dma_buf: DmaBuf
     efa_vendor: PciId
-    nccl_finds_gids: Version
 
 
 Branch = Annotated[str, Form(r"\d{3}", "a driver branch, such as 580")]

@@ -13,8 +13,6 @@ from provision.resolve import torch
 from provision.resolve.host_classes import HostClass, grouped
 from provision.survey import Facts, gpus, hardware
 
-MIN_SHM_MB = 512  # of NCCL's buffers between the GPUs of a host; containers get 64 by default
-
 # Facts that change the plan → what is assumed if they are missing.
 _ASSUMPTIONS = {
     "python": "the distribution's own",
@@ -110,7 +108,7 @@ def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]
         of_host: dict[Trouble, tuple[str, str]] = {}
         for what, version, entries in filter(None, listed):
             for trouble in entries:
-                if trouble.when and set(trouble.when) <= held and trouble.covers(version):
+                if trouble.when and set(trouble.when) <= held.keys() and trouble.covers(version):
                     preload = f"load another NCCL into the ranks{f', {own} of this plan' if own and not trouble.covers(own) else ''}: "
                     preload += f"LD_PRELOAD=PATH of its libnccl.so.2 (a wheel's is below {plan.prefix}/nccl)"
                     of_host.setdefault(trouble, (what, f"{trouble}; {trouble.remedy or f'if it does, {preload}'}"))
@@ -135,69 +133,9 @@ def _on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
 
 def _on_hardware(facts: Mapping[str, Facts], *, gpus_used: bool) -> list[str]:
     """What hosts' hardware needs; without GPUs that are used NCCL's networks do not matter."""
-    alone = len(facts) == 1
-    found = grouped(
-        (text, name)
-        for name in sorted(facts)
-        for text in (*_of_host(facts[name]), *(_of_nccl(facts[name], alone=alone) if gpus_used else ()))
-    )
-    return [f"{joined(names)}: {text}" for text, names in found.items()]
-
-
-def _of_host(facts: Facts) -> Iterator[str]:
-    if found := hardware.other_accelerators(facts):
-        hidden = hardware.others_hidden_from_container(facts)
-        yield f"{found} stay unused: " + ("its container was given none of them" if hidden else "only NVIDIA's GPUs are supported")
-    if board := hardware.tegra_without_wheels(facts):
-        yield f"{board}: its CPU is used"
-    elif facts.tegra:
-        yield f"a Jetson (Jetson Linux {facts.tegra.release}): its GPU runs the builds for ARM servers; never tried here"
-    variables = facts.environment.variables
-    if elsewhere := [f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables]:
-        yield (
-            f"another Open MPI is set up at login ({joined(elsewhere)}), whose OPAL_PREFIX misleads this plan's mpirun: take it out of the "
-            "files that the login reads, or `unset OPAL_PREFIX` before a job"
-        )
-    if hardware.wsl(facts):
-        yield (
-            "WSL 2: the GPU driver is Windows' (install none in it), pinned memory is limited, and other hosts reach it with "
-            "networkingMode=mirrored in .wslconfig only"
-        )
-
-
-def _of_nccl(facts: Facts, *, alone: bool) -> Iterator[str]:
-    if hardware.in_mig_mode(facts):
-        yield "MIG mode: the rank of a host uses the first instance of its GPU, without NVLink and GPU peer-to-peer"
-    vgpus, unlicensed = hardware.licensed_vgpus(facts)
-    if vgpus:
-        licence = f"; without a licence ({unlicensed} of {vgpus}) they get slow: configure /etc/nvidia/gridd.conf" if unlicensed else ""
-        yield f"vGPUs: only time-sliced ones of a whole GPU reach each other over NVLink, none over PCIe{licence}"
-    shared = facts.disk.shm.total_mb
-    if shared is not None and shared < MIN_SHM_MB:
-        larger = "start the container with --ipc=host or --shm-size=8g" if facts.container else "mount it larger (size= in /etc/fstab)"
-        yield f"shared memory (/dev/shm) has {shared:.0f} MB, too little for NCCL and for workers of data loaders: {larger}"
-    if faults := hardware.fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus):
-        yield f"the NVLink fabric has not accepted all GPUs ({'; '.join(faults)}): see provision doctor"
-    if hardware.nvlink_domain(facts) and not alone:
-        ready = (
-            "nvidia-imex runs" if hardware.imex_ready(facts) else "start nvidia-imex with a channel on every host of it (provision doctor)"
-        )
-        yield f"NVLink domain {hardware.nvlink_domain(facts)}: NCCL uses NVLink between its hosts: {ready}"
-    if alone:
-        return
-    if hardware.active_ports(facts, "efa"):
-        yield (
-            f"EFA: NCCL uses it through {facts.efa_plugin} if that folder is in LD_LIBRARY_PATH"
-            if facts.efa_plugin
-            else "EFA: NCCL uses it with the plugin aws-ofi-nccl only, and TCP without: install it with AWS's EFA installer"
-        )
-    if hardware.active_ports(facts, "infiniband"):
-        yield "InfiniBand: NCCL uses it by itself; `ulimit -l` must be unlimited (provision doctor checks it)"
-    if ports := hardware.active_ports(facts, "roce"):
-        without = [str(port.device) for port in ports if port.roce_v2_gids == []]
-        yield (
-            f"RoCE: {joined(without)} without a RoCE v2 GID: give the network interface an IP address"
-            if without
-            else f"RoCE: NCCL {catalog.hardware().nccl_finds_gids} or newer finds the RoCE v2 GID itself: leave NCCL_IB_GID_INDEX unset; "
-            "the switches need PFC or ECN"
-        )
+    found = list[tuple[str, str]]()
+    for name in sorted(facts):
+        held = hardware.conditions(facts[name], alone=len(facts) == 1) | ({"gpus used": ""} if gpus_used else {})
+        known = (each for each in catalog.hardware().notes.of if set(each.when) <= held.keys() and not set(each.unless) & held.keys())
+        found += [(each.text.format(*(held[condition] for condition in each.when)), name) for each in known]
+    return [f"{joined(names)}: {text}" for text, names in grouped(found).items()]

@@ -100,20 +100,36 @@ def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
-def conditions(facts: Facts, *, alone: bool) -> set[Condition]:
-    """What holds of a host, as known problems name it."""
+def conditions(facts: Facts, *, alone: bool) -> dict[Condition, str]:
+    """What holds of a host, as known problems and notes name it, with what they say of it."""
+    (vgpus, unlicensed), shm, roce = licensed_vgpus(facts), facts.disk.shm.total_mb, active_ports(facts, "roce")
+    variables = facts.environment.variables
     found: dict[Condition, object] = {
         "aarch64": facts.arch == "aarch64",
-        "fabric fault": fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus),
-        "nvlink domain": nvlink_domain(facts) or set(facts.nvidia.pci_ids) & set(catalog.hardware().fabric.imex),
-        "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (facts.environment.variables, facts.signs.nccl_conf)),
-        "several hosts": not alone,
-        "vgpu": licensed_vgpus(facts)[0],
-        "infiniband": active_ports(facts, "infiniband"),
-        "roce": active_ports(facts, "roce"),
+        "accelerators": other_accelerators(facts),
+        "accelerators hidden": others_hidden_from_container(facts),
+        "container": facts.container,
         "efa": active_ports(facts, "efa"),
+        "efa plugin": facts.efa_plugin,
+        "fabric fault": "; ".join(fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus)),
+        "gb200": set(facts.nvidia.pci_ids) & set(catalog.hardware().fabric.imex),
+        "imex": imex_ready(facts),
+        "infiniband": active_ports(facts, "infiniband"),
+        "jetson": facts.tegra and facts.tegra.release,
+        "jetson without wheels": tegra_without_wheels(facts),
+        "mig": in_mig_mode(facts),
+        "nvlink domain": nvlink_domain(facts),
+        "opal prefix": " and ".join(f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables),
+        "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (variables, facts.signs.nccl_conf)),
+        "roce": roce,
+        "roce without gid": " and ".join(str(port.device) for port in roce if port.roce_v2_gids == []),
+        "several hosts": not alone,
+        "small shm": f"{shm:.0f}" if shm is not None and shm < catalog.hardware().notes.shm_mb else None,
+        "vgpu": vgpus,
+        "vgpu without licence": unlicensed and f"{unlicensed} of {vgpus}",
+        "wsl": wsl(facts),
     }
-    return {name for name, holds in found.items() if holds}
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def imex_ready(facts: Facts) -> bool:
