@@ -403,9 +403,10 @@ class DriverPackages(Sourced):
 
 
 class DriverRepairs(Sourced):
-    """Cause of a fault → what repairs it; the packages of a branch by its kernel modules."""
+    """Cause of a fault → what repairs it; the packages of a branch by its kernel modules. ``dropped``: for GPUs with a last branch."""
 
     packages: dict[Literal["open", "proprietary"], Text]
+    dropped: Text
     of: dict[Word, Text]
 
 

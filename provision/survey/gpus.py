@@ -97,7 +97,8 @@ def _remedy(cause: Cause, facts: Facts) -> str:
     known, found = catalog.driver(), capabilities(facts)
     kind: Literal["open", "proprietary"] = "open" if not found or key(found[0]) >= key(known.modules.open_from) else "proprietary"
     values = {"branch": _branch(facts, found), "kind": kind, "version": facts.driver and facts.driver.version}
-    remedy = known.repairs.of[cause].format(host="{host}", packages=known.repairs.packages[kind].format(**values), **values)
+    dropped = known.repairs.dropped if cause in ("not-loaded", "nvml") and known.gpus.last_of(found) else ""
+    remedy = (known.repairs.of[cause] + dropped).format(host="{host}", packages=known.repairs.packages[kind].format(**values), **values)
     return remedy.replace("{host}", "the machine of {host}, which is a container") if facts.container else remedy
 
 

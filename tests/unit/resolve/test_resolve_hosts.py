@@ -77,7 +77,9 @@ def test_a_driver_that_has_dropped_the_gpu_is_named_with_the_last_branch(pci_id:
     assert "install branch 580 of the driver with its proprietary kernel modules on a instead" in remedies(conflict)[0]
     assert "cuda-drivers-580" in remedies(conflict)[0]
     unknown = changed(one, packages={}, signs={})
-    assert "the NVIDIA driver is not loaded" in plan_for({"a": unknown}).conflicts[0].what
+    (conflict,) = plan_for({"a": unknown}).conflicts
+    assert "the NVIDIA driver is not loaded" in conflict.what
+    assert "a branch newer than 580, the last for its GPUs, does not load there" in remedies(conflict)[0]
 
 
 @pytest.mark.parametrize(("pci_id", "packages"), [("1bb3", "cuda-drivers-580"), ("2330", "nvidia-open-5")])
