@@ -28,7 +28,7 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     file = tmp_path / "hosts.ini"
     file.write_text("a ansible_host=10.0.0.1\nb ansible_host=10.0.0.2\n")
     inventory = options.inventory_of(str(file), None)
-    known = {"a": gpu("12.4"), "b": gpu("12.4", address="10.0.0.2")}
+    known = {"a": gpu("13.0"), "b": gpu("13.0", address="10.0.0.2")}
 
     def planned(facts: Mapping[str, Any], given: Options) -> Plan:
         return planning.make_plan(Request(inventory, given), facts).plan
@@ -40,9 +40,24 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     for_cpus = builds(first)
     assert all(torch.endswith("+cpu") and not nccl for torch, nccl in for_cpus.values())
     done = as_json(rollout(first, inventory, known).manifests["a"])
-    later = {**known, "a": gpu("12.4", installed={"manifest": done, "packages": {}})}
+    later = {**known, "a": gpu("13.0", installed={"manifest": done, "packages": {}})}
     assert builds(planned(later, asked)) == for_cpus
     assert builds(planned(later, fixes._as_installed(Examination(later, [], ["a", "b"])))) == for_cpus
     assert builds(planned(later, replace(asked, upgrade=True))) == for_cpus
     assert builds(planned(later, replace(asked, cpu=False))) == with_cuda
     assert as_json(rollout(planned(later, asked), inventory, later).manifests["a"])["host"]["engine"] == done["host"]["engine"]
+
+
+def test_where_the_gpus_driver_runs_no_build_of_the_installed_release_upgrade_is_the_remedy(tmp_path: Path) -> None:
+    """PyTorch 2.15, which CPUs get, has no build for CUDA 12."""
+    file = tmp_path / "hosts.ini"
+    file.write_text("a ansible_host=10.0.0.1\n")
+    inventory, asked = options.inventory_of(str(file), None), Options(smoke=None)
+    first = planning.make_plan(Request(inventory, replace(asked, cpu=True)), {"a": gpu("12.4")}).plan
+    done = as_json(rollout(first, inventory, {"a": gpu("12.4")}).manifests["a"])
+    later = {"a": gpu("12.4", installed={"manifest": done, "packages": {}})}
+    (conflict,) = planning.make_plan(Request(inventory, replace(asked, cpu=False)), later).plan.conflicts
+    assert conflict.remedies[0].text.startswith("--upgrade")
+    assert (
+        builds(planning.make_plan(Request(inventory, replace(asked, cpu=False, upgrade=True)), later).plan)["a"][0] == "torch==2.14.1+cu126"
+    )
