@@ -14,6 +14,7 @@ import netrc
 import os
 import shutil
 import ssl
+import stat
 import tempfile
 import time
 import urllib.error
@@ -50,14 +51,45 @@ class Unavailable(Exception):
         self.whole_server = whole_server
 
 
-def read(url: str, *, size: int | None = None, sha256: str | None = None) -> bytes:
+def read(
+    url: str,
+    *,
+    size: int | None = None,
+    sha256: str | None = None,
+    largest: int = LARGEST_BYTES,
+    seconds: float = FILE_SECONDS,
+    opener: urllib.request.OpenerDirector | None = None,
+) -> bytes:
     """The content behind ``url``, checked against ``size`` in bytes and ``sha256`` where they are known; raises Unavailable.
 
-    Proxies and SSL_CERT_FILE are honoured by urllib.
+    Proxies and SSL_CERT_FILE are honoured by urllib, unless ``opener`` reaches the server.
     """
     content = io.BytesIO()
-    _receive(url, content, size=size, sha256=sha256, largest=LARGEST_BYTES, seconds=FILE_SECONDS)
+    _receive(url, content, size=size, sha256=sha256, largest=largest, seconds=seconds, opener=opener)
     return content.getvalue()
+
+
+def opened_file(path: Path, what: str | None = None) -> IO[bytes]:
+    """A regular file. Raises Unavailable, which says ``what`` it is, for anything else, such as a pipe, which would block."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return os.fdopen(file, "rb")
+    os.close(file)
+    raise Unavailable(f"{what or path} is not a regular file")
+
+
+def content_of(source: IO[bytes], what: str, largest: int) -> bytes:
+    """The rest of a file or an answer. Raises Unavailable, which says ``what`` it is, where that is too large."""
+    content = source.read(largest + 1)
+    if len(content) > largest:
+        raise Unavailable(f"{what} is larger than {largest:,} bytes")
+    return content
+
+
+def file_content(path: Path, largest: int, what: str | None = None) -> bytes:
+    """What a file holds. Raises Unavailable as these do, and OSError."""
+    with opened_file(path, what) as file:
+        return content_of(file, what or str(path), largest)
 
 
 def _receive(

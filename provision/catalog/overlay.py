@@ -16,8 +16,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from provision import catalog
-from provision.base import validation
+from provision.base import downloads, validation
 from provision.base.documents import Document
+from provision.base.downloads import Unavailable
 from provision.base.errors import UsageError
 from provision.catalog.models import FILES, Sourced
 
@@ -123,16 +124,9 @@ def _read(path: Path) -> OverlayFile:
             f"it is none of the catalogue's files{validation.did_you_mean(path.stem, FILES)}", where=where, hint=f"one of {known}"
         )
     try:
-        content = None
-        if path.is_file():  # a pipe would block
-            with path.open("rb") as file:
-                content = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror or error}", where=where, hint=HINT) from error
-    if content is None or len(content) > LARGEST_BYTES:
-        what = "not a file" if content is None else f"larger than {LARGEST_BYTES:,} bytes, which no catalogue file is"
-        raise UsageError(what, where=where, hint=HINT)
-    text = validation.decoded(content, where, HINT)
+        text = validation.decoded(downloads.file_content(path, LARGEST_BYTES, "it"), where, HINT)
+    except (Unavailable, OSError) as error:
+        raise UsageError(f"cannot be read: {getattr(error, 'strerror', error)}", where=where, hint=HINT) from error
     data = validation.read(text, where, "yaml", HINT)
     if not isinstance(data, dict):
         raise UsageError("it must be a mapping", where=where, hint=HINT)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from provision.base.downloads import Unavailable, local_path
+from provision.base.downloads import Unavailable, local_path, opened_file
 from provision.catalog.update.package_index import Wheel
-from provision.catalog.update.sources import Sources, opened_file
+from provision.catalog.update.sources import Sources
 
 _LARGEST_TEXT = 4 << 20  # of a text in a wheel
 _LARGEST_LIBRARY = 4 << 30  # of a library in a wheel

@@ -12,9 +12,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from pydantic import BaseModel, Field
 
 from provision import catalog
-from provision.base.downloads import Unavailable, local_path
+from provision.base.downloads import Unavailable, content_of, local_path
 from provision.base.versions import key
-from provision.catalog.update.sources import Absent, Sources, Update, below, content_of, sentence, shown
+from provision.catalog.update.sources import LARGEST_LIST, Absent, Sources, Update, below, sentence, shown
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 
@@ -96,7 +96,7 @@ def _files(package: str, index: str | Path, sources: Sources) -> list[_IndexFile
     if isinstance(index, Path):
         return _files_of_folder(package, index, sources)
     with sources.opened(f"{below(index, package)}/", {"Accept": f"{_JSON}, text/html;q=0.2"}) as answer:
-        content, kind, address = content_of(answer, f"its list of {package}"), answer.headers.get_content_type(), answer.url
+        content, kind, address = content_of(answer, f"its list of {package}", LARGEST_LIST), answer.headers.get_content_type(), answer.url
     try:
         files = _IndexPage.model_validate_json(content).files if kind == _JSON else Links(content).files
         files = [file.model_copy(update={"url": urllib.parse.urljoin(address, file.url)}) for file in files]

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import os
 import re
-import stat
 import subprocess
 import sys
 import urllib.error
@@ -15,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import uv
 
@@ -86,8 +85,8 @@ class Sources:
 
     def content(self, place: str | Path) -> bytes:
         """What a file or an address holds, at most `LARGEST_LIST` bytes. Raises Unavailable, and OSError for a file."""
-        with opened_file(place) if isinstance(place, Path) else self.opened(place, {}) as source:
-            return content_of(source, shown(place))
+        with downloads.opened_file(place) if isinstance(place, Path) else self.opened(place, {}) as source:
+            return downloads.content_of(source, shown(place), LARGEST_LIST)
 
 
 @dataclass
@@ -116,26 +115,9 @@ def _index_of(pip: Mapping[str, Any]) -> list[str]:
     return re.findall(r"^--index-url (\S+)$", done.stdout, re.M)
 
 
-def opened_file(path: Path) -> IO[bytes]:
-    """A regular file. Raises Unavailable for anything else, such as a pipe, which would block."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise Unavailable(f"{path} is not a regular file")
-
-
 def below(place: str | Path, name: str) -> str | Path:
     """The path or address of what is in a folder."""
     return place / name if isinstance(place, Path) else f"{place.rstrip('/')}/{name}"
-
-
-def content_of(source: IO[bytes], what: str) -> bytes:
-    """The rest of a file or an answer. Raises Unavailable, which says ``what`` it is, where that is too large."""
-    content = source.read(LARGEST_LIST + 1)
-    if len(content) > LARGEST_LIST:
-        raise Unavailable(f"{what} is larger than {LARGEST_LIST:,} bytes")
-    return content
 
 
 def sentence(error: Exception) -> str:

@@ -124,11 +124,11 @@ def test_hostile_files_are_refused(tmp_path: Path) -> None:
         file.truncate(50 << 30)  # a sparse file, as /dev/zero behind a name would be
     assert "larger than" in refused(large)
     (written(tmp_path / "folder") / "cuda.yaml").mkdir()
-    assert "not a file" in refused(tmp_path / "folder")
+    assert "not a regular file" in refused(tmp_path / "folder")
     (written(tmp_path / "bytes") / "cuda.yaml").write_bytes(b"schema: \xff")
     assert "not UTF-8" in refused(tmp_path / "bytes")
     os.mkfifo(written(tmp_path / "pipe") / "cuda.yaml")
-    assert "not a file" in refused(tmp_path / "pipe")
+    assert "not a regular file" in refused(tmp_path / "pipe")
 
 
 def facts_of(name: str, **driver: str) -> dict[str, Facts]:
