@@ -72,15 +72,16 @@ def reach() -> models.Reach:
     known = nccl()
     wheels = (version for builds in known.wheels.builds.values() for version in builds)
     repository = (revision.partition("-")[0] for revision in known.repository.builds)
-    dates = [pytorch().date, cuda().toolkits.date, known.date, known.wheels.date, known.repository.date]
-    if _overlay is not None:
-        dates += [file.head.date for file in _overlay.files.values()]
+    dates = {"pytorch": pytorch().date, "cuda": cuda().toolkits.date, "nccl": max(known.date, known.wheels.date, known.repository.date)}
+    for name, file in _overlay.files.items() if _overlay is not None else ():
+        if name in dates:
+            dates[name] = max(dates[name], file.head.date)
     return Reach(
         pytorch=max(pytorch().releases, key=key),
         cuda=max(cuda().toolkits.drivers, key=key),
         nccl=max((*wheels, *repository), key=key),
-        date=max(dates).isoformat(),
-        overlay=_overlay.digest if _overlay is not None else None,
+        date=min(dates.values()).isoformat(),
+        overlay=(_overlay.digest or None) if _overlay is not None else None,
     )
 
 

@@ -45,7 +45,7 @@ class Sourced(Model):
 
 
 class Reach(Model):
-    """How far the catalogue's knowledge reaches: the newest releases that it knows, and when it was last updated.
+    """How far the catalogue's knowledge reaches: the newest releases that it knows, and until when all three were looked for.
 
     ``overlay``: the digest of the user's files that are merged over ours.
     """

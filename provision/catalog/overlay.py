@@ -7,6 +7,7 @@ of a list of mappings come in front of ours; everything else takes the place of 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class OverlayFile:
 
 @dataclass(frozen=True)
 class Overlay:
-    """The user's files, by the name of the catalogue file that each is merged over; ``digest``: of their contents."""
+    """The user's files, by the name of the catalogue file that each is merged over; ``digest``: of their rows, empty without any."""
 
     files: Mapping[str, OverlayFile]
     digest: str
@@ -110,10 +111,8 @@ def _paths(folders: Iterable[Path]) -> list[Path]:
 def _overlay(found: Mapping[str, OverlayFile]) -> Overlay | None:
     if not found:
         return None
-    content = hashlib.sha256()
-    for name, file in sorted(found.items()):
-        content.update(f"{name}\0{file.text}\0".encode())
-    return Overlay(found, content.hexdigest())
+    rows = json.dumps({name: file.rows for name, file in found.items() if file.rows}, sort_keys=True, default=str)
+    return Overlay(found, hashlib.sha256(rows.encode()).hexdigest() if rows != "{}" else "")
 
 
 def _read(path: Path) -> OverlayFile:

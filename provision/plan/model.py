@@ -387,7 +387,7 @@ class Knowledge:
 
     Attributes:
         pytorch, cuda, nccl: the newest releases that it knows.
-        date: when it was last updated.
+        date: until when all three were looked for.
         overlay: digest of the user's own files in it.
         newer_drivers: hosts whose driver is for a CUDA that it does not know yet.
     """

@@ -1,7 +1,8 @@
 """Newer rows for the catalogue, read from package indexes' wheels and NVIDIA's lists: an overlay that later runs merge over ours.
 
-Of NCCL and PyTorch only releases newer than the newest known are looked at. CUDA, NCCL and the GPUs that a build has code for are read from
-the wheels; of a wheel on a server that knows ranges only the library with GPU code is fetched, which is compressed, so whole.
+Of NCCL and PyTorch the releases that the catalogue lacks are looked at, from the oldest known on. CUDA, NCCL and the GPUs that a build has
+code for are read from the wheels; of a wheel on a server that knows ranges only the library with GPU code is fetched, which is compressed,
+so whole. Which releases are defaults and which are bad, no index tells: that is in a feed (`provision.catalog.feed`).
 Everything that comes from a server or a given folder is data: bounded in size, validated by models, and nothing of it is run.
 """
 
@@ -22,33 +23,39 @@ from provision.base.downloads import Unavailable
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import overlay
 from provision.catalog.update.nvidia import add_branches, add_toolkits
-from provision.catalog.update.package_index import newer_wheels
+from provision.catalog.update.package_index import unknown_wheels
 from provision.catalog.update.sources import Sources, Update, sentence, shown
 from provision.catalog.update.wheels import add_release
 
-PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch")
+PACKAGES = {"nvidia-nccl-cu12": "nccl", "nvidia-nccl-cu13": "nccl", "torch": "pytorch"}  # → the file of the catalogue
 _HEAD = """\
 # Written by `provision catalog update`: merged over provision's own catalogue. Remove the file to go back to that.
 """
 
 
 def update(sources: Sources, folder: Path, today: datetime.date, say: Callable[[str], None]) -> Update:
-    """Write what is newer than the catalogue in use to ``folder``, over what is there. Invalid files there are renamed.
+    """Write what the catalogue in use lacks to ``folder``, over what is there, and the day. Invalid files there are renamed.
 
     Raises:
         UsageError: the files would be invalid with the new rows; they are unchanged.
     """
+    made = look(sources, say)
+    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers)]
+    _write(made, folder, f"`provision catalog update` from {', '.join(dict.fromkeys(places))}", today)
+    return made
+
+
+def look(sources: Sources, say: Callable[[str], None]) -> Update:
+    """Read what the catalogue in use lacks."""
     made = Update()
     for package in PACKAGES:
-        for wheels in newer_wheels(package, sources, made):
+        for wheels in unknown_wheels(package, sources, made):
             add_release(made, package, wheels, sources, say)
     for what, place, add in (("CUDA", sources.cuda, add_toolkits), ("driver branches", sources.drivers, add_branches)):
         try:
             add(made, sources)
         except (Unavailable, OSError) as error:
             made.unreached.append(f"{what}: {shown(place)}: {sentence(error)}")
-    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers)]
-    _write(made, folder, f"`provision catalog update` from {', '.join(dict.fromkeys(places))}", today)
     return made
 
 
@@ -56,9 +63,10 @@ def _write(made: Update, folder: Path, source: str, today: datetime.date) -> Non
     """Merge the rows into the folder's files: all or none. What is invalid there is renamed, so that it counts no more."""
     before, invalid = overlay.usable([folder])
     texts: dict[str, str] = {}
-    for name, rows in made.rows.items():
+    looked = {name for name in PACKAGES.values() if all(package in made.seen for package in PACKAGES if PACKAGES[package] == name)}
+    for name in dict.fromkeys((*made.rows, *sorted(looked), *sorted(made.seen - set(PACKAGES)))):
         kept = before.files[name].rows if before and name in before.files else {}
-        content = {"schema": 1, "source": source, "date": today.isoformat(), **overlay.merge(kept, rows)}
+        content = {"schema": 1, "source": source, "date": today.isoformat(), **overlay.merge(kept, made.rows.get(name, {}))}
         texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
     if not texts and not invalid:
         return

@@ -30,11 +30,13 @@ def add_toolkits(made: Update, sources: Sources) -> None:
     """The driver of each CUDA release that the catalogue does not know."""
     place = sources.cuda
     known = catalog.cuda().toolkits.drivers
-    newest = max(map(key, known))
     found: dict[str, str] = {}
     for name in _lists(sources):
         cuda = re.fullmatch(r"redistrib_(\d+\.\d+)\.\d+\.json", name)
-        if cuda is None or key(cuda[1]) <= newest:
+        if cuda is None:
+            continue
+        if cuda[1] in known or key(cuda[1]) < min(map(key, known)):
+            made.seen.add("cuda")
             continue
         content = sources.content(below(place, name))
         try:
@@ -45,6 +47,7 @@ def add_toolkits(made: Update, sources: Sources) -> None:
         driver = read.nvidia_driver.version
         found[cuda[1]] = min(driver, found.get(cuda[1], driver), key=key)
     if found:
+        made.seen.add("cuda")
         made.rows["cuda"] = {"toolkits": {"drivers": found}}
         made.found += [f"CUDA {cuda}: driver {driver}" for cuda, driver in found.items()]
 
@@ -72,7 +75,7 @@ _KINDS = {"lts branch": "long-term", "production branch": "production", "new fea
 
 
 def add_branches(made: Update, sources: Sources) -> None:
-    """The driver branches that are newer than those of the catalogue, and released."""
+    """The released driver branches that the catalogue does not know; none of what is older than all that it knows."""
     place = sources.drivers
     if isinstance(place, Path) and not place.exists():
         return  # a folder need not have it
@@ -80,10 +83,12 @@ def add_branches(made: Update, sources: Sources) -> None:
         branches = _DriverReleases.model_validate_json(sources.content(place)).root
     except ValidationError as error:
         raise Unavailable("it does not name branches and their releases as NVIDIA's list does") from error
-    newest = max(map(int, catalog.driver().branches.of))
+    known = catalog.driver().branches.of
     for name, branch in sorted(branches.items()):
+        if name in known:
+            made.seen.add("driver")
         released = any(each.release_version.startswith(f"{name}.") for each in branch.driver_info)
-        if not re.fullmatch(r"[1-9]\d\d", name) or int(name) <= newest or not released:
+        if not re.fullmatch(r"[1-9]\d\d", name) or name in known or int(name) < min(map(int, known)) or not released:
             continue
         kind = _KINDS.get(branch.type.strip().lower())
         if kind is None:

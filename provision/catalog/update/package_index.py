@@ -1,4 +1,4 @@
-"""The wheels that package indexes and folders list: of final releases, for Linux, newer than what the catalogue knows."""
+"""The wheels that package indexes and folders list: of final releases, for Linux, which the catalogue does not know."""
 
 from __future__ import annotations
 
@@ -64,14 +64,18 @@ class Links(html.parser.HTMLParser):
             self.files.append(_IndexFile(filename=name, url=str(named["href"]), yanked="data-yanked" in named))
 
 
-def newer_wheels(package: str, sources: Sources, made: Update) -> Iterator[list[Wheel]]:
-    """The wheels of each release that is newer than what the catalogue knows, the oldest first."""
+def unknown_wheels(package: str, sources: Sources, made: Update) -> Iterator[list[Wheel]]:
+    """The wheels of each release that the catalogue does not know, the oldest first; none of what is older than all that it knows."""
     known = catalog.pytorch().releases if package == "torch" else catalog.nccl().wheels.builds.get(package, {})
-    newest = max(map(key, known), default=())
+    keys = set(map(key, known))
+    oldest = min(keys, default=())
     releases: dict[str, list[Wheel]] = {}
     for file in _listed(package, sources, made):
         wheel = _wheel(package, file)
-        if wheel is not None and key(wheel.version) > newest:
+        if wheel is None:
+            continue
+        made.seen.add(package)
+        if key(wheel.version) not in keys and key(wheel.version) > oldest:
             releases.setdefault(wheel.version, []).append(wheel)
     for version in sorted(releases, key=key):
         yield releases[version]

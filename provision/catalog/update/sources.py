@@ -95,6 +95,7 @@ class Update:
 
     Attributes:
         index_read: a package index, or a folder with wheels, answered.
+        seen: the packages, and the files of the catalogue for NVIDIA's lists, of which a list has something known or new.
         set_aside: files of the folder that were invalid, and where they are now.
     """
 
@@ -104,6 +105,7 @@ class Update:
     written: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
     index_read: bool = False
+    seen: set[str] = field(default_factory=set)
 
 
 def _index_of(pip: Mapping[str, Any]) -> list[str]:

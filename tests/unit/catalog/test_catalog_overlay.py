@@ -41,12 +41,15 @@ def written(folder: Path, **files: str) -> Path:
 
 
 def test_rows_are_added_and_replaced(tmp_path: Path) -> None:
-    before = catalog.cuda().toolkits.drivers
+    before, known = catalog.cuda().toolkits.drivers, catalog.reach().date
     text = HEAD + 'toolkits: {drivers: {"13.9": "640.10", "13.4": "615.1"}}\ndriver_branches: {ends: {"640": "2030-01"}}\n'
     catalog.use(overlay.read([written(tmp_path, cuda=text)]))
     assert catalog.cuda().toolkits.drivers == {**before, "13.9": "640.10", "13.4": "615.1"}
     assert catalog.cuda().driver_branches.ends["640"] == "2030-01"
-    assert (catalog.reach().cuda, catalog.reach().date) == ("13.9", "2027-03-01")
+    assert (catalog.reach().cuda, catalog.reach().date) == ("13.9", known), "PyTorch and NCCL were not looked for"
+    head_only = dict.fromkeys(("pytorch", "nccl"), HEAD)
+    catalog.use(overlay.read([written(tmp_path, cuda=text, **head_only)]))
+    assert catalog.reach().date == "2027-03-01"
     catalog.use(None)
     assert catalog.cuda().toolkits.drivers == before
 

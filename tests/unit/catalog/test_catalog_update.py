@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
+from provision.base.versions import key
 from provision.catalog import overlay, update
 from provision.catalog.update import archive, wheels
 from provision.catalog.update.sources import Sources, Update
@@ -203,8 +204,61 @@ def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index, as_html: b
     assert catalog.cuda().toolkits.drivers["13.9"] == "640.10"
     assert {name: kind for name, kind in catalog.driver().branches.of.items() if int(name) > 620} == {"640": "long-term", "630": "feature"}
     assert (catalog.reach().pytorch, catalog.reach().cuda, catalog.reach().nccl) == ("2.90.0", "13.9", "2.40.1")
-    again = run(index, folder)
-    assert (again.found, again.written) == ([], [])
+    own = catalog.overlay_in_use()
+    later = datetime.date(2027, 4, 1)
+    again = update.update(sources(index), folder, later, lambda _line: None)
+    assert again.found == []
+    # That nothing newer is there is knowledge of that day, too; of NCCL for CUDA 12 nothing was seen.
+    assert {Path(path).name for path in again.written} == {"pytorch.yaml", "cuda.yaml", "driver.yaml"}
+    found = overlay.read([folder])
+    assert own is not None
+    assert found is not None
+    assert {name: file.head.date for name, file in found.files.items()} == dict.fromkeys(("pytorch", "cuda", "driver"), later) | {
+        "nccl": TODAY
+    }
+    assert found.digest == own.digest
+    assert found.files["pytorch"].rows == own.files["pytorch"].rows
+
+
+def test_gaps_are_filled_and_what_is_older_than_all_that_is_known_stays_out(tmp_path: Path, index: Index) -> None:
+    serve(index, tmp_path, as_html=True)
+    known = catalog.pytorch().releases
+    first, second, *_ = sorted(map(key, known))[1]
+    gap = f"{first}.{second}.9"
+    assert key(gap) < max(map(key, known))
+    names = [f"torch-{version}-cp312-cp312-manylinux_2_28_x86_64.whl" for version in (gap, "1.12.1", max(known, key=key))]
+    for name in names:
+        index.pages[f"/files/{name}"] = ("", torch(tmp_path / name))
+    index.pages["/torch/"] = ("text/html", "".join(f'<a href="/files/{name}">x</a>' for name in names).encode())
+    branches(index, {"575": "new feature branch", "418": "lts branch", "535": "lts branch"})
+    made = run(index, tmp_path / "c")
+    assert list(made.rows["pytorch"]["releases"]) == [gap]
+    assert made.rows["driver"]["branches"]["of"] == {"575": "feature"}
+    catalog.use(overlay.read([tmp_path / "c"]))
+    assert gap in catalog.pytorch().releases
+    assert catalog.pytorch().default in known
+
+
+def test_where_nothing_is_new_the_plan_is_as_before_and_the_knowledge_of_today(tmp_path: Path, index: Index) -> None:
+    known = {"torch": catalog.pytorch().releases, **catalog.nccl().wheels.builds}
+    for package in update.PACKAGES:
+        version = max(known[package], key=key)
+        name = f"{package.replace('-', '_')}-{version}-{'cp312-cp312' if package == 'torch' else 'py3-none'}-manylinux_2_28_x86_64.whl"
+        index.pages[f"/{package}/"] = ("text/html", f'<a href="/files/{name}">x</a>'.encode())
+    index.pages["/nvidia/"] = ("text/html", b'<a href="redistrib_12.4.0.json">x</a>')
+    branches(index, {"535": "lts branch"})
+    del index.pages["/nvidia-nccl-cu12/"]
+    made = run(index, tmp_path / "a")
+    assert [Path(path).name for path in made.written] == ["pytorch.yaml", "cuda.yaml", "driver.yaml"]
+    catalog.use(overlay.read([tmp_path / "a"]))
+    assert catalog.reach().date < TODAY.isoformat(), "NCCL was not looked for"
+    catalog.use(None)
+    index.pages["/nvidia-nccl-cu12/"] = index.pages["/nvidia-nccl-cu13/"][0], index.pages["/nvidia-nccl-cu13/"][1].replace(b"cu13", b"cu12")
+    before = catalog.reach()
+    made = run(index, tmp_path / "b")
+    assert (made.found, made.unreached, made.rows) == ([], [], {})
+    catalog.use(overlay.read([tmp_path / "b"]))
+    assert catalog.reach() == before.model_copy(update={"date": TODAY.isoformat()})
 
 
 def test_of_large_wheels_only_parts_are_fetched(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +336,8 @@ def test_wheels_that_are_no_archives_or_unpack_to_too_much(tmp_path: Path, index
 def refused(index: Index, folder: Path) -> list[str]:
     """What is said of PyTorch where its row cannot be had; that of NCCL is written anyway."""
     made = run(index, folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["cuda.yaml", "driver.yaml", "nccl.yaml"]
+    assert sorted(path.name for path in folder.iterdir() if path.name != "pytorch.yaml") == ["cuda.yaml", "driver.yaml", "nccl.yaml"]
+    assert "pytorch" not in made.rows
     return [line.partition(": ")[2] for line in made.unreached]
 
 
