@@ -1,11 +1,13 @@
 """The catalogue: facts about the outside world, one YAML file per subject, each fact with its source and date.
 
-A function per file: ``catalog.nccl().repository.builds``. A file is read and validated on first use. `use` merges the user's own files over
-ours (`overlay`): the command line does that once, at its start.
+A function per file: ``catalog.nccl().repository.builds``. A file is read and validated on first use. `use` puts a newer `feed` in place of
+ours and merges the user's own files over that (`overlay`): the command line does that once, at its start.
 """
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import resources
@@ -15,11 +17,12 @@ if TYPE_CHECKING:  # commands that need no catalogue do not import its models
     from provision.catalog import models
     from provision.catalog.overlay import Overlay
 
+_HINT = "correct the file, or install provision again"
 _overlay: Overlay | None = None
 
 
 def use(files: Overlay | None) -> None:
-    """Merge these files over ours from now on, in this process; None: ours alone."""
+    """Use these files, with ours, from now on, in this process; None: ours alone."""
     global _overlay
     if files != _overlay:
         _overlay = files
@@ -31,9 +34,29 @@ def overlay_in_use() -> Overlay | None:
     return _overlay
 
 
+def now() -> datetime.datetime:
+    """The time by which the age of knowledge is counted."""
+    return datetime.datetime.now(tz=datetime.timezone.utc)
+
+
 def content(name: str) -> bytes:
     """The bytes of our file ``name`` (without ``.yaml``)."""
     return resources.files(__name__).joinpath(f"{name}.yaml").read_bytes()
+
+
+def date_of_ours() -> str:
+    """The newest date in our files, read without their models, as every command with a feed needs it."""
+    from provision.catalog.models import FILES
+
+    return str(max(date for name in FILES for date in re.findall(r"date: (\d{4}-\d\d-\d\d)", content(name).decode())))
+
+
+def ours(name: str) -> tuple[Any, str]:
+    """The content of our file ``name`` as plain data, and how messages call it."""
+    from provision.base import validation
+
+    where = f"provision/catalog/{name}.yaml"
+    return validation.read(validation.decoded(content(name), where, _HINT), where, "yaml", _HINT), where
 
 
 @cache
@@ -46,10 +69,9 @@ def load(name: str) -> Any:
     from provision.base import validation
     from provision.catalog.models import FILES
 
-    if _overlay is not None and name in _overlay.files:
+    if _overlay is not None and (_overlay.feed or name in _overlay.files):
         return _overlay.merged(name)
-    hint, where = "correct the file, or install provision again", f"provision/catalog/{name}.yaml"
-    return validation.parse(FILES[name], content(name), where, "yaml", hint)
+    return validation.parse(FILES[name], content(name), f"provision/catalog/{name}.yaml", "yaml", _HINT)
 
 
 def check() -> None:
@@ -73,9 +95,10 @@ def reach() -> models.Reach:
     wheels = (version for builds in known.wheels.builds.values() for version in builds)
     repository = (revision.partition("-")[0] for revision in known.repository.builds)
     dates = {"pytorch": pytorch().date, "cuda": cuda().toolkits.date, "nccl": max(known.date, known.wheels.date, known.repository.date)}
-    for name, file in _overlay.files.items() if _overlay is not None else ():
-        if name in dates:
-            dates[name] = max(dates[name], file.head.date)
+    if _overlay is not None:
+        looked = {name: file.head.date for name, file in _overlay.files.items()}
+        feed = _overlay.feed.created.date() if _overlay.feed else datetime.date.min
+        dates = {name: max(date, feed, looked.get(name, date)) for name, date in dates.items()}
     return Reach(
         pytorch=max(pytorch().releases, key=key),
         cuda=max(cuda().toolkits.drivers, key=key),

@@ -234,10 +234,15 @@ class DriverBranches(Sourced):
 
 
 class NvidiaLists(Sourced):
-    """NVIDIA's lists: the folder with its ``redistrib_*.json`` of CUDA releases, and its releases.json of driver branches."""
+    """NVIDIA's lists: the folder with ``redistrib_*.json`` of CUDA releases, releases.json of driver branches, supported-tags.md of images.
+
+    ``feed``: the address of a feed, which has all that they have.
+    """
 
     cuda: Url
     drivers: Url
+    images: Url
+    feed: Url | None = None
 
 
 class CudaVersions(File):

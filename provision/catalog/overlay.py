@@ -2,6 +2,7 @@
 
 A file has the name and the keys of one of ours and says only the rows that it adds or replaces. Mappings are merged key by key; the entries
 of a list of mappings come in front of ours; everything else takes the place of ours. The result must match the same model as ours alone.
+Where a folder has a `feed` that is newer than ours, the files are merged over that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from provision.base import downloads, validation
 from provision.base.documents import Document
 from provision.base.downloads import Unavailable
 from provision.base.errors import UsageError
+from provision.catalog import feed
+from provision.catalog.feed import Feed
 from provision.catalog.models import FILES, Sourced
 
 LARGEST_BYTES = 1 << 20  # ours have at most 20 kB
@@ -48,18 +51,25 @@ class OverlayFile:
 
 @dataclass(frozen=True)
 class Overlay:
-    """The user's files, by the name of the catalogue file that each is merged over; ``digest``: of their rows, empty without any."""
+    """The user's files, by the name of the catalogue file that each is merged over: the feed's, or ours.
+
+    ``digest``: of their rows, empty without any.
+    """
 
     files: Mapping[str, OverlayFile]
     digest: str
+    feed: Feed | None = None
 
     def merged(self, name: str) -> Any:
-        """Our file ``name`` with the user's over it, as its model. Raises UsageError naming the user's file and line."""
-        file = self.files[name]
-        hint, where = "install provision again", f"provision/catalog/{name}.yaml"
-        ours: Any = validation.read(validation.decoded(catalog.content(name), where, hint), where, "yaml", hint)
-        data = merge(ours, file.rows)
-        return validation.validate(FILES[name], data, file.path, text=file.text, kind="yaml", hint=HINT)
+        """The file ``name`` of the feed, or ours, with the user's over it. Raises UsageError naming the user's file and line."""
+        at: validation.KeyPath = ()
+        if self.feed is not None and name in self.feed.files:
+            base, where, at = self.feed.files[name], self.feed.path, ("files", name)
+        else:
+            base, where = catalog.ours(name)
+        if (file := self.files.get(name)) is not None:
+            return validation.validate(FILES[name], merge(base, file.rows), file.path, text=file.text, kind="yaml", hint=HINT)
+        return validation.validate(FILES[name], base, where, at=at, kind="yaml", hint=feed.HINT)
 
 
 def folder_of_user() -> Path:
@@ -69,50 +79,39 @@ def folder_of_user() -> Path:
 
 
 def read(folders: Iterable[Path]) -> Overlay | None:
-    """The files of these folders, those of later ones over those of earlier ones; None where there is none. A missing folder has none.
+    """The files of these folders, those of later ones over those of earlier ones, and the newest feed; None without any.
 
     Raises:
         UsageError: a file cannot be read, is too large, is none of the catalogue's, or is invalid; names file and line.
     """
-    found: dict[str, OverlayFile] = {}
-    for path in _paths(folders):
-        file = _read(path)
-        found[path.stem] = _over(found[path.stem], file) if path.stem in found else file
-    return _overlay(found)
+    found, invalid = usable(folders)
+    for error in invalid.values():
+        raise error
+    return found
 
 
-def check(folders: Iterable[Path]) -> None:
-    """Raises UsageError as `read` does, and where a file is invalid once it is merged over ours."""
-    found = read(folders)
-    for name in found.files if found else ():
-        found.merged(name)  # type: ignore[union-attr]  # no file without an overlay
-
-
-def usable(folders: Iterable[Path]) -> tuple[Overlay | None, dict[Path, UsageError]]:
-    """The files of these folders that are valid, as `read`, and what is wrong with each of the others."""
-    found: dict[str, OverlayFile] = {}
+def usable(folders: Iterable[Path], newest: Feed | None = None) -> tuple[Overlay | None, dict[Path, UsageError]]:
+    """As `read`, of what is valid, and what is wrong with each of the others. ``newest``: a feed, unless a folder has a newer one."""
+    files: dict[str, OverlayFile] = {}
     invalid: dict[Path, UsageError] = {}
-    for path in _paths(folders):
+    folders = [folder for folder in folders if folder.is_dir() or folder.is_symlink()]
+    for folder in folders:
+        try:
+            newest = max(filter(None, (newest, feed.stored(folder))), key=lambda each: each.created, default=None)
+        except UsageError as error:
+            invalid[folder / feed.NAME] = error
+    for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
         try:
             file = _read(path)
-            file = _over(found[path.stem], file) if path.stem in found else file
-            Overlay({path.stem: file}, "").merged(path.stem)
+            file = _over(files[path.stem], file) if path.stem in files else file
+            Overlay({path.stem: file}, "", newest).merged(path.stem)
         except UsageError as error:
             invalid[path] = error
         else:
-            found[path.stem] = file
-    return _overlay(found), invalid
-
-
-def _paths(folders: Iterable[Path]) -> list[Path]:
-    return [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.yaml"))]
-
-
-def _overlay(found: Mapping[str, OverlayFile]) -> Overlay | None:
-    if not found:
-        return None
-    rows = json.dumps({name: file.rows for name, file in found.items() if file.rows}, sort_keys=True, default=str)
-    return Overlay(found, hashlib.sha256(rows.encode()).hexdigest() if rows != "{}" else "")
+            files[path.stem] = file
+    rows = json.dumps({name: file.rows for name, file in files.items() if file.rows}, sort_keys=True, default=str)
+    digest = hashlib.sha256(rows.encode()).hexdigest() if rows != "{}" else ""
+    return Overlay(files, digest, newest) if files or newest else None, invalid
 
 
 def _read(path: Path) -> OverlayFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +10,9 @@ import typer
 from pydantic import BaseModel
 
 from provision import catalog
-from provision.base import terminal
+from provision.base import downloads, terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.catalog import overlay, update
+from provision.catalog import feed, overlay, update
 from provision.catalog.models import FILES, Sourced
 from provision.catalog.update.sources import Sources
 from provision.cli.help import App
@@ -33,7 +32,7 @@ def show(
     if name is not None and name not in FILES:
         raise UsageError(f"invalid catalogue file {name}: expected one of {', '.join(FILES)}")
     mine = catalog.overlay_in_use()
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    taken, today = mine.feed if mine else None, catalog.now().date()
     rows = []
     for file in (name,) if name else FILES:
         over = mine.files.get(file) if mine else None
@@ -46,7 +45,7 @@ def show(
                     "facts": group,
                     "date": date.isoformat(),
                     "age": f"{max(0, (today - date).days)} days",
-                    "from": changed.path if changed else "provision",
+                    "from": changed.path if changed else taken.path if taken and file in taken.files else "provision",
                     "source": (changed.head if changed else facts).source,
                     "weak": (changed.head if changed else facts).weak or "",
                 }
@@ -54,11 +53,13 @@ def show(
     reach = catalog.reach()
     if json_:
         unused = [{"file": str(path), "what": str(error.what), "where": error.where} for path, error in invalid.items()]
-        terminal.print_json({"schema": 1, "reach": reach.model_dump(mode="json"), "groups": rows, "invalid": unused})
+        used = {"file": taken.path, "created": taken.created.isoformat(), "key": taken.key} if taken else None
+        terminal.print_json({"schema": 1, "reach": reach.model_dump(mode="json"), "feed": used, "groups": rows, "invalid": unused})
     else:
         console = terminal.out()
         console.print(terminal.table([{key: row[key] for key in ("facts", "date", "age", "from")} for row in rows]))
         console.say(f"knows {reach}")
+        console.say(f"in use: {taken}" if taken else "no feed is in use")
     if invalid:
         raise UsageError("\n".join(text for error in invalid.values() for text, _hint in error.parts()), hint=overlay.HINT)
 
@@ -82,30 +83,43 @@ def _groups(facts: BaseModel, at: str) -> list[tuple[str, Sourced]]:
     return found
 
 
+_From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="DIR|URL",
+        help="A folder with wheels and NVIDIA's redistrib_*.json, releases.json, supported-tags.md, or a package index instead of pip's.",
+    ),
+]
+
+
+def _sources(from_: str | None) -> Sources:
+    if from_ is None or "://" in from_:
+        return Sources.of_pip(url("--from", from_))
+    return Sources.of_folder(existing("--from", Path(from_), "name a folder, or the address of a package index"))
+
+
 @app.command(name="update")
 def update_(
-    from_: Annotated[
+    from_: _From = None,
+    feed_: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="DIR|URL",
-            help="A folder with wheels and NVIDIA's redistrib_*.json and releases.json, or a package index instead of pip's.",
-        ),
+        typer.Option("--feed", metavar="URL|FILE", help="Take this signed feed instead, which has all of the catalogue, of its day."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write to, instead of your own.", file_okay=False)
     ] = None,
 ) -> None:
-    """Write what is newer than the catalogue, from pip's package index and NVIDIA's lists, into files that later runs merge over it."""
+    """Write what the catalogue lacks, from pip's package index and NVIDIA's lists, into files that later runs merge over it, or a feed."""
     folder = out or overlay.folder_of_user()
     invalid = _use([overlay.folder_of_user(), *([out] if out else [])])
-    if from_ is None or "://" in from_:
-        sources = Sources.of_pip(url("--from", from_))
-    else:
-        sources = Sources.of_folder(existing("--from", Path(from_), "name a folder, or the address of a package index"))
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
-    made = update.update(sources, folder, today, terminal.say)
     console = terminal.out()
+    if from_ is not None and feed_ is not None:
+        raise UsageError("--from and --feed exclude each other", hint="leave one of them out")
+    if place := feed_ or (catalog.cuda().lists.feed if from_ is None else None):
+        console.say(f"written: {feed.take(downloads.local_path(place) or str(url('--feed', place)), folder)}")
+        return
+    made = update.update(_sources(from_), folder, catalog.now().date(), terminal.say)
     for line in made.found or ["nothing newer than the catalogue was found"]:
         console.say(line)
     for path in made.written:
@@ -117,3 +131,38 @@ def update_(
         terminal.err().say(f"not read: {line}", "yellow")
     if not made.index_read:
         raise ProvisionError("no package index could be read", hint="name another one, or a folder with wheels: --from URL|DIR")
+
+
+@app.command()
+def build(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The feed's file; its signature is FILE.minisig.", dir_okay=False)],
+    from_: _From = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="FILE", help="Secret key of minisign without a password (`minisign -G -W`).", dir_okay=False),
+    ] = None,
+) -> None:
+    """Make a feed: provision's own catalogue with what it lacks, from the places that `update` reads, in one file."""
+    from provision.base import minisign  # it takes time that commands without a key need not
+
+    catalog.use(None)
+    now = catalog.now()
+    comment = f"timestamp:{int(now.timestamp())}\tfile:{out.name}\thashed"
+    try:
+        key = downloads.file_content(sign, feed.LARGEST_BYTES).decode() if sign else None
+        if key is not None:
+            minisign.sign(b"", key, comment)  # before the work
+    except (downloads.Unavailable, OSError, ValueError) as error:
+        raise UsageError(f"no key to sign with: {error}", where=str(sign)) from error
+    made, content = update.build(_sources(from_), now, terminal.say)
+    signature = Path(f"{out}{feed.SIGNATURE}")
+    signature.unlink(missing_ok=True)  # an earlier one would be of another feed
+    downloads.store(out, content)
+    if key is not None:
+        downloads.store(signature, minisign.sign(content, key, comment).encode())
+    for line in made.found:
+        terminal.out().say(line)
+    signed = f"signed: {signature}" if key is not None else "unsigned: nothing uses it without a signature (--sign)"
+    terminal.out().say(f"written: {out}, {signed}")
+    for line in made.unreached:
+        terminal.err().say(f"not read: {line}", "yellow")

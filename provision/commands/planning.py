@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 
 from provision import catalog
 from provision.base.problems import Remedy
@@ -19,6 +20,8 @@ from provision.resolve import HostRequirements, resolve, what_if
 from provision.resolve.host_classes import host_class_of
 from provision.resolve.nccl_builds import downgrades
 from provision.survey import Facts, collect, installed
+
+_FRESH_DAYS = 30  # a catalogue that is older says so
 
 
 def make_plan(request: Request, facts: Mapping[str, Facts]) -> Rollout:
@@ -47,6 +50,7 @@ def make_plan(request: Request, facts: Mapping[str, Facts]) -> Rollout:
             sources = replace(sources, locked=files)
     if request.previous and (conflicts := tuple(request.previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
         plan = Plan(conflicts=conflicts)
+    plan = replace(plan, notes=(*_on_age(plan, request.today), *plan.notes))
     return Rollout(request, with_checksums(plan, options.wheels), facts, sources)
 
 
@@ -122,6 +126,12 @@ def _notes(requirements: Requirements, filled: Requirements, baseline: Lock) -> 
             f"PyTorch comes from {filled.torch_index}, to keep to {baseline.title}; for a login give it again: --index-url torch=URL"
         )
     return notes
+
+
+def _on_age(plan: Plan, today: date) -> list[str]:
+    days = (today - date.fromisoformat(plan.knowledge.date)).days if plan.knowledge else 0
+    what = "newer releases and faults found since are not in it; `provision catalog update` looks for them"
+    return [f"the catalogue is of {plan.knowledge.date}, {days} days old: {what}"] if plan.knowledge and days > _FRESH_DAYS else []
 
 
 def _offer_upgrade(plan: Plan, without_baseline: Plan, baseline: Lock, *, limited: bool) -> Plan:

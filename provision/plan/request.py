@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import date
 
+from provision import catalog
 from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.base.errors import UsageError
@@ -21,6 +23,7 @@ class Request:
         lock: what the plan keeps to; None where there is none, or with ``--upgrade``.
         previous: the inventory's lock, also with ``--upgrade``; None where there is none, or an invalid one.
         invalid: why it is invalid, where ``--upgrade`` replaces it.
+        today: by which the age of the catalogue counts; resolving knows no clock.
     """
 
     inventory: Inventory
@@ -29,6 +32,7 @@ class Request:
     previous: Lock | None = None
     invalid: UsageError | None = None
     engine: EngineSource = field(default_factory=engine_source.pack)
+    today: date = field(default_factory=lambda: catalog.now().date())
 
     @classmethod
     def of(cls, inventory: Inventory, options: Options) -> Request:

@@ -1,9 +1,12 @@
 """Profiles of property tests: `--hypothesis-profile thorough` tries twenty times as many examples (`make unit-thorough`)."""
 
+import datetime
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from provision import catalog
 
 #: Of the `make` that runs the tests: a `make` that a test starts would take its options, such as to keep output back.
 os.environ.pop("MAKEFLAGS", None)
@@ -23,3 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def new_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this machine has cached decides no test. A process's tests share a cache that begins empty: uv is downloaded once."""
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def day_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The day on which tests run decides none: it is the one on which the catalogue was written."""
+    monkeypatch.setattr(catalog, "now", lambda: datetime.datetime.fromisoformat(f"{catalog.reach().date}T12:00:00+00:00"))

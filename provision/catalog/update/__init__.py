@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -18,16 +19,20 @@ from pathlib import Path
 
 import yaml
 
+from provision import catalog
 from provision.base import downloads
 from provision.base.downloads import Unavailable
 from provision.base.errors import ProvisionError, UsageError
-from provision.catalog import overlay
-from provision.catalog.update.nvidia import add_branches, add_toolkits
+from provision.catalog import feed, overlay
+from provision.catalog.models import FILES
+from provision.catalog.update.nvidia import add_branches, add_images, add_toolkits
 from provision.catalog.update.package_index import unknown_wheels
 from provision.catalog.update.sources import Sources, Update, sentence, shown
 from provision.catalog.update.wheels import add_release
 
-PACKAGES = {"nvidia-nccl-cu12": "nccl", "nvidia-nccl-cu13": "nccl", "torch": "pytorch"}  # → the file of the catalogue
+PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch")
+#: File of the catalogue → what must have been seen for its knowledge to be of today.
+_SUBJECTS = {"nccl": {*PACKAGES[:2]}, "pytorch": {PACKAGES[2]}, **{name: {name} for name in ("cuda", "driver", "cuda_images")}}
 _HEAD = """\
 # Written by `provision catalog update`: merged over provision's own catalogue. Remove the file to go back to that.
 """
@@ -40,7 +45,7 @@ def update(sources: Sources, folder: Path, today: datetime.date, say: Callable[[
         UsageError: the files would be invalid with the new rows; they are unchanged.
     """
     made = look(sources, say)
-    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers)]
+    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers, sources.images)]
     _write(made, folder, f"`provision catalog update` from {', '.join(dict.fromkeys(places))}", today)
     return made
 
@@ -51,7 +56,11 @@ def look(sources: Sources, say: Callable[[str], None]) -> Update:
     for package in PACKAGES:
         for wheels in unknown_wheels(package, sources, made):
             add_release(made, package, wheels, sources, say)
-    for what, place, add in (("CUDA", sources.cuda, add_toolkits), ("driver branches", sources.drivers, add_branches)):
+    for what, place, add in (
+        ("CUDA", sources.cuda, add_toolkits),
+        ("driver branches", sources.drivers, add_branches),
+        ("images", sources.images, add_images),
+    ):
         try:
             add(made, sources)
         except (Unavailable, OSError) as error:
@@ -59,12 +68,27 @@ def look(sources: Sources, say: Callable[[str], None]) -> Update:
     return made
 
 
+def build(sources: Sources, now: datetime.datetime, say: Callable[[str], None]) -> tuple[Update, bytes]:
+    """The feed of now, without a signature: the catalogue in use, which is to be ours alone, with what it lacks.
+
+    Raises:
+        ProvisionError: not everything could be looked at, so that the feed would claim a knowledge that it has not.
+    """
+    made = look(sources, say)
+    if missing := [name for name, needed in _SUBJECTS.items() if not needed <= made.seen]:
+        what = f"nothing was to be seen of what belongs in {', '.join(missing)}: no feed is made"
+        raise ProvisionError("\n".join((what, *made.unreached)), hint="make these places reachable, or name a folder with all: --from DIR")
+    files = {name: overlay.merge(catalog.ours(name)[0], made.rows.get(name, {})) for name in FILES}
+    document = json.loads(json.dumps({"schema": 1, "created": now.isoformat(timespec="seconds"), "files": files}, default=str))
+    feed.check(document["files"], "the feed")
+    return made, json.dumps(document, indent=1).encode() + b"\n"
+
+
 def _write(made: Update, folder: Path, source: str, today: datetime.date) -> None:
     """Merge the rows into the folder's files: all or none. What is invalid there is renamed, so that it counts no more."""
     before, invalid = overlay.usable([folder])
     texts: dict[str, str] = {}
-    looked = {name for name in PACKAGES.values() if all(package in made.seen for package in PACKAGES if PACKAGES[package] == name)}
-    for name in dict.fromkeys((*made.rows, *sorted(looked), *sorted(made.seen - set(PACKAGES)))):
+    for name in dict.fromkeys((*made.rows, *(name for name, needed in _SUBJECTS.items() if needed <= made.seen))):
         kept = before.files[name].rows if before and name in before.files else {}
         content = {"schema": 1, "source": source, "date": today.isoformat(), **overlay.merge(kept, made.rows.get(name, {}))}
         texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
@@ -76,7 +100,8 @@ def _write(made: Update, folder: Path, source: str, today: datetime.date) -> Non
         with tempfile.TemporaryDirectory(prefix=".update-", dir=folder) as fresh:  # what the disk has no room for is not half there
             for name, text in texts.items():
                 downloads.store(Path(fresh) / f"{name}.yaml", text.encode())
-            overlay.check([Path(fresh)])
+            for error in overlay.usable([Path(fresh)], before.feed if before else None)[1].values():
+                raise error
             made.set_aside += [_set_aside(path, error) for path, error in invalid.items()]
             for name in texts:
                 os.replace(Path(fresh) / f"{name}.yaml", folder / f"{name}.yaml")

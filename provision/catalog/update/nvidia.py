@@ -1,4 +1,4 @@
-"""NVIDIA's lists: the driver of each CUDA release, and the driver's branches."""
+"""NVIDIA's lists: the driver of each CUDA release, the driver's branches, and the images with CUDA."""
 
 from __future__ import annotations
 
@@ -96,3 +96,20 @@ def add_branches(made: Update, sources: Sources) -> None:
             continue
         made.rows.setdefault("driver", {"branches": {"of": {}}})["branches"]["of"][name] = kind
         made.found.append(f"driver branch {name}: {kind}")
+
+
+def add_images(made: Update, sources: Sources) -> None:
+    """The images that the catalogue does not know, of the distributions that it knows some of."""
+    if isinstance(sources.images, Path) and not sources.images.exists():
+        return  # a folder need not have it
+    listed = sources.content(sources.images).decode("utf-8", "replace")
+    for name, known in catalog.cuda_images().tags.items():
+        releases: dict[str, set[str]] = {}
+        for cuda, release in re.findall(rf"\b(\d\d\.\d\d?\.\d)-(?:base|cudnn-devel)-{name}(?:linux)?(\d\d?(?:\.\d\d)?)\b", listed):
+            made.seen.add("cuda_images")
+            releases.setdefault(cuda, set(known.releases.get(cuda, ()))).add(release)
+        for cuda, found in sorted(releases.items(), key=lambda each: key(each[0])):
+            if new := sorted(found - set(known.releases.get(cuda, ())), key=key):
+                tags = made.rows.setdefault("cuda_images", {"tags": {}})["tags"]
+                tags.setdefault(name, {"releases": {}})["releases"][cuda] = sorted(found, key=key)
+                made.found.append(f"image of CUDA {cuda}: {name} {', '.join(new)}")

@@ -40,16 +40,18 @@ class Sources:
         indexes: addresses of simple indexes, and folders with wheels.
         cuda: address of, or a folder with, NVIDIA's ``redistrib_*.json``.
         drivers: address or path of NVIDIA's releases.json.
+        images: address or path of NVIDIA's list of images, supported-tags.md.
     """
 
     indexes: tuple[str | Path, ...]
     cuda: str | Path
     drivers: str | Path
+    images: str | Path
     setup: uv_support.Setup = field(default_factory=lambda: uv_support.online({}))
 
     @classmethod
     def of_folder(cls, folder: Path) -> Sources:
-        return cls((folder,), folder, folder / "releases.json")
+        return cls((folder,), folder, folder / "releases.json", folder / "supported-tags.md")
 
     @classmethod
     def of_pip(cls, index_url: str | None = None) -> Sources:
@@ -61,7 +63,7 @@ class Sources:
         if not addresses and not folders:
             raise UsageError("pip is set up for no package index", hint="name one, or a folder with wheels: --from URL|DIR")
         lists = catalog.cuda().lists
-        return cls(tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, setup)
+        return cls(tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, lists.images, setup)
 
     @contextlib.contextmanager
     def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from collections.abc import Iterator
@@ -157,6 +158,18 @@ def test_a_plan_says_how_far_its_knowledge_reaches(tmp_path: Path) -> None:
     assert (made.knowledge.cuda, made.knowledge.newer_drivers) == ("13.9", ())
     read = PlanDocument.model_validate_json("".join(made.json()))
     assert read.knowledge == made.knowledge
+
+
+@pytest.mark.parametrize(("days", "said"), [(30, False), (31, True)])
+def test_a_plan_by_an_old_catalogue_says_so(monkeypatch: pytest.MonkeyPatch, days: int, said: bool) -> None:
+    read = datetime.date.fromisoformat(catalog.reach().date)
+    monkeypatch.setattr(
+        catalog, "now", lambda: datetime.datetime.combine(read, datetime.time(), datetime.timezone.utc) + datetime.timedelta(days)
+    )
+    facts = str(PLANS / "a100-570-cuda-12.8.json")
+    note = f"the catalogue is of {read}, {days} days old: newer releases and faults found since are not in it"
+    assert [each.startswith(note) for each in json.loads(shown("plan", "--facts", facts, "--json"))["notes"]][:1] == [said]
+    assert (f"note: {note}"[:80] in shown("plan", "--facts", facts)) == said
 
 
 def test_a_driver_branch_without_support_is_named(tmp_path: Path) -> None:

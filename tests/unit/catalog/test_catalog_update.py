@@ -90,7 +90,7 @@ def index() -> Iterator[Index]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    served = Index(f"http://127.0.0.1:{server.server_port}")
+    served = Index(f"http://127.0.0.1:{server.server_port}", {"/supported-tags.md": ("text/plain", b"")})
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield served
@@ -179,7 +179,7 @@ def branches(index: Index, kinds: dict[str, str]) -> None:
 
 
 def sources(index: Index) -> Sources:
-    return Sources((index.url,), f"{index.url}/nvidia", f"{index.url}/releases.json")
+    return Sources((index.url,), f"{index.url}/nvidia", f"{index.url}/releases.json", f"{index.url}/supported-tags.md")
 
 
 def run(index: Index, folder: Path) -> Update:
@@ -532,7 +532,7 @@ def test_the_command_asks_all_of_pips_indexes_with_their_logins(tmp_path: Path, 
     config.write_text(f"[global]\nindex-url = {address}\nextra-index-url = {own.parent.as_uri()}\n", encoding="utf-8")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    lists = f"lists: {{cuda: '{address}/nvidia', drivers: '{index.url}/missing.json'}}\n"
+    lists = f"lists: {{cuda: '{address}/nvidia', drivers: '{index.url}/missing.json', images: '{index.url}/supported-tags.md'}}\n"
     folder = tmp_path / "provision" / "catalog"
     folder.mkdir(parents=True)
     (folder / "cuda.yaml").write_text(f"schema: 1\nsource: me\ndate: 2027-01-01\n{lists}", encoding="utf-8")
@@ -558,7 +558,7 @@ def test_without_any_index_the_command_fails_and_leaves_nothing(index: Index, tm
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    gone = f"lists: {{cuda: '{index.url}/nvidia', drivers: '{index.url}/releases.json'}}\n"
+    gone = f"lists: {{cuda: '{index.url}/nvidia', drivers: '{index.url}/releases.json', images: '{index.url}/supported-tags.md'}}\n"
     catalog.use(None)
     given = tmp_path / "given"
     given.mkdir()
