@@ -48,7 +48,7 @@ def date_of_ours() -> str:
     """The newest date in our files, read without their models, as every command with a feed needs it."""
     from provision.catalog.models import FILES
 
-    return str(max(date for name in FILES for date in re.findall(r"date: (\d{4}-\d\d-\d\d)", content(name).decode())))
+    return str(max(date for name in FILES for date in re.findall(r'date"?: "?(\d{4}-\d\d-\d\d)', content(name).decode())))
 
 
 def ours(name: str) -> tuple[Any, str]:
