@@ -57,7 +57,7 @@ def read(
     size: int | None = None,
     sha256: str | None = None,
     largest: int = LARGEST_BYTES,
-    seconds: float = FILE_SECONDS,
+    seconds: float | None = None,
     opener: urllib.request.OpenerDirector | None = None,
 ) -> bytes:
     """The content behind ``url``, checked against ``size`` in bytes and ``sha256`` where they are known; raises Unavailable.
@@ -65,7 +65,7 @@ def read(
     Proxies and SSL_CERT_FILE are honoured by urllib, unless ``opener`` reaches the server.
     """
     content = io.BytesIO()
-    _receive(url, content, size=size, sha256=sha256, largest=largest, seconds=seconds, opener=opener)
+    _receive(url, content, size=size, sha256=sha256, largest=largest, seconds=FILE_SECONDS if seconds is None else seconds, opener=opener)
     return content.getvalue()
 
 

@@ -35,6 +35,7 @@ KEY = Key()
 CREATED = datetime.datetime(2027, 3, 1, 3, 17, tzinfo=datetime.timezone.utc)
 NOW = CREATED + datetime.timedelta(days=2)
 HEAD = "schema: 1\nsource: the test\ndate: 2027-03-02\n"
+OLD_DEFAULTS = [{"version": "2.11.0", "why": "the test", "source": "the test", "date": "2026-03-01"}]
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +89,9 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_old_catalogue_with_a_feed_plans_the_new_default(tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    default, content = plain("pytorch")["default"], document()
-    old = catalog.content
-    monkeypatch.setattr(catalog, "content", lambda name: old(name).replace(f'default: "{default}"'.encode(), b'default: "2.11.0"'))
+    default, content, ours = torch_of(planned()), document(), catalog.content
+    old = yaml.safe_dump(plain("pytorch") | {"defaults": OLD_DEFAULTS}).encode()
+    monkeypatch.setattr(catalog, "content", lambda name: old if name == "pytorch" else ours(name))
     catalog.load.cache_clear()
     before, file = planned(), published(tmp_path, content)
     assert torch_of(before) == "2.11.0" != default
@@ -188,7 +189,10 @@ def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
         (changed(lambda it: it["files"].pop("nccl")), "the file 'nccl' is missing"),
         (changed(lambda it: it["files"].update(own={})), "the file 'own' is unknown"),
         (changed(lambda it: it["files"]["nccl"].update(known_bat=[])), "`files.nccl.known_bat` is unknown; did you mean `known_bad`?"),
-        (changed(lambda it: it["files"]["pytorch"].update(default=2)), 'files.pytorch.default` must be in quotes, "2"'),
+        (
+            changed(lambda it: it["files"]["pytorch"]["defaults"][0].update(version=2)),
+            'files.pytorch.defaults[0].version` must be in quotes, "2"',
+        ),
     ],
 )
 def test_a_malformed_feed_is_refused(tmp_path: Path, mine: Path, content: bytes, said: str) -> None:
@@ -271,7 +275,7 @@ def test_a_feed_from_a_server(tmp_path: Path, mine: Path, server: str) -> None:
 
 def test_a_server_that_trickles_is_given_up(mine: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_SECONDS", 0.2)
-    assert "bytes after 0 s" in refused(f"{server}/trickle", mine, ProvisionError).what
+    assert "bytes after 0.2 s" in refused(f"{server}/trickle", mine, ProvisionError).what
 
 
 def test_a_stored_feed_is_verified_whenever_it_is_used(tmp_path: Path, mine: Path) -> None:
@@ -332,7 +336,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, mine: Path) -> None:
 
 
 def test_a_feed_in_a_folder_of_its_own(tmp_path: Path, mine: Path) -> None:
-    file, default = published(tmp_path, document(pytorch={"default": "2.11.0"})), torch_of(planned())
+    file, default = published(tmp_path, document(pytorch={"defaults": OLD_DEFAULTS})), torch_of(planned())
     commanded("update", "--feed", str(file), "--out", str(tmp_path / "shared"))
     assert torch_of(planned()) == default
     assert torch_of(planned("--catalog", str(tmp_path / "shared"))) == "2.11.0" != default
@@ -372,7 +376,8 @@ def test_without_a_key_a_feed_is_made_and_with_one_it_is_signed(tmp_path: Path, 
     known = catalog.cuda_images().tags["ubuntu"].releases["12.4.1"]
     catalog.use(overlay.read([mine]))
     assert catalog.cuda_images().tags["ubuntu"].releases["12.4.1"] == tuple(sorted({*known, "26.04"}))
-    assert (catalog.pytorch().default, catalog.reach().date) == (plain("pytorch")["default"], NOW.date().isoformat())
+    assert catalog.pytorch().defaults[0].version == plain("pytorch")["defaults"][0]["version"]
+    assert catalog.reach().date == NOW.date().isoformat()
     assert "unsigned" in commanded("build", "--out", str(out), "--from", str(places))
     assert not Path(f"{out}.minisig").exists(), "the signature of an earlier feed is gone"
     refused(out, mine, ProvisionError)

@@ -87,7 +87,7 @@ def test_a_missing_driver_is_named_with_the_branch_and_the_modules_of_the_gpu(pc
     one = changed(host(), nvidia={"pci_devices": ["0000:03:00.0"], "pci_ids": [pci_id]})
     fault = gpus.fault(one)
     assert fault is not None
-    assert packages.replace("nvidia-open-5", "nvidia-open-") in fault.remedy
+    assert packages.replace("nvidia-open-5", "nvidia-open-") in (fault.hint or "")
 
 
 def test_a_container_is_told_to_repair_the_driver_of_its_machine() -> None:
