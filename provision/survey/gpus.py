@@ -126,7 +126,11 @@ def _causes(facts: Facts) -> Iterator[Cause]:
             yield "nvml"
         if "gpus" not in facts.missing:  # the survey asked nvidia-smi, or the driver's library where there is none
             yield "silent"
-    elif nvidia.pci_switches and not nvidia.fabric_manager and any(gpu.fabric_state not in (None, "Completed") for gpu in facts.gpus):
+    elif (
+        any(gpu.fabric_state not in (None, "Completed") for gpu in facts.gpus)
+        and not (nvidia.fabric_manager or facts.container)
+        and facts.arch != "aarch64"  # that of Grace runs on its NVLink switches
+    ):
         yield "no-fabric-manager"
 
 

@@ -33,7 +33,7 @@ def notes_of(one: Facts, *, hosts: int = 2, **asked: Any) -> str:
         (with_gpu("9.0", environment={"variables": {"NCCL_PXN_DISABLE": "1"}}), "nccl#2389", "NCCL_GRAPH_REGISTER=0"),
         (with_gpu("9.0", signs={"nccl_conf": {"NCCL_PXN_DISABLE": "1"}}), "nccl#2389", "NCCL_GRAPH_REGISTER=0"),
         (with_gpu("8.6", gpu={"virtualization": "VGPU", "license": "Licensed"}), "nccl#2101", "enable_uvm"),
-        (with_gpu("9.0", gpu={"fabric_state": "In Progress"}), "nccl#2077", "NCCL_NVLS_ENABLE=0"),
+        (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, nvidia={"fabric_manager": True}), "nccl#2077", "NCCL_NVLS_ENABLE=0"),
         (with_gpu("10.3", "595.91.07", "13.2", infiniband=[EFA], nvidia={"pci_ids": ["31c2"]}), "R595", "branch 580"),
     ],
     ids=["PXN off", "PXN off in nccl.conf", "vGPU", "fabric", "P6e"],
@@ -88,6 +88,23 @@ def test_a_missing_driver_is_named_with_the_branch_and_the_modules_of_the_gpu(pc
     fault = gpus.fault(one)
     assert fault is not None
     assert packages.replace("nvidia-open-5", "nvidia-open-") in (fault.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("one", "faulty"),
+    [
+        (with_gpu("9.0", gpu={"fabric_state": "Not Started"}, nvidia={"pci_switches": 4}), True),
+        (with_gpu("10.0", gpu={"fabric_state": "In Progress"}), True),
+        (with_gpu("10.0", gpu={"fabric_state": "In Progress"}, arch="aarch64"), False),
+        (with_gpu("9.0", gpu={"fabric_state": "Completed"}, nvidia={"pci_switches": 4}), False),
+        (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, nvidia={"fabric_manager": True}), False),
+        (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, container="lxc"), False),
+        (with_gpu("8.0"), False),
+    ],
+)
+def test_gpus_behind_switches_need_a_fabric_manager(one: Facts, faulty: bool) -> None:
+    fault = gpus.fault(one)
+    assert (fault.id if fault else None) == ("no-fabric-manager" if faulty else None)
 
 
 def test_a_container_is_told_to_repair_the_driver_of_its_machine() -> None:
