@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -32,6 +32,7 @@ NAME = "catalog.feed"  # in a catalogue folder: the lines of its signature, then
 SIGNATURE = ".minisig"
 LARGEST_BYTES = 4 << 20  # ours has 100 kB
 _SECONDS = 120.0  # for either file
+_CLOCKS_DIFFER = datetime.timedelta(days=1)
 HINT = "take one again: provision catalog update --feed URL|FILE; or remove this, to go back to provision's own catalogue"
 _UNCHANGED = "nothing has changed here: take another one, with its signature, from where feeds for this release of provision are published"
 #: In the feed as JSON: what Ansible would render, attributes that Python's formatting would look up, detours of paths, control characters.
@@ -40,7 +41,7 @@ _TRICK = re.compile(r'.{0,9}(\{[{%#]|\{\w*[.!:\[]|["/]\.\.["/]|\\u00[01]).{0,20}
 
 class _Document(validation.Model):
     schema_number: Literal[1] = Field(alias="schema")
-    created: AwareDatetime
+    created: Annotated[AwareDatetime, Field(lt=datetime.datetime(9000, 1, 1, tzinfo=datetime.timezone.utc))]
     files: dict[str, dict[str, Any]]
 
 
@@ -62,14 +63,18 @@ def public_keys() -> str:
     return resources.files("provision.catalog").joinpath("feed.pub").read_text(encoding="utf-8")
 
 
-def _verified(content: bytes, signature: str, where: str, hint: str) -> Feed:
-    """A feed with a valid signature, whose files are not looked at. Raises UsageError for anything else."""
+def _signed_by(content: bytes, signature: str, where: str, hint: str) -> str:
+    """The ID of the key that has signed a feed. Raises UsageError where it is none of ours."""
     from provision.base import minisign  # it needs much that commands without a feed do not
 
     try:
-        key = minisign.verify(content, signature, public_keys())
+        return minisign.verify(content, signature, public_keys())
     except ValueError as error:
         raise UsageError(f"the feed is not used: {error}", where=where, hint=hint) from error
+
+
+def _parsed(content: bytes, key: str, where: str, hint: str) -> Feed:
+    """A feed, whose files are not looked at. Raises UsageError for anything else."""
     read = validation.parse(_Document, content, where, "json", hint)
     return Feed(where, read.created.astimezone(datetime.timezone.utc), key, read.files)
 
@@ -94,8 +99,10 @@ def stored(folder: Path) -> Feed | None:
         return None
     except (Unavailable, OSError) as error:
         raise UsageError(f"the feed cannot be read: {getattr(error, 'strerror', error)}", where=str(path), hint=HINT) from error
-    feed = _verified(content, b"\n".join(signature).decode("utf-8", "replace"), str(path), HINT)
-    return feed if feed.created.date().isoformat() > catalog.date_of_ours() else None
+    feed = _parsed(content, "", str(path), HINT)
+    if feed.created.date().isoformat() <= catalog.date_of_ours():
+        return None  # also with the signature of a key that this release has no more
+    return replace(feed, key=_signed_by(content, b"\n".join(signature).decode("utf-8", "replace"), str(path), HINT))
 
 
 def take(place: str | Path, folder: Path) -> Feed:
@@ -107,8 +114,11 @@ def take(place: str | Path, folder: Path) -> Feed:
     """
     content, signature = _fetched(str(place)), _fetched(f"{place}{SIGNATURE}").decode("utf-8", "replace").splitlines()
     where = without_logins(str(place))
-    feed = _verified(content, "\n".join(signature), where, _UNCHANGED)
+    feed = _parsed(content, _signed_by(content, "\n".join(signature), where, _UNCHANGED), where, _UNCHANGED)
     check(feed.files, where)
+    if feed.created > catalog.now() + _CLOCKS_DIFFER:
+        what = f"the feed is of {feed.created:%Y-%m-%d %H:%M} UTC, which is still to come"
+        raise UsageError(what, where=where, hint="correct the clock of this machine, or of the one that has made the feed")
     older = f"the feed is of {feed.created:%Y-%m-%d %H:%M} UTC, and %s: the older one is not used"
     if feed.created.date().isoformat() <= catalog.date_of_ours():
         raise UsageError(older % f"provision's own catalogue of {catalog.date_of_ours()}", where=where, hint=_UNCHANGED)

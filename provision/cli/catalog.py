@@ -61,7 +61,8 @@ def show(
         console.say(f"knows {reach}")
         console.say(f"in use: {taken}" if taken else "no feed is in use")
     if invalid:
-        raise UsageError("\n".join(text for error in invalid.values() for text, _hint in error.parts()), hint=overlay.HINT)
+        hint = next(iter(invalid.values())).hint
+        raise UsageError("\n".join(text for error in invalid.values() for text, _hint in error.parts()), hint=hint)
 
 
 def _use(folders: Sequence[Path]) -> dict[Path, UsageError]:

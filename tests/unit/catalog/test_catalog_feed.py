@@ -286,16 +286,35 @@ def test_a_stored_feed_is_verified_whenever_it_is_used(tmp_path: Path, mine: Pat
         stored.write_bytes(damaged)
         with pytest.raises(UsageError) as caught:
             planned()
-        assert (caught.value.where, caught.value.what[:21]) == (str(stored), "the feed is not used:")
+        assert str(caught.value.where).startswith(str(stored))
         assert "catalog update --feed" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="the feed is not used"):
+    with pytest.raises(UsageError, match="invalid JSON") as shown:
         commanded("show")
+    assert "catalog update --feed" in str(shown.value.hint)
+    stored.write_bytes(whole.replace(b"\ntrusted comment: ", b"\ntrusted comment: x", 1))
+    with pytest.raises(UsageError, match="the feed is not used"):
+        planned()
     feed.take(tmp_path / "catalog-feed.json", mine)
     assert stored.read_bytes() == whole
     stored.unlink()
     stored.mkdir()
     with pytest.raises(UsageError, match="the feed cannot be read"):
         planned()
+
+
+def test_a_stored_feed_that_is_not_newer_needs_no_key(tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed.take(published(tmp_path, document()), mine)
+    monkeypatch.setattr(feed, "public_keys", lambda: Key().public_text)
+    with pytest.raises(UsageError, match="the feed is not used"):
+        planned()
+    monkeypatch.setattr(catalog, "date_of_ours", lambda: "2027-03-01")
+    planned()
+
+
+def test_a_feed_that_is_still_to_come_is_refused(tmp_path: Path, mine: Path) -> None:
+    assert "still to come" in refused(published(tmp_path, document(NOW + datetime.timedelta(days=2))), mine).what
+    content = document().replace(CREATED.isoformat().encode(), b"9999-12-31T23:59:59-12:00")
+    assert "`created`" in str(refused(published(tmp_path, content), mine))
 
 
 def test_of_two_updates_at_once_the_newer_feed_stays_whole(tmp_path: Path, mine: Path) -> None:
