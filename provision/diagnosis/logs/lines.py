@@ -34,7 +34,7 @@ _PREFIX = Pattern(
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s\d\d[OE]\+?)?"  # the last one: GitLab
     r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
     r"|\[\s*\d+\.\d+\]"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ (?:kernel|\S+\[\d+\]):"
+    r"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:\d{4} )?\S+ (?:kernel|\S+\[\d+\]):"
     r"|[\w.-]+ (?:kernel|[\w.@/-]+\[\d+\]):"  # journalctl -o short-iso, behind its time
     r"|\d\d:\d\d:\d\d(?:[.,]\d+)?)\s"
     r"|(?:[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:)?\d{1,9}:|[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:"  # grep -H, -n
@@ -88,6 +88,7 @@ def clean(raw: bytes) -> Line:
         plain, begin, own = latin1(text), 0, ""
         if found := _PREFIX.at(plain, 0):
             begin = found.end()
+            is_lesser |= plain.startswith(b"[   ")  # the kernel's time: its first 100 seconds, in which drivers probe
             if plain[:1] in _BEFORE_RANKS:
                 rank = next((value.decode() for value in found.groups() if value), rank)
         elif found := _HEADER.at(plain, 0):
