@@ -151,10 +151,12 @@ class ErrorShape(Model):
 
     ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it.
     ``patterns``: a space stands for white space within a line; of one with a group, the line in which the group is gets quoted.
+    ``within``: among how many last lines of a log such a line is taken for what ended it.
     ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger says INFO or WARNING.
     """
 
     id: _Id
+    within: int = 100
     says: Literal["exception", "reason", "sentence", "status", "word"]
     is_certain: bool = False
     patterns: Annotated[tuple[_LinePattern, ...], Field(min_length=1)]

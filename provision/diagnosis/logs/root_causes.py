@@ -13,7 +13,7 @@ from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
-LAST_LINES = 100  # of a log, among which what looks like an error is taken for what ended it
+LAST_LINES = 100  # with steps behind an error, after which it was overcome
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
 _WENT_WELL = "the run went on behind it, and nothing in the log says that it failed"
@@ -148,7 +148,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         return None
     match = min(candidates, key=lambda each: each[:3])[-1]
     at_the_end = (  # so are, it is assumed, those of which no more were looked for
-        shape for shape, match in left if match.last > scanner.lines_of[match.file] - LAST_LINES or scanner.unknown[shape.id].is_full
+        shape for shape, match in left if match.last > scanner.lines_of[match.file] - shape.within or scanner.unknown[shape.id].is_full
     )
     failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""

@@ -338,6 +338,19 @@ def test_what_looks_like_an_error_far_from_the_end_is_an_error_with_a_second_sig
     assert explain(many + ordinary)[0].severity == "error"
 
 
+@pytest.mark.parametrize(
+    "remark", ["Failed to connect to bus", "sh: 1: numactl: not found", "ls: cannot access '/dev/x': No such file or directory"]
+)
+def test_a_remark_is_an_error_among_the_last_lines_only(explain, remark: str) -> None:
+    assert [each.severity for each in explain(remark + "\n")] == ["error"]
+    assert [each.severity for each in explain(remark + "\nloading 12 shards\nmodel has 7 layers\nvocabulary has 32 words\n")] == ["note"]
+
+
+@pytest.mark.parametrize("remark", ["Error while asking for the image; will try again", "ImportError: no fastattn, falling back"])
+def test_what_a_program_says_to_have_overcome_is_no_error(explain, remark: str) -> None:
+    assert all(each.severity == "note" for each in explain(remark + "\n"))
+
+
 def test_steps_that_are_not_numbers_are_no_success(explain) -> None:
     (found, *_) = explain("".join(f"iteration {number}/ 250 | lm loss: nan | loss scale: 1.0 | 4.1 samples/s\n" for number in range(9)))
     assert (found.id, found.severity) == ("loss-not-finite", "error")
