@@ -288,7 +288,7 @@ def test_a_stored_feed_is_verified_whenever_it_is_used(tmp_path: Path, mine: Pat
             planned()
         assert str(caught.value.where).startswith(str(stored))
         assert "catalog update --feed" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="invalid JSON") as shown:
+    with pytest.raises(UsageError, match="not UTF-8 text") as shown:
         commanded("show")
     assert "catalog update --feed" in str(shown.value.hint)
     stored.write_bytes(whole.replace(b"\ntrusted comment: ", b"\ntrusted comment: x", 1))
