@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_the_engine_is_built_once_and_both_hosts_got_the_same_bits(cluster):
 
 def test_the_second_run_changes_nothing(cluster):
     result = good(provision("up", inventory(cluster), "--full", "--no-smoke"))
-    table = [line.split() for line in result.stdout.splitlines() if line.startswith(("host ", "node1 ", "node2 "))][:3]
+    table = [re.split(r" {2,}", line) for line in result.stdout.splitlines() if line.startswith(("host ", "node1 ", "node2 "))][:3]
     assert [row[table[0].index("changed")] for row in table[1:]] == ["0", "0"]
     document = json.loads((paths.runs() / "latest" / "report.json").read_text())
     assert [(host["state"], host["changed"]) for host in document["hosts"]] == [("unchanged", 0)] * 2
