@@ -118,10 +118,14 @@ def marked(run_id: str) -> list[int]:
     return found
 
 
-def until_gone(run_id: str) -> None:
+def until_gone(run_id: str, kill: bool = False) -> None:
+    """With ``kill``, whatever a process starts between two looks is killed, too."""
     deadline = time.monotonic() + 60
-    while marked(run_id):
+    while pids := marked(run_id):
         assert time.monotonic() < deadline, "its processes go on"
+        for pid in pids if kill else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
 
 
@@ -332,10 +336,7 @@ def test_next_job_removes_folders_without_a_guard_only() -> None:
         assert living.stdout is not None
         left, kept = ([Path(stdout.readline().strip()) for _ in range(2)] for stdout in (killed.stdout, living.stdout))
         killed.kill()
-        for pid in marked(f"{RUN_ID}-killed"):  # the guard as well, before it can act
-            with contextlib.suppress(ProcessLookupError):  # what the controller had started may have ended with it
-                os.kill(pid, signal.SIGKILL)
-        until_gone(f"{RUN_ID}-killed")
+        until_gone(f"{RUN_ID}-killed", kill=True)  # the guard as well, before it can act
         run(Job(["true"]))  # unless a job of another test that runs next to this one was faster
         assert not any(folder.exists() for folder in left)
         assert all(folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700 for folder in kept)
