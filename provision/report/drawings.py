@@ -253,9 +253,8 @@ def _hardware(facts: Facts | None) -> tuple[str, str]:
     if facts is None or not facts.gpus:
         return ("", "")
     kinds = Counter((gpu.name or "GPU").removeprefix("NVIDIA ") for gpu in facts.gpus)
-    switches = max(facts.nvidia.pci_switches, facts.signs.nvswitches)
     domain = hardware.nvlink_domain(facts)
-    joins = f"NVLink domain {domain[-8:]}" if domain else "NVSwitch" if switches else ""
+    joins = f"NVLink domain {domain[-8:]}" if domain else "NVSwitch" if facts.nvidia.pci_switches else ""
     return " + ".join(f"{count} × {name}" for name, count in kinds.items()), joins
 
 
