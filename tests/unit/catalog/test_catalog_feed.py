@@ -111,6 +111,34 @@ def test_an_old_catalogue_with_a_feed_plans_the_new_default(tmp_path: Path, mine
     assert json.loads(commanded("show", "--json"))["feed"] is None
 
 
+def test_what_an_update_found_before_a_feed_counts_only_where_the_feed_lacks_it(tmp_path: Path, mine: Path) -> None:
+    ours = plain("pytorch")
+    newest = max(ours["releases"], key=key)
+    release = ours["releases"].pop(newest)
+    weak = {cuda: {**build, "weak": "the index"} for cuda, build in release["builds"].items()}
+    head = {"schema": 1, "source": "an index", "date": "2027-02-20", "only_gaps": True}
+    found = {"releases": {newest: {**release, "builds": weak}, "2.99.0": release}}
+    mine.mkdir(parents=True)
+    (mine / "pytorch.yaml").write_text(json.dumps({**head, **found}), encoding="utf-8")
+
+    def evidence() -> dict[str, str | None]:
+        catalog.use(overlay.read([mine]))
+        return {cuda: build.weak for cuda, build in catalog.pytorch().releases[newest].builds.items()}
+
+    of_index, of_feed = dict.fromkeys(weak, "the index"), {cuda: build.get("weak") for cuda, build in release["builds"].items()}
+    assert evidence() == of_index
+    feed.take(published(tmp_path, document()), mine)
+    assert evidence() == of_feed
+    assert "2.99.0" in catalog.pytorch().releases
+    catalog.use(overlay.read([mine]))
+    made = update.update(Sources.of_folder(given(tmp_path / "given")), mine, NOW.date(), lambda _line: None)
+    assert any("pytorch" in path for path in made.written)
+    assert evidence() == of_feed, "a later update does not bring them back"
+    own = json.dumps({**head, "only_gaps": False, **found})
+    (mine / "pytorch.yaml").write_text(own, encoding="utf-8")
+    assert evidence() == of_index, "a file of the user's own counts"
+
+
 def test_bad_lists_of_a_feed_count(tmp_path: Path, mine: Path) -> None:
     chosen = torch_of(planned())
     bad = {"versions": [chosen], "why": "hangs", "source": "a test", "date": "2027-03-01"}
