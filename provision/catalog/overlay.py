@@ -19,7 +19,7 @@ from pydantic import Field
 
 from provision import catalog
 from provision.base import downloads, validation
-from provision.base.documents import Document
+from provision.base.documents import Document, Json
 from provision.base.downloads import Unavailable
 from provision.base.errors import UsageError
 from provision.catalog import feed
@@ -34,7 +34,7 @@ HINT = (
 
 
 class Head(Sourced):
-    """The head of such a file: where its rows come from, and when they were read. ``only_gaps``: what a newer feed has, too, does not count."""
+    """The head of such a file: where its rows come from, and when they were read. ``only_gaps``: not what a newer feed has."""
 
     schema_number: Literal[1] = Field(alias="schema")
     only_gaps: bool = False
@@ -143,7 +143,7 @@ def _over(earlier: OverlayFile, later: OverlayFile) -> OverlayFile:
 
 def _lacking(ours: Document, theirs: Document) -> Document:
     """What ``theirs`` has of versions that ``ours`` does not have, in mappings by version; of lists of mappings the other entries."""
-    left: Document = {}
+    left: dict[str, Json] = {}
     for name, value in theirs.items():
         before = ours.get(name)
         if isinstance(before, dict) and isinstance(value, dict):

@@ -136,7 +136,7 @@ def update_(
 
 @app.command()
 def build(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The feed's file; nothing uses it without a signature.", dir_okay=False)],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The feed's file, which is to be signed.", dir_okay=False)],
     from_: _From = None,
 ) -> None:
     """Make a feed: provision's own catalogue with what it lacks, from the places that `update` reads, in one file."""

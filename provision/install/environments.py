@@ -283,7 +283,7 @@ def _refuse_conflicts(project: Project, requirements: Iterable[Requirement], bas
 
 
 def _has_build(release: PytorchRelease, base: _Base) -> bool:
-    """Whether a release has a build for the host's Python, and for a CUDA that its driver runs: the installed build's, or an older minor."""
+    """Whether a release has a build for the host's Python, and for a CUDA that its driver runs: that of the installed build, or older."""
     installed = re.fullmatch(r"cu(\d+)(\d)", Version(base.fixed["torch"]).local or "")
     cudas = [key(cuda) for cuda, build in release.builds.items() if base.arch in build.code]
     fits = installed is None or any((int(installed[1]), 0) <= cuda <= (int(installed[1]), int(installed[2])) for cuda in cudas)
