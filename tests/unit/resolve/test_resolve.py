@@ -190,7 +190,6 @@ def test_no_pre_release_of_python_is_taken(version: str) -> None:
     assert f"not {path}, which is a pre-release ({version})" in plan_for({"a": own}).hosts["a"].python.why
 
 
-
 def test_a_release_candidate_of_python_is_never_chosen() -> None:
     """python3.11 of Ubuntu 22.04 is 3.11.0rc1: neither its package nor an installed one is taken, though the other host has 3.11."""
     installed = {"others": [{"path": "/usr/bin/python3.11", "version": "3.11.0rc1"}]}
