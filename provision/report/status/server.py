@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from provision.base import pages
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
-from provision.report.status import metrics, show
+from provision.report.status import show
 from provision.report.status.model import Status
 
 LOOPBACK = "127.0.0.1"
@@ -114,12 +114,10 @@ class Server(ThreadingHTTPServer):
             turn = f"?{urlencode({'token': self.token, **({} if paused else {'refresh': '0'})})}" if "token" in query else None
             body = page(status, self.interval, nonce, paused=paused, turn=turn)
             return _Reply(HTTPStatus.OK, "text/html; charset=utf-8", body.encode(), _POLICY.format(nonce=nonce))
-        if parts.path not in ("/metrics", "/status.json"):
-            return _plain(HTTPStatus.NOT_FOUND, "there are /, /metrics and /status.json")
+        if parts.path != "/status.json":
+            return _plain(HTTPStatus.NOT_FOUND, "there are / and /status.json")
         if status is None:
             return _plain(HTTPStatus.SERVICE_UNAVAILABLE, "the hosts have not answered yet")
-        if parts.path == "/metrics":
-            return _Reply(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(status))
         return _Reply(HTTPStatus.OK, "application/json", status.model_dump_json(by_alias=True).encode())
 
 
