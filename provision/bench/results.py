@@ -362,9 +362,8 @@ def compare(before: Measurements, now: Measurements) -> Comparison:
 
 def compare_with_last(earlier: Sequence[Measurements], now: Measurements) -> Comparison | None:
     """The same with the last earlier run, of those that were completed if there are any; None without one."""
-    if not earlier:
-        return None
-    return compare(next((run for run in reversed(earlier) if run.incomplete is None), earlier[-1]), now)
+    before = next((run for run in reversed(earlier) if run.incomplete is None), earlier[-1] if earlier else None)
+    return compare(before, now) if before else None
 
 
 class Named(NamedTuple):

@@ -163,10 +163,8 @@ def merge(ours: Document, theirs: Document) -> Document:
         if isinstance(before, dict) and isinstance(value, dict):
             both[name] = merge(before, value)
         elif isinstance(before, list) and isinstance(value, list) and any(isinstance(each, dict) for each in (*before, *value)):
-            both[name] = [
-                *value,
-                *(each for each in before if each not in value),
-            ]  # in front: lines of messages are those of the user's file
+            # In front: lines of messages are those of the user's file.
+            both[name] = [*value, *(each for each in before if each not in value)]
         else:
             both[name] = value
     return both

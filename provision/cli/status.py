@@ -7,21 +7,17 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from provision.base import signals, terminal, text
 from provision.base.errors import UsageError
-from provision.cli.help import Command
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.inventory import last_run
 from provision.report.status import show
 from provision.report.status.model import Status
 from provision.report.status.observer import Observer, Poller
-
-if TYPE_CHECKING:
-    from typer._click import Context
 
 _TICK_S = 0.1  # how soon Ctrl-C is noticed
 _PATIENCE_S = 5.0  # after which the hosts that are waited for are named
@@ -32,25 +28,12 @@ OptionalHosts = Annotated[
 ]
 
 
-class PortAfterServe(Command):
-    """``--serve`` alone as if it said ``--serve 0``: a free port."""
-
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        words: list[str] = []
-        for word in [*args, ""]:
-            words += ["0", word] if words[-1:] == ["--serve"] and not word.isdecimal() else [word]
-        return super().parse_args(ctx, words[:-1])
-
-
 def hosts_or_last(hosts: str | None) -> str:
     """HOSTS, else those of the last run. Raises UsageError where there is none."""
     found = hosts or last_run.newest_inventory()
     if found is None:
         raise UsageError("no hosts are named, and no earlier run has made hosts ready", hint="name HOSTS: provision status hosts.ini")
     return found
-
-
-COMMAND = {"cls": PortAfterServe}
 
 
 class _View(NamedTuple):
@@ -68,8 +51,8 @@ def view_options(
             "--serve",
             min=0,
             max=65535,
-            metavar="[PORT]",
-            help="Serve a page and /status.json, on this machine alone and until Ctrl-C.",
+            metavar="PORT",
+            help="Serve a page and /status.json at this port (0: a free one), on this machine alone and until Ctrl-C.",
         ),
     ] = None,
     interval: Annotated[

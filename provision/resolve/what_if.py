@@ -151,18 +151,11 @@ def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[
     plan = resolve(facts, requirements, hosts)
     if plan.conflicts:
         return None
-    best: tuple[tuple[object, ...], Change, Plan] | None = None
-    standing = _rank(plan)
-    for change in _candidates(facts, plan):
-        after = resolve(facts, requirements, hosts, [_proposal(change)])
-        if after.conflicts:
-            continue
-        rank = _rank(after)
-        if rank > standing and (best is None or rank > best[0]):
-            best = rank, change, after
-    if best is None:
+    tried = ((change, resolve(facts, requirements, hosts, [_proposal(change)])) for change in _candidates(facts, plan))
+    lifting = [(change, after) for change, after in tried if not after.conflicts and _rank(after) > _rank(plan)]
+    if not lifting:
         return None
-    _, change, after = best
+    change, after = max(lifting, key=lambda each: _rank(each[1]))  # of equal ones the first
     gains = ", ".join(f"{title} {then} instead of {now}" for title, now, then in _releases(plan, after))
     fewer = len(_problems(plan)) - len(_problems(after))
     solved = f"{fewer} known problem{'s' if fewer > 1 else ''} fewer" if fewer > 0 else ""

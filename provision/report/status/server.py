@@ -27,7 +27,6 @@ from provision.report.status.model import Status
 LOOPBACK = "127.0.0.1"
 _MAX_CONNECTIONS = 32  # without a complete request; beyond that, the oldest gives way to the newest
 _REQUEST_S, _SILENT_S = 2.0, 5.0  # for a complete request; of a client that reads nothing
-_MAX_DIFFERENCES = 10  # of one host, on the page
 _OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -184,6 +183,6 @@ def page(status: Status | None, interval: float, nonce: str, *, paused: bool = F
         summary=f"{status.inventory}: {show.summary(status)}" if status else "Waiting for the hosts' first answer",
         stale=duration(age) if age > 3 * again + 120 else "",
         tables=show.tables(status) if status else {},
-        lines=show.lines(status, _MAX_DIFFERENCES) if status else [],
+        lines=show.lines(status) if status else [],
         styles=show.STYLES,
     )

@@ -276,16 +276,6 @@ def test_an_invalid_port_is_named_with_its_option(capsys: pytest.CaptureFixture[
         assert "--serve" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("typed", "port"), [(["--serve"], 0), (["--serve", "9000"], 9000), (["--serve=9000"], 9000), (["--serve", "--limit=a"], 0)]
-)
-def test_the_port_may_be_left_out(typed: list[str], port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[int] = []
-    monkeypatch.setattr("provision.cli.status._serve", lambda _observer, port, *_: served.append(port))
-    assert main.guarded(lambda: main.app(args=["status", "a,", *typed], prog_name="provision"), debug=False) == 0
-    assert served == [port]
-
-
 def test_ctrl_c_while_the_server_is_loaded_ends_it_as_later(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loading(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
