@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerialize
 
 from provision import __version__
 from provision.base.documents import Document
-from provision.base.problems import SEVERITIES, Problem
+from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
 from provision.base.text import duration, folded, shortened
 from provision.install.removal import HostRemoval
@@ -217,7 +217,7 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:
     """Print preflight problems with their hints, what is the same on several hosts once; of many the first, errors before warnings."""
-    alike = list(_alike(sorted(problems, key=lambda each: SEVERITIES.index(each.severity))))
+    alike = list(_alike(sorted(problems, key=lambda each: each.severity != "error")))
     for names, problem in alike[:_MAX_PROBLEMS]:
         console.say(f"{names}: {problem.severity}: {problem.what}", "red" if problem.severity == "error" else "yellow", hint=problem.hint)
     if len(alike) > _MAX_PROBLEMS:
