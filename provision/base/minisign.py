@@ -6,7 +6,7 @@ import base64
 import hashlib
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 _UNTRUSTED, _TRUSTED = "untrusted comment: ", "trusted comment: "
 
@@ -34,20 +34,6 @@ def verify(content: bytes, signature: str, public_keys: str) -> str:
     except InvalidSignature:
         raise ValueError(f"the key {_id(key)} has not signed this: file or signature was changed") from None
     return _id(key)
-
-
-def sign(content: bytes, secret_key: str, comment: str) -> str:
-    """The text of a ``.minisig``, by the text of a secret key without a password (``minisign -G -W``). Raises ValueError for another."""
-    raw = _bytes((secret_key.splitlines() or [""])[-1], 158, "secret key")
-    if raw[2:4] != b"\0\0":
-        raise ValueError("its secret key has a password: make one without, `minisign -G -W`")
-    private = Ed25519PrivateKey.from_private_bytes(raw[62:94])
-    if private.public_key().public_bytes_raw() != raw[94:126]:
-        raise ValueError("its secret key is damaged")
-    signed = private.sign(hashlib.blake2b(content).digest())
-    lines = (b"ED" + raw[54:62] + signed, private.sign(signed + comment.encode()))
-    first, second = (base64.b64encode(line).decode() for line in lines)
-    return f"{_UNTRUSTED}signature of provision's catalogue\n{first}\n{_TRUSTED}{comment}\n{second}\n"
 
 
 def _bytes(line: str, size: int, what: str) -> bytes:

@@ -29,6 +29,12 @@ def folded(names: Sequence[str]) -> str:
     return ", ".join(f"{before}{_ranges(numbers)}{after}" for (before, after), numbers in groups.items())
 
 
+def shortened(names: Sequence[str], longest: int = 32) -> str:
+    """The names in few words: ``node[1-4]``, or ``a, b and 98 more`` where that has more than ``longest`` characters."""
+    text = folded(names)
+    return text if len(text) <= longest else joined(names)
+
+
 def _ranges(numbers: Sequence[str]) -> str:
     """``[1-3,7]``; one number, or no name with one, as it is."""
     if len(numbers) == 1:

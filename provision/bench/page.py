@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from provision.base import pages
 from provision.bench import charts, results
 from provision.bench.charts import Axes, Chart, HeatMap, Series
-from provision.bench.results import Comparison, Measurements, Named, Pair, figures, number, size
+from provision.bench.results import Comparison, Measurements, Pair, number, size
 
 MAX_CHANGES = 10  # that are listed at once
 
 
-def render(measurements: Measurements, earlier: Sequence[Measurements], comparison: Comparison | None) -> str:
-    """The page's HTML.
-
-    Args:
-        earlier: runs of the same hosts, the oldest first.
-        comparison: with one of them; None if there is none.
-    """
+def render(measurements: Measurements, comparison: Comparison | None) -> str:
+    """The page's HTML. ``comparison``: with an earlier run of the same hosts, if there is one."""
     return pages.template("provision.bench").render(
         measured=measurements,
         maps=heat_maps(measurements),
@@ -26,8 +21,6 @@ def render(measurements: Measurements, earlier: Sequence[Measurements], comparis
         slow=_slow_links(measurements.pairs),
         allreduce=_allreduce(measurements),
         training=_training(measurements),
-        trends=_trends([*earlier, measurements]),
-        earlier=earlier,
         comparison=comparison,
         shown=MAX_CHANGES,
         size=size,
@@ -76,35 +69,3 @@ def _training(measurements: Measurements) -> Chart | None:
     ]
     axes = Axes("ranks", "samples/s of all ranks", {run.np: str(run.np) for run in measurements.training})
     return charts.chart("Speed of training by ranks", curves, axes)
-
-
-def _trends(runs: Sequence[Measurements]) -> list[Chart]:
-    """Small charts over all runs of every figure, but of the pairs only the slowest."""
-    found: dict[tuple[Hashable, ...], list[tuple[int, Named]]] = {}
-    for place, run in enumerate(runs):
-        for each in _summary(run):
-            found.setdefault(each.key, []).append((place, each))
-    drawn = []
-    for taken in found.values():
-        (first, _), (last, latest) = taken[0], taken[-1]
-        if first < last:  # a run may have left this out, but one point is not a trend
-            points = [(float(place), each.figure) for place, each in taken]
-            day, of_one_day = runs[first].when[:10], runs[first].when[:10] == runs[last].when[:10]
-            marks = {float(place): runs[place].when[11:16] if of_one_day else runs[place].when[:10] for place in (first, last)}
-            axes = Axes(f"run, {day} UTC" if of_one_day else "run", latest.unit, marks, doubling=False)
-            drawn.append(charts.chart(latest.name, [Series(latest.name, points)], axes, size=(330, 190), named=False))
-    return [each for each in drawn if each is not None]
-
-
-def _summary(run: Measurements) -> list[Named]:
-    """The figures of all ranks, and of the slowest pair."""
-    found: list[Named] = []
-    if run.pairs:
-        slowest = min(run.pairs, key=lambda pair: pair.largest.busbw_gbs)
-        latest = max(run.pairs, key=lambda pair: pair.smallest.latency_us.median)
-        for count, unit, figure in (
-            (latest.smallest.bytes, "µs", latest.smallest.latency_us),
-            (slowest.largest.bytes, "GB/s", slowest.largest.bandwidth),
-        ):
-            found.append(Named(("slowest pair", count, unit), f"slowest pair, {size(count)}", unit, figure))
-    return found + list(figures(run.model_copy(update={"pairs": []})))

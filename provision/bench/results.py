@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ MIN_LAUNCHES = 2  # fewer say nothing about another launch
 BUSY = 0.5  # load per core before the measurement
 TOO_LOW = 1.2  # times a limit: who is faster than that has shown it to be none
 WIDE = 1.5  # times the lower quartile: no speed to be compared with
-MAX_RUNS = 100  # that are kept and compared
+MAX_RUNS = 10  # that are kept: the last may be damaged, or incomplete
 _MAX_BYTES = 16 << 20  # of a document: 64 hosts have some 2 MB
 
 Measured = Literal["network", "memory"]
@@ -254,15 +254,9 @@ class History(NamedTuple):
 
 def history(inventory: Inventory) -> History:
     """What `keep` has kept of this cluster."""
-    return history_of(identity(inventory), [host.name for host in inventory.hosts])
-
-
-def history_of(inventory: str, hosts: Iterable[str]) -> History:
-    """The same for hosts of an inventory, as reports record it."""
-    folder = _folder(inventory, hosts)
     runs: list[Measurements] = []
     unreadable = []
-    for path in _kept(folder):
+    for path in _kept(_folder(inventory)):
         try:
             runs.append(read(path.read_bytes()))
         except FileNotFoundError:
@@ -274,7 +268,7 @@ def history_of(inventory: str, hosts: Iterable[str]) -> History:
 
 def keep(inventory: Inventory, measurements: Measurements) -> None:
     """Keep the measurements for later comparisons."""
-    folder = _folder(identity(inventory), [host.name for host in inventory.hosts])
+    folder = _folder(inventory)
     with acquired(folder / ".lock", wait=10):  # another bench may end at the same time: each gets a number of its own
         kept = _kept(folder)
         number = int(kept[-1].stem) + 1 if kept else 1
@@ -287,9 +281,9 @@ def _kept(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())
 
 
-def _folder(inventory: str, hosts: Iterable[str]) -> Path:
+def _folder(inventory: Inventory) -> Path:
     # A subset of the hosts (`--limit`) is another cluster and is not compared with the whole one.
-    words = [inventory, *sorted(hosts)]
+    words = [identity(inventory), *sorted(host.name for host in inventory.hosts)]
     return paths.home() / "bench" / hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 
@@ -368,9 +362,8 @@ def compare(before: Measurements, now: Measurements) -> Comparison:
 
 def compare_with_last(earlier: Sequence[Measurements], now: Measurements) -> Comparison | None:
     """The same with the last earlier run, of those that were completed if there are any; None without one."""
-    if not earlier:
-        return None
-    return compare(next((run for run in reversed(earlier) if run.incomplete is None), earlier[-1]), now)
+    before = next((run for run in reversed(earlier) if run.incomplete is None), earlier[-1] if earlier else None)
+    return compare(before, now) if before else None
 
 
 class Named(NamedTuple):

@@ -581,10 +581,6 @@ class Uv(PythonPackage):
     pythons: dict[Python, Version]
 
 
-class UsualPython(Sourced):
-    version: Python
-
-
 class PythonPackages(File, Sourced):
     """python_packages.yaml."""
 
@@ -593,7 +589,7 @@ class PythonPackages(File, Sourced):
     mpi4py: PythonPackage
     cloudpickle: PythonPackage
     uv: Uv
-    usual: UsualPython
+    usual: PythonPackage
     build: dict[Word, Version]
 
 

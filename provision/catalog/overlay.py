@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from provision import catalog
 from provision.base import downloads, validation
-from provision.base.documents import Document
+from provision.base.documents import Document, Json
 from provision.base.downloads import Unavailable
 from provision.base.errors import UsageError
 from provision.catalog import OURS, Catalog, feed
@@ -34,9 +34,10 @@ HINT = (
 
 
 class Head(Sourced):
-    """The head of such a file: where its rows come from, and when they were read."""
+    """The head of such a file: where its rows come from, and when they were read. ``only_gaps``: not what a newer feed has."""
 
     schema_number: Literal[1] = Field(alias="schema")
+    only_gaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def usable(folders: Iterable[Path], newest: Feed | None = None) -> tuple[Overlay
     for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
         try:
             file = _read(path)
+            if newest and file.head.only_gaps and file.head.date <= newest.created.date():
+                file = replace(file, rows=_lacking(newest.files.get(path.stem, {}), file.rows))
             file = _over(files[path.stem], file) if path.stem in files else file
             Overlay({path.stem: file}, "", newest).merged(path.stem)
         except UsageError as error:
@@ -144,6 +147,20 @@ def _over(earlier: OverlayFile, later: OverlayFile) -> OverlayFile:
     return OverlayFile(later.path, later.text, later.head, merge(earlier.rows, later.rows))
 
 
+def _lacking(ours: Document, theirs: Document) -> Document:
+    """What ``theirs`` has of versions that ``ours`` does not have, in mappings by version; of lists of mappings the other entries."""
+    left: dict[str, Json] = {}
+    for name, value in theirs.items():
+        before = ours.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = _lacking(before, value)
+        elif isinstance(before, list) and isinstance(value, list):
+            value = [each for each in value if isinstance(each, dict) and each not in before]
+        if name[:1].isdigit() if name not in ours else value and isinstance(value, dict | list):
+            left[name] = value
+    return left
+
+
 def merge(ours: Document, theirs: Document) -> Document:
     """``theirs`` over ``ours``, as plain data."""
     both = dict(ours)
@@ -152,10 +169,8 @@ def merge(ours: Document, theirs: Document) -> Document:
         if isinstance(before, dict) and isinstance(value, dict):
             both[name] = merge(before, value)
         elif isinstance(before, list) and isinstance(value, list) and any(isinstance(each, dict) for each in (*before, *value)):
-            both[name] = [
-                *value,
-                *(each for each in before if each not in value),
-            ]  # in front: lines of messages are those of the user's file
+            # In front: lines of messages are those of the user's file.
+            both[name] = [*value, *(each for each in before if each not in value)]
         else:
             both[name] = value
     return both

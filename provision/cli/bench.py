@@ -58,7 +58,7 @@ def bench(
     comparison = results.compare_with_last(earlier.runs, measurements)
     results.keep(inventory, measurements)
     try:
-        out.write_text(page.render(measurements, earlier.runs, comparison), encoding="utf-8")
+        out.write_text(page.render(measurements, comparison), encoding="utf-8")
     except OSError as error:
         raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
     if json_:

@@ -130,33 +130,18 @@ def update_(
 
 @app.command()
 def build(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The feed's file; its signature is FILE.minisig.", dir_okay=False)],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The feed's file, which is to be signed.", dir_okay=False)],
     from_: _From = None,
-    sign: Annotated[
-        Path | None,
-        typer.Option("--sign", metavar="FILE", help="Secret key of minisign without a password (`minisign -G -W`).", dir_okay=False),
-    ] = None,
 ) -> None:
     """Make a feed: provision's own catalogue with what it lacks, from the places that `update` reads, in one file."""
-    from provision.base import minisign  # it takes time that commands without a key need not
-
-    now = catalog.now()
-    comment = f"timestamp:{int(now.timestamp())}\tfile:{out.name}\thashed"
+    made, content = update.build(_sources(from_, OURS), catalog.now(), terminal.say)
     try:
-        key = downloads.file_content(sign, feed.LARGEST_BYTES).decode() if sign else None
-        if key is not None:
-            minisign.sign(b"", key, comment)  # before the work
-    except (downloads.Unavailable, OSError, ValueError) as error:
-        raise UsageError(f"no key to sign with: {error}", where=str(sign)) from error
-    made, content = update.build(_sources(from_, OURS), now, terminal.say)
-    signature = Path(f"{out}{feed.SIGNATURE}")
-    signature.unlink(missing_ok=True)  # an earlier one would be of another feed
-    downloads.store(out, content)
-    if key is not None:
-        downloads.store(signature, minisign.sign(content, key, comment).encode())
+        Path(f"{out}{feed.SIGNATURE}").unlink(missing_ok=True)  # an earlier one would be of another feed
+        downloads.store(out, content)
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(out), hint="name another file: --out FILE") from error
     for line in made.found:
         terminal.out().say(line)
-    signed = f"signed: {signature}" if key is not None else "unsigned: nothing uses it without a signature (--sign)"
-    terminal.out().say(f"written: {out}, {signed}")
+    terminal.out().say(f"written: {out}; sign it: minisign -S -s KEY -m {out}")
     for line in made.unreached:
         terminal.err().say(f"not read: {line}", "yellow")

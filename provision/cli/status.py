@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shlex
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from provision.base import signals, terminal, text
 from provision.base.errors import UsageError
-from provision.cli.help import Command
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.inventory import last_run
 from provision.report.status import show
 from provision.report.status.model import Status
 from provision.report.status.observer import Observer, Poller
 
-if TYPE_CHECKING:
-    from typer._click import Context
-
 _TICK_S = 0.1  # how soon Ctrl-C is noticed
 _PATIENCE_S = 5.0  # after which the hosts that are waited for are named
-_SHORTEST_TOKEN, _LONGEST_TOKEN = 16, 4096
 
 OptionalHosts = Annotated[
     str | None,
     typer.Argument(metavar="HOSTS", show_default=False, help="As for `up`; by default those of the last run that made hosts ready."),
 ]
-
-
-class PortAfterServe(Command):
-    """``--serve`` alone as if it said ``--serve 0``: a free port."""
-
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        words: list[str] = []
-        for word in [*args, ""]:
-            words += ["0", word] if words[-1:] == ["--serve"] and not word.isdecimal() else [word]
-        return super().parse_args(ctx, words[:-1])
 
 
 def hosts_or_last(hosts: str | None) -> str:
@@ -54,13 +36,9 @@ def hosts_or_last(hosts: str | None) -> str:
     return found
 
 
-COMMAND = {"cls": PortAfterServe}
-
-
 class _View(NamedTuple):
     watch: bool
     port: int | None
-    token_file: Path | None
     interval: float
     json: bool
 
@@ -73,17 +51,8 @@ def view_options(
             "--serve",
             min=0,
             max=65535,
-            metavar="[PORT]",
-            help="Serve a page, /metrics for Prometheus and /status.json, on this machine alone and until Ctrl-C.",
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="With --serve: the file of the token, which is written where there is none.",
-            dir_okay=False,
+            metavar="PORT",
+            help="Serve a page and /status.json at this port (0: a free one), on this machine alone and until Ctrl-C.",
         ),
     ] = None,
     interval: Annotated[
@@ -97,13 +66,11 @@ def view_options(
     """How the state is shown. Raises UsageError for options that exclude each other."""
     if sum((watch, serve is not None, json_)) > 1:
         raise UsageError("--watch, --serve and --json exclude each other", hint="leave two of them out; --serve has /status.json")
-    if serve is None and token_file is not None:
-        raise UsageError("--token-file needs --serve")
     if interval is not None and not watch and serve is None:
         raise UsageError("--interval needs --watch or --serve")
     if watch and not terminal.out().file.isatty():
         raise UsageError("--watch needs a terminal", hint="for programs: --json, or --serve")
-    return _View(watch, serve, token_file, interval or (5.0 if watch else 15.0), json_)
+    return _View(watch, serve, interval or (5.0 if watch else 15.0), json_)
 
 
 @with_options(view=view_options, passwords=passwords)
@@ -116,7 +83,7 @@ def status(hosts: OptionalHosts = None, limit: Limit = None, *, view: _View, pas
     console = terminal.out()
     observer = Observer(inventory_of(hosts_or_last(hosts), limit), passwords)
     if view.port is not None:
-        _serve(observer, view.port, _token(view.token_file), view.interval)
+        _serve(observer, view.port, view.interval)
     elif view.watch:
         _watch(observer, view.interval, console)
     else:
@@ -162,15 +129,15 @@ def _watch(observer: Observer, interval: float, console: terminal.Console) -> No
         show.show(poller.latest, console)
 
 
-def _serve(observer: Observer, port: int, token: str, interval: float) -> None:
+def _serve(observer: Observer, port: int, interval: float) -> None:
     with signals.as_event() as stopped:
         from provision.report.status.server import Server  # it takes a moment, in which Ctrl-C must end this as later
 
         poller = Poller(observer, interval, stopped)
-        with Server(port, token, lambda: poller.latest, interval) as server:
+        with Server(port, secrets.token_urlsafe(32), lambda: poller.latest, interval) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             terminal.out().say(server.url)
-            terminal.say("on this machine alone; Prometheus takes /metrics with the same token, also as bearer; Ctrl-C ends it")
+            terminal.say("on this machine alone; /status.json takes the same token, also as bearer; Ctrl-C ends it")
             _attend(poller, stopped)
             server.shutdown()
 
@@ -181,35 +148,3 @@ def _attend(poller: Poller, stopped: threading.Event) -> None:
     while not stopped.is_set():
         poller.check()
         time.sleep(_TICK_S)
-
-
-def _token(path: Path | None) -> str:
-    """A new token, or that of a file, which keeps it for the next time. Raises UsageError for a file that cannot be used."""
-    if path is None:
-        return secrets.token_urlsafe(32)
-    try:
-        with open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            token = secrets.token_urlsafe(32)
-            file.write(f"{token}\n")
-        return token
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise UsageError(f"it cannot be written: {error.strerror}", where=f"--token-file {path}") from error
-    try:
-        with open(path, encoding="ascii") as file:
-            readers = os.fstat(file.fileno()).st_mode & 0o077
-            token = file.read(_LONGEST_TOKEN).strip()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"it cannot be read: {error}", where=f"--token-file {path}") from error
-    if readers:
-        raise UsageError(
-            "its group or others may read it, and so the token", where=f"--token-file {path}", hint=f"chmod 600 {shlex.quote(str(path))}"
-        )
-    if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
-        raise UsageError(
-            f"it has no token of at least {_SHORTEST_TOKEN} characters",
-            where=f"--token-file {path}",
-            hint="remove it: a new one is written",
-        )
-    return token

@@ -6,15 +6,13 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from provision.base import paths, signals
+from provision.base import signals
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
-from provision.base.text import about
 from provision.commands.run import Run
 from provision.install import drift, environments, installer
 from provision.install.rollout import Rollout
 from provision.plan import lock, lock_file, summary
-from provision.remote.forecast import forecast
 from provision.report import entries
 
 
@@ -31,7 +29,7 @@ def install(run: Run, rollout: Rollout) -> None:
             holding.update({name: rollout.facts[name].installed.files for name in plan.hosts})
             return
         wanted = Problem("note", "up to date; all steps will run", id="requested")
-        _announce(run, rollout, reasons or dict.fromkeys(plan.hosts, wanted), install=True)
+        _announce(run, rollout, reasons or dict.fromkeys(plan.hosts, wanted))
         done = installer.install(session, rollout, holding.__setitem__, check=options.check)
         entries.add_installation(report, rollout, done)
         if options.check:
@@ -50,22 +48,10 @@ def install(run: Run, rollout: Rollout) -> None:
         )
 
 
-def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, Problem], *, install: bool = False) -> None:
-    """Show the plan and how long the run will take, as far as earlier runs tell."""
-    session, options, hosts = run.session, rollout.request.options, rollout.plan.hosts
-    lines = list(summary.brief(rollout.plan, reasons))
-    if not options.check and not options.first_step:
-        ahead = {"install": install, "environment": options.env is not None, "training": options.smoke is not None}
-        stages = {step.stage for step in session.timeline.steps} | {stage for stage, comes in ahead.items() if comes}
-        session.timeline.installs_on(hosts, [name for name in hosts if not rollout.facts[name].installed.was_completed])
-        found = forecast(paths.runs(), hosts, stages, session.timeline.new_hosts, session.folder)
-        session.forecast = found
-        took = "not known: no earlier run did the same on these hosts"
-        if found is not None:
-            took = f"{about(found.seconds)} in all, as {'the run before' if found.runs == 1 else f'{found.runs} runs before'} took"
-        lines.append(("time", took))
-    more = ("more", f"provision plan {shlex.quote(session.inventory.argument)} --why: the reasons for each version")
-    session.progress.plan(summary.title(rollout.plan), lines, more)
+def _announce(run: Run, rollout: Rollout, reasons: Mapping[str, Problem]) -> None:
+    """Show the plan, and why the installation runs."""
+    more = ("more", f"provision plan {shlex.quote(run.session.inventory.argument)} --why: the reasons for each version")
+    run.session.progress.plan(summary.title(rollout.plan), list(summary.brief(rollout.plan, reasons)), more)
 
 
 def create_environment(run: Run, rollout: Rollout, file: Path) -> None:

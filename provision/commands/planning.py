@@ -49,8 +49,7 @@ def make_plan(request: Request, facts: Mapping[str, Facts]) -> Rollout:
             sources = replace(sources, locked=files)
     if request.previous and (conflicts := tuple(request.previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
         plan = Plan(conflicts=conflicts)
-    plan = replace(plan, notes=(*_on_age(plan, request.today), *plan.notes))
-    return Rollout(request, with_checksums(plan, options.wheels), facts, sources)
+    return Rollout(request, with_checksums(_aged(plan, request.today), options.wheels), facts, sources)
 
 
 def with_agreed_downgrade(rollout: Rollout, agreed: Callable[[list[str]], bool]) -> Rollout:
@@ -74,7 +73,8 @@ def plan_after(request: Request, facts: Mapping[str, Facts], changes: Sequence[s
 
     Raises UsageError for an invalid change.
     """
-    return what_if.what_if(facts, *_requirements(request, facts), what_if.parse(changes, facts, request.options.catalog))
+    after = what_if.what_if(facts, *_requirements(request, facts), what_if.parse(changes, facts, request.options.catalog))
+    return replace(after, plan=_aged(after.plan, request.today))
 
 
 def hint(rollout: Rollout) -> str | None:
@@ -127,10 +127,13 @@ def _notes(requirements: Requirements, filled: Requirements, baseline: Lock) -> 
     return notes
 
 
-def _on_age(plan: Plan, today: date) -> list[str]:
+def _aged(plan: Plan, today: date) -> Plan:
+    """The plan, with a note in front where the catalogue is old."""
     days = (today - date.fromisoformat(plan.knowledge.date)).days if plan.knowledge else 0
+    if plan.knowledge is None or days <= _FRESH_DAYS:
+        return plan
     what = "newer releases and faults found since are not in it; `provision catalog update` looks for them"
-    return [f"the catalogue is of {plan.knowledge.date}, {days} days old: {what}"] if plan.knowledge and days > _FRESH_DAYS else []
+    return replace(plan, notes=(f"the catalogue is of {plan.knowledge.date}, {days} days old: {what}", *plan.notes))
 
 
 def _offer_upgrade(plan: Plan, without_baseline: Plan, baseline: Lock, *, limited: bool) -> Plan:

@@ -35,6 +35,7 @@ from provision.remote.progress import Progress
 from provision.sandbox import debootstrap
 from provision.sandbox.containers import container_engine, controller_settings, image_names
 from provision.sandbox.containers.controller_settings import Settings
+from provision.sandbox.docker_engine import base_image
 
 _MADE_BASE = "provision-base"  # repository of the images that debootstrap makes; the tag is the suite
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
@@ -77,7 +78,9 @@ def build(target: Target, tag: str, options: Options, progress: Progress, *, mir
             output = BuildOutput(log, progress)
             command = buildkit()
             _refuse_other_processor(client, target)
-            target = replace(target, base=replace(target.base, reference=obtain_base(client, target.base.reference, settings, output)))
+            base = target.base.reference
+            made = _MADE_BASE, debootstrap.suite_of(base) or ""
+            target = replace(target, base=replace(target.base, reference=base_image(client, base, made, settings, output.doing)))
             folder = work / "context"
             locked = _fetch_wheels(target, options, folder, output)
             render.write_files(folder, render.context(replace(target, locked=locked), fetched=True))
@@ -124,51 +127,6 @@ def checked_tag(tag: str) -> str:
     if "@" in tag:
         raise UsageError(f"'{tag}': a new image cannot be named by a digest.", hint="Name it like mine:1.")
     return image_names.checked(tag)
-
-
-def obtain_base(client: DockerClient, reference: str, settings: Settings, output: BuildOutput) -> str:
-    """The base's name in the engine: itself, or where Debian cannot be pulled, as in a sandbox, what debootstrap makes instead.
-
-    Raises:
-        ProvisionError: neither can be had.
-    """
-    try:
-        pull_base(client, reference, output)
-    except ProvisionError as failure:
-        suite = debootstrap.suite_of(reference)
-        if suite is None:
-            raise
-        if missing := debootstrap.missing():
-            hint = f"{failure.hint}; or let it be made here instead, for which something is missing: {missing}"
-            raise ProvisionError(failure.what, where=failure.where, hint=hint) from failure
-        made = f"{_MADE_BASE}:{suite}"
-        output.remark(f"{reference}: {failure.what}; {made}, made by debootstrap, replaces it")
-    else:
-        return reference
-    with contextlib.suppress(docker.errors.ImageNotFound):
-        client.images.get(made)  # another import would be another image, for which no earlier build counts
-        return made
-    client.api.import_image(str(debootstrap.make(suite, settings, output.doing)), repository=_MADE_BASE, tag=suite)
-    return made
-
-
-def pull_base(client: DockerClient, reference: str, output: BuildOutput) -> None:
-    """Pull the base unless the engine has it. Raises ProvisionError where it is unavailable."""
-    with contextlib.suppress(docker.errors.ImageNotFound):
-        client.images.get(reference)
-        return
-    output.doing(f"pulling {reference}")
-    try:
-        for entry in client.api.pull(reference, stream=True, decode=True):
-            if "error" in entry:
-                raise docker.errors.APIError(entry["error"])
-        client.images.get(reference)
-    except docker.errors.APIError as failure:
-        text = str(failure.explanation or failure).strip()
-        if "no space left" in text.lower():
-            raise
-        hint = "see that its registry can be reached; or load it by hand (`docker load`); or begin with another: --base IMAGE"
-        raise ProvisionError(f"the base image is unavailable: {text}", where=reference, hint=hint) from failure
 
 
 def _refuse_other_processor(client: DockerClient, target: Target) -> None:

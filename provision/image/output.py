@@ -33,11 +33,6 @@ class BuildOutput:
         self._printed = time.monotonic()
         self.step = self.failed = ""
 
-    def remark(self, text: str) -> None:
-        """Print a line of our own."""
-        self._write(text)
-        self._progress.line(text)
-
     def doing(self, text: str) -> None:
         """Print what is done here before the build, until something else is."""
         self._write(text)

@@ -22,6 +22,7 @@ from provision.catalog import Catalog, overlay
 from provision.catalog.models import Images
 from provision.image import container_hosts
 from provision.image.local_images import ImageInfo
+from provision.sandbox.containers import ssh_keys
 
 LABEL = "org.provision.verify"  # of containers and networks; its value is the process that runs them
 _SLOTS = 1  # ranks in each container
@@ -62,7 +63,7 @@ def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[P
             container.put_archive(container_hosts.home(catalog), container_hosts.home_archive(container_hosts.ssh_files(members), catalog))
         (folder / "known_hosts").write_text(container_hosts.ssh_file("known_hosts", members), encoding="utf-8")
         addresses = {name: str(member["address"]) for name, member in members.items()}
-        trust = _trust(folder)
+        trust = ssh_keys.options(folder / "known_hosts")
         inventory = folder / "hosts.ini"
         inventory.write_text(_inventory(addresses, trust, keys["controller"].file, image.of("prefix"), catalog.images()), encoding="utf-8")
         for name, container in started.items():
@@ -123,17 +124,6 @@ def _start(
     container.start()
     container.reload()
     return container
-
-
-def _trust(folder: Path) -> list[str]:
-    """ssh's options that trust the containers' keys and no others."""
-    options = {
-        "UserKnownHostsFile": folder / "known_hosts",
-        "GlobalKnownHostsFile": "/dev/null",
-        "StrictHostKeyChecking": "yes",
-        "IdentitiesOnly": "yes",
-    }
-    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
 def _inventory(addresses: Mapping[str, str], trust: Sequence[str], key: Path, prefix: str, known: Images) -> str:

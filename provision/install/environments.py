@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -40,6 +40,9 @@ from provision.plan.model import COMPONENTS, HostPlan, Plan
 from provision.remote import host_locks, ssh
 from provision.remote.ansible import Play
 from provision.remote.session import Session
+
+if TYPE_CHECKING:
+    from provision.catalog.models import PytorchRelease
 
 FOLDER = "envs"  # in the prefix
 COMPLETE = "provision-environment.json"  # in an environment, as the module uv_packages writes it
@@ -274,10 +277,18 @@ def _refuse_conflicts(project: Project, requirements: Iterable[Requirement], bas
         if name in base.fixed and not requirement.specifier.contains(Version(base.fixed[name]), prereleases=True):
             hint = f"take {name}=={Version(base.fixed[name]).public} into {project.path.name}"
             known = catalog.pytorch().releases if name == "torch" else {}
-            fitting = [each for each, release in known.items() if each in requirement.specifier and minor(base.python) in release.pythons]
+            fitting = [each for each, release in known.items() if each in requirement.specifier and _has_build(release, base)]
             hint += f"; or install a release that it takes: provision up HOSTS --torch {max(fitting, key=key)}" if fitting else ""
             what = f"it needs {name}{requirement.specifier}, but {name} {base.fixed[name]} is installed on {host}, and is not replaced"
             raise ProvisionError(what, where=f"--env {project.path}", hint=hint)
+
+
+def _has_build(release: PytorchRelease, base: _Base) -> bool:
+    """Whether a release has a build for the host's Python, and for a CUDA that its driver runs: that of the installed build, or older."""
+    installed = re.fullmatch(r"cu(\d+)(\d)", Version(base.fixed["torch"]).local or "")
+    cudas = [key(cuda) for cuda, build in release.builds.items() if base.arch in build.code]
+    fits = installed is None or any((int(installed[1]), 0) <= cuda <= (int(installed[1]), int(installed[2])) for cuda in cudas)
+    return fits and minor(base.python) in release.pythons
 
 
 def _hint(base: _Base) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from pydantic import BaseModel, ValidationError
@@ -89,16 +89,7 @@ def remove(session: Session, survey: Survey, *, dry_run: bool) -> list[HostRemov
 
 def as_dict(removals: list[HostRemoval]) -> Document:
     """``{"schema": 1, "ok": …, "hosts": [{"host", "state", "removed", "left", "problem"}]}``"""
-    hosts = [
-        {
-            "host": one.host,
-            "state": one.state,
-            "removed": one.removed,
-            "left": one.left,
-            "problem": one.problem.as_dict() if one.problem else None,
-        }
-        for one in removals
-    ]
+    hosts = [{**asdict(one), "problem": one.problem.as_dict() if one.problem else None} for one in removals]
     return {"schema": 1, "ok": not any(one.bad for one in removals), "hosts": hosts}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.base.problems import Problem
 from provision.base.terminal import Console, table
-from provision.base.text import folded, joined
+from provision.base.text import joined, shortened
 from provision.plan.model import (
     COMPONENTS,
     Component,
@@ -26,7 +26,6 @@ WIDEST = 120
 _INDENT = 11
 _MOST = 3  # lines about the same in the plan in brief
 _MAX_GROUPS, _MAX_NOTES, _MAX_CONFLICTS, _MAX_REMEDIES = 6, 4, 3, 3  # that are shown without `why`
-_MAX_NAMES = 32  # characters
 #: The components whose version and reason are always shown.
 MAIN: tuple[ComponentName, ...] = ("driver", "python", "openmpi", "nccl", "torch")
 TITLES = {
@@ -123,7 +122,7 @@ def _rows(groups: Iterable[Sequence[HostPlan]]) -> Iterator[dict[str, str]]:
         same.setdefault((system, *versions), []).extend(host.name for host in hosts)
     shown = [number for number in range(len(MAIN)) if any(cells[number + 1] != "-" for cells in same)]
     for cells, names in same.items():
-        yield {"hosts": _shortened(names), "system": cells[0], **{TITLES[MAIN[number]]: cells[number + 1] for number in shown}}
+        yield {"hosts": shortened(names), "system": cells[0], **{TITLES[MAIN[number]]: cells[number + 1] for number in shown}}
 
 
 def _reasons(groups: Sequence[Sequence[HostPlan]]) -> Iterator[str]:
@@ -160,12 +159,6 @@ def _show_details(plan: Plan, groups: Sequence[Sequence[HostPlan]], console: Con
         _show_components(hosts[0], [name for name in COMPONENTS if name not in common], console, width)
 
 
-def _shortened(names: Sequence[str]) -> str:
-    """The names as few words: ``node[1-4]``, or ``a, b and 98 more``."""
-    text = folded(names)
-    return text if len(text) <= _MAX_NAMES else joined(names)
-
-
 def brief(plan: Plan, reasons: Mapping[str, Problem]) -> Iterator[tuple[str, str]]:
     """The plan in a few lines, each with what it is about: what, why.
 
@@ -181,7 +174,7 @@ def brief(plan: Plan, reasons: Mapping[str, Problem]) -> Iterator[tuple[str, str
     for name, reason in reasons.items():
         causes.setdefault(reason.what, []).append(name)
     for cause, names in list(causes.items())[:_MOST]:
-        yield "why", cause if len(names) == len(plan.hosts) else f"{folded(names)}: {cause}"
+        yield "why", cause if len(names) == len(plan.hosts) else f"{shortened(names)}: {cause}"
     yield from _more("why", len(causes))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,25 +44,15 @@ class Progress:
         """Write what happens to every task into a file of that folder from now on."""
         self._log = folder / NAME
 
-    def stage(
-        self,
-        title: str,
-        hosts: Sequence[str] = (),
-        *,
-        steps: Sequence[str] = (),
-        expected: Mapping[tuple[str, str], float] | None = None,
-        run_ends: float | None = None,  # noqa: ARG002  only a live view shows it
-    ) -> None:
+    def stage(self, title: str, hosts: Sequence[str] = (), *, steps: Sequence[str] = ()) -> None:
         """Show that a new part of the run begins.
 
         Args:
             hosts: where; without them the user's program, or a training job, runs.
             steps: the names of its steps in their order, where they are known.
-            expected: (host, step) → seconds that earlier runs took.
-            run_ends: when the run will end on the monotonic clock, as earlier runs tell.
         """
         self.close()
-        self._stage = Stage.of(title, hosts, time.monotonic(), steps, expected)
+        self._stage = Stage.of(title, hosts, time.monotonic(), steps)
         self._epoch = 0
         heading = f"== {title}" + (f" ({len(hosts)} host{'s' * (len(hosts) != 1)})" if hosts else "")
         if self._series is not None:
@@ -212,21 +202,11 @@ class LiveProgress(Progress):
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
         self._live: Live | None = None
-        self._run_ends: float | None = None
         self._training: TrainingProgress | None = None
         self._doing = ""
 
-    def stage(
-        self,
-        title: str,
-        hosts: Sequence[str] = (),
-        *,
-        steps: Sequence[str] = (),
-        expected: Mapping[tuple[str, str], float] | None = None,
-        run_ends: float | None = None,
-    ) -> None:
-        self._run_ends = run_ends
-        super().stage(title, hosts, steps=steps, expected=expected)
+    def stage(self, title: str, hosts: Sequence[str] = (), *, steps: Sequence[str] = ()) -> None:
+        super().stage(title, hosts, steps=steps)
         if hosts or self._series is not None:
             self._show()
 
@@ -299,7 +279,7 @@ class LiveProgress(Progress):
                 return series_view(self._series, self._stage.title, now, width)
             if self._training is not None:
                 return training_view("training", self._training, now - self._stage.began, width)
-            return stage_view(self._stage, now, width, height, None if self._run_ends is None else self._run_ends - now)
+            return stage_view(self._stage, now, width, height)
 
     def _left_behind(self) -> RenderableType:
         stage = self._stage

@@ -26,7 +26,6 @@ from provision.catalog import Catalog, overlay
 from provision.inventory import Inventory, last_run
 from provision.remote import ansible, timeline
 from provision.remote.ansible import Event, Outcome, Play
-from provision.remote.forecast import Forecast
 from provision.remote.progress import Progress
 
 RECORD = "run.json"
@@ -70,7 +69,6 @@ class Session:
         passwords: ``become`` and ``connection``, as far as the user typed them; never written anywhere.
         step: the run's current step; a failure is reported for it.
         timeline: when steps ran on each host.
-        forecast: what earlier runs took, once it is known what this one will do.
         privileged: the hosts where steps may run as root, as the survey has found out.
         interpreters: host → the Python that the survey ran on: what Ansible would choose need not run.
         locks_hosts: whether playbooks of this run lock the hosts.
@@ -99,7 +97,6 @@ class Session:
         draft.replace(paths.runs() / "latest")
         self.step = "survey"
         self.timeline = timeline.Recorder(self.folder)
-        self.forecast: Forecast | None = None
         self.progress.keep(self.folder)
         self.locks_left = False
         self.privileged: set[str] = set()
@@ -212,9 +209,7 @@ class Session:
             quiet: show no failures of tasks, because the caller does.
         """
         names = list(play.hosts) if play.hosts is not None else [host.name for host in self.inventory.hosts]
-        expected = self.forecast.of(self.step) if self.forecast else {}
-        run_ends = self.timeline.began + self.forecast.seconds if self.forecast else None
-        self.progress.stage(title, names, steps=steps, expected=expected, run_ends=run_ends)
+        self.progress.stage(title, names, steps=steps)
         workdir = self.folder / play.path.stem
 
         def take(event: Event) -> None:

@@ -5,7 +5,7 @@ Hosts that are alike become one row where there are many, and the rows that need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,7 +43,6 @@ class Row:
     Attributes:
         part: how much is done, from 0 to 1.
         seconds: in this step, of the one that is longest in it.
-        left: seconds until the last one is done, where that is known.
     """
 
     hosts: tuple[str, ...]
@@ -52,7 +51,6 @@ class Row:
     number: int
     part: float
     seconds: float
-    left: float | None
     remark: str
 
 
@@ -89,7 +87,6 @@ class Stage:
 
     Attributes:
         steps: names in their order, where they are known.
-        expected: (host, step) → seconds that earlier runs took.
         began: time, as all times here on the monotonic clock.
         changed: hosts where something was changed.
     """
@@ -98,20 +95,12 @@ class Stage:
     began: float
     hosts: dict[str, HostState] = field(default_factory=dict)
     steps: Sequence[str] = ()
-    expected: Mapping[tuple[str, str], float] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(
-        cls,
-        title: str,
-        hosts: Iterable[str],
-        now: float,
-        steps: Sequence[str] = (),
-        expected: Mapping[tuple[str, str], float] | None = None,
-    ) -> Stage:
+    def of(cls, title: str, hosts: Iterable[str], now: float, steps: Sequence[str] = ()) -> Stage:
         """A stage that begins."""
-        return cls(title, now, {name: HostState(name, at=now, began=now) for name in hosts}, steps, expected or {})
+        return cls(title, now, {name: HostState(name, at=now, began=now) for name in hosts}, steps)
 
     @property
     def failed(self) -> list[str]:
@@ -154,15 +143,13 @@ class Stage:
 
     def _row(self, group: Sequence[HostState], now: float) -> Row:
         first = group[0]
-        left = [self._left(host, now) for host in group]
         return Row(
             hosts=tuple(host.name for host in group),
             state=self._state(first, now),
             step=first.step,
             number=first.number,
-            part=min(self._part(host, now) for host in group),
+            part=min(map(self._part, group)),
             seconds=max((now if self._goes_on(host, now) else host.at) - host.began for host in group),
-            left=None if any(each is None for each in left) else max(each for each in left if each is not None),
             remark=first.remark,
         )
 
@@ -174,25 +161,11 @@ class Stage:
         state = self._state(host, now)
         return state not in ("failed", "unreachable", "done") and (state != "idle" or bool(self.steps))
 
-    def _part(self, host: HostState, now: float) -> float:
-        """By the time that earlier runs took, else by the number of steps."""
+    def _part(self, host: HostState) -> float:
+        """By the number of steps."""
         if host.state == "done":
             return 1.0
-        if not self.steps or not host.number:
-            return 0.0
-        expected = [self.expected.get((host.name, step), 0.0) for step in self.steps]
-        if not (total := sum(expected)):
-            return (host.number - 1) / len(self.steps)
-        running = expected[host.number - 1]
-        return (sum(expected[: host.number - 1]) + min(running, now - host.began)) / total
-
-    def _left(self, host: HostState, now: float) -> float | None:
-        """Seconds; None where no earlier run tells them, or the host is at the end already."""
-        if not self.steps or not self.expected or host.state in ("failed", "unreachable", "done"):
-            return None
-        expected = [self.expected.get((host.name, step), 0.0) for step in self.steps[max(host.number - 1, 0) :]]
-        in_step = min(expected[0], now - host.began) if host.number else 0.0
-        return sum(expected) - in_step
+        return (host.number - 1) / len(self.steps) if self.steps and host.number else 0.0
 
 
 def waits(event: Event) -> str:

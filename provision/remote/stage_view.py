@@ -1,6 +1,6 @@
 """The live view of a stage, as wide as the terminal: its hosts as a table, or a training job as one line.
 
-Names are never cut: where a terminal is narrow the bar goes first, then the estimates. Of many hosts whose names are unlike two are named.
+Names are never cut: where a terminal is narrow the bar goes first. Of many hosts whose names are unlike two are named.
 It is not higher than the terminal, which would not show its end.
 """
 
@@ -49,14 +49,12 @@ class TrainingProgress(BaseModel):
         return f"epoch {self.epoch} of {self.epochs}: loss {self.loss:.4f}{accuracy}"
 
 
-def stage_view(stage: Stage, now: float, width: int, height: int, run_left: float | None = None) -> RenderableType:
-    """The table of a stage's hosts below its title; ``run_left``: seconds to the end of the run, where earlier runs tell them."""
+def stage_view(stage: Stage, now: float, width: int, height: int) -> RenderableType:
+    """The table of a stage's hosts below its title."""
     rows = stage.rows(now)
     remarks = [clipped(f"{_names(row.hosts, width // 2)}: {row.remark}", width, _LINES) for row in rows if row.remark][:_REMARKS]
     table, others = _table(stage, rows, width, height - _KEPT - sum(len(wrapped(remark, width)) for remark in remarks))
     head = f"{stage.title}  {_hosts(len(stage.hosts))}  {clock(now - stage.began)}"
-    if run_left is not None:
-        head += f"  about {about(run_left)} left" if run_left > 0 else "  longer than before"
     parts: list[RenderableType] = [styled(clipped(head, width, 1), "bold"), table]
     if others:
         parts.append(styled(f"and {_hosts(sum(len(row.hosts) for row in others))} more", "dim"))
@@ -100,7 +98,6 @@ def _table(stage: Stage, rows: Sequence[Row], width: int, height: int) -> tuple[
     """The columns that the width has room for, of the rows that the height has room for; and the other rows."""
     count = len(stage.steps)
     steps = [f"{row.number}/{count} {row.step}" if row.number else row.step for row in rows]
-    left = [f"~{about(row.left)}" if row.left is not None else "" for row in rows]
     times = [clock(row.seconds) for row in rows]
     columns: list[tuple[str, Sequence[RenderableType], int]] = [
         ("state", [styled(row.state, _STYLE.get(row.state, "dim")) for row in rows], max(map(len, (row.state for row in rows)), default=0)),
@@ -111,17 +108,13 @@ def _table(stage: Stage, rows: Sequence[Row], width: int, height: int) -> tuple[
     names = [_names(row.hosts, _LINES * room) for row in rows]
     lines = accumulate(len(wrapped(name, room)) for name in names)
     shown = max(1, sum(line <= height for line in lines))
-    room -= max(map(len, names), default=0)
-    if any(left) and room >= (size := max(map(len, left)) + _GAP):
-        columns.append(("left", [styled(text, "dim") for text in left], size - _GAP))
-        room -= size
-    bar = min(room - _GAP, _BAR.stop - 1)
+    bar = min(room - max(map(len, names), default=0) - _GAP, _BAR.stop - 1)
     if count > 1 and bar >= _BAR.start:
         columns.insert(2, ("bar", [_bar(row.part, bar) for row in rows], bar))
     table = Table.grid(padding=(0, _GAP, 0, 0))
     table.add_column(overflow="fold")
     for name, _, size in columns:
-        table.add_column(justify="right" if name in ("time", "left") else "left", width=size)
+        table.add_column(justify="right" if name == "time" else "left", width=size)
     for number, name in enumerate(names[:shown]):
         table.add_row(styled(name, "bold"), *(cells[number] for _, cells, _ in columns))
     return table, rows[shown:]

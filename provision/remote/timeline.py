@@ -1,12 +1,12 @@
 """The times of a run's steps on each host, in its folder as ``timeline.json``.
 
-A run records them from Ansible's events. Reports draw them, and later runs estimate from them how long they will take.
+A run records them from Ansible's events, and reports draw them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from provision.remote.ansible import Event
 
 NAME = "timeline.json"
 State = Literal["ok", "changed", "failed", "unreachable"]
-NewHosts = Literal["all", "some", "none"]
 _STATES: dict[str, State] = {"ok": "ok", "tolerated": "ok", "changed": "changed", "failed": "failed", "unreachable": "unreachable"}
 _RANK: tuple[State, ...] = ("ok", "changed", "failed", "unreachable")  # a step has the last of these that one of its tasks had
 
@@ -49,12 +48,11 @@ class StepTime(BaseModel):
 
 
 class Timeline(BaseModel):
-    """The document. ``new_hosts``: on how many of the hosts nothing was installed before; None where that is not known."""
+    """The document."""
 
     model_config = ConfigDict(defer_build=True)
 
     schema_number: Literal[1] = Field(1, alias="schema")
-    new_hosts: NewHosts | None = None
     steps: Annotated[list[StepTime], Field(max_length=200_000)] = Field(default_factory=list)
 
 
@@ -74,19 +72,6 @@ class Recorder:
         self._timeline = Timeline(schema=1)
         self._latest: dict[str, StepTime] = {}  # host → its step that is not over, or the last one
         self._started: dict[str, float] = {}  # host → when its task began
-
-    @property
-    def steps(self) -> Sequence[StepTime]:
-        return self._timeline.steps
-
-    @property
-    def new_hosts(self) -> NewHosts | None:
-        """As of `Timeline`."""
-        return self._timeline.new_hosts
-
-    def installs_on(self, hosts: Collection[str], new: Collection[str]) -> None:
-        """Note on which of the hosts nothing was installed before: such runs take longer."""
-        self._timeline.new_hosts = "none" if not new else "all" if set(new) == set(hosts) else "some"
 
     def event(self, stage: str, playbook: str, event: Event) -> None:
         """Take an event of a playbook. Tasks that are skipped are no part of a step."""

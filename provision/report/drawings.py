@@ -1,23 +1,19 @@
-"""The geometry of a report's pictures: steps of hosts over time, hosts and their links. Pure; the page draws it.
+"""The geometry of a report's picture of steps over time. Pure; the page draws it.
 
 A picture of many hosts stays readable because hosts that are alike are one entry.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from provision.base.text import duration, joined
-from provision.bench import results
+from provision.base.text import duration
 from provision.remote.timeline import State, StepTime
-from provision.survey import Facts, hardware
 
 FOLD_FROM = 13  # hosts from which on those that are alike are one entry
 MAX_ROWS = 40  # of the picture of steps; the rest is counted
-MAX_BOXES = 8  # of the topology
 GANTT_WIDTH, ROW_HEIGHT = 760, 22
 _LETTER = 6.2  # width of a letter in bars, at their font size
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
@@ -27,9 +23,9 @@ _ONLY_RUN = ("survey", "guard", "pytorch", "job")  # steps that install nothing:
 _Item = TypeVar("_Item")
 
 
-def grouped(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: int, fold_from: int = FOLD_FROM) -> list[list[_Item]]:
+def grouped(items: Iterable[_Item], alike: Callable[[_Item], Hashable], count: int) -> list[list[_Item]]:
     """The items in groups of those that are alike, in the order of each group's first; each alone where ``count`` hosts need no folding."""
-    if count < fold_from:
+    if count < FOLD_FROM:
         return [[item] for item in items]
     groups: dict[Hashable, list[_Item]] = {}
     for item in items:
@@ -147,138 +143,3 @@ def _by_step(steps: Sequence[StepTime]) -> Iterator[Step]:
         changed = len({step.host for step in group if step.state == "changed"})
         worst = max((step.state for step in group), key=_WORST.index)
         yield Step(title, len(times), changed, times[slowest], slowest, _shown(name, worst))
-
-
-class Box(NamedTuple):
-    """One host, or several that are alike, in the topology. ``gpus``: positions of GPUs; ``nvlink``: what joins them, empty if unknown."""
-
-    x: float
-    y: float
-    width: float
-    title: str
-    lines: Sequence[str]
-    gpus: Sequence[float]
-    nvlink: str
-    hosts: Sequence[str]
-
-
-class Link(NamedTuple):
-    """A link between two boxes. ``kind``: fast, fair or slow against the fastest one, or plain where nothing was measured."""
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    kind: str
-    label: str
-    between: tuple[str, str]
-    gbs: float
-
-
-class Topology(NamedTuple):
-    """Hosts and links. ``left_out``: hosts that are not drawn; ``hub``: the network in the middle, where links were not measured."""
-
-    width: int
-    height: int
-    boxes: Sequence[Box]
-    links: Sequence[Link]
-    left_out: int
-    hub: Box | None
-    text: str
-
-
-BOX_HEIGHT = 74
-_WIDTH, _MARGIN = 860, 10.0  # of the picture at least; between boxes, and around them
-_LABEL = 90.0  # width of a link's label
-
-
-def topology(facts: Mapping[str, Facts], networks: Mapping[str, str], measured: Mapping[frozenset[str], float]) -> Topology | None:
-    """The picture of these hosts; None without any.
-
-    Args:
-        networks: host → the network that it uses.
-        measured: two hosts → gigabytes per second between them.
-    """
-    names = list(networks)
-    if not names:
-        return None
-    groups = grouped(names, lambda name: (*_hardware(facts.get(name)), networks[name]), len(names), MAX_BOXES + 1)
-    if len(groups) > MAX_BOXES:
-        groups.sort(key=len, reverse=True)
-    drawn, left_out = groups[:MAX_BOXES], sum(map(len, groups[MAX_BOXES:]))
-    height = 90 if len(names) == 1 else 130 if len(drawn) <= 2 else 440
-    middle = height / 2
-    boxes = [_box(group, facts.get(group[0]), networks[group[0]], _slowest(group, group, measured)) for group in drawn]
-    title = joined(list(dict.fromkeys(filter(None, networks.values()))) or ["network"])
-    hub = Box(0.0, middle if len(drawn) != 1 else height - 18.0, 24 + 8.0 * len(title), title, (), (), "", ())
-    has_hub = len(names) > 1 and not any(_links(boxes, measured))
-    boxes = _around(boxes, 45.0 if len(drawn) == 1 else middle, hub.width if has_hub else _LABEL)
-    width = max(_WIDTH, 2 * math.ceil(max(abs(box.x) + box.width / 2 for box in [*boxes, *([hub] if has_hub else [])]) + _MARGIN))
-    boxes = [box._replace(x=round(width / 2 + box.x, 1)) for box in boxes]
-    hub = hub._replace(x=width / 2)
-    height = math.ceil(max(box.y for box in boxes) + BOX_HEIGHT / 2 + 6) if len(drawn) > 2 else height
-    links = list(_links(boxes, measured))
-    if has_hub:
-        links = [Link(box.x, box.y, hub.x, hub.y, "plain", "", (box.title, title), 0.0) for box in boxes]
-    text = f"{len(names)} hosts" if len(names) > 1 else "one host"
-    if measured_links := [link for link in links if link.gbs]:
-        slow = min(measured_links, key=lambda link: link.gbs)
-        fastest = results.number(max(measured.values()))
-        text += f"; the slowest link {slow.label} between {' and '.join(slow.between)}, the fastest {fastest} GB/s"
-    elif has_hub:
-        text += f" in {title}"
-    return Topology(width, height, boxes, links, left_out, hub if has_hub else None, text)
-
-
-def _around(boxes: Sequence[Box], middle: float, inside: float) -> list[Box]:
-    """The boxes on an ellipse that is so wide that none covers another one, or what is in the middle, ``inside`` wide; ``x`` from there."""
-    count = len(boxes)
-    angles = [2 * math.pi * number / count - (math.pi if count == 2 else math.pi / 2) for number in range(count)]
-    down = middle - BOX_HEIGHT / 2 - 6 if count > 2 else 0.0
-    wide = _WIDTH / 2 - _MARGIN - max(box.width for box in boxes) / 2 if count > 1 else 0.0
-    for number, (box, angle) in enumerate(zip(boxes, angles, strict=True)):
-        others = [(math.cos(other), math.sin(other), each.width) for each, other in zip(boxes[:number], angles, strict=False)]
-        for cos, sin, width in [*others, (0.0, 0.0, inside)] if count > 1 else ():
-            apart = abs(math.cos(angle) - cos)
-            if apart > 1e-6 and abs(math.sin(angle) - sin) * down < BOX_HEIGHT + _MARGIN:
-                wide = max(wide, ((box.width + width) / 2 + _MARGIN) / apart)
-    return [
-        box._replace(x=wide * math.cos(angle), y=round(middle + down * math.sin(angle), 1))
-        for box, angle in zip(boxes, angles, strict=True)
-    ]
-
-
-def _hardware(facts: Facts | None) -> tuple[str, str]:
-    """(GPUs, what joins them), in words."""
-    if facts is None or not facts.gpus:
-        return ("", "")
-    kinds = Counter((gpu.name or "GPU").removeprefix("NVIDIA ") for gpu in facts.gpus)
-    switches = max(facts.nvidia.pci_switches, facts.signs.nvswitches)
-    domain = hardware.nvlink_domain(facts)
-    joins = f"NVLink domain {domain[-8:]}" if domain else "NVSwitch" if switches else ""
-    return " + ".join(f"{count} × {name}" for name, count in kinds.items()), joins
-
-
-def _box(group: Sequence[str], facts: Facts | None, network: str, inside: float | None) -> Box:
-    """A box that has no place yet."""
-    title = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
-    gpus, joins = _hardware(facts)
-    lines = [gpus or "no GPU", f"slowest inside {results.number(inside)} GB/s" if inside else network]
-    width = max(150.0, 20 + 8 * max(len(title), 0.85 * max(map(len, lines))))
-    count = min(len(facts.gpus), 16) if facts else 0
-    return Box(0.0, 0.0, round(width, 1), title, lines, [12.0 * at for at in range(count)], joins, list(group))
-
-
-def _slowest(some: Sequence[str], others: Sequence[str], measured: Mapping[frozenset[str], float]) -> float | None:
-    found = [measured[pair] for one in some for other in others if (pair := frozenset((one, other))) in measured]
-    return min(found, default=None)
-
-
-def _links(boxes: Sequence[Box], measured: Mapping[frozenset[str], float]) -> Iterator[Link]:
-    fastest = max(measured.values(), default=0.0) or 1.0
-    for number, one in enumerate(boxes):
-        for other in boxes[number + 1 :]:
-            gbs = _slowest(one.hosts, other.hosts, measured)
-            if gbs is not None:
-                kind = "slow" if gbs < fastest / 2 else "fair" if gbs < fastest * 0.8 else "fast"
-                yield Link(one.x, one.y, other.x, other.y, kind, f"{results.number(gbs)} GB/s", (one.title, other.title), gbs)

@@ -15,7 +15,7 @@ from provision import __version__
 from provision.base.documents import Document
 from provision.base.problems import Problem
 from provision.base.terminal import Console, styled, table
-from provision.base.text import duration, folded
+from provision.base.text import duration, folded, shortened
 from provision.install.removal import HostRemoval
 from provision.inventory import last_run
 
@@ -24,6 +24,8 @@ Prospect = Literal["will change", "will not change", "cannot know yet"]
 _STYLE = {"ready": "green", "installed": "green", "unchanged": "green", "would change": "yellow", "failed": "red", "unreachable": "red"}
 _VERSIONS = ("Open MPI", "cmake", "Python", "PyTorch", "NCCL", "engine")  # columns of the closing table
 _Problem = Annotated[Problem, PlainSerializer(Problem.as_dict, return_type=dict[str, str | None])]
+_MAX_PROBLEMS = 20  # of preflight that are shown
+_MAX_NAMES = 60  # characters of hosts' names at a problem
 ERROR_LINES = 12  # of the real error, at the end of the run
 
 
@@ -214,9 +216,12 @@ def show_removals(removals: Sequence[HostRemoval], console: Console) -> None:
 
 
 def show_problems(problems: Sequence[Problem], console: Console) -> None:
-    """Print preflight problems with their hints, what is the same on several hosts once."""
-    for names, problem in _alike(problems):
+    """Print preflight problems with their hints, what is the same on several hosts once; of many the first, errors before warnings."""
+    alike = list(_alike(sorted(problems, key=lambda each: each.severity != "error")))
+    for names, problem in alike[:_MAX_PROBLEMS]:
         console.say(f"{names}: {problem.severity}: {problem.what}", "red" if problem.severity == "error" else "yellow", hint=problem.hint)
+    if len(alike) > _MAX_PROBLEMS:
+        console.say(f"and {len(alike) - _MAX_PROBLEMS} more problems: all with provision survey --json", "yellow")
 
 
 def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
@@ -224,7 +229,7 @@ def _alike(problems: Iterable[Problem]) -> Iterator[tuple[str, Problem]]:
     hosts: dict[Problem, list[str]] = {}
     for each in problems:
         hosts.setdefault(replace(each, id="", host=None, message=""), []).append(str(each.host))
-    yield from ((folded(names), each) for each, names in hosts.items())
+    yield from ((shortened(names, _MAX_NAMES), each) for each, names in hosts.items())
 
 
 def rows(hosts: Sequence[HostReport]) -> Iterator[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A run as one page that opens from disk: the verdict, what failed and what helps, training, hosts, versions, times, links, environment.
+"""A run as one page that opens from disk: the verdict, what failed and what helps, training, hosts, versions, times, environment.
 
 It is made of the files in the run's folder. They hold what hosts have said, and may be of another version: each is validated and bounded,
 what cannot be read is left out, and all text is escaped by the template.
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from provision.base import downloads, pages
 from provision.base.text import joined
-from provision.bench import results
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
 from provision.launch import rank_output
@@ -57,7 +56,6 @@ def render(run: Run) -> str:
     record = runs.load(run.folder / RECORD, Record)
     plan = versions.read(run.folder)
     facts = _facts(run.folder)
-    networks = {name: host.network.cidr for name, host in plan.hosts.items()} if plan else dict.fromkeys(facts, "")
     steps = timeline.read(run.folder)
     smoke = training.read(report)
     bad = run.verdict in runs.BAD
@@ -82,10 +80,9 @@ def render(run: Run) -> str:
         charts=training.curves(smoke) if smoke else [],
         speeds=training.speeds(smoke) if smoke else [],
         hosts=_host_rows(report.hosts) if report else [],
-        versions=list(versions.groups(plan, report)),
+        versions=list(versions.groups(plan, report, facts)),
         knowledge=plan.knowledge if plan else None,
         gantt=drawings.gantt(steps.steps, [line.host for line in report.hosts] if report else ()) if steps else None,
-        topology=drawings.topology(facts, networks, _measured(run, report)),
         files=[(name, what) for name, what in _FILES.items() if (run.folder / name).is_file()],
         drawings=drawings,
         joined=joined,
@@ -200,11 +197,3 @@ def _host_rows(lines: Sequence[HostReport]) -> list[_HostRow]:
 def _facts(folder: Path) -> Mapping[str, Facts]:
     read = runs.load(folder / "facts.json", FactsFile)
     return {name: facts for name, facts in read.hosts.items() if isinstance(facts, Facts)} if read else {}
-
-
-def _measured(run: Run, report: Report | None) -> dict[frozenset[str], float]:
-    """Two hosts → gigabytes per second between them, as `provision bench` has measured these hosts last."""
-    hosts = [line.host for line in report.hosts] if report else []
-    measurements = results.history_of(run.inventory, hosts).runs if hosts else []
-    pairs = next((each.pairs for each in reversed(measurements) if each.pairs), ())  # the last one may have left them out
-    return {frozenset(pair.hosts): pair.largest.busbw_gbs for pair in pairs}

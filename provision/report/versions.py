@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from provision.plan.model import COMPONENTS, HostPlan, PlanDocument
 from provision.plan.summary import TITLES, by_cause, groups_of, origin
 from provision.report import runs
 from provision.report.model import Report
+from provision.survey import Facts
 
 
 class _Version(NamedTuple):
@@ -45,7 +47,7 @@ def read(folder: Path) -> PlanDocument | None:
     return plan.model_copy(update={"hosts": same})
 
 
-def groups(plan: PlanDocument | None, report: Report | None) -> Iterator[_Group]:
+def groups(plan: PlanDocument | None, report: Report | None, facts: Mapping[str, Facts]) -> Iterator[_Group]:
     """What all hosts get, if they differ at all, and then each group what only it gets."""
     groups = groups_of(plan.hosts.values()) if plan else []
     holders = {line.host for line in report.hosts if line.state in ("ready", "installed", "unchanged")} if report else set()
@@ -56,10 +58,19 @@ def groups(plan: PlanDocument | None, report: Report | None) -> Iterator[_Group]
         first = hosts[0]
         about = [("system", f"{first.system} on {first.arch}"), ("prefix", first.prefix + ("" if first.root else ", without root"))]
         about.append(("network", f"{first.network.address} on {first.network.interface}: {first.network.why}"))
+        if kinds := dict.fromkeys(_gpus(facts[host.name]) for host in hosts if host.name in facts and facts[host.name].gpus):
+            about.append(("GPUs", " or ".join(kinds)))
         if first.packages:
             about.append(("packages", ", ".join(first.packages)))
         names = [host.name for host in hosts]
         yield _Group(names, set(names) <= holders, about, _components(first, [name for name in COMPONENTS if name not in common]))
+
+
+def _gpus(facts: Facts) -> str:
+    """``8 × H100 80GB HBM3 behind NVSwitches``."""
+    counted = Counter((gpu.name or "GPU").removeprefix("NVIDIA ") for gpu in facts.gpus)
+    listed = " + ".join(f"{count} × {name}" for name, count in counted.items())
+    return f"{listed} behind NVSwitches" if facts.nvidia.pci_switches else listed
 
 
 def _components(host: HostPlan, names: Sequence[str]) -> list[_Version]:

@@ -22,6 +22,7 @@ DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
 # Folders of environments that are not the system's.
 _ENVIRONMENTS = re.compile(r"\.?(ana|mini)?conda\d*|(mini|mamba)forge\d*|micromamba|\.?pyenv|envs|\.?v?env|virtualenvs?", re.IGNORECASE)
+_PRERELEASE = re.compile(r"\d(a|b|rc)\d")  # of a Python, such as Ubuntu 22.04's 3.11.0rc1
 _MAX_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
 
 
@@ -390,11 +391,12 @@ def _interpreters(facts: Facts, catalog: Catalog) -> tuple[Interpreter, tuple[In
     found = [
         Interpreter(each.version, each.path or "")
         for each in python.others
-        if each.version and "rc" not in each.version and not _of_the_user(each.path or "", facts.user.home)
+        if each.version and not _PRERELEASE.search(each.version) and not _of_the_user(each.path or "", facts.user.home)
     ]
     version, path = python.version or (packaged[0] if packaged else None), python.executable or "/usr/bin/python3"
-    if python.environment or _of_the_user(path, facts.user.home):
-        why = f"not {path}, which belongs to a user or an environment"
+    of_user = python.environment or _of_the_user(path, facts.user.home)
+    if of_user or _PRERELEASE.search(python.version or ""):
+        why = f"not {path}, which " + ("belongs to a user or an environment" if of_user else f"is a pre-release ({python.version})")
         default = next((each for each in found if each.minor in packaged[:1]), max(found, key=lambda each: key(each.version), default=None))
         if default is None and packaged and facts.user.can_become:
             default = Interpreter(packaged[0], "/usr/bin/python3", ("python3",))

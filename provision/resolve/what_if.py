@@ -151,18 +151,12 @@ def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[
     plan = resolve(facts, requirements, hosts)
     if plan.conflicts:
         return None
-    best: tuple[tuple[object, ...], Change, Plan] | None = None
-    standing = _rank(plan, requirements.catalog)
-    for change in _candidates(facts, plan, requirements.catalog):
-        after = resolve(facts, requirements, hosts, [_proposal(change, requirements.catalog)])
-        if after.conflicts:
-            continue
-        rank = _rank(after, requirements.catalog)
-        if rank > standing and (best is None or rank > best[0]):
-            best = rank, change, after
-    if best is None:
+    known = requirements.catalog
+    tried = ((change, resolve(facts, requirements, hosts, [_proposal(change, known)])) for change in _candidates(facts, plan, known))
+    lifting = [(change, after) for change, after in tried if not after.conflicts and _rank(after, known) > _rank(plan, known)]
+    if not lifting:
         return None
-    _, change, after = best
+    change, after = max(lifting, key=lambda each: _rank(each[1], known))  # of equal ones the first
     gains = ", ".join(f"{title} {then} instead of {now}" for title, now, then in _releases(plan, after))
     fewer = len(_problems(plan, requirements.catalog)) - len(_problems(after, requirements.catalog))
     solved = f"{fewer} known problem{'s' if fewer > 1 else ''} fewer" if fewer > 0 else ""

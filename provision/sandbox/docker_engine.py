@@ -51,33 +51,9 @@ class DockerEngine:
             self._client.networks.create(names.network(sandbox), driver="bridge", labels={names.LABEL: sandbox})
 
     def image(self, sandbox: str, base: str, settings: Settings, say: Say) -> str:
-        """The base itself, or where it cannot be pulled, what debootstrap makes."""
-        with suppress(docker.errors.ImageNotFound):
-            self._client.images.get(base)
-            return base
-        suite = debootstrap.suite_of(base)
-        if suite is None or not debootstrap.tar(suite, PACKAGES).exists():
-            say(f"pulling {base}")
-            try:
-                self._client.images.pull(base)
-                return base
-            except docker.errors.DockerException as failure:
-                reason = str(getattr(failure, "explanation", None) or failure).strip().rstrip(".")
-                missing = debootstrap.missing() if suite else "only debian:12 and debian:13 can be"
-                if suite is None or missing:
-                    raise ProvisionError(
-                        f"The base can be neither pulled ({reason}) nor made here ({missing}).",
-                        where=f"base {base}",
-                        hint="Check that the registry can be reached, or load the image by hand (`docker load`). For debian:12 and "
-                        "debian:13, as root: `apt-get install debootstrap`, then the same command again.",
-                    ) from failure
-                say(f"{base} cannot be pulled ({reason})")
-        archive = debootstrap.make(suite, settings, say, PACKAGES)
-        repository, tag = f"{names.REPOSITORY}/base", names.image_tag(sandbox, base)
+        made = f"{names.REPOSITORY}/base", names.image_tag(sandbox, base)
         changes = [f"LABEL {names.LABEL}={sandbox}", f"LABEL {names.BASE}={base}"]
-        with signals.deferred():
-            self._client.api.import_image(str(archive), repository, tag, changes=changes)
-        return f"{repository}:{tag}"
+        return base_image(self._client, base, made, settings, say, PACKAGES, changes)
 
     def start(self, sandbox: str, host: str, image: str, labels: Mapping[str, str], settings: Settings, files: Files) -> SandboxHost:
         network = names.network(sandbox)
@@ -152,6 +128,54 @@ class DockerEngine:
 
     def _container(self, host: SandboxHost) -> Container:
         return self._client.containers.get(host.container)
+
+
+def base_image(
+    client: DockerClient,
+    base: str,
+    made: tuple[str, str],
+    settings: Settings,
+    say: Say,
+    packages: Sequence[str] = (),
+    changes: Sequence[str] = (),
+) -> str:
+    """The base's name in the engine: itself, or where Debian cannot be pulled, as in a sandbox, what debootstrap makes instead.
+
+    Args:
+        made: repository and tag of that; ``packages`` and ``changes``: what it has besides Debian's minimum.
+
+    Raises:
+        ProvisionError: neither can be had.
+    """
+    with suppress(docker.errors.ImageNotFound):
+        client.images.get(base)
+        return base
+    suite, name = debootstrap.suite_of(base), ":".join(made)
+    if suite is None or not debootstrap.tar(suite, packages).exists():
+        say(f"pulling {base}")
+        try:
+            for entry in client.api.pull(base, stream=True, decode=True):
+                if "error" in entry:
+                    raise docker.errors.APIError(entry["error"])
+            client.images.get(base)
+            return base
+        except docker.errors.APIError as failure:
+            reason = str(failure.explanation or failure).strip().rstrip(".")
+            missing = debootstrap.missing() if suite else "only debian:12 and debian:13 can be"
+            if "no space left" in reason.lower():
+                raise
+            if suite is None or missing:
+                what = f"the base image can be neither pulled ({reason}) nor made here ({missing})"
+                hint = "see that its registry can be reached, load it by hand (`docker load`), or begin with another: --base IMAGE"
+                raise ProvisionError(what, where=base, hint=hint) from failure
+            say(f"{base} cannot be pulled ({reason}); {name}, made by debootstrap, replaces it")
+    with suppress(docker.errors.ImageNotFound):
+        client.images.get(name)  # another import would be another image, for which no earlier build counts
+        return name
+    archive = debootstrap.make(suite, settings, say, packages)
+    with signals.deferred():
+        client.api.import_image(str(archive), *made, changes=list(changes))
+    return name
 
 
 @contextmanager

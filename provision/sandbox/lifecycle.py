@@ -205,7 +205,7 @@ def _host_keys(runs: Engine, host: SandboxHost, deadline: float) -> str:
 
 def _wait_for_login(runs: Engine, sandbox: Sandbox, host: SandboxHost, deadline: float) -> None:
     """Log in as a reader of the inventory would, with the key and the known host, until it works."""
-    command = ["ssh", "-F", "/dev/null", *sandbox.ssh_options(), "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
+    command = ["ssh", "-F", "/dev/null", *ssh_keys.options(sandbox.known_hosts), "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
     command += ["-i", str(sandbox.key), f"{sandbox.user}@{host.address}", "true"]
     while True:
         try:

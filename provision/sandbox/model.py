@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from provision.sandbox import names
+from provision.sandbox.containers import ssh_keys
 
 SudoMode = Literal["nopasswd", "password", "none"]
 #: What runs the hosts: a container engine, or Linux namespaces of this machine.
@@ -77,17 +78,11 @@ class Sandbox:
         """True when there is at least one host and none of them is stopped."""
         return bool(self.hosts) and all(host.state == "running" for host in self.hosts)
 
-    def ssh_options(self) -> list[str]:
-        """Arguments for ``ssh`` besides user, key and host: only the sandbox's own keys count, on both ends."""
-        known = f'"{self.known_hosts}"' if " " in str(self.known_hosts) else str(self.known_hosts)  # ssh splits the value at blanks
-        options = [f"UserKnownHostsFile={known}", "GlobalKnownHostsFile=/dev/null", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes"]
-        return [word for option in options for word in ("-o", option)]
-
     def inventory_text(self, slots: int) -> str:
         """An Ansible inventory in INI form, commented for the person who opens it. ``slots``: ranks per host."""
         width = max(len(host.name) for host in self.hosts)
         hosts = "\n".join(f"{host.name:<{width}}  ansible_host={host.address}  slots={slots}" for host in self.hosts)
-        quoted = [option if " " not in option else '"' + option.replace('"', '\\"') + '"' for option in self.ssh_options()]
+        quoted = [option if " " not in option else '"' + option.replace('"', '\\"') + '"' for option in ssh_keys.options(self.known_hosts)]
         become = f"\n# {self.user}'s sudo asks for the password in {self.become_password}\n" if self.become_password else ""
         return f"""\
 # Throw-away hosts of the sandbox '{self.name}', made by `provision sandbox up`. `{names.command("down", self.name)}` removes them.

@@ -126,12 +126,16 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
             yield "nvml"
         if "gpus" not in facts.missing:  # the survey asked nvidia-smi, or the driver's library where there is none
             yield "silent"
-    elif (
-        any(gpu.fabric_state not in (None, "Completed") for gpu in facts.gpus)
-        and not (nvidia.fabric_manager or facts.container)
-        and facts.arch != "aarch64"  # that of Grace runs on its NVLink switches
-    ):
+    elif _lacks_fabric_manager(facts):
         yield "no-fabric-manager"
+
+
+def _lacks_fabric_manager(facts: Facts) -> bool:
+    """Whether GPUs wait for a Fabric Manager: they say so from Hopper on; older ones behind NVSwitches do where it does not run."""
+    if facts.nvidia.fabric_manager or facts.container or facts.arch == "aarch64":  # that of Grace runs on its NVLink switches
+        return False
+    states = {gpu.fabric_state for gpu in facts.gpus} - {None}
+    return bool(states - {"Completed"}) if states else bool(facts.nvidia.pci_switches) and facts.nvidia.fabric_manager is False
 
 
 def _packaged_version(facts: Facts) -> str | None:

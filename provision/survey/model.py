@@ -282,7 +282,7 @@ class Nvidia(Section):
     """Signs of NVIDIA's hardware and software besides the driver, such as what nvidia-smi complained about.
 
     ``pci_devices``: addresses of GPUs, ``pci_ids``: their device ids without duplicates, ``pci_switches``: number of NVSwitches;
-    ``runfile``: the driver is from NVIDIA's installer, not from packages.
+    ``runfile``: the driver is from NVIDIA's installer, not from packages; ``fabric_manager``: whether it runs, None if that is unknown.
     """
 
     smi: str | None = None
@@ -452,7 +452,6 @@ class Signs(Section):
     listening: list[int] = []
     nccl_conf: dict[str, str] = {}
     mca_params: dict[str, str] = {}
-    nvswitches: int = 0
 
 
 class FileMode(Section):

@@ -136,7 +136,7 @@ class Reader:
 @pytest.fixture
 def clone(tmp_path, monkeypatch) -> Path:
     """A folder with what a clone has."""
-    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))  # without earlier runs, by which `up` would foretell its time
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "state"))
     without = shutil.ignore_patterns(".*", "__pycache__", "build")
     return Path(shutil.copytree(ROOT, tmp_path / "provision", symlinks=True, ignore=without))
 

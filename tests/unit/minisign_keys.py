@@ -26,15 +26,9 @@ class Key:
         raw = b"Ed" + self.id + self.private.public_key().public_bytes_raw()
         return f"untrusted comment: minisign public key {self.shown}\n{base64.b64encode(raw).decode()}\n"
 
-    def secret_text(self, kdf: bytes = b"\0\0") -> str:
-        pair = self.private.private_bytes_raw() + self.private.public_key().public_bytes_raw()
-        checksum = hashlib.blake2b(b"Ed" + self.id + pair, digest_size=32).digest()
-        raw = b"Ed" + kdf + b"B2" + bytes(48) + self.id + pair + checksum
-        return f"untrusted comment: minisign secret key\n{base64.b64encode(raw).decode()}\n"
-
-    def legacy_signature(self, content: bytes, comment: str = "of long ago") -> str:
-        """As `minisign -S -l` signs: the content itself, not its BLAKE2b."""
-        signed = self.private.sign(content)
-        lines = (b"Ed" + self.id + signed, self.private.sign(signed + comment.encode()))
+    def signature(self, content: bytes, comment: str = "a test", *, legacy: bool = False) -> str:
+        """As `minisign -S` signs; ``legacy``: the content itself (`-l`), not its BLAKE2b."""
+        signed = self.private.sign(content if legacy else hashlib.blake2b(content).digest())
+        lines = ((b"Ed" if legacy else b"ED") + self.id + signed, self.private.sign(signed + comment.encode()))
         first, second = (base64.b64encode(line).decode() for line in lines)
         return f"untrusted comment: signature\n{first}\ntrusted comment: {comment}\n{second}\n"

@@ -45,8 +45,7 @@ def update(sources: Sources, folder: Path, today: datetime.date, say: Callable[[
         UsageError: the files would be invalid with the new rows; they are unchanged.
     """
     made = look(sources, say)
-    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers, sources.images)]
-    _write(made, folder, f"`provision catalog update` from {', '.join(dict.fromkeys(places))}", today)
+    _write(made, folder, sources, today)
     return made
 
 
@@ -84,13 +83,17 @@ def build(sources: Sources, now: datetime.datetime, say: Callable[[str], None]) 
     return made, json.dumps(document, indent=1).encode() + b"\n"
 
 
-def _write(made: Update, folder: Path, source: str, today: datetime.date) -> None:
+def _write(made: Update, folder: Path, sources: Sources, today: datetime.date) -> None:
     """Merge the rows into the folder's files: all or none. What is invalid there is renamed, so that it counts no more."""
-    before, invalid = overlay.usable([folder])
+    in_use = sources.catalog.overlay
+    before, invalid = overlay.usable([folder], in_use.feed if in_use else None)
+    places = [shown(each) for each in (*sources.indexes, sources.cuda, sources.drivers, sources.images)]
+    source = f"`provision catalog update` from {', '.join(dict.fromkeys(places))}"
     texts: dict[str, str] = {}
     for name in dict.fromkeys((*made.rows, *(name for name, needed in _SUBJECTS.items() if needed <= made.seen))):
         kept = before.files[name].rows if before and name in before.files else {}
-        content = {"schema": 1, "source": source, "date": today.isoformat(), **overlay.merge(kept, made.rows.get(name, {}))}
+        head = {"schema": 1, "source": source, "date": today.isoformat(), "only_gaps": True}
+        content = {**head, **overlay.merge(kept, made.rows.get(name, {}))}
         texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
     if not texts and not invalid:
         return

@@ -7,15 +7,13 @@ import urllib.parse
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from pydantic import BaseModel, Field
 
 from provision.base.downloads import Unavailable, content_of, local_path
 from provision.base.versions import key
 from provision.catalog.update.sources import LARGEST_LIST, Absent, Sources, Update, below, sentence, shown
-
-_JSON = "application/vnd.pypi.simple.v1+json"
 
 
 @dataclass(frozen=True)
@@ -31,18 +29,12 @@ class Wheel:
     python: str
     name: str
     url: str
-    size: int | None
 
 
-class _IndexFile(BaseModel):
+class _IndexFile(NamedTuple):
     filename: str
     url: str
-    size: int | None = None
-    yanked: bool | str = False
-
-
-class _IndexPage(BaseModel):
-    files: list[_IndexFile] = Field(max_length=200_000)
+    yanked: bool = False
 
 
 class Links(html.parser.HTMLParser):
@@ -60,7 +52,7 @@ class Links(html.parser.HTMLParser):
         named = dict(attributes)
         if tag == "a" and named.get("href"):
             name = urllib.parse.unquote(urllib.parse.urlsplit(str(named["href"])).path.rpartition("/")[2])
-            self.files.append(_IndexFile(filename=name, url=str(named["href"]), yanked="data-yanked" in named))
+            self.files.append(_IndexFile(name, str(named["href"]), "data-yanked" in named))
 
 
 def unknown_wheels(package: str, sources: Sources, made: Update) -> Iterator[list[Wheel]]:
@@ -98,12 +90,11 @@ def _listed(package: str, sources: Sources, made: Update) -> Iterable[_IndexFile
 def _files(package: str, index: str | Path, sources: Sources) -> list[_IndexFile]:
     if isinstance(index, Path):
         return _files_of_folder(package, index, sources)
-    with sources.opened(f"{below(index, package)}/", {"Accept": f"{_JSON}, text/html;q=0.2"}) as answer:
-        content, kind, address = content_of(answer, f"its list of {package}", LARGEST_LIST), answer.headers.get_content_type(), answer.url
+    with sources.opened(f"{below(index, package)}/", {"Accept": "text/html"}) as answer:
+        content, address = content_of(answer, f"its list of {package}", LARGEST_LIST), answer.url
     try:
-        files = _IndexPage.model_validate_json(content).files if kind == _JSON else Links(content).files
-        files = [file.model_copy(update={"url": urllib.parse.urljoin(address, file.url)}) for file in files]
-    except (ValueError, RecursionError) as error:
+        files = [file._replace(url=urllib.parse.urljoin(address, file.url)) for file in Links(content).files]
+    except ValueError as error:
         raise Unavailable(f"its list of {package} is not one of a package index") from error
     return [file for file in files if local_path(file.url) is None]  # a server names no files of this machine
 
@@ -112,10 +103,9 @@ def _files_of_folder(package: str, folder: Path, sources: Sources) -> list[_Inde
     """The wheels in a folder, or those that its page of the package names, where it has one as an index does."""
     page = folder / package / "index.html"
     if page.is_file():
-        files = Links(sources.content(page)).files
-        return [each.model_copy(update={"url": urllib.parse.urljoin(page.absolute().as_uri(), each.url)}) for each in files]
+        return [each._replace(url=urllib.parse.urljoin(page.absolute().as_uri(), each.url)) for each in Links(sources.content(page)).files]
     found = sorted(folder.rglob("*.whl"))
-    return [_IndexFile(filename=path.name, url=path.absolute().as_uri(), size=path.stat().st_size) for path in found]
+    return [_IndexFile(path.name, path.absolute().as_uri()) for path in found]
 
 
 def _wheel(package: str, file: _IndexFile, sources: Sources) -> Wheel | None:
@@ -138,4 +128,4 @@ def _wheel(package: str, file: _IndexFile, sources: Sources) -> Wheel | None:
         or free_threaded
     ):
         return None
-    return Wheel(version.base_version, version.local or "", arch, python, file.filename, file.url, file.size)
+    return Wheel(version.base_version, version.local or "", arch, python, file.filename, file.url)

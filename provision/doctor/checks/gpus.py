@@ -53,8 +53,9 @@ def _lost_gpus(facts: Facts) -> Observations:
 
 @host_check("fabric-manager-down")
 def _fabric_manager(facts: Facts) -> Observations:
-    if facts.driver and facts.signs.nvswitches and not facts.nvidia.fabric_manager:
-        yield Observation(f"{facts.signs.nvswitches} NVSwitch devices and nv-fabricmanager does not run", "nvidia-fabricmanager running")
+    switches = 0 if facts.container else facts.nvidia.pci_switches
+    if facts.driver and switches and facts.nvidia.fabric_manager is False:
+        yield Observation(f"{switches} NVSwitch devices and nv-fabricmanager does not run", "nvidia-fabricmanager running")
 
 
 @host_check("libcuda-missing")

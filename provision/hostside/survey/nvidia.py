@@ -177,7 +177,8 @@ def nvidia(machine):
             "device_nodes": machine.glob("/dev/nvidia[0-9]*"),
             "nouveau": machine.exists("/sys/module/nouveau"),
             "peer_memory": machine.exists("/sys/module/nvidia_peermem") or machine.exists("/sys/module/nv_peer_mem"),
-            "fabric_manager": "nv-fabricmanage" in running_programs(machine) or None,  # the kernel keeps 15 letters of a name
+            # The kernel keeps 15 letters of a name. Without the first process (hidepid) those of others are hidden.
+            "fabric_manager": "nv-fabricmanage" in running_programs(machine) or (False if machine.exists("/proc/1/comm") else None),
             "imex": "nvidia-imex" in running_programs(machine),
             "imex_channels": bool(machine.glob("/dev/nvidia-caps-imex-channels/channel*")),
         },

@@ -80,5 +80,4 @@ def signs(machine):
         "listening": sorted(listening_ports(machine)),
         "nccl_conf": nccl_conf,
         "mca_params": mca_params,
-        "nvswitches": len(machine.glob("/dev/nvidia-nvswitch[0-9]*")),
     }

@@ -21,13 +21,12 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from provision.base import pages
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
-from provision.report.status import metrics, show
+from provision.report.status import show
 from provision.report.status.model import Status
 
 LOOPBACK = "127.0.0.1"
 _MAX_CONNECTIONS = 32  # without a complete request; beyond that, the oldest gives way to the newest
 _REQUEST_S, _SILENT_S = 2.0, 5.0  # for a complete request; of a client that reads nothing
-_MAX_DIFFERENCES = 10  # of one host, on the page
 _OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -114,12 +113,10 @@ class Server(ThreadingHTTPServer):
             turn = f"?{urlencode({'token': self.token, **({} if paused else {'refresh': '0'})})}" if "token" in query else None
             body = page(status, self.interval, nonce, paused=paused, turn=turn)
             return _Reply(HTTPStatus.OK, "text/html; charset=utf-8", body.encode(), _POLICY.format(nonce=nonce))
-        if parts.path not in ("/metrics", "/status.json"):
-            return _plain(HTTPStatus.NOT_FOUND, "there are /, /metrics and /status.json")
+        if parts.path != "/status.json":
+            return _plain(HTTPStatus.NOT_FOUND, "there are / and /status.json")
         if status is None:
             return _plain(HTTPStatus.SERVICE_UNAVAILABLE, "the hosts have not answered yet")
-        if parts.path == "/metrics":
-            return _Reply(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(status))
         return _Reply(HTTPStatus.OK, "application/json", status.model_dump_json(by_alias=True).encode())
 
 
@@ -186,6 +183,6 @@ def page(status: Status | None, interval: float, nonce: str, *, paused: bool = F
         summary=f"{status.inventory}: {show.summary(status)}" if status else "Waiting for the hosts' first answer",
         stale=duration(age) if age > 3 * again + 120 else "",
         tables=show.tables(status) if status else {},
-        lines=show.lines(status, _MAX_DIFFERENCES) if status else [],
+        lines=show.lines(status) if status else [],
         styles=show.STYLES,
     )

@@ -82,9 +82,9 @@ def tables(status: Status) -> dict[str, list[dict[str, str]]]:
     return {title: rows for title, rows in (("Hosts, the worst first", hosts), ("GPUs", _gpu_rows(status))) if rows}
 
 
-def lines(status: Status, differences: int) -> list[tuple[str, str]]:
-    """What a page says below that, each line with its style. ``differences``: of one host, that are named."""
-    return [*_troubles(status, status.hosts, differences), *_jobs(status)]
+def lines(status: Status) -> list[tuple[str, str]]:
+    """What a page says below that, each line with its style."""
+    return [*_troubles(status, status.hosts), *_jobs(status)]
 
 
 def summary(status: Status) -> str:
@@ -161,16 +161,16 @@ def _gpu_rows(status: Status) -> list[dict[str, str]]:
     ]
 
 
-def _troubles(status: Status, hosts: Sequence[HostStatus], differences: int = _MAX_DIFFERENCES) -> Iterator[tuple[str, str]]:
+def _troubles(status: Status, hosts: Sequence[HostStatus]) -> Iterator[tuple[str, str]]:
     """Lines about what is wrong, the worst first, and what helps; hosts with the same trouble share them."""
     if status.problem:
         yield status.problem, "red"
     groups: dict[tuple[str, ...], list[HostStatus]] = {}
     for host in sorted(hosts, key=lambda host: STATES.index(host.state)):
         holder = f"{host.locked.owner} works on it since {host.locked.since}" if host.locked else ""
-        shown = [each for each in (host.problem, holder, *map(str, host.drift[:differences])) if each]
-        if len(host.drift) > differences:
-            shown.append(f"and {len(host.drift) - differences} more")
+        shown = [each for each in (host.problem, holder, *map(str, host.drift[:_MAX_DIFFERENCES])) if each]
+        if len(host.drift) > _MAX_DIFFERENCES:
+            shown.append(f"and {len(host.drift) - _MAX_DIFFERENCES} more")
         groups.setdefault((host.state, *shown), []).append(host)
     for (state, *texts), group in groups.items():
         if state == "installed" and not texts:

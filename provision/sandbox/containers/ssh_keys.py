@@ -35,6 +35,13 @@ def make_pair(key: Path, comment: str) -> str:
     return key.with_name(key.name + ".pub").read_text(encoding="utf-8")
 
 
+def options(known: Path) -> list[str]:
+    """Arguments for ``ssh`` besides user, key and host: only the keys in this file count, and only keys that are named."""
+    shown = f'"{known}"' if " " in str(known) else str(known)  # ssh splits the value at blanks
+    said = [f"UserKnownHostsFile={shown}", "GlobalKnownHostsFile=/dev/null", "StrictHostKeyChecking=yes", "IdentitiesOnly=yes"]
+    return [word for option in said for word in ("-o", option)]
+
+
 def known_hosts(keys: Mapping[tuple[str, str], str]) -> str:
     """The text of a known_hosts file.
 

@@ -131,7 +131,7 @@ def test_a_report_without_results_is_refused_with_what_and_where() -> None:
 
 def test_the_page_opens_from_disk_and_shows_the_slow_link() -> None:
     before, now = measurements(4.0), measurements(2.0)
-    text = page.render(now, [before], results.compare(before, now))
+    text = page.render(now, results.compare(before, now))
     assert not re.findall(r"(?:src|href)=|https?://|<script", text), "nothing is fetched and nothing runs"
     assert "<c>" not in text
     assert "&lt;c&gt;" in text
@@ -141,9 +141,8 @@ def test_the_page_opens_from_disk_and_shows_the_slow_link() -> None:
     assert len(re.findall(r'<rect class="q3" x=', text)) == 2, "0.5 of 2 GB/s, seen from both ends"
     assert "Slow: a – &lt;c&gt; (0.5 GB/s);" in text
     assert "a – b, 16 MiB: 4 → 2 GB/s (-50%, worse)" in text
-    assert "Over all 2 runs" in text
-    assert "Between two hosts" not in page.render(measurements(pairs=[]), [], None)
-    assert "<svg" not in page.render(measurements(pairs=[], ranks=[], training=[]), [], None)
+    assert "Between two hosts" not in page.render(measurements(pairs=[]), None)
+    assert "<svg" not in page.render(measurements(pairs=[], ranks=[], training=[]), None)
 
 
 def test_heat_maps_of_many_hosts_hold_every_pair_as_text() -> None:
@@ -195,7 +194,7 @@ def test_a_limit_that_was_exceeded_by_far_was_measured_too_low() -> None:
     assert pairs[1]["of the limit"] == "83 %"
     (remark,) = results.remarks(fast)
     assert "too low for a – b, 2 ranks and 2 more" in remark
-    text = page.render(fast, [], None)
+    text = page.render(fast, None)
     assert remark in text
     assert "<td>reached</td>" not in text
 
@@ -219,7 +218,7 @@ def test_more_than_all_of_the_speed_is_noise_or_a_disturbance() -> None:
     assert shares(now) == ["-", "103 % (96–112)", "-", "147 % (120–160)"]
     (remark,) = results.remarks(now)
     assert remark.startswith("training with 4 ranks was faster with communication than without")
-    text = page.render(now, [], None)
+    text = page.render(now, None)
     assert remark in text
     assert "<td>103 % (96–112)</td>" in text
 
@@ -236,7 +235,7 @@ def test_more_than_all_of_the_speed_is_noise_or_a_disturbance() -> None:
 def test_more_ranks_are_compared_with_one_only_where_its_speed_is_known(one: dict[str, Any], shown: list[str]) -> None:
     now = measurements(training=[one, trained(2, 1800.0), trained(4, 1800.0)])
     assert [charts.percent(now.of_linear(run)) for run in now.training] == shown
-    assert page.render(now, [], None).count("</td><td>-</td></tr>") >= shown.count("-")
+    assert page.render(now, None).count("</td><td>-</td></tr>") >= shown.count("-")
 
 
 def test_hosts_that_were_busy_before_are_named() -> None:
@@ -244,7 +243,7 @@ def test_hosts_that_were_busy_before_are_named() -> None:
     busy = measurements(hosts=[*hosts, {"name": "<c>", "slots": 1}])
     (remark,) = results.remarks(busy)
     assert remark == "hosts were busy before the measurement: a (load 9.1 on 2 cores); figures are lower and spread more"
-    assert remark in page.render(busy, [], None)
+    assert remark in page.render(busy, None)
     for found in (results.compare(busy, measurements(9.0, hosts=busy.hosts[1:])), results.compare(measurements(9.0), busy)):
         assert found.changes
         assert "hosts were busy before one of the two runs: the changes may come from that" in found.remarks
@@ -262,7 +261,7 @@ def test_one_launch_tells_no_change() -> None:
     assert (found.changes, found.compared, found.left_out) == ([], 0, {"launches": 5})
     assert [line.partition(";")[0] for line in found.remarks] == ["5 figures not compared: one launch is not enough to tell a change"]
     assert results.compare(measurements(1.0), of_one_launch(9.0)).left_out["launches"] == 5, "both runs need two"
-    assert found.remarks[0] in page.render(of_one_launch(9.0), [of_one_launch(1.0)], found)
+    assert found.remarks[0] in page.render(of_one_launch(9.0), found)
 
 
 def test_launches_that_differ_among_each_other_tell_no_change() -> None:
@@ -287,7 +286,7 @@ def test_an_incomplete_run_is_compared_only_where_nothing_else_is_there() -> Non
     assert (against.before, against.left_out) == (part, {"partner": 6})
     (remark,) = results.remarks(part)
     assert remark == "incomplete: 3 of 12 launches; not measured: allreduce of 4 ranks on 2 hosts"
-    text = page.render(part, [], None)
+    text = page.render(part, None)
     assert remark in text
     assert "the network broke\n    &lt;last line&gt;\n</pre>" in text
 
@@ -361,23 +360,11 @@ def test_what_was_never_launched_is_named_and_nothing_at_all_is_an_error(tmp_pat
 def test_one_pair_of_hosts_is_no_heat_map() -> None:
     one = measurements(hosts=[{"name": name, "slots": 2} for name in "ab"], pairs=measurements().pairs[:1])
     assert page.heat_maps(one) == []
-    text = page.render(one, [], None)
+    text = page.render(one, None)
     assert "<rect" not in text
     assert "The best pair" not in text
     assert "<details" not in text, "what is not drawn is no table to open"
     assert "2 (1.96–2.04)" in text
-
-
-def test_trends_are_of_every_number_of_ranks_and_tell_the_time_of_runs_of_one_day() -> None:
-    morning, noon = measurements(when="2026-11-27T08:05:00+00:00"), measurements(when="2026-11-27T12:30:00+00:00")
-    found = page._trends([morning, noon])
-    names = {chart.title for chart in found}
-    assert {f"training, {n} rank{'s' * (n > 1)}" for n in (1, 2, 4, 5)} <= names
-    assert {f"{n} ranks, {size}" for n in (2, 4, 5) for size in ("4 KiB", "16 MiB")} <= names
-    assert {tuple(tick.text for tick in chart.along) for chart in found} == {("08:05", "12:30")}
-    assert {chart.x_title for chart in found} == {"run, 2026-11-27 UTC"}
-    (first, *_) = page._trends([measurements(), noon])
-    assert ([tick.text for tick in first.along], first.x_title) == (["2026-11-21", "2026-11-27"], "run")
 
 
 def test_a_change_is_what_exceeds_both_spreads() -> None:
@@ -404,18 +391,6 @@ def test_the_same_ranks_on_other_hosts_are_not_compared_and_a_pair_is_the_same_i
     assert (found.compared, found.left_out) == (2, {"partner": 2})
     found = results.compare(measured(1.0, 2, ["a", "b"], ["a", "b"]), measured(9.0, 3, ["a", "b"], ["a", "b"]))
     assert (found.compared, found.left_out) == (2, {"partner": 2}), "3 and 1 are not 2 and 2"
-
-
-def test_a_run_that_left_something_out_leaves_the_trends_of_all_others() -> None:
-    whole = [measurements(float(gbs)) for gbs in (1, 2, 3)]
-    all_trends = {chart.title: len(chart.curves[0].points) for chart in page._trends(whole)}
-    assert set(all_trends.values()) == {3}
-    for partial in (measurements(training=[]), measurements(pairs=[]), measurements(pairs=[], ranks=[], training=[])):
-        found = {chart.title: len(chart.curves[0].points) for chart in page._trends([*whole, partial])}
-        assert set(found) == set(all_trends)
-        assert 3 in found.values()
-    assert page._trends(whole[:1]) == []
-    assert "Over all 4 runs" in page.render(measurements(training=[]), whole, results.compare(whole[-1], measurements(training=[])))
 
 
 def test_names_of_curves_that_are_alike_stay_inside_of_the_drawing() -> None:

@@ -62,8 +62,7 @@ def document(created: datetime.datetime = CREATED, **changes: dict[str, Any]) ->
 def published(folder: Path, content: bytes, key: Key = KEY) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "catalog-feed.json").write_bytes(content)
-    signature = minisign.sign(content, key.secret_text(), "a test")
-    (folder / "catalog-feed.json.minisig").write_text(signature, encoding="utf-8")
+    (folder / "catalog-feed.json.minisig").write_text(key.signature(content), encoding="utf-8")
     return folder / "catalog-feed.json"
 
 
@@ -109,6 +108,32 @@ def test_an_old_catalogue_with_a_feed_plans_the_new_default(tmp_path: Path, mine
     monkeypatch.setattr(catalog, "date_of_ours", lambda: "2027-03-01")
     assert torch_of(planned()) == torch_of(before), "a release of provision of that day or later is taken instead"
     assert json.loads(commanded("show", "--json"))["feed"] is None
+
+
+def test_what_an_update_found_before_a_feed_counts_only_where_the_feed_lacks_it(tmp_path: Path, mine: Path) -> None:
+    ours = plain("pytorch")
+    newest = max(ours["releases"], key=key)
+    release = ours["releases"].pop(newest)
+    weak = {cuda: {**build, "weak": "the index"} for cuda, build in release["builds"].items()}
+    head = {"schema": 1, "source": "an index", "date": "2027-02-20", "only_gaps": True}
+    found = {"releases": {newest: {**release, "builds": weak}, "2.99.0": release}}
+    mine.mkdir(parents=True)
+    (mine / "pytorch.yaml").write_text(json.dumps({**head, **found}), encoding="utf-8")
+
+    def evidence() -> dict[str, str | None]:
+        return {cuda: build.weak for cuda, build in overlay.own().pytorch().releases[newest].builds.items()}
+
+    of_index, of_feed = dict.fromkeys(weak, "the index"), {cuda: build.get("weak") for cuda, build in release["builds"].items()}
+    assert evidence() == of_index
+    feed.take(published(tmp_path, document()), mine)
+    assert evidence() == of_feed
+    assert "2.99.0" in overlay.own().pytorch().releases
+    made = update.update(Sources.of_folder(given(tmp_path / "given"), overlay.own()), mine, NOW.date(), lambda _line: None)
+    assert any("pytorch" in path for path in made.written)
+    assert evidence() == of_feed, "a later update does not bring them back"
+    own = json.dumps({**head, "only_gaps": False, **found})
+    (mine / "pytorch.yaml").write_text(own, encoding="utf-8")
+    assert evidence() == of_index, "a file of the user's own counts"
 
 
 def test_bad_lists_of_a_feed_count(tmp_path: Path, mine: Path) -> None:
@@ -380,11 +405,11 @@ def given(folder: Path) -> Path:
     return folder
 
 
-def test_without_a_key_a_feed_is_made_and_with_one_it_is_signed(tmp_path: Path, mine: Path) -> None:
-    places, secret, out = given(tmp_path / "given"), tmp_path / "secret.key", tmp_path / "catalog-feed.json"
-    secret.write_text(KEY.secret_text(), encoding="utf-8")
-    said = commanded("build", "--out", str(out), "--from", str(places), "--sign", str(secret))
+def test_a_feed_that_was_made_counts_once_it_is_signed(tmp_path: Path, mine: Path) -> None:
+    places, out = given(tmp_path / "given"), tmp_path / "catalog-feed.json"
+    said = commanded("build", "--out", str(out), "--from", str(places))
     assert "driver branch 840: long-term" in said
+    published(tmp_path, out.read_bytes())
     commanded("update", "--feed", str(out))
     used = Catalog(overlay.read([mine]))
     assert used.driver().branches.of["840"] == "long-term"
@@ -394,21 +419,19 @@ def test_without_a_key_a_feed_is_made_and_with_one_it_is_signed(tmp_path: Path, 
     assert used.cuda_images().tags["ubuntu"].releases["12.4.1"] == tuple(sorted({*known, "26.04"}))
     assert used.pytorch().defaults[0].version == plain("pytorch")["defaults"][0]["version"]
     assert used.reach().date == NOW.date().isoformat()
-    assert "unsigned" in commanded("build", "--out", str(out), "--from", str(places))
+    assert f"minisign -S -s KEY -m {out}" in commanded("build", "--out", str(out), "--from", str(places))
     assert not Path(f"{out}.minisig").exists(), "the signature of an earlier feed is gone"
     refused(out, mine, ProvisionError)
 
 
-def test_no_feed_is_made_without_a_look_at_everything_or_with_a_wrong_key(tmp_path: Path, mine: Path) -> None:
-    places, out = given(tmp_path / "given"), tmp_path / "catalog-feed.json"
+def test_no_feed_is_made_without_a_look_at_everything(tmp_path: Path, mine: Path) -> None:
+    places = given(tmp_path / "given")
     (places / "supported-tags.md").unlink()
     with pytest.raises(ProvisionError, match="nothing was to be seen of what belongs in cuda_images"):
         update.build(Sources.of_folder(places, OURS), NOW, lambda _line: None)
-    (tmp_path / "secret.key").write_text(KEY.secret_text(kdf=b"Sc"), encoding="utf-8")
-    for name, said in (("secret.key", "has a password"), ("missing.key", "No such file")):
-        with pytest.raises(UsageError, match=said):
-            commanded("build", "--out", str(out), "--from", str(places), "--sign", str(tmp_path / name))
-    assert not out.exists()
+    with pytest.raises(ProvisionError, match="cannot be written: No such file") as caught:
+        commanded("build", "--out", str(tmp_path / "absent" / "feed.json"), "--from", str(given(tmp_path / "whole")))
+    assert caught.value.where == str(tmp_path / "absent" / "feed.json")
 
 
 def test_the_keys_in_the_package_are_of_minisign(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,10 +440,10 @@ def test_the_keys_in_the_package_are_of_minisign(monkeypatch: pytest.MonkeyPatch
     assert lines
     assert len(lines) % 2 == 0
     with pytest.raises(ValueError, match=f"trusted: {lines[0].split()[-1]}"):
-        minisign.verify(b"", KEY.legacy_signature(b""), feed.public_keys())
+        minisign.verify(b"", KEY.signature(b""), feed.public_keys())
 
 
-def test_the_weekly_job_runs_a_command_that_is_there() -> None:
+def test_the_weekly_job_signs_with_nothing_but_minisign() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/catalog.yml").read_text(encoding="utf-8"))
     ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
 
@@ -428,11 +451,13 @@ def test_the_weekly_job_runs_a_command_that_is_there() -> None:
         return {step["uses"] for job in of["jobs"].values() for step in job["steps"] if "uses" in step}
 
     assert actions(workflow) <= actions(ci)
-    commands = "\n".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
-    (line,) = [line.strip() for line in commands.splitlines() if "provision catalog" in line]
-    words = line.partition("provision ")[2].split()
-    assert words[:4] == ["catalog", "build", "--out", "catalog-feed.json"]
+    commands = {name: "\n".join(step.get("run", "") for step in job["steps"]) for name, job in workflow["jobs"].items()}
+    (line,) = [line.strip() for line in commands["feed"].splitlines() if "provision catalog" in line]
+    assert line.split()[1:] == ["catalog", "build", "--out", "catalog-feed.json"]
     help_ = CliRunner().invoke(app, ["catalog", "build", "--help"], env={"COLUMNS": "200"}).output
-    assert all(option in help_ for option in ("--out", "--sign", "--from"))
-    assert "--sign" in line
-    assert "umask 077" in commands
+    assert all(option in help_ for option in ("--out", "--from"))
+    assert ("--constraint constraints.txt" in commands["feed"], "secrets" in str(workflow["jobs"]["feed"])) == (True, False)
+    with_key = [name for name, job in workflow["jobs"].items() if "secrets" in str(job) or job.get("permissions")]
+    assert with_key == ["sign"]
+    assert "umask 077" in commands["sign"]
+    assert not any(word in commands["sign"] for word in ("pip", "provision ", "python"))

@@ -161,6 +161,7 @@ def test_a_plan_by_an_old_catalogue_says_so(monkeypatch: pytest.MonkeyPatch, day
     note = f"the catalogue is of {read}, {days} days old: newer releases and faults found since are not in it"
     assert [each.startswith(note) for each in json.loads(shown("plan", "--facts", facts, "--json"))["notes"]][:1] == [said]
     assert (f"note: {note}"[:80] in shown("plan", "--facts", facts)) == said
+    assert (f"note: {note}"[:80] in shown("plan", "--facts", facts, "--what-if", "driver=580")) == said
 
 
 def test_a_driver_branch_without_support_is_named(tmp_path: Path) -> None:

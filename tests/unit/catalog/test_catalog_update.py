@@ -133,15 +133,12 @@ def library(*entries: tuple[int, float]) -> bytes:
 MACHINE_CODE_90, PTX_90 = (gpu_code.MACHINE_CODE, 9.0), (gpu_code.PTX, 9.0)
 
 
-def serve(index: Index, tmp_path: Path, *, as_html: bool) -> None:
-    """NCCL as JSON or HTML, PyTorch likewise, and a list of NVIDIA's."""
+def serve(index: Index, tmp_path: Path) -> None:
+    """NCCL, PyTorch, and lists of NVIDIA's."""
     others = ["torch-2.91.0rc1-cp312-cp312-manylinux_2_28_x86_64.whl", "torch-2.90.0-cp312-cp312-win_amd64.whl", "torch-1.13.1.tar.gz"]
     for package, names in {"nvidia-nccl-cu13": [NCCL], "nvidia-nccl-cu12": [], "torch": [*TORCH, *others]}.items():
         links = "".join(f'<a href="/files/{name}#sha256=00">{name}</a>' for name in names)
-        files = [{"filename": name, "url": f"/files/{name}", "hashes": {}} for name in names]
-        page = json.dumps({"meta": {"api-version": "1.1"}, "name": package, "files": files})
-        kind = "text/html" if as_html else "application/vnd.pypi.simple.v1+json"
-        index.pages[f"/{package}/"] = (kind, (links if as_html else page).encode())
+        index.pages[f"/{package}/"] = ("text/html", links.encode())
     index.pages[f"/files/{NCCL}"] = ("", nccl(tmp_path / NCCL))
     for name in TORCH:
         index.pages[f"/files/{name}"] = ("", torch(tmp_path / name))
@@ -179,9 +176,8 @@ def run(index: Index, folder: Path) -> Update:
     return update.update(sources(index), folder, TODAY, lambda _line: None)
 
 
-@pytest.mark.parametrize("as_html", [False, True])
-def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index, as_html: bool) -> None:
-    serve(index, tmp_path, as_html=as_html)
+def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index) -> None:
+    serve(index, tmp_path)
     folder = tmp_path / "config" / "catalog"
     made = run(index, folder)
     assert made.unreached == []
@@ -214,7 +210,7 @@ def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index, as_html: b
 
 
 def test_gaps_are_filled_and_what_is_older_than_all_that_is_known_stays_out(tmp_path: Path, index: Index) -> None:
-    serve(index, tmp_path, as_html=True)
+    serve(index, tmp_path)
     known = OURS.pytorch().releases
     first, second, *_ = sorted(map(key, known))[1]
     gap = f"{first}.{second}.9"
@@ -255,7 +251,7 @@ def test_where_nothing_is_new_the_plan_is_as_before_and_the_knowledge_of_today(t
 
 def test_of_large_wheels_only_parts_are_fetched(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "_BLOCK", 1 << 14)
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     assert run(index, tmp_path / "c").unreached == []
     place = f"/files/{NCCL}"
     assert index.fetched[place] < len(index.pages[place][1]) / 5
@@ -263,7 +259,7 @@ def test_of_large_wheels_only_parts_are_fetched(tmp_path: Path, index: Index, mo
 
 
 def test_a_server_without_ranges(tmp_path: Path, index: Index) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     index.ranges = False
     assert len(run(index, tmp_path / "c").found) == 5
 
@@ -282,7 +278,7 @@ def test_a_folder_instead_of_servers(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_users_own_stay(tmp_path: Path, index: Index) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     folder = tmp_path / "c"
     folder.mkdir()
     head = "schema: 1\nsource: me\ndate: 2027-01-01\n"
@@ -293,7 +289,7 @@ def test_rows_of_the_users_own_stay(tmp_path: Path, index: Index) -> None:
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_written(tmp_path: Path, index: Index) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     index.pages[f"/files/{NCCL}"] = ("", nccl(tmp_path / NCCL, library=b"\x7fELF nothing"))
     del index.pages["/nvidia/"]
     index.pages["/releases.json"] = ("application/json", b"{}" + b" " * (16 << 20))
@@ -304,11 +300,17 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_written(tmp_path: Path, ind
 
 @pytest.mark.parametrize(
     "page",
-    [b"{}", b'{"files": 1}', b'{"files": [{"filename": "../../x.whl", "url": "file:///etc/passwd"}]}', b"[" * 100_000],
+    [
+        b"{}",
+        f'<a href="file:///etc/{NCCL}">x</a><a href="file:///etc/{TORCH[0]}">x</a>'.encode(),
+        f'<a href="http://[x/{TORCH[0]}">x</a>'.encode(),
+        b"<a" * 100_000,
+        b"<!--" * 100_000 + b"\xff",
+    ],
 )
 def test_hostile_lists_add_nothing(tmp_path: Path, index: Index, page: bytes) -> None:
     for package in update.PACKAGES:
-        index.pages[f"/{package}/"] = ("application/vnd.pypi.simple.v1+json", page)
+        index.pages[f"/{package}/"] = ("text/html", page)
     index.pages["/nvidia/"] = ("text/html", b'<a href="redistrib_13.9.0.json">x</a>')
     nvidia(index, "13.9.0", "$(reboot)")
     branches(index, {"640": "\x1b[31mproduction branch; reboot", "64": "lts branch", "../../../etc": "lts branch"})
@@ -318,7 +320,7 @@ def test_hostile_lists_add_nothing(tmp_path: Path, index: Index, page: bytes) ->
 
 
 def test_wheels_that_are_no_archives_or_unpack_to_too_much(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     index.pages[f"/files/{NCCL}"] = ("", b"PK" * 500)
     monkeypatch.setattr(archive, "_LARGEST_LIBRARY", 100)
     made = run(index, tmp_path / "c")
@@ -334,14 +336,14 @@ def refused(index: Index, folder: Path) -> list[str]:
 
 
 def test_a_wheel_that_claims_to_be_larger_than_any(tmp_path: Path, index: Index) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     index.total = 900 * 10**9
     assert {line.partition(": ")[2] for line in run(index, tmp_path / "c").unreached} == {"a file of more than 8,589,934,592 bytes"}
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_the_list_of_files_of_a_wheel_is_bounded(tmp_path: Path, index: Index, ranges: bool) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     index.ranges = ranges
     size = 33 << 20
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, size, 0, 0)
@@ -351,7 +353,7 @@ def test_the_list_of_files_of_a_wheel_is_bounded(tmp_path: Path, index: Index, r
 
 
 def test_links_of_a_server_to_files_of_this_machine_are_left_out(tmp_path: Path, index: Index) -> None:
-    serve(index, tmp_path, as_html=True)
+    serve(index, tmp_path)
     (tmp_path / TORCH[0]).unlink()
     os.mkfifo(tmp_path / TORCH[0])
     links = "".join(f'<a href="{(tmp_path / name).as_uri()}">x</a>' for name in TORCH)
@@ -373,7 +375,7 @@ def test_a_pipe_instead_of_a_wheel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [b'<a href="http://[">x</a>', b"<![x["])
 def test_pages_that_are_no_lists_of_links(tmp_path: Path, index: Index, page: bytes) -> None:
-    serve(index, tmp_path, as_html=True)
+    serve(index, tmp_path)
     index.pages["/torch/"] = index.pages["/nvidia/"] = ("text/html", page)
     made = run(index, tmp_path / "c")
     assert [line.partition(": ")[0] for line in made.unreached] == ["torch", "CUDA"]
@@ -387,14 +389,14 @@ def test_pages_that_are_no_lists_of_links(tmp_path: Path, index: Index, page: by
     ],
 )
 def test_a_server_that_speaks_no_http_or_stops_in_between(tmp_path: Path, index: Index, sent: bytes, said: str) -> None:
-    serve(index, tmp_path, as_html=True)
+    serve(index, tmp_path)
     index.raw = dict.fromkeys(["/torch/", f"/files/{NCCL}", "/nvidia/", "/releases.json"], sent)
     assert [line.rpartition(": ")[2] for line in run(index, tmp_path / "c").unreached] == [said] * 4
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_a_wheel_with_damaged_content(tmp_path: Path, index: Index, method: int) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     path = tmp_path / "damaged.whl"
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("torch/version.py", hashlib.sha256().hexdigest())
@@ -460,7 +462,7 @@ def test_an_index_with_several_builds_of_a_release(tmp_path: Path) -> None:
     [b"[]", b'{"640": {"type": "lts branch"}}', b'{"640": {"type": 1, "driver_info": []}}', b'{"640": ' + b"[" * 100_000, b"<html>"],
 )
 def test_lists_of_branches_that_are_none(tmp_path: Path, index: Index, content: bytes) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     index.pages["/releases.json"] = ("application/json", content)
     made = run(index, tmp_path / "c")
     assert [line.partition(":")[0] for line in made.unreached] == ["driver branches"]
@@ -468,7 +470,7 @@ def test_lists_of_branches_that_are_none(tmp_path: Path, index: Index, content: 
 
 
 def test_invalid_files_are_set_aside_and_nothing_of_them_is_lost(tmp_path: Path, index: Index) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     folder = tmp_path / "c"
     folder.mkdir()
     for name in ("nccl.yaml", "os.yaml", "nccl.yaml.invalid"):
@@ -488,7 +490,7 @@ def test_invalid_files_are_set_aside_and_nothing_of_them_is_lost(tmp_path: Path,
 
 
 def test_all_files_are_written_or_none(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(index, tmp_path, as_html=False)
+    serve(index, tmp_path)
     store = downloads.store
 
     def full(path: Path, content: bytes) -> None:
@@ -510,7 +512,7 @@ def commanded(*words: str, code: int) -> str:
 
 
 def test_the_command_asks_all_of_pips_indexes_with_their_logins(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(index, tmp_path, as_html=True)
+    serve(index, tmp_path)
     index.login = "Basic " + base64.b64encode(b"me:secret").decode()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)

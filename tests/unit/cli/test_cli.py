@@ -476,5 +476,5 @@ def test_a_command_is_imported_when_it_is_called() -> None:
         return set(done.stdout.splitlines()[-1].split())
 
     assert not {"provision.cli.options", "provision.catalog", "ansible_runner", "docker", "requests"} & loaded("--version")
-    assert not {"docker", "prometheus_client", "provision.cli.up", "provision.image"} & loaded("runs")
-    assert not {"prometheus_client", "provision.report.status.server"} & loaded("status", "--help")
+    assert not {"docker", "provision.cli.up", "provision.image"} & loaded("runs")
+    assert "provision.report.status.server" not in loaded("status", "--help")

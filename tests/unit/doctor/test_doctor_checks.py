@@ -104,7 +104,7 @@ def test_what_checks_say_speaks_of_the_host() -> None:
         ("nvidia-smi-no-driver", {"nvidia": {"pci_devices": ["0000:01:00.0"]}}),
         ("nouveau-loaded", {"nvidia": {"pci_devices": ["0000:01:00.0"], "nouveau": True}}),
         ("rm-init-adapter-failed", {**GPU, "nvidia": {"pci_devices": ["a", "b"]}}),
-        ("fabric-manager-down", {**GPU, "signs": {"nvswitches": 6}}),
+        ("fabric-manager-down", {**GPU, "nvidia": {"pci_switches": 6, "fabric_manager": False}}),
         ("efa-plugin-missing", {**GPU, "infiniband": [EFA], "efa_plugin": None}),
         ("roce-gid-index", {**GPU, "infiniband": [{**ROCE, "roce_v2_gids": []}]}),
         ("roce-gid-index", {**GPU, "infiniband": [ROCE], "environment": {"variables": {"NCCL_IB_GID_INDEX": "0"}}}),

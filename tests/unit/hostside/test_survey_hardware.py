@@ -179,6 +179,15 @@ def test_an_h100_in_a_virtual_machine(tmp_path: Path) -> None:
     assert hardware.licensed_vgpus(found) == (0, 0)  # a whole GPU needs no licence
 
 
+@pytest.mark.parametrize(
+    ("programs", "runs"), [({1: "systemd", 9: "nv-fabricmanage"}, True), ({1: "systemd"}, False), ({77: "python3"}, None)]
+)
+def test_whether_a_fabric_manager_runs_is_unknown_where_it_is_hidden(tmp_path: Path, programs: dict[int, str], runs: bool | None) -> None:
+    files = pci(("10de", "20b2", "030200"), ("10de", "1af1", "068000"))
+    found = stated(survey.nvidia(machine(tmp_path / "root", files | {f"/proc/{pid}/comm": f"{name}\n" for pid, name in programs.items()})))
+    assert (found.nvidia.pci_switches, found.nvidia.fabric_manager) == (1, runs)
+
+
 RDMA = "/sys/class/infiniband"
 
 

@@ -171,8 +171,8 @@ class _EngineWithoutRegistry:
     def pull(self, _name: str, **_: Any) -> Any:
         yield {"error": "manifest unknown", "errorDetail": {"message": "manifest unknown"}}
 
-    def import_image(self, file: str, repository: str, tag: str) -> None:
-        assert file.endswith("bookworm.tar")
+    def import_image(self, file: str, repository: str, tag: str, changes: list[str]) -> None:
+        assert (file.endswith("bookworm.tar"), changes) == (True, [])
         assert f"{repository}:{tag}" not in self.known
         self.known.add(f"{repository}:{tag}")
 
@@ -183,22 +183,24 @@ class _EngineWithoutRegistry:
 )
 def test_an_unavailable_base_gives_a_hint(monkeypatch: pytest.MonkeyPatch, base: str, missing: str | None, hint: str) -> None:
     monkeypatch.setattr(build.debootstrap, "missing", lambda: missing)
-    with pytest.raises(build.ProvisionError, match=rf"{base}: the base image is unavailable: manifest unknown") as error:
-        build.obtain_base(_EngineWithoutRegistry(), base, Settings(), BuildOutput(io.StringIO(), Progress()))  # type: ignore[arg-type]
+    with pytest.raises(build.ProvisionError, match=rf"{base}: the base image can be neither pulled \(manifest unknown\) nor") as error:
+        build.base_image(_EngineWithoutRegistry(), base, ("made", "1"), Settings(), print)  # type: ignore[arg-type]
     assert hint in str(error.value)
 
 
 def test_debian_is_made_here_where_it_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = _EngineWithoutRegistry()
     monkeypatch.setattr(build.debootstrap, "missing", lambda: None)
-    monkeypatch.setattr(build.debootstrap, "make", lambda suite, _settings, _say: build.Path(f"/cache/{suite}.tar"))
+    monkeypatch.setattr(build.debootstrap, "make", lambda suite, *_: build.Path(f"/cache/{suite}.tar"))
+    monkeypatch.setattr(build.debootstrap, "tar", lambda *_: build.Path("/nowhere"))
+    made = ("provision-base", "bookworm")
     for _ in ("made", "already there"):
-        log = io.StringIO()
-        assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(log, Progress())) == "provision-base:bookworm"
-        said = "debian:12-slim: the base image is unavailable: manifest unknown; provision-base:bookworm, made by debootstrap, replaces it"
-        assert log.getvalue().splitlines() == ["pulling debian:12-slim", said]
+        said: list[str] = []
+        assert build.base_image(engine, "debian:12-slim", made, Settings(), said.append) == "provision-base:bookworm"
+        why = "debian:12-slim cannot be pulled (manifest unknown); provision-base:bookworm, made by debootstrap, replaces it"
+        assert said == ["pulling debian:12-slim", why]
     engine.known.add("debian:12-slim")
-    assert build.obtain_base(engine, "debian:12-slim", Settings(), BuildOutput(io.StringIO(), Progress())) == "debian:12-slim"
+    assert build.base_image(engine, "debian:12-slim", made, Settings(), print) == "debian:12-slim"
 
 
 def test_what_is_fetched_for_a_build_passes_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: build.Path) -> None:

@@ -112,6 +112,18 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path, in
     assert re.search(says, str(caught.value)), str(caught.value)
 
 
+@pytest.mark.parametrize(("installed", "release"), [("2.4.1+cu118", None), ("2.4.1+cu124", None), ("2.7.1+cu128", "2.8.0")])
+def test_a_release_is_offered_where_the_driver_of_the_installed_build_runs_one_of_its_builds(
+    tmp_path: Path, index: Path, installed: str, release: str | None
+) -> None:
+    (tmp_path / "requirements.txt").write_text("torch>=2.8,<2.9\n")
+    there = base(packages={"torch": {"version": installed, "requires": []}})
+    with pytest.raises(ProvisionError) as caught:
+        environments.resolve(environments.read(tmp_path / "requirements.txt"), there, "node1")
+    offered = re.search(r"--torch (\S+)", str(caught.value))
+    assert (offered and offered[1]) == release
+
+
 def test_lock_is_exported_without_what_is_there_for_pytorch(tmp_path: Path, index: Path) -> None:
     project = '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["pvdemo", "torch"]\n'
     for version in ("2.13.0", "2.5.0"):

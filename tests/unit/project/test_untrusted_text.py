@@ -156,7 +156,7 @@ def test_the_output_of_image_builds(attack: str) -> None:
         output = BuildOutput(io.StringIO(), Progress(console))
         for line in (f"#5 [system 2/2] RUN {attack}", f"#5 0.1 {attack}", attack):
             output.note(line)
-        output.remark(attack)
+        output.doing(attack)
 
     assert_harmless(shown_by(go))
 
@@ -272,7 +272,7 @@ def test_the_page_of_a_benchmark(attack: str) -> None:
         ],
     }
     measurements = Measurements.model_validate(document)
-    made = page.render(measurements, [measurements], results.compare(measurements, measurements))
+    made = page.render(measurements, results.compare(measurements, measurements))
     assert_harmless(made)
     assert "<script" not in made
     assert "<polyline" in made, "what the page draws itself is no text"

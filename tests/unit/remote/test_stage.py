@@ -33,10 +33,9 @@ def event(host: str, kind: Kind, role: str, **result: object) -> Event:
     return Event(kind, host, role, "Do something", result)
 
 
-def installing(names: Sequence[str], *, learned: bool = False) -> Stage:
+def installing(names: Sequence[str]) -> Stage:
     """The last host waits for apt, the one before it has failed, the first is behind, the others are alike."""
-    expected = {(name, step): 10.0 for name in names for step in STEPS} if learned else None
-    stage = Stage.of("Install", names, 0.0, STEPS, expected)
+    stage = Stage.of("Install", names, 0.0, STEPS)
     for name in names:
         stage.event(event(name, "started", "guard"), 0.0)
         stage.event(event(name, "changed", "guard"), 5.0)
@@ -47,9 +46,9 @@ def installing(names: Sequence[str], *, learned: bool = False) -> Stage:
     return stage
 
 
-def shown(stage: Stage, width: int, now: float = 40.0, height: int = 24, left: float | None = None) -> list[str]:
+def shown(stage: Stage, width: int, now: float = 40.0, height: int = 24) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, width=width, force_terminal=True, color_system=None).print(stage_view(stage, now, width, height, left))
+    Console(file=stream, width=width, force_terminal=True, color_system=None).print(stage_view(stage, now, width, height))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -58,10 +57,10 @@ def shown(stage: Stage, width: int, now: float = 40.0, height: int = 24, left: f
 @pytest.mark.parametrize("pattern", ["node{}", "worker-{:03}.rack-12.training.cluster.example.com"])
 def test_names_are_whole_and_lines_fit(width: int, count: int, pattern: str) -> None:
     names = [pattern.format(number) for number in range(1, count + 1)]
-    lines = shown(installing(names, learned=True), width, left=75.0)
+    lines = shown(installing(names), width)
     assert max(map(len, lines)) <= width
     assert len(lines) <= 20
-    assert lines[0] == f"Install  {count} host{'s' * (count > 1)}  0:40  about 1 min left"
+    assert lines[0] == f"Install  {count} host{'s' * (count > 1)}  0:40"
     text = "".join(line.split("  ")[0] for line in lines[1:])
     for name in [names[0], *names[-2:]] if count > 2 else names:
         assert name in text
@@ -71,19 +70,16 @@ def test_names_are_whole_and_lines_fit(width: int, count: int, pattern: str) -> 
 
 
 def test_the_worst_comes_first_with_what_is_wrong_and_a_bar_has_what_is_done() -> None:
-    lines = shown(installing([f"node{number}" for number in range(1, 17)], learned=True), 120)
+    lines = shown(installing([f"node{number}" for number in range(1, 17)]), 120)
     assert lines[1].startswith("node15      failed   5/12 openmpi  ━")
     assert lines[2].startswith("node16      waiting  5/12 openmpi  ━")
     assert lines[3].startswith("node1       running  3/12 python   ━")
     assert lines[4].startswith("node[2-14]  running  5/12 openmpi  ━")
-    assert lines[3].endswith("0:20  ~2 min")
+    assert lines[3].endswith("0:20")
     assert lines[5:] == [
         "node15: ERROR: no matching distribution found for openmpi",
         "node16: the package manager is held by apt-get (pid 7)",
     ]
-    alone = installing(["node1"], learned=True)
-    assert [row.part for row in alone.rows(20.0)] == [pytest.approx(2 / 12)]
-    assert [row.part for row in alone.rows(25.0)] == [pytest.approx(2.5 / 12)]
     assert [row.part for row in installing(["node1"]).rows(25.0)] == [pytest.approx(2 / 12)]
 
 

@@ -155,6 +155,19 @@ def test_a_jump_host_that_is_down_is_reported_once_for_the_hosts_behind_it(messa
     assert printed.getvalue().count("error: ") == 1
 
 
+def test_many_problems_are_cut_after_the_errors() -> None:
+    found = [Problem("warning", f"its clock is {number} s ahead", id="clock-skew-make", host=f"host{number}") for number in range(500)]
+    found.append(Problem("error", "the disk is full", id="disk-full", host="last"))
+    names = [f"{number:x}-{number * 7919:x}" for number in range(500)]
+    found += [Problem("error", "there is no Python 3", id="python-missing", host=name) for name in names]
+    printed = io.StringIO()
+    show_problems(found, Console(file=printed, width=200, color_system=None))
+    lines = printed.getvalue().splitlines()
+    assert lines[0] == "last: error: the disk is full"
+    assert lines[1] == f"{names[0]}, {names[1]} and 498 more: error: there is no Python 3"
+    assert (len(lines), lines[-1]) == (21, "and 482 more problems: all with provision survey --json")
+
+
 def test_a_host_that_its_jump_host_does_not_reach_is_reported_itself() -> None:
     message = f"channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n{CLOSED}"
     assert connection_problem(Host("gpu1", "gpu1"), message, OURS).what.startswith("nothing listens on its ssh port")

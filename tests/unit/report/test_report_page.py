@@ -17,11 +17,8 @@ from documents import REPORT
 from provision import inventory
 from provision.base import paths
 from provision.base.problems import Problem
-from provision.bench import results
-from provision.bench.results import Measurements
 from provision.cli import main
 from provision.commands import run
-from provision.inventory import by_name
 from provision.plan.requirements import Requirements
 from provision.remote.progress import Progress
 from provision.remote.session import Session
@@ -158,7 +155,8 @@ def test_a_run_that_made_hosts_ready() -> None:
     assert "Loss: loss by epoch; training from 2.3 to 0.31; test from 2.27 to 0.132" in labels
     assert "Accuracy on the test set: % by epoch; test from 25.1 to 96.1" in labels
     assert "gpu001: 3 steps in 1 min 33 s, the longest engine with 1 min" in labels
-    assert "2 hosts in 10.0.0.0/16" in labels
+    assert "4 × H100 80GB" not in text
+    assert "8 × H100 80GB HBM3 behind NVSwitches" in text
     assert "the same ranks at the same time, not communicating 2,207 communication leaves 88 % of it" in text
     assert "the driver's CUDA is 12.4" in text
     assert "8 × H100 80GB HBM3, 10.0.0.0/16, NVSwitch" in text
@@ -225,10 +223,6 @@ def test_charts_name_their_axes() -> None:
     made = read(cluster(2, SMOKE))
     assert made.texts["svg"].count("epoch") == 2
     assert {"100", "%"} <= set(made.texts["text"])
-
-
-def test_the_links_of_one_host_have_no_legend() -> None:
-    assert "Green, solid" not in read(cluster(1)).said()
 
 
 def test_steps_that_change_nothing_by_nature_have_a_colour_of_their_own_and_hosts_their_order() -> None:
@@ -301,51 +295,6 @@ def test_the_page_of_many_hosts_is_as_short_as_that_of_the_kinds_of_hosts() -> N
     assert "gpu000, gpu001 and 116 more" in text
     assert "gpu119" in text  # in the list that unfolds
     assert "8 × Tesla V100-SXM2-32GB" in text
-
-
-def test_links_are_coloured_by_what_was_measured_on_these_hosts() -> None:
-    run = cluster(3)
-    pairs = [
-        {"hosts": list(hosts), "results": [{"bytes": 1 << 20, "latency_us": {"median": 10.0}, "busbw_gbs": gbs}], "limit_gbs": 0}
-        for hosts, gbs in ((("gpu000", "gpu001"), 11.0), (("gpu000", "gpu002"), 10.5), (("gpu001", "gpu002"), 0.004))
-    ]
-    slots = [{"name": name, "slots": 8} for name in ("gpu000", "gpu001", "gpu002")]
-    document = {"schema": 4, "when": "2026-11-26T18:00:00+00:00", "hosts": slots, "pairs": pairs, "ranks": [], "training": []}
-    same_names = by_name("/elsewhere.ini", ["gpu000", "gpu001", "gpu002"], None)
-    results.keep(same_names, Measurements.model_validate(document))
-    assert "Links were not measured" in read(run).said()  # those are other hosts
-    results.keep(by_name("/home/me/big.ini", ["gpu000", "gpu001", "gpu002"], None), Measurements.model_validate(document))
-    without_pairs = Measurements.model_validate({**document, "pairs": []})  # --no-pairs
-    results.keep(by_name("/home/me/big.ini", ["gpu000", "gpu001", "gpu002"], None), without_pairs)
-    made = read(run)
-    assert Counter(value for tag, name, value in made.attributes if (tag, name) == ("line", "class") and value.startswith("link")) == {
-        "link fast": 2,
-        "link slow": 1,
-    }
-    assert "3 hosts; the slowest link 0.004 GB/s between gpu001 and gpu002, the fastest 11 GB/s" in made.said()
-
-
-@pytest.mark.parametrize("name", ["n{}", "worker-{:03}.rack-12.training.cluster.example.com"])
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-def test_hosts_are_drawn_whole_and_beside_each_other(count: int, name: str) -> None:
-    names = [name.format(number) for number in range(count)]
-    made = drawings.topology({}, {each: f"10.{number}.0.0/16" for number, each in enumerate(names)}, {})
-    assert made is not None
-    assert made.left_out == 0
-    boxes = [*made.boxes, *([made.hub] if made.hub and count != 1 else [])]
-    for number, box in enumerate(boxes):
-        assert box.x - box.width / 2 >= 0
-        assert box.x + box.width / 2 <= made.width
-        for other in boxes[:number]:
-            beside = abs(box.x - other.x) >= (box.width + other.width) / 2
-            assert beside or abs(box.y - other.y) >= drawings.BOX_HEIGHT, (box, other)
-
-
-@pytest.mark.parametrize("count", [9, 12, 13])
-def test_equal_hosts_are_one_box_where_there_are_many(count: int) -> None:
-    made = drawings.topology({}, {f"node{number}": "10.0.0.0/16" for number in range(count)}, {})
-    assert made is not None
-    assert ([len(box.hosts) for box in made.boxes], made.left_out) == ([count], 0)
 
 
 @pytest.mark.parametrize(("loss", "curves"), [(5e-324, 3), (1e-13, 3), (0.0, 3), (1e11, 3), (1.7e308, 2), (float("nan"), 2)])

@@ -21,7 +21,7 @@ from provision.diagnosis import signatures
 from provision.diagnosis.findings import Finding
 from provision.doctor.host_checks import Examination
 from provision.inventory import last_run
-from provision.remote.forecast import forecast
+from provision.remote import timeline
 from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.report import page, runs
@@ -165,7 +165,7 @@ def test_no_file_of_a_run_keeps_a_command_waiting() -> None:
     assert [run.verdict for run in runs.every()] == ["unreadable"]
     (made / "report.json").unlink()
     assert [run.verdict for run in runs.every()] == ["unknown"]
-    assert forecast(paths.runs(), ["a"], ["install"], "all") is None
+    assert timeline.read(made) is None
     assert last_run.newest_inventory() is None
     with session("provision up") as one:
         assert one.dead_runs() == []

@@ -1,4 +1,4 @@
-"""The web server of `provision status --serve`: who is let in, what a page and the metrics say, and hosts that mean harm."""
+"""The web server of `provision status --serve`: who is let in, what a page says, and hosts that mean harm."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from status_of import ACTIVITY, GPU, JOB, Hosts
 
 from provision import inventory
-from provision.base.errors import ProvisionError, UsageError
+from provision.base.errors import ProvisionError
 from provision.cli import main
-from provision.cli.status import _serve, _token
+from provision.cli.status import _serve
 from provision.report.status import server as serving
 from provision.report.status.model import Status
 from provision.report.status.observer import Observer, Poller
@@ -77,7 +76,7 @@ def raw(server: Server, sent: bytes) -> bytes:
 # ------------------------------------------------------------------------------------------------------- who is let in
 
 
-@pytest.mark.parametrize("target", ["/", "/metrics", "/status.json"])
+@pytest.mark.parametrize("target", ["/", "/status.json"])
 def test_the_token_is_needed_everywhere(server: Server, target: str) -> None:
     for given in ("", "?token=", f"?token={TOKEN}x", "?token=%ff%00", f"?other={TOKEN}"):
         reply, body = ask(server, target + given)
@@ -111,7 +110,7 @@ def test_nothing_can_be_changed(server: Server, method: str) -> None:
 
 
 def test_every_answer_keeps_a_browser_from_more(server: Server) -> None:
-    for target in (f"/?token={TOKEN}", "/", f"/nothing?token={TOKEN}", f"/metrics?token={TOKEN}"):
+    for target in (f"/?token={TOKEN}", "/", f"/nothing?token={TOKEN}", f"/status.json?token={TOKEN}"):
         headers = ask(server, target)[0].headers
         assert headers["Cache-Control"] == "no-store"
         assert headers["Referrer-Policy"] == "no-referrer"
@@ -140,7 +139,7 @@ def test_connections_that_say_nothing_are_few_and_give_way(server: Server, monke
     silent = [socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) for _ in range(60)]
     for connection in silent:
         connection.sendall(b"GET / HTTP/1.1\r\nX-a: b\r\n")
-    assert ask(server, f"/metrics?token={TOKEN}")[0].status == 200
+    assert ask(server, f"/status.json?token={TOKEN}")[0].status == 200
     assert silent[0].recv(1) == b"", "the oldest"
     silent[-1].sendall(f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
     assert silent[-1].recv(12) == b"HTTP/1.0 200", "the newest"
@@ -169,7 +168,7 @@ def test_those_who_have_the_token_are_served_while_others_hold_and_reconnect(ser
         while len(answered) < 5:
             assert time.monotonic() < deadline
             with contextlib.suppress(OSError, http.client.HTTPException):  # one may be unlucky
-                answered.append(ask(server, f"/metrics?token={TOKEN}")[0].status)
+                answered.append(ask(server, f"/status.json?token={TOKEN}")[0].status)
     finally:
         ended.set()
         for thread in holding:
@@ -195,7 +194,6 @@ def test_the_printed_address_works_for_any_token(server: Server) -> None:
 def test_before_the_first_answer_the_page_waits(server: Server) -> None:
     server.box[0] = None  # type: ignore[attr-defined]
     assert "Waiting" in ask(server, f"/?token={TOKEN}")[1]
-    assert ask(server, f"/metrics?token={TOKEN}")[0].status == 503
     assert ask(server, f"/status.json?token={TOKEN}")[0].status == 503
 
 
@@ -263,28 +261,6 @@ def test_tables_are_read_by_screen_readers_and_on_narrow_screens(server: Server)
         assert f'data-name="{name}"' in body
 
 
-def test_prometheus_reads_the_metrics(server: Server, status: Status) -> None:
-    reply, body = ask(server, "/metrics", Authorization=f"Bearer {TOKEN}")
-    assert reply.headers["Content-Type"].startswith("text/plain; version=")
-    samples: dict[str, list[Any]] = {}
-    for family in text_string_to_metric_families(body):
-        assert family.documentation
-        for sample in family.samples:
-            samples.setdefault(sample.name, []).append(sample)
-    assert {sample.labels["host"]: sample.value for sample in samples["provision_host_up"]} == {"node1": 1.0, "node2": 0.0}
-    assert {sample.labels["state"]: sample.value for sample in samples["provision_hosts"]}["unreachable"] == 1.0
-    assert samples["provision_host_memory_total_bytes"][0].value == 64 << 30
-    assert samples["provision_poll_timestamp_seconds"][0].value == status.when
-    (ranks,) = samples["provision_job_ranks"]
-    assert ranks.value == 1_000_000
-    assert set(ranks.labels) == {"run", "program", "host"}
-    assert ranks.labels["program"].startswith("<script>alert(1)</script>")
-    assert "\x1b" not in body
-    busy = samples["provision_gpu_utilization_percent"]
-    assert [(sample.labels["gpu"], sample.value) for sample in busy] == [("0", 97.0)], "what is not measured has no sample"
-    assert [sample.value for sample in samples["provision_gpu_memory_used_bytes"]] == [72790 << 20, 2**60]
-
-
 def test_the_document_is_the_one_of_the_command(server: Server, status: Status) -> None:
     reply, body = ask(server, f"/status.json?token={TOKEN}")
     assert reply.headers["Content-Type"] == "application/json"
@@ -294,38 +270,10 @@ def test_the_document_is_the_one_of_the_command(server: Server, status: Status) 
 # ------------------------------------------------------------------------------------------------------- the command
 
 
-def test_a_token_file_is_private_and_kept(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    token = _token(path)
-    assert len(token) > 40
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert _token(path) == token
-    assert _token(None) != _token(None)
-    path.chmod(0o640)
-    with pytest.raises(UsageError, match="its group or others may read it"):
-        _token(path)
-    path.chmod(0o600)
-    path.write_text("short\n")
-    with pytest.raises(UsageError, match="at least 16"):
-        _token(path)
-    with pytest.raises(UsageError, match="cannot be written"):
-        _token(tmp_path / "no/such/folder")
-
-
 def test_an_invalid_port_is_named_with_its_option(capsys: pytest.CaptureFixture[str]) -> None:
     for typed in (["--serve", "99999"], ["--serve=99999"], ["--serve=x"]):
         assert main.guarded(lambda typed=typed: main.app(args=["status", "a,", *typed], prog_name="provision"), debug=False) == 2
         assert "--serve" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("typed", "port"), [(["--serve"], 0), (["--serve", "9000"], 9000), (["--serve=9000"], 9000), (["--serve", "--limit=a"], 0)]
-)
-def test_the_port_may_be_left_out(typed: list[str], port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[int] = []
-    monkeypatch.setattr("provision.cli.status._serve", lambda _observer, port, *_: served.append(port))
-    assert main.guarded(lambda: main.app(args=["status", "a,", *typed], prog_name="provision"), debug=False) == 0
-    assert served == [port]
 
 
 def test_ctrl_c_while_the_server_is_loaded_ends_it_as_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +284,7 @@ def test_ctrl_c_while_the_server_is_loaded_ends_it_as_later(monkeypatch: pytest.
 
     monkeypatch.setitem(sys.modules, "provision.report.status.server", Loading("server"))
     monkeypatch.setattr(Poller, "start", lambda _: None)
-    _serve(Observer(inventory.load("a,"), {}), 0, TOKEN, 1.0)
+    _serve(Observer(inventory.load("a,"), {}), 0, 1.0)
 
 
 def test_it_serves_until_it_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

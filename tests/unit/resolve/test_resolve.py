@@ -180,6 +180,16 @@ def test_another_python_of_the_distribution_where_that_makes_all_hosts_agree() -
     assert made.hosts["b"].interpreter == "/usr/bin/python3"  # Ansible runs on what is there before
 
 
+@pytest.mark.parametrize("version", ["3.14.0b2", "3.12.0a7", "3.11.0rc1"])
+def test_no_pre_release_of_python_is_taken(version: str) -> None:
+    path = f"/usr/local/bin/python{version.partition('.0')[0]}"
+    others = changed(host(python="3.8.10"), python={"version": "3.8.10", "others": [{"path": path, "version": version}]})
+    own = changed(host(), python={"version": version, "executable": path})
+    for one in (others, own):
+        assert path not in plan_for({"a": one}).hosts["a"].python.package
+    assert f"not {path}, which is a pre-release ({version})" in plan_for({"a": own}).hosts["a"].python.why
+
+
 def test_a_release_candidate_of_python_is_never_chosen() -> None:
     """python3.11 of Ubuntu 22.04 is 3.11.0rc1: neither its package nor an installed one is taken, though the other host has 3.11."""
     installed = {"others": [{"path": "/usr/bin/python3.11", "version": "3.11.0rc1"}]}

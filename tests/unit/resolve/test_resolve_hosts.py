@@ -100,6 +100,12 @@ def test_a_missing_driver_is_named_with_the_branch_and_the_modules_of_the_gpu(pc
         (with_gpu("9.0", gpu={"fabric_state": "Completed"}, nvidia={"pci_switches": 4}), False),
         (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, nvidia={"fabric_manager": True}), False),
         (with_gpu("9.0", gpu={"fabric_state": "In Progress"}, container="lxc"), False),
+        (with_gpu("7.0", nvidia={"pci_switches": 6, "fabric_manager": False}), True),
+        (with_gpu("8.0", nvidia={"pci_switches": 6, "fabric_manager": False}), True),
+        (with_gpu("8.0", nvidia={"pci_switches": 6, "fabric_manager": False}, container="docker"), False),
+        (with_gpu("8.0", nvidia={"pci_switches": 6, "fabric_manager": True}), False),
+        (with_gpu("8.0", nvidia={"pci_switches": 6}), False),  # hidepid: whether it runs is unknown
+        (with_gpu("9.0", gpu={"fabric_state": "Completed"}, nvidia={"pci_switches": 4, "fabric_manager": False}), False),
         (with_gpu("8.0"), False),
     ],
 )
