@@ -170,10 +170,8 @@ def start(
     blocking: bool,
     is_root: bool | None,
     combine: Combine | None,
-) -> Work | Copying | None:
-    """As ``ways.start``, of a GPU's tensor; None of others."""
-    if not holds(tensor):
-        return None
+) -> Work | Copying:
+    """As ``ways.start``, of a GPU's tensor."""
     if not _runs_with_nccl(asked, tensor, combine):
         return _start_in_host_memory(asked, tensor, output, blocking, is_root, combine)
     in_place = output.is_contiguous() and is_plain(output)
@@ -208,10 +206,8 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def start_rows(asked: _native.Operation, tensor: torch.Tensor, blocking: bool, size: int) -> Work | Copying | None:
-    """As ``ways.start_rows``, of a GPU's tensor; None of others."""
-    if not holds(tensor):
-        return None
+def start_rows(asked: _native.Operation, tensor: torch.Tensor, blocking: bool, size: int) -> Work | Copying:
+    """As ``ways.start_rows``, of a GPU's tensor."""
     if not _runs_with_nccl(asked, tensor):
         values, copied = host_copy(asked, tensor)
         return when_copied(copied, lambda: ways.begin_rows(asked, values, tensor, blocking, size), blocking)
@@ -325,8 +321,7 @@ def begin_copied(until: Copying | None = None, everything: bool = False) -> None
             _copying.popleft().begin()
 
 
-ways.others.append(ways.Way(start, start_rows))
-tensors.holders.append(holds)
+tensors.others.append(tensors.Way(holds, start, start_rows))
 
 
 def finish() -> None:
