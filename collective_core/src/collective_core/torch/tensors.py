@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from collective_core import _native
+from collective_core.runtime import membership
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in (*_native.DTYPES, *_native.PAIRS) if hasattr(torch, name)}
@@ -60,17 +61,24 @@ def unsupported_tensor(tensor: torch.Tensor, layout: torch.layout = torch.stride
 
 
 def describe(
-    kind: int, tensor: torch.Tensor, name: str, process_set: int, problem: str = "", layout: torch.layout = torch.strided, **rest: Any
+    kind: int,
+    tensor: torch.Tensor,
+    name: str | None,
+    process_set: int,
+    problem: str = "",
+    layout: torch.layout = torch.strided,
+    **rest: Any,
 ) -> _native.Operation:
     """An operation on ``tensor``: its type, shape and device, and why this rank cannot run it, which is then an error on every rank.
 
-    It has no addresses yet, and goes through the engine; ``problem``: of the caller's own; ``rest``: as of ``_native.operation``.
+    It has no addresses yet, and goes through the engine; ``problem``: of the caller's own; ``rest``: as of ``_native.operation``. Without
+    a ``name`` it gets the next one of its kind.
     """
     unsupported_reason = unsupported_tensor(tensor, layout) or problem
     device = _native.HOST_MEMORY if is_on_host(tensor) else _native.GPU
     return _native.operation(
         kind,
-        name,
+        name or membership.next_name(_native.OPERATIONS[kind], process_set),
         dtype_name(tensor),
         rest.pop("shape", tuple(tensor.shape)),
         rest.pop("count", 0 if unsupported_reason else tensor.numel()),
