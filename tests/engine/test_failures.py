@@ -89,7 +89,7 @@ def test_absent_ranks_are_named_after_the_timeout(launch, n, hosts, absent):
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "victim"), [(2, 0), (4, 2)])
 def test_a_host_that_stops_in_the_middle_of_an_allreduce_is_named_by_the_others(launch, n, victim):
-    outcome = launch("stopped.py", n, n, [str(victim)], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)
+    outcome = launch("stopped.py", n, n, [str(victim), "inside"], env={"COLLECTIVE_TIMEOUT": "2"}, keep_going=True)
     reports = outcome.reports()
     pid = reports.pop(victim)["pid"]
     assert len(reports) == n - 1
@@ -105,13 +105,13 @@ def test_a_host_that_stops_in_the_middle_of_an_allreduce_is_named_by_the_others(
 @pytest.mark.parametrize(("n", "hosts", "victim"), [(2, 1, 0), (4, 2, 1)])
 def test_a_rank_that_a_signal_has_stopped_for_good_is_named_by_the_others_of_its_host(launch, n, hosts, victim):
     """Under a launcher of others, here mpirun; ours end it before that. COLLECTIVE_TIMEOUT is 30 minutes."""
-    reports = launch("stopped_neighbour.py", n, hosts, [str(victim)], keep_going=True, limit=300).reports()
+    reports = launch("stopped.py", n, hosts, [str(victim), "before"], keep_going=True, limit=300).reports()
     pid = reports.pop(victim)["pid"]
     assert len(reports) == n - 1
     for entry in reports.values():
         assert (entry["kind"], entry["ranks"]) == ("peer_lost", [victim])
         assert entry["waited"] > 50.0, "what it was stopped before does not count"
-        assert "allreduce 'for good'" in entry["error"]
+        assert "allreduce 'gradient'" in entry["error"]
         assert f"rank {victim} (host " in entry["error"]
         assert f"pid {pid}) has been stopped by a signal for a minute (kill -CONT would have continued it)" in entry["error"]
 

@@ -96,11 +96,27 @@ def test_a_gpu_never_waits_for_a_rank_that_is_gone_and_nothing_broken_is_committ
 @pytest.mark.parametrize("hosts", slow_but_last(1, 3))
 def test_process_sets_on_one_gpu_are_launched_in_one_order_on_all_ranks(launch, hosts):
     """Without one, a GPU that works for one set and another that works for the other wait for each other."""
-    launched = {rank: report["launched"] for rank, report in launch("gpu_order.py", 3, hosts).must_succeed().reports().items()}
+    launched, agreed = launched_in_order(launch, hosts)
     assert sorted(launched[1]) == [1, *range(1001, 1004), *range(2001, 2004), 2009, 3000]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        both = set(launched[one]) & set(launched[other])
-        assert [each for each in launched[one] if each in both] == [each for each in launched[other] if each in both], launched
+    assert len(agreed) == 3, launched
+
+
+@pytest.mark.slow
+def test_process_sets_on_one_gpu_are_launched_in_different_orders_where_nothing_orders_them(launch):
+    """So that the test above can fail: the pauses of its ranks are long enough."""
+    launched, agreed = launched_in_order(launch, 1, "without")
+    assert agreed == [(0, 2)], launched  # which share no more than the global set
+
+
+def launched_in_order(launch, hosts, *arguments):
+    """What each rank has launched, and the pairs of ranks that have launched in one order what both have."""
+    reports = launch("gpu_order.py", 3, hosts, arguments).must_succeed().reports()
+    launched = {rank: report["launched"] for rank, report in reports.items()}
+
+    def common(one, other):
+        return [each for each in launched[one] if each in launched[other]]
+
+    return launched, [(one, other) for one, other in ((0, 1), (0, 2), (1, 2)) if common(one, other) == common(other, one)]
 
 
 def test_who_was_late_for_an_operation_that_has_a_place_in_the_order_is_named(launch):
@@ -134,6 +150,18 @@ def test_a_launch_waits_for_its_turn_unless_its_group_is_broken(monkeypatch):
     assert "it was aborted" in (group.test() or group.test())
     nccl.order.leave(2)
     assert nccl.order.is_next(9), "it holds up nobody"
+
+
+def test_a_group_whose_turn_does_not_come_is_not_connected(monkeypatch):
+    monkeypatch.setattr(nccl, "platform", SimpleNamespace(new_stream=lambda _: None))
+    monkeypatch.setattr(nccl, "order", nccl.Order())
+    monkeypatch.setattr(nccl, "groups", {})
+    monkeypatch.setattr(nccl.membership, "current", lambda: SimpleNamespace(config=SimpleNamespace(timeout=0.1)))
+    nccl.order.enter(2)
+    members = SimpleNamespace(id=4, rank=0, size=1, ranks=[0])
+    problem = nccl.connect(members, torch.device("cpu"), lambda document: [document], 60.0)
+    assert "rank 0: CollectiveError: what goes before it has taken more than 0.1 s (COLLECTIVE_TIMEOUT)" in problem
+    assert nccl.groups == {}
 
 
 class Asked:

@@ -25,15 +25,10 @@ def test_operations(launch, n, hosts):
     assert set(reports) == set(range(n))
 
 
+@pytest.mark.parametrize("worker", ["complex_tensors.py", "repeated.py"])
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 2), (2, 1)))
-def test_complex_tensors(launch, n, hosts):
-    reports = launch("complex_tensors.py", n, hosts).must_succeed().reports()
-    assert set(reports) == set(range(n))
-
-
-@pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 2), (2, 1)))
-def test_calls_that_are_repeated_on_a_tensor(launch, n, hosts):
-    reports = launch("repeated.py", n, hosts).must_succeed().reports()
+def test_complex_tensors_and_calls_that_are_repeated(launch, worker, n, hosts):
+    reports = launch(worker, n, hosts).must_succeed().reports()
     assert set(reports) == set(range(n))
 
 

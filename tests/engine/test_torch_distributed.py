@@ -168,6 +168,15 @@ def test_a_rank_that_dies_or_leaves_is_named_at_once(launch, case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["stops-recv", "stops-send"])
+def test_a_rank_that_a_signal_has_stopped_is_named_by_who_waits_for_a_message(launch, case):
+    report = launch("torch_distributed_failures.py", 2, 1, [case], keep_going=True, limit=300).reports()[0]
+    assert (report["kind"], report["ranks"]) == ("peer_lost", [1])
+    assert "has been stopped by a signal for a minute" in report["error"]
+    assert report["seconds"] < 100
+
+
+@pytest.mark.slow
 def test_a_message_of_another_length_and_a_wait_that_is_too_short_are_errors(launch):
     receiver = launch("torch_distributed_failures.py", 2, 1, ["length"], keep_going=True).reports()[1]
     assert receiver["kind"] == "mismatch"

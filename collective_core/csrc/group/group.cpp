@@ -105,8 +105,9 @@ void Group::step_barrier(Deadline& deadline) {
   uint32_t moves = 0;  // the first look extends it, as the barrier's end does
   raise_signal(memory_.my_cell().step, steps_);
   for (int local = 0; local < topology_.local_size(); ++local) {
-    wait_until(memory_.cell(local).step, steps_, wait_policy_, [&] {
-      failure_detector_.check_waiting_for(topology_.local_ranks()[local]);
+    Signal& step = memory_.cell(local).step;
+    wait_until(step, steps_, wait_policy_, [&] {
+      failure_detector_.check_waiting_for(topology_.local_ranks()[local], step, steps_);
       const std::vector<int> missing = missing_here(&RankCell::step, steps_);
       extend_by_progress(deadline, &moves);
       warn_if_due(missing, deadline);

@@ -98,9 +98,10 @@ void FailureDetector::check(const std::set<int>& mid_frame) {
   check_control(mid_frame);
 }
 
-void FailureDetector::check_waiting_for(int rank) {
+void FailureDetector::check_waiting_for(int rank, const Signal& signal, uint32_t target) {
   check();
-  throw_if_left(rank);
+  // In this order: it may have raised the signal, and left, since we looked.
+  if (has_left(rank) && !has_reached(signal, target)) throw_if_left(rank);
 }
 
 void FailureDetector::throw_if_left(int rank) {

@@ -36,8 +36,8 @@ class FailureDetector {
   // Throws the announced failure, or Failure(peer_lost) when a peer died. Costs a few system calls: for naps, not for
   // spins. Control connections of ranks in `mid_frame` are not at the head of a frame and are left alone.
   void check(const std::set<int>& mid_frame = {});
-  // As check, but also when `rank`, which we are waiting for, has shut down in good order.
-  void check_waiting_for(int rank);
+  // As check, but also when `rank` has shut down in good order before `signal`, which it raises, reached `target`.
+  void check_waiting_for(int rank, const Signal& signal, uint32_t target);
   // Throws the failure that a rank of this host or another leader has announced, if any. Costs two loads.
   void throw_if_recorded();
   // The part of check() that reads no control connection: announced failures and ranks of this host.

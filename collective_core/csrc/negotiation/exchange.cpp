@@ -40,8 +40,9 @@ void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   uint32_t seen = naps.load(std::memory_order_relaxed);
   uint32_t moves = 0;
   Deadline silence(rank_grace_s);  // of the leader, who may have reasons to wait beyond our deadline
-  wait_until(group_.memory().control().world, sequence_, group_.wait_policy(), [&] {
-    group_.failure_detector().check_waiting_for(leader);
+  Signal& world = group_.memory().control().world;
+  wait_until(world, sequence_, group_.wait_policy(), [&] {
+    group_.failure_detector().check_waiting_for(leader, world, sequence_);
     group_.extend_by_progress(deadline, &moves);
     const std::vector<int> missing = group_.missing_here(&RankCell::published, sequence_);
     group_.warn_if_due(missing, deadline);
@@ -68,11 +69,12 @@ void Exchange::wait_for_local(Deadline& deadline) {
   const Topology& topology = group_.topology();
   waits_.late = -1;
   for (int local = 0; local < topology.local_size(); ++local) {
-    if (has_reached(group_.memory().cell(local).published, sequence_)) continue;
+    Signal& published = group_.memory().cell(local).published;
+    if (has_reached(published, sequence_)) continue;
     // Those before it have come, and whoever is not waited for any more came earlier.
     waits_.late = topology.local_ranks()[local];
-    wait_until(group_.memory().cell(local).published, sequence_, group_.wait_policy(), [&] {
-      group_.failure_detector().check_waiting_for(topology.local_ranks()[local]);
+    wait_until(published, sequence_, group_.wait_policy(), [&] {
+      group_.failure_detector().check_waiting_for(topology.local_ranks()[local], published, sequence_);
       const std::vector<int> missing = group_.missing_here(&RankCell::published, sequence_);
       group_.warn_if_due(missing, deadline);
       if (topology.host_count() > 1) host_negotiation_.still_waiting(deadline);

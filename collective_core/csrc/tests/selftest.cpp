@@ -320,6 +320,35 @@ std::string check_lost_host() {
   return {};
 }
 
+// A rank that has done its part of an operation may leave before another one of its host looks again.
+std::string check_departure() {
+  NetworkInMemory network;
+  const std::vector<cc::Peer> peers = peers_of(network, 2, 1);
+  std::vector<std::unique_ptr<cc::Group>> groups(2);
+  std::vector<std::thread> threads;
+  threads.reserve(2);
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      groups[r] = std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s, timeout_s);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  cc::raise_signal(groups[0]->memory().my_cell().step, 1);
+  groups[0]->failure_detector().send_shutdown();
+  const cc::Signal& step = groups[1]->memory().cell(0).step;
+  try {
+    groups[1]->failure_detector().check_waiting_for(0, step, 1);
+  } catch (const cc::Failure& failure) {
+    return std::string("what a rank had done before it left did not count: ") + failure.what();
+  }
+  try {
+    groups[1]->failure_detector().check_waiting_for(0, step, 2);
+  } catch (const cc::Failure&) {
+    return {};
+  }
+  return "a rank that has left was waited for";
+}
+
 // Hosts with different numbers of ranks on a slow network: those that have nothing to do wait for longer than the
 // timeout for those that move bytes.
 std::string check_slow_network(Kind kind, double short_timeout_s = 2.0) {
@@ -440,7 +469,7 @@ int main(int arguments, char** words) {
   const bool only_memory = arguments > 1 && std::string(words[1]) == "memory";
   run_cases_in_memory();
   if (!only_memory) {
-    for (const std::string& error : {check_descriptors(), check_long_operation()}) {
+    for (const std::string& error : {check_descriptors(), check_long_operation(), check_departure()}) {
       if (!error.empty()) std::printf("%s\n", error.c_str());
       failures += error.empty() ? 0 : 1;
     }

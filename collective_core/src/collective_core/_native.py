@@ -16,7 +16,8 @@ from collective_core.errors import KINDS, CollectiveError, InvalidUseError
 
 ABI = 18  # of csrc/api/c_api.h
 
-ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(7)
+OPERATIONS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter", "join")
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, JOIN = range(len(OPERATIONS))
 SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 
 #: How an operation is submitted: to be run by the engine's thread; in the caller's, where that may be; or as the caller's only one

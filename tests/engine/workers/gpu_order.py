@@ -1,15 +1,18 @@
 """Process sets that share a GPU, and whose operations every rank launches as it can (gpus_by_gloo.py). Three ranks.
 
 Rank 0 is slow to launch those of the set {0, 1}, rank 1 those of all ranks, and rank 2 is slow to connect to rank 1: without an order that
-the ranks agree on each has another one. Reports the order in which this rank has launched, by the values that its operations have sent.
+the ranks agree on each has another one: argv `without` shows it. Reports the order in which this rank has launched, by the values that its
+operations have sent.
 """
 
+import sys
 import time
 
 import collective_core.torch as hvd
 import common
 import gpus_by_gloo
 import torch
+from collective_core.torch import nccl
 
 TRIAL, FEW, ALL, PAIR = 1, 1000, 2000, 3000  # values that are sent; TRIAL: by a group that has just been connected
 SLOW = {0: range(FEW, ALL), 1: range(ALL, PAIR), 2: [TRIAL]}[common.RANK]
@@ -26,6 +29,8 @@ class Slow(gpus_by_gloo.Backend):
 
 
 gpus_by_gloo.Backend = Slow
+if "without" in sys.argv:
+    nccl.Order.is_next = lambda *_: True
 gpus_by_gloo.use()
 few, pair = hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])
 hvd.init(process_sets=[few, pair])

@@ -1,7 +1,8 @@
-"""One rank is stopped in the middle of an allreduce; the others must raise after COLLECTIVE_TIMEOUT. argv: which."""
+"""A rank is stopped; the others must raise. argv: which, and `inside` an allreduce or `before` one, after a first stop that ends."""
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,13 +12,21 @@ import numpy as np
 
 import collective_core as cc
 
-victim = int(sys.argv[1])
+victim, when = int(sys.argv[1]), sys.argv[2]
 cc.init()
 pid = int(cc.broadcast(np.array([os.getpid()]), victim)[0])
-data = np.zeros(16_000_000, dtype=np.float32)
+data = np.zeros(16_000_000 if when == "inside" else 10, dtype=np.float32)
 if cc.rank() == victim:
     common.report(pid=pid)
-    threading.Timer(0.3, lambda: os.kill(pid, signal.SIGSTOP)).start()
+    if when == "inside":
+        threading.Timer(0.3, lambda: os.kill(pid, signal.SIGSTOP)).start()
+    else:  # by another process: this one stands still
+        subprocess.Popen(["sh", "-c", f"kill -STOP {pid}; sleep 12; touch $TEST_REPORTS/continued; kill -CONT {pid}"])
+        common.wait_to_be_told("continued")
+if when == "before":
+    cc.allreduce(data, name="for a while")
+    if cc.rank() == victim:
+        os.kill(pid, signal.SIGSTOP)
 try:
     while True:
         started = time.monotonic()

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 case = sys.argv[1]
-dist.init_process_group("collective", timeout=datetime.timedelta(seconds=30))
+dist.init_process_group("collective", timeout=datetime.timedelta(seconds=300 if case.startswith("stops") else 30))
 rank = dist.get_rank()
-dist.barrier()
+pid = torch.tensor([os.getpid()])
+dist.broadcast(pid, 1)
 begin = time.monotonic()
 
 
@@ -34,7 +35,9 @@ def run():
         dist.destroy_process_group()
         sys.exit(0)
     elif rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if case.startswith("stops") else signal.SIGKILL)
+    elif case == "stops-send":
+        dist.send(torch.ones(10_000_000), 1)  # more than the system keeps
     else:
         dist.all_reduce(torch.ones(3)) if case == "dies-allreduce" else dist.recv(torch.ones(3), 1)
 
@@ -44,6 +47,8 @@ try:
     common.report(kind="none", error="", ranks=[], seconds=0)
 except RuntimeError as error:
     common.report(kind=error.kind, error=str(error), ranks=error.ranks, seconds=time.monotonic() - begin)
+if case.startswith("stops"):
+    os.kill(int(pid), signal.SIGKILL)
 if case == "shapes":  # the group goes on
     dist.barrier()
     dist.destroy_process_group()

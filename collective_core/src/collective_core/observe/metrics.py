@@ -9,7 +9,6 @@ from typing import TypedDict
 
 from collective_core import _native
 from collective_core.errors import NotInitialisedError
-from collective_core.observe import recorder
 from collective_core.runtime import membership
 
 
@@ -70,7 +69,7 @@ def metrics() -> Metrics:
 def _of_kind(row: _native.KindCounters) -> OperationMetrics:
     return {
         "process_set": row.process_set,
-        "kind": recorder.KINDS[row.kind],
+        "kind": _native.OPERATIONS[row.kind],
         "operations": row.operations,
         "failed": row.failed,
         "bytes": row.bytes,

@@ -8,7 +8,6 @@ from typing import Iterator, NamedTuple
 from collective_core import _native
 from collective_core.errors import CollectiveError
 
-KINDS = ("allreduce", "allgather", "broadcast", "barrier", "alltoall", "reducescatter", "join")
 STATES = ("none", "running", "done", "failed")
 
 _event = struct.Struct("=IiQqqqqQBBB5x72s")
@@ -51,7 +50,7 @@ def unpack(raw: bytes) -> Event:
     state, process_set, number, queued, started, agreed, ended, size, kind, dtype, _, name = _event.unpack(raw)
     names = list(_native.DTYPES)
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return Event(STATES[state], process_set, number, queued, started, agreed, ended, size, KINDS[kind], names[dtype], text)
+    return Event(STATES[state], process_set, number, queued, started, agreed, ended, size, _native.OPERATIONS[kind], names[dtype], text)
 
 
 def unpack_all(raw: bytes) -> Iterator[Event]:

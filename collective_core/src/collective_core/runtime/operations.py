@@ -37,21 +37,23 @@ def watched(is_interrupted: Callable[[], bool], way: int | None = None) -> Itera
         vars(_watched).update(before)
 
 
-def _wait_watched(handle: int, memory: Any, is_interrupted: Callable[[], bool]) -> None:
-    while not wait(handle, memory, _native.SIGNAL_INTERVAL):
-        if is_interrupted():
-            _given_up.append(memory)
+def _submit_and_wait(operation: _native.Operation, memory: Any) -> int:
+    """The handle of a collective that is done."""
+    is_interrupted = getattr(_watched, "is_interrupted", None)
+    way, interval = (_native.BLOCKING, math.inf) if is_interrupted is None else (_watched.way, _native.SIGNAL_INTERVAL)
+    handle = _native.submit(operation, way)
+    while not wait(handle, (operation, memory), interval):
+        if is_interrupted is not None and is_interrupted():
+            _given_up.append((operation, memory))
             membership.give_up()
             raise KeyboardInterrupt
+    return handle
 
 
 def run(operation: _native.Operation, *memory: Any) -> None:
     """Runs a collective, which reads and writes ``memory``; remembers a failure that ended the engine."""
-    is_interrupted = getattr(_watched, "is_interrupted", None)
-    if is_interrupted is not None:
-        handle = _native.submit(operation, _watched.way)
-        _wait_watched(handle, (operation, memory), is_interrupted)
-        _native.release(handle)
+    if hasattr(_watched, "is_interrupted"):
+        _native.release(_submit_and_wait(operation, memory))
         return
     try:
         _native.run(operation)
@@ -107,11 +109,4 @@ def take_received(handle: int, size: int) -> tuple[np.ndarray[Any, Any], list[in
 
 def gather(operation: _native.Operation, source: Any, size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
     """Runs an allgather or alltoall of ``source`` in a set of ``size`` ranks; what :func:`take_received` gives."""
-    is_interrupted = getattr(_watched, "is_interrupted", None)
-    if is_interrupted is not None:
-        handle = _native.submit(operation, _watched.way)
-        _wait_watched(handle, (operation, source), is_interrupted)
-    else:
-        handle = _native.submit(operation, _native.BLOCKING)
-        wait(handle, (operation, source))
-    return take_received(handle, size)
+    return take_received(_submit_and_wait(operation, source), size)

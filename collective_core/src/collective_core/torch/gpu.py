@@ -170,12 +170,14 @@ def start(
     blocking: bool,
     is_root: bool | None,
     combine: Combine | None,
-) -> Work | Copying | None:
-    """As ``ways.start``, of a GPU's tensor; None of others."""
-    if not holds(tensor):
-        return None
+) -> Work | Copying:
+    """As ``ways.start``, of a GPU's tensor."""
     if not _runs_with_nccl(asked, tensor, combine):
-        return _start_in_host_memory(asked, tensor, output, blocking, is_root, combine)
+        values, copied = host_copy(asked, tensor)
+        result = values if values.shape == output.shape else torch.empty(output.shape, dtype=values.dtype)
+        finish = ways.finish_of(tensor, result, output, is_root, non_blocking=copied is not None)
+        waits = blocking or combine is not None
+        return when_copied(copied, lambda: ways.begin(asked, values, result, blocking, finish, combine), waits)
     in_place = output.is_contiguous() and is_plain(output)
     source = target = output.detach() if in_place else new_like(output.detach())
     if asked.kind == _native.REDUCESCATTER:
@@ -208,10 +210,8 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def start_rows(asked: _native.Operation, tensor: torch.Tensor, blocking: bool, size: int) -> Work | Copying | None:
-    """As ``ways.start_rows``, of a GPU's tensor; None of others."""
-    if not holds(tensor):
-        return None
+def start_rows(asked: _native.Operation, tensor: torch.Tensor, blocking: bool, size: int) -> Work | Copying:
+    """As ``ways.start_rows``, of a GPU's tensor."""
     if not _runs_with_nccl(asked, tensor):
         values, copied = host_copy(asked, tensor)
         return when_copied(copied, lambda: ways.begin_rows(asked, values, tensor, blocking, size), blocking)
@@ -258,24 +258,6 @@ def host_copy(asked: _native.Operation, tensor: torch.Tensor) -> tuple[torch.Ten
         memory.copy_(plain, non_blocking=True)
         nccl.platform.keep(plain)
         return memory, nccl.platform.event(tensor.device)
-
-
-def _start_in_host_memory(
-    asked: _native.Operation,
-    tensor: torch.Tensor,
-    output: torch.Tensor,
-    blocking: bool,
-    is_root: bool | None,
-    combine: Combine | None,
-) -> Work | Copying:
-    source, copied = host_copy(asked, tensor)
-    target = source if source.shape == output.shape else torch.empty(output.shape, dtype=source.dtype)
-    finish = ways.finish_of(tensor, target, output, is_root, non_blocking=copied is not None)
-
-    def begin() -> Work:
-        return ways.begin(asked, source, target, blocking, finish, combine)
-
-    return when_copied(copied, begin, blocking or combine is not None)
 
 
 class Copying:
@@ -325,8 +307,7 @@ def begin_copied(until: Copying | None = None, everything: bool = False) -> None
             _copying.popleft().begin()
 
 
-ways.others.append(ways.Way(start, start_rows))
-tensors.holders.append(holds)
+tensors.others.append(tensors.Way(holds, start, start_rows))
 
 
 def finish() -> None:

@@ -535,8 +535,9 @@ groups: dict[int, Group] = {}
 def connect(members: Members, device: torch.device, exchange: Callable[[dict[str, Any]], list[dict[str, Any]]], limit: float) -> str:
     """Makes the group of a process set. Collective. Returns why there is none, the same on all ranks; empty if there is.
 
-    ``exchange``: gives all ranks' JSON documents. ``limit``: seconds.
+    ``exchange``: gives all ranks' JSON documents. ``limit``: seconds, when all have had their turn (COLLECTIVE_TIMEOUT).
     """
+    timeout = membership.current().config.timeout
     store = Relay()
     group = groups[members.id] = Group(members, device)  # from now on what this rank starts is ordered
     outcome: list[str] = []
@@ -544,7 +545,10 @@ def connect(members: Members, device: torch.device, exchange: Callable[[dict[str
 
     def make() -> None:
         try:
+            end = time.monotonic() + timeout
             while not order.is_next(members.id) and not group.broken:
+                if time.monotonic() > end:
+                    raise CollectiveError(f"what goes before it has taken more than {timeout:g} s (COLLECTIVE_TIMEOUT)", "timeout")
                 time.sleep(RELAY_INTERVAL)
             had_turn.append(True)
             group.refuse_if_broken()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from collective_core import _native
+from collective_core.runtime import membership
 
 #: The engine's names of the element types that it can send. Older versions of PyTorch have fewer.
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in (*_native.DTYPES, *_native.PAIRS) if hasattr(torch, name)}
@@ -38,8 +39,15 @@ def _raiser_of_versions() -> Callable[[tuple[torch.Tensor, ...]], Any]:
     return raise_versions  # type: ignore[no-any-return]
 
 
-#: What else than the CPU may hold a tensor (torch/gpu.py).
-holders: list[Callable[[torch.Tensor], bool]] = []
+class Way(NamedTuple):
+    """Way of the tensors that something else than the CPU ``holds`` (torch/gpu.py): as ``ways.start`` and ``ways.start_rows``."""
+
+    holds: Callable[[torch.Tensor], bool]
+    start_tensor: Callable[..., Any]
+    start_rows: Callable[..., Any]
+
+
+others: list[Way] = []
 
 #: Tells autograd that the engine has changed tensors: what it has saved of them is out of date.
 raise_versions = _raiser_of_versions()
@@ -53,22 +61,30 @@ def unsupported_tensor(tensor: torch.Tensor, layout: torch.layout = torch.stride
 
 
 def describe(
-    kind: int, tensor: torch.Tensor, name: str, process_set: int, problem: str = "", layout: torch.layout = torch.strided, **rest: Any
+    kind: int,
+    tensor: torch.Tensor,
+    name: str | None,
+    process_set: int,
+    problem: str = "",
+    layout: torch.layout = torch.strided,
+    **rest: Any,
 ) -> _native.Operation:
     """An operation on ``tensor``: its type, shape and device, and why this rank cannot run it, which is then an error on every rank.
 
-    It has no addresses yet, and goes through the engine; ``problem``: of the caller's own; ``rest``: as of ``_native.operation``.
+    It has no addresses yet, and goes through the engine; ``problem``: of the caller's own; ``rest``: as of ``_native.operation``. Without
+    a ``name`` it gets the next one of its kind.
     """
     unsupported_reason = unsupported_tensor(tensor, layout) or problem
+    device = _native.HOST_MEMORY if is_on_host(tensor) else _native.GPU
     return _native.operation(
         kind,
-        name,
+        name or membership.next_name(_native.OPERATIONS[kind], process_set),
         dtype_name(tensor),
         rest.pop("shape", tuple(tensor.shape)),
         rest.pop("count", 0 if unsupported_reason else tensor.numel()),
         process_set=process_set,
         unsupported_reason=unsupported_reason,
-        device=_native.HOST_MEMORY if is_on_host(tensor) else _native.GPU,
+        device=device,
         **rest,
     )
 
@@ -80,7 +96,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Whether the CPU holds the tensor, and nothing else does."""
-    return tensor.device.type == "cpu" and not any(holds(tensor) for holds in holders)
+    return tensor.device.type == "cpu" and not any(other.holds(tensor) for other in others)
 
 
 def is_in_host_memory(tensor: torch.Tensor) -> bool:

@@ -1,30 +1,20 @@
 """The way of an operation on torch tensors: the engine works on them in host memory, where they lie or in a copy.
 
-Tensors of a GPU go another way (torch/gpu.py), which is one of :data:`others`.
+Tensors of a GPU go another way (torch/gpu.py), which is one of ``tensors.others``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import torch
 
 from collective_core import _native
 from collective_core.runtime import operations
 from collective_core.torch.handles import Work
-from collective_core.torch.tensors import is_in_host_memory, raise_versions, received_tensor
+from collective_core.torch.tensors import is_in_host_memory, others, raise_versions, received_tensor
 
 Combine = Callable[[torch.Tensor, torch.Tensor], None]
-
-
-class Way(NamedTuple):
-    """As :func:`start` and :func:`start_rows` have them, of tensors elsewhere; None where the tensor is not of those."""
-
-    start: Callable[..., Any]
-    start_rows: Callable[..., Any]
-
-
-others: list[Way] = []
 
 
 def start(
@@ -41,9 +31,8 @@ def start(
     engine's part, in host memory, instead of ``asked``; it blocks.
     """
     for other in others:
-        work = other.start(asked, tensor, output, blocking, is_root, combine)
-        if work is not None:
-            return work
+        if other.holds(tensor):
+            return other.start_tensor(asked, tensor, output, blocking, is_root, combine)
     source = host_values(asked, tensor)
     in_place = not asked.unsupported_reason and is_in_host_memory(output) and output.is_contiguous()
     target = output.detach() if in_place else torch.empty(output.shape, dtype=source.dtype)
@@ -79,8 +68,8 @@ def begin(
     asked.input, asked.output = source.data_ptr() or None, target.data_ptr() or source.data_ptr() or None
     if combine is not None:
         combine(source, target)
-        return Work(0, finish)
-    return Work(operations.start(asked, blocking, source, target), finish, (source, target, asked))
+    handle = operations.start(asked, blocking, source, target) if combine is None else 0
+    return Work(handle, finish, (source, target, asked))
 
 
 def start_rows(asked: _native.Operation, tensor: torch.Tensor, blocking: bool, size: int) -> Any:
@@ -89,9 +78,8 @@ def start_rows(asked: _native.Operation, tensor: torch.Tensor, blocking: bool, s
     The result of the work is the tensor received and the rows from each rank.
     """
     for other in others:
-        work = other.start_rows(asked, tensor, blocking, size)
-        if work is not None:
-            return work
+        if other.holds(tensor):
+            return other.start_rows(asked, tensor, blocking, size)
     return begin_rows(asked, host_values(asked, tensor), tensor, blocking, size)
 
 

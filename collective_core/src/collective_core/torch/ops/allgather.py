@@ -9,7 +9,6 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.arrays import Average
-from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Group, Mapped, handle_of
@@ -24,7 +23,7 @@ def start(
     """The result of the work is the gathered tensor and the rows of each rank. ``unsupported_reason``: of the caller's own."""
     members = members_of(process_set)
     problem = unsupported_reason or arrays.unsupported_rows(tensor.shape, "allgather")
-    asked = describe(_native.ALLGATHER, tensor, name or membership.next_name("allgather", members.id), members.id, problem)
+    asked = describe(_native.ALLGATHER, tensor, name, members.id, problem)
     return start_rows(asked, tensor, blocking, members.size)
 
 

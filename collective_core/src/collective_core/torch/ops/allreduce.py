@@ -38,15 +38,8 @@ def _describe(tensor: torch.Tensor, name: str | None, how: Reduction, fused: int
     """The reduction of ``tensor``. ``fused``: a checksum of what it is made of."""
     members = members_of(how.process_set)
     known = how.op == Adasum  # which the engine does not see
-    return describe(
-        _native.ALLREDUCE,
-        tensor,
-        name or membership.next_name("allreduce", members.id),
-        members.id,
-        "" if known else arrays.unsupported_reduction(how.op, dtype_name(tensor), how.prescale, how.postscale),
-        **arrays.options_of(how),
-        fused=fused,
-    )
+    problem = "" if known else arrays.unsupported_reduction(how.op, dtype_name(tensor), how.prescale, how.postscale)
+    return describe(_native.ALLREDUCE, tensor, name, members.id, problem, **arrays.options_of(how), fused=fused)
 
 
 def _start(tensor: torch.Tensor, output: torch.Tensor, name: str | None, how: Reduction, blocking: bool = False, fused: int = 0) -> Any:

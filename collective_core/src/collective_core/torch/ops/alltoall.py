@@ -7,7 +7,6 @@ from typing import Any, Sequence
 import torch
 
 from collective_core import _native, arrays
-from collective_core.runtime import membership
 from collective_core.runtime.process_sets import ProcessSet, members_of
 from collective_core.torch.compiling import not_compiled
 from collective_core.torch.handles import Mapped, handle_of
@@ -37,8 +36,7 @@ def _start(tensor: torch.Tensor, splits: Splits, name: str | None, process_set: 
     members = members_of(process_set)
     wanted, problem = _list_of(splits)
     chosen, other_problem = arrays.choose_splits(tuple(tensor.shape), wanted, members)
-    chosen_name = name or membership.next_name("alltoall", members.id)
-    asked = describe(_native.ALLTOALL, tensor, chosen_name, members.id, problem or other_problem, splits=chosen)
+    asked = describe(_native.ALLTOALL, tensor, name, members.id, problem or other_problem, splits=chosen)
     work = start_rows(asked, tensor, blocking, members.size)
     device = splits.device if torch.is_tensor(splits) else None
     return Mapped(work, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32, device=device)))

@@ -27,14 +27,8 @@ def _start(
 ) -> Any:
     """Writes the root's ``tensor`` into every rank's ``output``, which may be the same."""
     members = members_of(process_set)
-    asked = describe(
-        _native.BROADCAST,
-        tensor,
-        name or membership.next_name("broadcast", members.id),
-        members.id,
-        arrays.unsupported_root(root_rank, members),
-        root=members.number_of(root_rank),
-    )
+    problem = arrays.unsupported_root(root_rank, members)
+    asked = describe(_native.BROADCAST, tensor, name, members.id, problem, root=members.number_of(root_rank))
     return start(asked, tensor, output, blocking, is_root=members.ranks[members.rank] == root_rank)
 
 

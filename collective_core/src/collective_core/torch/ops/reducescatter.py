@@ -8,7 +8,6 @@ import torch
 
 from collective_core import _native, arrays
 from collective_core.arrays import Sum
-from collective_core.runtime import membership
 from collective_core.runtime.process_sets import members_of
 from collective_core.runtime.reductions import Reduction, takes
 from collective_core.torch.compiling import not_compiled
@@ -22,14 +21,8 @@ from collective_core.torch.ways import start
 def _start(tensor: torch.Tensor, name: str | None, how: Reduction) -> Any:
     members = members_of(how.process_set)
     problem = arrays.unsupported_reduction(how.op, dtype_name(tensor), how.prescale, how.postscale)
-    asked = describe(
-        _native.REDUCESCATTER,
-        tensor,
-        name or membership.next_name("reducescatter", members.id),
-        members.id,
-        problem or arrays.unsupported_rows(tensor.shape, "reducescatter"),
-        **arrays.options_of(how),
-    )
+    problem = problem or arrays.unsupported_rows(tensor.shape, "reducescatter")
+    asked = describe(_native.REDUCESCATTER, tensor, name, members.id, problem, **arrays.options_of(how))
     rows = 0 if asked.unsupported_reason else arrays.scattered_rows(tensor.shape[0], members.rank, members.size)
     output = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
     return start(asked, tensor, output, blocking=False)
