@@ -1,7 +1,7 @@
 """The catalogue: facts about the outside world, one YAML file per subject, each fact with its source and date.
 
-A function per file: ``catalog.nccl().repository.builds``. A file is read and validated on first use. `use` puts a newer `feed` in place of
-ours and merges the user's own files over that (`overlay`): the command line does that once, at its start.
+It is a value, which the command line makes once and passes down: a `Catalog` has a function per file, ``catalog.nccl().repository.builds``.
+A file is read and validated on first use.
 """
 
 from __future__ import annotations
@@ -18,20 +18,6 @@ if TYPE_CHECKING:  # commands that need no catalogue do not import its models
     from provision.catalog.overlay import Overlay
 
 _HINT = "correct the file, or install provision again"
-_overlay: Overlay | None = None
-
-
-def use(files: Overlay | None) -> None:
-    """Use these files, with ours, from now on, in this process; None: ours alone."""
-    global _overlay
-    if files != _overlay:
-        _overlay = files
-        load.cache_clear()
-
-
-def overlay_in_use() -> Overlay | None:
-    """The user's files that are merged over ours."""
-    return _overlay
 
 
 def now() -> datetime.datetime:
@@ -59,53 +45,12 @@ def ours(name: str) -> tuple[Any, str]:
     return validation.read(validation.decoded(content(name), where, _HINT), where, "yaml", _HINT), where
 
 
-@cache
-def load(name: str) -> Any:
-    """The catalogue file ``name`` as its model.
-
-    Raises:
-        UsageError: the file is not YAML or does not match its model; lists all mistakes with their lines.
-    """
+@cache  # they do not change while this runs
+def _of_ours(name: str) -> Any:
     from provision.base import validation
     from provision.catalog.models import FILES
 
-    if _overlay is not None and (_overlay.feed or name in _overlay.files):
-        return _overlay.merged(name)
     return validation.parse(FILES[name], content(name), f"provision/catalog/{name}.yaml", "yaml", _HINT)
-
-
-def check() -> None:
-    """Read every file, so that a mistake in one that is needed late is reported before anything is changed.
-
-    Raises:
-        UsageError: as from `load`.
-    """
-    from provision.catalog.models import FILES
-
-    for name in FILES:
-        load(name)
-
-
-def reach() -> models.Reach:
-    """How far the catalogue's knowledge reaches."""
-    from provision.base.versions import key
-    from provision.catalog.models import Reach
-
-    known = nccl()
-    wheels = (version for builds in known.wheels.builds.values() for version in builds)
-    repository = (revision.partition("-")[0] for revision in known.repository.builds)
-    dates = {"pytorch": pytorch().date, "cuda": cuda().toolkits.date, "nccl": max(known.date, known.wheels.date, known.repository.date)}
-    if _overlay is not None:
-        looked = {name: file.head.date for name, file in _overlay.files.items()}
-        feed = _overlay.feed.created.date() if _overlay.feed else datetime.date.min
-        dates = {name: max(date, feed, looked.get(name, date)) for name, date in dates.items()}
-    return Reach(
-        pytorch=max(pytorch().releases, key=key),
-        cuda=max(cuda().toolkits.drivers, key=key),
-        nccl=max((*wheels, *repository), key=key),
-        date=min(dates.values()).isoformat(),
-        overlay=(_overlay.digest or None) if _overlay is not None else None,
-    )
 
 
 def troubles(version: str, entries: Iterable[models.Trouble]) -> list[str]:
@@ -113,19 +58,75 @@ def troubles(version: str, entries: Iterable[models.Trouble]) -> list[str]:
     return [str(entry) for entry in entries if entry.covers(version)]
 
 
-connection: Callable[[], models.Connection] = partial(load, "connection")  # messages of ssh and sudo, with hints
-cuda: Callable[[], models.CudaVersions] = partial(load, "cuda")  # CUDA releases, their drivers and GPUs
-cuda_images: Callable[[], models.CudaImages] = partial(load, "cuda_images")  # tags and digests of NVIDIA's images
-cuda_repositories: Callable[[], models.CudaRepositories] = partial(load, "cuda_repositories")  # NVIDIA's package repositories
-hardware: Callable[[], models.Hardware] = partial(load, "hardware")  # other vendors' accelerators, Jetson, GPUDirect RDMA
-driver: Callable[[], models.Driver] = partial(load, "driver")  # NVIDIA's driver: branches, GPUs, packages
-gpu_health: Callable[[], models.GpuHealth] = partial(load, "gpu_health")  # Xids, limits, bandwidths, tools
-hwloc: Callable[[], models.Hwloc] = partial(load, "hwloc")
-images: Callable[[], models.Images] = partial(load, "images")  # contents of images besides the plan
-mnist: Callable[[], models.DataSets] = partial(load, "mnist")  # data sets of the smoke job
-nccl: Callable[[], models.Nccl] = partial(load, "nccl")
-openmpi: Callable[[], models.Openmpi] = partial(load, "openmpi")
-os: Callable[[], models.OperatingSystems] = partial(load, "os")  # distributions and architectures
-python_packages: Callable[[], models.PythonPackages] = partial(load, "python_packages")  # wheels of the virtual environment
-pytorch: Callable[[], models.Pytorch] = partial(load, "pytorch")
-system_packages: Callable[[], models.SystemPackages] = partial(load, "system_packages")  # packages of the distribution
+class Catalog:
+    """Our files with the user's over them. Nothing changes it; two are equal only if they are the same.
+
+    Attributes:
+        overlay: the user's files, and the feed that takes the place of ours; None: ours alone.
+    """
+
+    connection: Callable[[], models.Connection]  # messages of ssh and sudo, with hints
+    cuda: Callable[[], models.CudaVersions]  # CUDA releases, their drivers and GPUs
+    cuda_images: Callable[[], models.CudaImages]  # tags and digests of NVIDIA's images
+    cuda_repositories: Callable[[], models.CudaRepositories]  # NVIDIA's package repositories
+    hardware: Callable[[], models.Hardware]  # other vendors' accelerators, Jetson, GPUDirect RDMA
+    driver: Callable[[], models.Driver]  # NVIDIA's driver: branches, GPUs, packages
+    gpu_health: Callable[[], models.GpuHealth]  # Xids, limits, bandwidths, tools
+    hwloc: Callable[[], models.Hwloc]
+    images: Callable[[], models.Images]  # contents of images besides the plan
+    mnist: Callable[[], models.DataSets]  # data sets of the smoke job
+    nccl: Callable[[], models.Nccl]
+    openmpi: Callable[[], models.Openmpi]
+    os: Callable[[], models.OperatingSystems]  # distributions and architectures
+    python_packages: Callable[[], models.PythonPackages]  # wheels of the virtual environment
+    pytorch: Callable[[], models.Pytorch]
+    system_packages: Callable[[], models.SystemPackages]  # packages of the distribution
+
+    def __init__(self, overlay: Overlay | None = None) -> None:
+        self.overlay = overlay
+        self.load = cache(self._read)
+        for name in Catalog.__annotations__:
+            setattr(self, name, partial(self.load, name))
+
+    def _read(self, name: str) -> Any:
+        """The file ``name`` as its model.
+
+        Raises:
+            UsageError: the file is not YAML or does not match its model; lists all mistakes with their lines.
+        """
+        if self.overlay is not None and (self.overlay.feed or name in self.overlay.files):
+            return self.overlay.merged(name)
+        return _of_ours(name)
+
+    def check(self) -> None:
+        """Read every file, so that a mistake in one that is needed late is reported before anything is changed.
+
+        Raises:
+            UsageError: as from `load`.
+        """
+        for name in Catalog.__annotations__:
+            self.load(name)
+
+    def reach(self) -> models.Reach:
+        """How far the catalogue's knowledge reaches."""
+        from provision.base.versions import key
+        from provision.catalog.models import Reach
+
+        known, pytorch, cuda, overlay = self.nccl(), self.pytorch(), self.cuda(), self.overlay
+        wheels = (version for builds in known.wheels.builds.values() for version in builds)
+        repository = (revision.partition("-")[0] for revision in known.repository.builds)
+        dates = {"pytorch": pytorch.date, "cuda": cuda.toolkits.date, "nccl": max(known.date, known.wheels.date, known.repository.date)}
+        if overlay is not None:
+            looked = {name: file.head.date for name, file in overlay.files.items()}
+            feed = overlay.feed.created.date() if overlay.feed else datetime.date.min
+            dates = {name: max(date, feed, looked.get(name, date)) for name, date in dates.items()}
+        return Reach(
+            pytorch=max(pytorch.releases, key=key),
+            cuda=max(cuda.toolkits.drivers, key=key),
+            nccl=max((*wheels, *repository), key=key),
+            date=min(dates.values()).isoformat(),
+            overlay=(overlay.digest or None) if overlay is not None else None,
+        )
+
+
+OURS = Catalog()

@@ -660,6 +660,14 @@ class OperatingSystems(File, Sourced):
     architectures: dict[Architecture, tuple[Word, ...]]
     distributions: dict[Word, Distribution]
 
+    def kernel_name(self, name: str) -> str:
+        """The kernel's name of an architecture: ``amd64`` → ``x86_64``; an unknown name is returned unchanged."""
+        return next((real for real, others in self.architectures.items() if name in others), name)
+
+    def debian_name(self, name: str) -> str:
+        """Debian's and container engines': ``x86_64`` → ``amd64``; an unknown name is returned unchanged."""
+        return next(iter(self.architectures.get(name, ())), name)
+
     @property
     def supported(self) -> str:
         """The supported systems as a list to read: ``debian 11 to 13, …, amzn 2023``."""

@@ -43,7 +43,7 @@ class SmokeOptions:
     source: DataSource = "auto"
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
 class Options(Choices):
     """Options of the command line, besides the hosts; an annotated field is an option of its own.
 

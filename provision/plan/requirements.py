@@ -9,6 +9,8 @@ import typer
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from provision.catalog import OURS, Catalog
+
 DEFAULT_PREFIX = "/opt/provision"
 HOME_PREFIX = "provision"  # in the login user's home, if root is unavailable
 
@@ -27,7 +29,7 @@ def option(panel: str | None, spelled: str, help: str, **checks: Any) -> object:
 
 
 # fmt: off
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
 class Choices:
     """Choices on the command line that the resolver uses unchanged; an annotated field is an option of its own.
 
@@ -39,6 +41,7 @@ class Choices:
         nccl_version, openmpi_version: an exact version, e.g. ``2.21.5``.
         python_downloads: whether uv may download a Python on hosts; not for bundles.
         packaged_pythons: only Pythons of the distribution's packages, for images; one that the inventory names stays.
+        catalog: what is known of the world.
     """
 
     torch: bool = True
@@ -56,10 +59,11 @@ class Choices:
                                          "are rebooted one after the other; without it drivers stay.")] = None
     python_downloads: bool = True
     packaged_pythons: bool = False
+    catalog: Catalog = OURS
 # fmt: on
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
 class Requirements(Choices):
     """The resolver's input besides the facts.
 
@@ -109,7 +113,7 @@ class Requirements(Choices):
         return (*self.wheels, *(name for name, _sha256 in self.wheels_kept))
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
 class HostRequirements:
     """Requirements of one host: its variables in the inventory, and ``builds``: (package, CUDA) that earlier runs chose, to be kept."""
 

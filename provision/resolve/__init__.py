@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from provision import catalog
 from provision.plan.model import Component, Driver, HostPlan, Nccl, Network, OpenMpi, Plan, SourceBuild, Wheel
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import driver, engine, nccl, network, notes, openmpi, python, torch
@@ -45,16 +44,18 @@ def resolve(
     """The plan for all hosts in ``facts``, in their order. With ``hosts``: the requirements of single hosts. With ``changes``: as if the
     hosts had been changed like that."""
     of_host = {name: hosts.get(name, HostRequirements()) for name in facts}
-    class_of = {name: host_class_of(host, of_host[name].builds) for name, host in facts.items()}
+    class_of = {name: host_class_of(host, requirements.catalog, of_host[name].builds) for name, host in facts.items()}
     drivers: dict[str, Driver] = {}
     driver_notes: list[str] = []
     if requirements.driver:
         drivers, driver_conflicts = driver.drivers(facts, class_of, requirements)
         if driver_conflicts:
             return Plan(conflicts=driver.problems(facts, class_of, requirements, driver_conflicts))
-        driver_notes = driver.notes(drivers, facts)
-        facts = {name: driver.with_driver(host, drivers[name]) if name in drivers else host for name, host in facts.items()}
-        class_of |= {name: host_class_of(facts[name], of_host[name].builds) for name in drivers}
+        driver_notes = driver.notes(drivers, facts, requirements.catalog)
+        facts = {
+            name: driver.with_driver(host, drivers[name], requirements.catalog) if name in drivers else host for name, host in facts.items()
+        }
+        class_of |= {name: host_class_of(facts[name], requirements.catalog, of_host[name].builds) for name in drivers}
     if requirements.cpu:
         class_of = {name: without_gpus(host_class) for name, host_class in class_of.items()}
     if requirements.packaged_pythons:
@@ -71,7 +72,7 @@ def resolve(
         with _added_to(conflicts, f"the network of {name}"):
             networks[name] = network.network(name, host, of_host[name].interface, alone=len(facts) == 1)
     conflicts |= prefix_conflict(facts, of_host) | horovod_conflicts(facts, requirements, of_host)
-    known = notes.knowledge(facts)
+    known = notes.knowledge(facts, requirements.catalog)
     if conflicts:
         problems = Trial(host_classes, requirements, conflicts, lambda *other: _components(*other)[1]).problems()
         return Plan(conflicts=problems, knowledge=known)
@@ -79,7 +80,7 @@ def resolve(
         name: _host_plan(name, host, class_of[name], of_host[name], networks[name], drivers.get(name), components[class_of[name]])
         for name, host in facts.items()
     }
-    found += [*driver_notes, *notes.of_hosts(facts, class_of, plans), *network.notes(networks.values())]
+    found += [*driver_notes, *notes.of_hosts(facts, class_of, plans, requirements.catalog), *network.notes(networks.values())]
     return Plan(plans, notes=tuple(found), knowledge=known)
 
 
@@ -88,14 +89,14 @@ def _with_changed_driver(facts: Facts, host_class: HostClass) -> Facts:
     now = facts.driver
     if host_class.driver is None or (now is not None and now.version == host_class.driver):
         return facts
-    return driver.running(facts, host_class.driver, host_class.cuda, now.open if now is not None else None)
+    return driver.running(facts, host_class.driver, host_class.cuda, now.open if now is not None else None, host_class.catalog)
 
 
 def _components(
     host_classes: HostClasses, requirements: Requirements, driver_offer: str | None = None
 ) -> tuple[dict[HostClass, ClassPlan], dict[Hashable, Conflict], list[str]]:
     """(the components of every host class, conflicts, notes); with conflicts there are no components."""
-    conflicts = host_conflicts(host_classes, driver_offer)
+    conflicts = host_conflicts(host_classes, requirements.catalog, driver_offer)
     host_classes = {host_class: names for host_class, names in host_classes.items() if host_class not in conflicts}
     if not host_classes:
         return {}, conflicts, []
@@ -126,9 +127,9 @@ def _components(
             "openmpi": once(openmpis[each]),
             "cmake": once(python.cmake(each)),
             "engine": once(engine.engine(requirements)),
-            "mpi4py": once(python.mpi4py()),
-            "numpy": once(python.numpy(pythons[each])),
-            "cloudpickle": once(python.cloudpickle()),
+            "mpi4py": once(python.mpi4py(requirements.catalog)),
+            "numpy": once(python.numpy(pythons[each], requirements.catalog)),
+            "cloudpickle": once(python.cloudpickle(requirements.catalog)),
             "torch": once(torches[each]) if each in torches else None,
             "nccl": once(nccls[each]) if each in nccls else None,
             "hwloc": once(openmpi.hwloc(each, openmpis[each])),
@@ -151,13 +152,13 @@ def _system_packages(host_class: HostClass, interpreter: Interpreter, openmpi: O
     """Packages of the distribution. They do not depend on what is installed, so that a second plan is the same as the first."""
     if not host_class.root:
         return ()
-    packages = [*catalog.system_packages().of(host_class.family), *interpreter.packages]
+    packages = [*host_class.catalog.system_packages().of(host_class.family), *interpreter.packages]
     if openmpi.source == "distribution":
         packages.append(openmpi.package)
     if isinstance(openmpi, SourceBuild):
-        packages += catalog.openmpi().tarball.packages[host_class.family]
+        packages += host_class.catalog.openmpi().tarball.packages[host_class.family]
     if nccl is not None and nccl.source == "source":
-        packages += catalog.nccl().tarball.packages[host_class.family]
+        packages += host_class.catalog.nccl().tarball.packages[host_class.family]
     return tuple(dict.fromkeys(packages))
 
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from provision import catalog
 from provision.base.errors import UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key, minor
+from provision.catalog import Catalog
 from provision.catalog.models import DriverPackages
 from provision.plan.model import Driver, Rejected
 from provision.plan.requirements import Requirements
@@ -29,7 +29,7 @@ _KINDS = {"long-term": "a long-term branch", "production": "a production branch"
 _FLAVOUR = re.compile(r"\d[\d.]*(?:\+[a-z]\w*)?(?:-\d+)?-([a-zA-Z][\w-]*)")  # 6.8.0-60-generic, 6.1.0-20-cloud-amd64, 6.12.38+deb13-amd64
 
 
-def known_branch(value: str, where: str, *others: str) -> str:
+def known_branch(value: str, where: str, catalog: Catalog, *others: str) -> str:
     """The value. Raises UsageError unless it is a branch to install, as ``--driver`` and ``--what-if`` take them, or one of ``others``."""
     known = (*others, *catalog.driver().branches.of)
     if value not in known:
@@ -46,7 +46,7 @@ def drivers(
     conflicts: dict[Hashable, Conflict] = {}
     same: dict[Driver, Driver] = {}
     for name, host in facts.items():
-        if not gpus.has_gpu(host):
+        if not gpus.has_gpu(host, requirements.catalog):
             continue
         try:
             made = _driver(name, host, class_of[name], requirements)
@@ -69,17 +69,17 @@ def problems(
     return Trial(by_class(class_of), requirements, conflicts, resolved).problems()
 
 
-def with_driver(facts: Facts, driver: Driver) -> Facts:
+def with_driver(facts: Facts, driver: Driver, catalog: Catalog) -> Facts:
     """The facts of a host once it runs this driver."""
     if not driver.is_new:
         return facts
-    return running(facts, oldest_version(driver.version, driver.cuda), driver.cuda, driver.modules == "open")
+    return running(facts, oldest_version(driver.version, driver.cuda, catalog), driver.cuda, driver.modules == "open", catalog)
 
 
-def running(facts: Facts, version: str, cuda: str | None, open_modules: bool | None) -> Facts:
+def running(facts: Facts, version: str, cuda: str | None, open_modules: bool | None, catalog: Catalog) -> Facts:
     """The facts of a host on which this version of the driver runs, installed or only thought of."""
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
-    capabilities = gpus.capabilities(facts) or [""]
+    capabilities = gpus.capabilities(facts, catalog) or [""]
     listed = [Gpu(compute_capability=each or None) for each in capabilities]
     return facts.model_copy(
         update={
@@ -91,7 +91,7 @@ def running(facts: Facts, version: str, cuda: str | None, open_modules: bool | N
     )
 
 
-def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts]) -> list[str]:
+def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts], catalog: Catalog) -> list[str]:
     """What happens on hosts besides the installation of packages."""
     new = sorted(name for name, driver in found.items() if driver.is_new)
     if not new:
@@ -108,7 +108,7 @@ def notes(found: Mapping[str, Driver], facts: Mapping[str, Facts]) -> list[str]:
     return said
 
 
-def oldest_version(branch: str, cuda: str | None) -> str:
+def oldest_version(branch: str, cuda: str | None, catalog: Catalog) -> str:
     """The oldest version of a branch that runs that CUDA."""
     oldest = catalog.cuda().toolkits.drivers.get(cuda or "", "")
     return oldest if oldest.startswith(f"{branch}.") else branch
@@ -116,7 +116,7 @@ def oldest_version(branch: str, cuda: str | None) -> str:
 
 def installable(host_class: HostClass) -> bool:
     """Whether hosts of a class lack a driver that could be installed there."""
-    packages, fault = catalog.driver().of(host_class.os_id), host_class.gpu_fault
+    packages, fault = host_class.catalog.driver().of(host_class.os_id), host_class.gpu_fault
     lacks = fault is not None and fault.id in ("no-driver", "nouveau")
     return lacks and host_class.root and packages is not None and _release(host_class, packages) is not None
 
@@ -141,6 +141,7 @@ class _Host:
     facts: Facts
     host_class: HostClass
     packages: DriverPackages
+    catalog: Catalog
 
     def conflict(self, id: ConflictId, what: str, *proposals: Proposal) -> Conflict:
         """A conflict of this host, whose last remedy is to leave it out."""
@@ -149,9 +150,9 @@ class _Host:
 
 def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requirements) -> Driver:
     requested = str(requirements.driver)
-    host = _Host(name, facts, host_class, _packages(name, host_class))
+    host = _Host(name, facts, host_class, _packages(name, host_class), requirements.catalog)
     branch, rejected = _branch(host, requested)
-    installed = facts.driver.version if facts.driver and gpus.fault(facts) is None else None
+    installed = facts.driver.version if facts.driver and gpus.fault(facts, requirements.catalog) is None else None
     if installed and (requested == AUTO or key(installed)[0] == int(branch)) and key(installed)[0] >= int(branch):
         why = (
             f"driver {installed} works, and {branch}, which `auto` would take, is not newer"
@@ -173,9 +174,9 @@ def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requir
 
 def _packages(name: str, host_class: HostClass) -> DriverPackages:
     """The packages of its distribution. Raises Conflict without any for its release."""
-    packages = catalog.driver().of(host_class.os_id)
+    packages = host_class.catalog.driver().of(host_class.os_id)
     if packages is None or _release(host_class, packages) is None:
-        listed = ", ".join(f"{os_id} {joined(list(each.releases))}" for os_id, each in catalog.driver().packages.items())
+        listed = ", ".join(f"{os_id} {joined(list(each.releases))}" for os_id, each in host_class.catalog.driver().packages.items())
         what = f"no packages of NVIDIA's driver for {host_class.system} are known; they are for {listed}"
         by_hand = Proposal("install a driver there by hand, and leave --driver out")
         raise Conflict("driver-packages", name, what, (by_hand, exclude([name])))
@@ -190,12 +191,12 @@ def _release(host_class: HostClass, packages: DriverPackages) -> str | None:
 
 def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
     """(the requested branch, for `auto` the longest supported that fits GPUs and system; rejected newer ones). Raises Conflict."""
-    known, capabilities = catalog.driver(), gpus.capabilities(host.facts)
+    known, capabilities = host.catalog.driver(), gpus.capabilities(host.facts, host.catalog)
     offered = host.packages.releases[_release(host.host_class, host.packages) or ""]
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in host.facts.nvidia.pci_ids])})" if host.facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"
-        longest = max(offered, key=_support)
+        longest = max(offered, key=lambda branch: _support(branch, host.catalog))
         by_name = change_requirements(f"name a branch that supports them: --driver {longest}", driver=longest)
         raise host.conflict("driver-gpus-unknown", what, by_name)
     rejected = []
@@ -204,7 +205,7 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
             rejected.append(Rejected(branch, misfit, id="gpu"))
         elif branch not in offered:
             rejected.append(Rejected(branch, "no package of it is known for that system", id="absent"))
-        elif requested == AUTO and (known.branches.of[branch] == "feature" or catalog.cuda().driver_branches.ended(branch)):
+        elif requested == AUTO and (known.branches.of[branch] == "feature" or host.catalog.cuda().driver_branches.ended(branch)):
             rejected.append(Rejected(branch, "`auto` takes branches for production that NVIDIA still supports", id="version"))
     unfit = {each.candidate: each for each in rejected}
     usable = sorted((branch for branch in known.branches.of if branch not in unfit), key=int, reverse=True)
@@ -215,8 +216,8 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
         return requested, ()
     if not usable:
         raise host.conflict("driver-branch", f"no branch of the driver fits: {rejected[0].cause}")
-    best, *shorter = sorted(usable, key=_support, reverse=True)
-    ends = catalog.cuda().driver_branches.ends
+    best, *shorter = sorted(usable, key=lambda branch: _support(branch, host.catalog), reverse=True)
+    ends = host.catalog.cuda().driver_branches.ends
     rejected += [
         Rejected(branch, f"supported until {ends.get(branch, 'an unknown date')}, {best} longer", id="version") for branch in shorter
     ]
@@ -224,14 +225,14 @@ def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
     return best, tuple(sorted(newer, key=lambda each: int(each.candidate), reverse=True))
 
 
-def _support(branch: str) -> tuple[str, int]:
+def _support(branch: str, catalog: Catalog) -> tuple[str, int]:
     """The order of branches for `auto`: by the end of support; one without a known end comes last."""
     return catalog.cuda().driver_branches.ends.get(branch, ""), int(branch)
 
 
 def _open_modules(host: _Host) -> bool:
     """Whether the open kernel modules run its GPUs; unknown ones are newer than the catalogue. Raises Conflict where neither runs all."""
-    known, capabilities = catalog.driver().modules, gpus.capabilities(host.facts)
+    known, capabilities = host.catalog.driver().modules, gpus.capabilities(host.facts, host.catalog)
     if not capabilities or key(capabilities[0]) >= key(known.open_from):
         return True
     if key(capabilities[-1]) >= key(known.open_only_from):
@@ -267,7 +268,7 @@ def _component(host: _Host, branch: str, why: tuple[str, ...], rejected: tuple[R
     repository = nvidia_repository(host.host_class) if packages.from_ == "repository" else None
     if isinstance(repository, Rejected):
         raise host.conflict("driver-repository", repository.cause)
-    fabric, ids = catalog.hardware().fabric, set(host.facts.nvidia.pci_ids)
+    fabric, ids = host.catalog.hardware().fabric, set(host.facts.nvidia.pci_ids)
 
     def filled(names: tuple[str, ...]) -> list[str]:
         return [each.format(branch=branch, flavour=kernel_flavour) for each in names]
@@ -300,7 +301,7 @@ def _component(host: _Host, branch: str, why: tuple[str, ...], rejected: tuple[R
         held=held,
         services=tuple(services),
         repository=repository,
-        cuda=catalog.cuda().toolkits.of_branch(branch),
+        cuda=host.catalog.cuda().toolkits.of_branch(branch),
     )
 
 
@@ -319,8 +320,12 @@ def _flavour(host: _Host) -> str:
 
 
 def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[str, ...]:
-    known, capabilities, security = catalog.driver(), gpus.capabilities(host.facts), host.facts.security
-    why = [f"{_described(branch)}, requested by name" if requested != AUTO else f"{_described(branch)}, the longest supported that fits"]
+    known, capabilities = host.catalog.driver(), gpus.capabilities(host.facts, host.catalog)
+    why = [
+        f"{_described(branch, host.catalog)}, requested by name"
+        if requested != AUTO
+        else f"{_described(branch, host.catalog)}, the longest supported that fits"
+    ]
     if not capabilities:
         why.append("open kernel modules, because GPUs that are not known are taken for newer ones")
     elif is_open:
@@ -330,12 +335,12 @@ def _why(host: _Host, branch: str, requested: str, *, is_open: bool) -> tuple[st
     if host.facts.nvidia.nouveau:
         why.append("nouveau is disabled, which uses the GPUs now")
     if not host.packages.built:
-        why.append("its kernel modules are signed by the distribution" + (", for Secure Boot" if security.secure_boot else ""))
-    elif security.secure_boot:
+        why.append("its kernel modules are signed by the distribution" + (", for Secure Boot" if host.facts.security.secure_boot else ""))
+    elif host.facts.security.secure_boot:
         why.append("Secure Boot is on, and the key of DKMS is enrolled")
     return tuple(why)
 
 
-def _described(branch: str) -> str:
+def _described(branch: str, catalog: Catalog) -> str:
     until = catalog.cuda().driver_branches.ends.get(branch)
     return f"{branch} is {_KINDS[catalog.driver().branches.of[branch]]}{f' (until {until})' if until else ''}"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
 
-from provision import catalog
 from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.base.versions import key, minor
+from provision.catalog import Catalog
 from provision.plan.model import Builder, Rejected, Repository
 from provision.survey import Facts, gpus, hardware
 
@@ -86,6 +86,7 @@ class HostClass:
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
         no_wheels: why wheels do not run on its system, where that is not one of the known families or too old.
         obstacle: why its accelerators cannot be used with any driver: another vendor's, a Jetson's, partitioned ones.
+        catalog: by which it was made; the same for all classes of a plan.
     """
 
     os_id: str
@@ -111,6 +112,7 @@ class HostClass:
     kept_builds: tuple[tuple[str, str | None], ...]
     gpu_fault: Problem | None
     obstacle: Problem | None
+    catalog: Catalog
     no_wheels: str | None = None
 
     @property
@@ -152,20 +154,20 @@ class HostClass:
         """Whether its driver runs machine code that was built for this CUDA: natively, or by minor-version compatibility."""
         if self.cuda is None or self.runs_natively(cuda):
             return self.cuda is not None
-        oldest = catalog.cuda().minor_compatibility.drivers.get(cuda.split(".")[0])
+        oldest = self.catalog.cuda().minor_compatibility.drivers.get(cuda.split(".")[0])
         same_major = key(cuda)[0] == key(self.cuda)[0]
         return same_major and oldest is not None and (self.driver is None or key(self.driver) >= key(oldest))
 
     @property
     def driver_misfit(self) -> str | None:
         """Why its driver does not support its GPUs, as a sentence; None if it does, or if nothing is known of one of them."""
-        drivers = catalog.cuda().toolkits.drivers
+        drivers = self.catalog.cuda().toolkits.drivers
         driver = self.driver or drivers.get(self.cuda or "")
         if driver is None:
             return None
         # In WSL the driver is Windows', whose numbers in branch 580 are 580 to 582.
         branches = (each for each in drivers.values() if key(each)[0] <= key(driver)[0])
-        return catalog.driver().gpus.misfit(max(branches, key=key, default=driver), self.capabilities)
+        return self.catalog.driver().gpus.misfit(max(branches, key=key, default=driver), self.capabilities)
 
     def of_release(self, table: Mapping[str, T]) -> T | None:
         """The entry of ``22.04`` or, for distributions with point releases, of ``9``; None without one."""
@@ -179,23 +181,23 @@ class HostClass:
 HostClasses = Mapping[HostClass, list[str]]  # with the names of the hosts of each class
 
 
-def host_class_of(facts: Facts, kept_builds: tuple[tuple[str, str | None], ...] = ()) -> HostClass:
+def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, str | None], ...] = ()) -> HostClass:
     """The class of a host, from its facts and from the builds that earlier runs chose for it."""
     system = facts.os
-    fault = gpus.fault(facts)
-    cuda, cuda_why = _cuda(facts) if fault is None else (None, fault.what)
-    python, other_pythons = _interpreters(facts)
+    fault = gpus.fault(facts, catalog)
+    cuda, cuda_why = _cuda(facts, catalog) if fault is None else (None, fault.what)
+    python, other_pythons = _interpreters(facts, catalog)
     root = facts.user.can_become
     return HostClass(
         os_id=system.id,
         os_version=system.version,
         family=system.family,
         arch=str(facts.arch),
-        nvidia_system=_nvidia_system(system.id, system.version),
+        nvidia_system=_nvidia_system(system.id, system.version, catalog),
         driver=facts.driver.version if facts.driver else None,
         cuda=cuda,
         cuda_why=cuda_why,
-        driver_too_old=gpus.has_gpu(facts) and cuda is None and fault is None and bool(facts.driver and facts.driver.version),
+        driver_too_old=gpus.has_gpu(facts, catalog) and cuda is None and fault is None and bool(facts.driver and facts.driver.version),
         toolkits=_toolkits(facts) if cuda is not None else None,
         capabilities=tuple(sorted({gpu.compute_capability for gpu in facts.gpus if gpu.compute_capability}, key=key)),
         python=python,
@@ -204,12 +206,13 @@ def host_class_of(facts: Facts, kept_builds: tuple[tuple[str, str | None], ...] 
         third_party_offers=_newest_first(facts.candidates_elsewhere),
         torch_wheels=tuple(facts.pip.torch_wheels or ()),
         installed_hwloc=tuple(sorted((n, v) for n, v in facts.packages.items() if n in catalog.hwloc().packages)),
-        installed_nccl=_installed_nccl(facts) if cuda is not None else (),
+        installed_nccl=_installed_nccl(facts, catalog) if cuda is not None else (),
         root=root,
         missing_build_tools=() if root else _missing_build_tools(facts),
         kept_builds=kept_builds,
         gpu_fault=fault,
-        obstacle=hardware.obstacle(facts),
+        obstacle=hardware.obstacle(facts, catalog),
+        catalog=catalog,
         no_wheels=catalog.os().others.fault(system.id, system.libc) if system.libc or system.family == "other" else None,
     )
 
@@ -245,7 +248,7 @@ def without_gpus(host_class: HostClass) -> HostClass:
 def with_packaged_pythons(host_class: HostClass) -> HostClass:
     """The same class with the Pythons of its distribution's packages alone: the host's own, else the default. One that the inventory names
     stays."""
-    entry = catalog.os().distributions.get(host_class.os_id)
+    entry = host_class.catalog.os().distributions.get(host_class.os_id)
     packaged = host_class.of_release(entry.pythons) if entry else None
     if not packaged or not host_class.other_pythons:
         return host_class
@@ -258,13 +261,14 @@ def with_packaged_pythons(host_class: HostClass) -> HostClass:
 
 def with_driver_for(host_class: HostClass, cuda: str) -> HostClass:
     """The same class with a working driver, the oldest that runs this CUDA natively."""
-    driver = catalog.cuda().toolkits.drivers[cuda]
+    driver = host_class.catalog.cuda().toolkits.drivers[cuda]
     return replace(host_class, cuda=cuda, driver=driver, driver_too_old=False, gpu_fault=None)
 
 
 def with_newest_driver(host_class: HostClass) -> HostClass:
     """The same class with the newest working driver that supports its GPUs, else the newest."""
-    newest_first = [with_driver_for(host_class, cuda) for cuda in sorted(catalog.cuda().toolkits.drivers, key=key, reverse=True)]
+    drivers = host_class.catalog.cuda().toolkits.drivers
+    newest_first = [with_driver_for(host_class, cuda) for cuda in sorted(drivers, key=key, reverse=True)]
     return next((each for each in newest_first if each.driver_misfit is None), newest_first[0])
 
 
@@ -277,7 +281,7 @@ def builders(sharing: HostClasses, toolkit_of: Callable[[HostClass], tuple[str |
 
 def nvidia_repository(host_class: HostClass) -> Repository | Rejected:
     """NVIDIA's package repository with its key's checksum, or why there is none. None is trusted without a known checksum."""
-    known = catalog.cuda_repositories()
+    known = host_class.catalog.cuda_repositories()
     candidate = "NVIDIA's package repository"
     system, arch = host_class.nvidia_system, known.architectures.get(host_class.arch)
     if system is None or arch is None:
@@ -307,7 +311,7 @@ def describe_toolkits(able: Iterable[Builder]) -> list[str]:
     return [f"with the CUDA toolkit at {toolkit} (on {joined(names)}: {why})" for (toolkit, why), names in hosts.items()]
 
 
-def _installed_nccl(facts: Facts) -> tuple[tuple[str, str], ...]:
+def _installed_nccl(facts: Facts, catalog: Catalog) -> tuple[tuple[str, str], ...]:
     """A package that an earlier run installed does not count, unless another version of it was installed since."""
     repository = catalog.nccl().repository
     names = repository.rpm if facts.os.family == "rhel" else repository.apt
@@ -342,11 +346,11 @@ def _newest_first(offers: Mapping[str, list[str]]) -> tuple[tuple[str, tuple[str
     return tuple((name, tuple(sorted(set(versions), key=key, reverse=True))) for name, versions in sorted(offers.items()))
 
 
-def _cuda(facts: Facts) -> tuple[str | None, str]:
+def _cuda(facts: Facts, catalog: Catalog) -> tuple[str | None, str]:
     """(the newest CUDA that the driver runs natively, evidence)"""
     driver = facts.driver
-    if driver is None or not gpus.has_gpu(facts):
-        return None, "its container was given none of the machine's GPUs" if gpus.hidden_from_container(facts) else "it has no GPU"
+    if driver is None or not gpus.has_gpu(facts, catalog):
+        return None, "its container was given none of the machine's GPUs" if gpus.hidden_from_container(facts, catalog) else "it has no GPU"
     if driver.cuda:
         return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
     if driver.version:
@@ -368,12 +372,12 @@ def _of_the_user(path: str, home: str | None) -> bool:
     return any(path.startswith(each + "/") for each in below) or any(_ENVIRONMENTS.fullmatch(folder) for folder in folders)
 
 
-def _nvidia_system(os_id: str, version: str) -> str | None:
+def _nvidia_system(os_id: str, version: str, catalog: Catalog) -> str | None:
     template = catalog.cuda_repositories().systems.get(os_id)
     return template.format(version=version.replace(".", ""), major=version.split(".")[0]) if template else None
 
 
-def _interpreters(facts: Facts) -> tuple[Interpreter, tuple[Interpreter, ...]]:
+def _interpreters(facts: Facts, catalog: Catalog) -> tuple[Interpreter, tuple[Interpreter, ...]]:
     """(the host's own interpreter, others that are installed or can be installed: by the distribution, else by uv)"""
     python, system = facts.python, facts.os
     named = python.asked_for

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key
+from provision.catalog import Catalog
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import driver
 from provision.resolve.host_classes import HostClasses, with_newest_driver
@@ -28,7 +28,7 @@ from provision.resolve.remedies import (
 from provision.survey import Facts
 
 
-def conflicts(host_classes: HostClasses, driver_offer: str | None) -> dict[Hashable, Conflict]:
+def conflicts(host_classes: HostClasses, catalog: Catalog, driver_offer: str | None) -> dict[Hashable, Conflict]:
     """Host classes with an unsupported system, or with a driver that nothing runs on.
 
     Args:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key
+from provision.catalog import Catalog, troubles
 from provision.plan.model import Builder, Nccl, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import DEFAULT_TOOLKIT, HostClass, HostClasses, Toolkit, builders, describe_toolkits
@@ -39,7 +39,7 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
         return {}, _unused_options(requirements)
     build_cudas = build_cudas_of(host_classes)
     found = {host_class: candidates(host_class, requirements, build_cudas[host_class]) for host_class in host_classes}
-    builds = _choose(found)
+    builds = _choose(found, requirements.catalog)
     if builds is None:
         raise _conflict(host_classes, found, requirements)
     choice = _Choice(host_classes, requirements, found, builds)
@@ -47,7 +47,7 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
     if "nccl" in requirements.kept:
         notes += [
             f"NCCL {choice.version}, which an earlier run chose, is known bad: {problem}; --upgrade resolves again"
-            for problem in _known_bad(choice.version)
+            for problem in _known_bad(choice.version, requirements.catalog)
         ]
     notes += [
         f"{joined(names)}: {package} {now} is replaced by the older {then} (--allow-downgrade)"
@@ -67,7 +67,7 @@ def _unused_options(requirements: Requirements) -> list[str]:
     return [f"--nccl {value} has no effect: none of these hosts has a GPU that is used" for value in values if value]
 
 
-def _choose(found: Mapping[HostClass, Candidates]) -> dict[HostClass, Build] | None:
+def _choose(found: Mapping[HostClass, Candidates], catalog: Catalog) -> dict[HostClass, Build] | None:
     """For every host class a build of the best version that all can have.
 
     Best is: builds that are known to exist; on most host classes for the driver's CUDA major; the fewest known problems that a newer
@@ -83,7 +83,7 @@ def _choose(found: Mapping[HostClass, Candidates]) -> dict[HostClass, Build] | N
         return (
             any(build.weak for build in builds.values()),
             sum(key(build.cuda)[0] < majors[host_class] for host_class, build in builds.items()),
-            len(catalog.troubles(next(iter(builds.values())).version, catalog.nccl().known_weak)),
+            len(troubles(next(iter(builds.values())).version, catalog.nccl().known_weak)),
             max(SOURCES.index(build.source) for build in builds.values()),
         )
 
@@ -110,8 +110,8 @@ def _kept(build: Build, host_class: HostClass) -> bool:
     return (build.package, build.cuda) in host_class.kept_builds
 
 
-def _known_bad(version: str) -> list[str]:
-    return catalog.troubles(version, catalog.nccl().known_bad)
+def _known_bad(version: str, catalog: Catalog) -> list[str]:
+    return troubles(version, catalog.nccl().known_bad)
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,10 @@ class _Choice:
                 )
             if build.weak:
                 why.append("weak evidence: it may not exist; the host's package index decides")
-        everywhere = [each for each in catalog.nccl().known_weak if not each.when]  # of the others a note tells, where they hold
-        why += [f"known problem, fixed only in newer ones: {problem}" for problem in catalog.troubles(self.version, everywhere)]
+        everywhere = [each for each in host_class.catalog.nccl().known_weak if not each.when]  # of the others a note tells, where they hold
+        why += [f"known problem, fixed only in newer ones: {problem}" for problem in troubles(self.version, everywhere)]
         cause = "an earlier run chose it" if "nccl" in self.requirements.kept else "of --allow-bad"
-        why += [f"known bad, taken because {cause}: {problem}" for problem in _known_bad(self.version)]
+        why += [f"known bad, taken because {cause}: {problem}" for problem in _known_bad(self.version, self.requirements.catalog)]
         rejected = tuple(self._rejected(host_class))
         common = (build.version, build.package)
         if build.source == "source":
@@ -174,7 +174,7 @@ class _Choice:
         yield f"built on {on}, once for hosts with {host_class.system} on {host_class.arch} and CUDA {build.cuda}: {build.evidence}"
         yield from describe_toolkits(able)
         if self.requirements.nccl_tarball:
-            official = catalog.nccl().tarball.sha256.get(build.version)
+            official = host_class.catalog.nccl().tarball.sha256.get(build.version)
             same = {None: "no checksum of that release is known", build.sha256: "it is the official one"}
             yield f"from the given file; {same.get(official, 'its checksum is not that of the official one')}"
         if all(other.capabilities for other in sharing):

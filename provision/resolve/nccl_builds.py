@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key, minor, package_key
-from provision.catalog import architectures
+from provision.catalog import Catalog, troubles
 from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit, nvidia_repository
@@ -109,7 +108,7 @@ def rejection(build: Build, host_class: HostClass, requirements: Requirements) -
     if not requirements.allow_downgrade and (older := downgrades(build.packages, host_class)):
         cause = f"{older[0][0]} {older[0][1]} is installed there, which is newer; --allow-downgrade replaces it"
         return Rejected(build.name, cause, id="installed")
-    known_bad = catalog.troubles(build.version, catalog.nccl().known_bad)
+    known_bad = troubles(build.version, requirements.catalog.nccl().known_bad)
     if known_bad and not (requested and requirements.allows_bad("nccl")):
         return Rejected(build.name, f"known bad: {known_bad[0]}", id="known bad")
     if requirements.nccl_version is not None and not requested:
@@ -117,7 +116,7 @@ def rejection(build: Build, host_class: HostClass, requirements: Requirements) -
     source = requirements.nccl_source
     if source != "auto" and build.source != _SOURCE_OF_OPTION.get(source, source):
         return Rejected(build.name, f"--nccl {source} was requested", id="source")
-    covered = catalog.nccl().known_bad_covers
+    covered = requirements.catalog.nccl().known_bad_covers
     if key(build.version) > key(covered) and not requested:
         cause = f"newer than the list of known bad releases ({covered}); --nccl {build.version} takes it"
         return Rejected(build.name, cause, id="too new")
@@ -154,7 +153,7 @@ def downgrades(packages: Iterable[str], host_class: HostClass) -> list[tuple[str
 
 def _unsupported_gpu(candidate: str, cuda: str, host_class: HostClass) -> Rejected | None:
     """Whether a candidate for this CUDA supports the oldest and the newest GPU."""
-    known = catalog.cuda()
+    known = host_class.catalog.cuda()
     floor = known.gpu_floors.lowest.get(cuda.split(".")[0])
     if host_class.capabilities and floor and key(host_class.capabilities[0]) < key(floor):
         cause = f"its CUDA no longer has code for compute capability {host_class.capabilities[0]}"
@@ -175,7 +174,7 @@ def _gpu_without_code(build: Build, host_class: HostClass) -> Rejected | None:
         has = f"from {lowest} on" if key(without[0]) < key(lowest) else f"only for {', '.join(build.code)}"
         return Rejected(build.name, f"it has no code for compute capability {without[0]}", has, id="gpu")
     if build.source in ("repository", "local_repository") and host_class.capabilities:
-        floors = catalog.nccl().floors.lowest.get(build.cuda.split(".")[0], {})
+        floors = host_class.catalog.nccl().floors.lowest.get(build.cuda.split(".")[0], {})
         floor = max((floors[first] for first in floors if key(first) <= key(build.version)), key=key, default=None)
         if floor and key(host_class.capabilities[0]) < key(floor):
             cause = f"it has no code for compute capability {host_class.capabilities[0]}"
@@ -184,7 +183,7 @@ def _gpu_without_code(build: Build, host_class: HostClass) -> Rejected | None:
 
 
 def _wheels(host_class: HostClass) -> Iterator[Build | Rejected]:
-    wheels = catalog.nccl().wheels
+    wheels = host_class.catalog.nccl().wheels
     for package, versions in wheels.builds.items():
         first = wheels.aarch64_from.get(package)
         for version, cuda in versions.items():
@@ -202,7 +201,7 @@ def _installed(host_class: HostClass) -> Iterator[Build]:
     version = installed.get(_package_names(host_class)[0], "")
     if set(installed.values()) == {version} and re.fullmatch(r"[^+]+\+cuda\d+\.\d+", version):
         packages = tuple(each for each in _pinned(host_class, version) if _name_of(host_class, each) in installed)
-        yield _packaged(version, packages, "it is installed there")
+        yield _packaged(host_class, version, packages, "it is installed there")
 
 
 def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
@@ -213,9 +212,11 @@ def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
     configured = repository if isinstance(repository, Repository) else None
     for version in offered:
         if all(host_class.offered_by_third_party(name, version) for name in names):
-            yield _packaged(version, _pinned(host_class, version), "a package repository that is configured on the host offers it")
+            yield _packaged(
+                host_class, version, _pinned(host_class, version), "a package repository that is configured on the host offers it"
+            )
         else:
-            yield _packaged(version, _pinned(host_class, version), "the host's own package index offers it", configured)
+            yield _packaged(host_class, version, _pinned(host_class, version), "the host's own package index offers it", configured)
     if not offered and configured:
         yield from _catalogued(host_class, configured)
     elif isinstance(repository, Rejected) and not offered:
@@ -224,7 +225,7 @@ def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
 
 def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build | Rejected]:
     """NVIDIA's packages according to the catalogue, whose evidence of a build is that of some system."""
-    known, ranges, system = catalog.nccl(), catalog.cuda_repositories(), host_class.nvidia_system or ""
+    known, ranges, system = host_class.catalog.nccl(), host_class.catalog.cuda_repositories(), host_class.nvidia_system or ""
     first, last = ranges.first_cuda.systems.get(system), ranges.last_cuda.systems.get(system)
     absent = {
         f"{entry.version}+cuda{cuda}": entry.source
@@ -242,16 +243,16 @@ def _catalogued(host_class: HostClass, repository: Repository) -> Iterator[Build
                 yield Rejected(packages[0], f"{system}'s repository ends with CUDA {last}", id="absent")
             elif first and key(cuda) < key(first):
                 older = f"builds for other systems ({evidence.what}; {system}'s repository is certain from CUDA {first} on)"
-                yield _packaged(version, packages, older, repository, weak=True)
+                yield _packaged(host_class, version, packages, older, repository, weak=True)
             else:
-                yield _packaged(version, packages, evidence.what, repository, weak=evidence.weak)
+                yield _packaged(host_class, version, packages, evidence.what, repository, weak=evidence.weak)
     for version, source in absent.items():  # people copy these from each other, though no such build was ever listed
         yield Rejected(_pinned(host_class, version)[0], _ABSENT, source, id="absent")
 
 
 @dataclass(frozen=True)
 class LocalRepository:
-    """The parts of the name of a ``nccl-local-repo-*`` file."""
+    """The parts of the name of a ``nccl-local-repo-*`` file; ``arch`` is Debian's name of the architecture."""
 
     system: str
     version: str
@@ -264,30 +265,40 @@ def local_repository(name: str) -> LocalRepository | None:
     found = _LOCAL.fullmatch(name)
     if not found:
         return None
-    return LocalRepository(found["system"], found["version"], found["cuda"], architectures.kernel_name(found["arch"]))
+    return LocalRepository(found["system"], found["version"], found["cuda"], found["arch"])
 
 
 def _local_repository(host_class: HostClass, requirements: Requirements) -> Iterator[Build | Rejected]:
     file = requirements.nccl_local
     local = local_repository(file) if file else None
+    arch = host_class.catalog.os().kernel_name(local.arch) if local else ""
     if file and local is None:
         yield Rejected(file, "its name is not that of one of NVIDIA's local repository packages", id="absent")
-    elif file and local and (local.system, local.arch) != (host_class.nvidia_system, host_class.arch):
+    elif file and local and (local.system, arch) != (host_class.nvidia_system, host_class.arch):
         system = host_class.nvidia_system or host_class.system
-        yield Rejected(file, f"it is for {local.system} on {local.arch}, not for {system} on {host_class.arch}", id="system")
+        yield Rejected(file, f"it is for {local.system} on {arch}, not for {system} on {host_class.arch}", id="system")
     elif file and local:
         packages = _pinned(host_class, f"{local.version}-1+cuda{local.cuda}")
         sha256 = requirements.nccl_local_sha256
         yield Build(local.version, local.cuda, "local_repository", file, "the given file", packages=packages, sha256=sha256)
 
 
-def _packaged(version: str, packages: tuple[str, ...], evidence: str, repository: Repository | None = None, *, weak: bool = False) -> Build:
+def _packaged(
+    host_class: HostClass,
+    version: str,
+    packages: tuple[str, ...],
+    evidence: str,
+    repository: Repository | None = None,
+    *,
+    weak: bool = False,
+) -> Build:
     revision, _, cuda = version.partition("+cuda")
     number = ".".join(map(str, key(revision)))
-    return Build(number, cuda, "repository", packages[0], evidence, weak, packages, repository, code=_code_of_wheel(number, cuda))
+    code = _code_of_wheel(number, cuda, host_class.catalog)
+    return Build(number, cuda, "repository", packages[0], evidence, weak, packages, repository, code=code)
 
 
-def _code_of_wheel(version: str, cuda: str) -> tuple[str, ...]:
+def _code_of_wheel(version: str, cuda: str, catalog: Catalog) -> tuple[str, ...]:
     """The GPUs that the wheel of a release and CUDA has code for, which its packages are assumed to have, too; empty without one."""
     wheels, package = catalog.nccl().wheels, f"nvidia-nccl-cu{cuda.split('.')[0]}"
     if wheels.builds.get(package, {}).get(version) != cuda:
@@ -296,7 +307,7 @@ def _code_of_wheel(version: str, cuda: str) -> tuple[str, ...]:
 
 
 def _package_names(host_class: HostClass) -> tuple[str, ...]:
-    known = catalog.nccl().repository
+    known = host_class.catalog.nccl().repository
     return known.rpm if host_class.family == "rhel" else known.apt
 
 
@@ -311,6 +322,7 @@ def _name_of(host_class: HostClass, package: str) -> str:
 
 def _from_source(host_class: HostClass, requirements: Requirements, build_cudas: tuple[str, ...]) -> Iterator[Build | Rejected]:
     """Builds of the given tarball, else of the releases whose tarball is known; only if requested."""
+    known = requirements.catalog.nccl()
     if not build_cudas:
         yield Rejected(_FROM_SOURCE, _why_not_built(host_class), id="source")
     elif requirements.nccl_source != "source":
@@ -318,21 +330,20 @@ def _from_source(host_class: HostClass, requirements: Requirements, build_cudas:
     elif requirements.nccl_tarball and requirements.nccl_tarball_version:
         for cuda in build_cudas:
             sha256 = requirements.nccl_tarball_sha256
-            yield _buildable(requirements.nccl_tarball_version, cuda, requirements.nccl_tarball, sha256, None)
+            yield _buildable(known, requirements.nccl_tarball_version, cuda, requirements.nccl_tarball, sha256, None)
     else:
-        known = catalog.nccl().tarball
-        for version, sha256 in known.sha256.items():
+        tarball = known.tarball
+        for version, sha256 in tarball.sha256.items():
             for cuda in build_cudas:
-                yield _buildable(version, cuda, f"nccl-{version}-1.tar.gz", sha256, known.url.format(version=version))
-        if requirements.nccl_version and requirements.nccl_version not in known.sha256:
-            available = ", ".join(known.sha256)
+                yield _buildable(known, version, cuda, f"nccl-{version}-1.tar.gz", sha256, tarball.url.format(version=version))
+        if requirements.nccl_version and requirements.nccl_version not in tarball.sha256:
+            available = ", ".join(tarball.sha256)
             reason = f"no checksum of the sources of NCCL {requirements.nccl_version} is known (there are those of {available})"
             yield Rejected(_FROM_SOURCE, reason, id="version")
 
 
-def _buildable(version: str, cuda: str, package: str, sha256: str | None, url: str | None) -> Build:
+def _buildable(known: models.Nccl, version: str, cuda: str, package: str, sha256: str | None, url: str | None) -> Build:
     """A build from source; the evidence is weak if NVIDIA has built releases of that series for other CUDA majors only."""
-    known = catalog.nccl()
     cudas = [each for revision, by_cuda in known.repository.builds.items() if minor(revision) == minor(version) for each in by_cuda]
     wheels = [release for releases in known.wheels.builds.values() for release in releases.items()]
     cudas += [each for release, each in wheels if minor(release) == minor(version)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key
+from provision.catalog import Catalog
 from provision.catalog.models import Trouble
 from provision.plan.model import HostPlan, Knowledge
 from provision.resolve import torch
@@ -23,21 +23,21 @@ _ASSUMPTIONS = {
 }
 
 
-def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plans: Mapping[str, HostPlan]) -> list[str]:
+def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plans: Mapping[str, HostPlan], catalog: Catalog) -> list[str]:
     """The notes on all hosts, besides those of the plan's components."""
     gpus_used = any(host_class.cuda is not None for host_class in class_of.values())
     return [
-        *_on_driver_branches(facts),
+        *_on_driver_branches(facts, catalog),
         *_without_root(plans),
-        *_on_unused_gpus(facts, class_of),
+        *_on_unused_gpus(facts, class_of, catalog),
         *_on_hosts_without_gpus(class_of),
         *_on_assumptions(facts),
-        *_on_known_problems(facts, plans),
-        *_on_hardware(facts, gpus_used=gpus_used),
+        *_on_known_problems(facts, plans, catalog),
+        *_on_hardware(facts, catalog, gpus_used=gpus_used),
     ]
 
 
-def knowledge(facts: Mapping[str, Facts]) -> Knowledge:
+def knowledge(facts: Mapping[str, Facts], catalog: Catalog) -> Knowledge:
     """The newest releases that the catalogue knows, and the hosts whose driver is newer."""
     reach = catalog.reach()
     newer = tuple(
@@ -46,7 +46,7 @@ def knowledge(facts: Mapping[str, Facts]) -> Knowledge:
     return Knowledge(reach.pytorch, reach.cuda, reach.nccl, reach.date, reach.overlay, newer)
 
 
-def _on_driver_branches(facts: Mapping[str, Facts]) -> list[str]:
+def _on_driver_branches(facts: Mapping[str, Facts], catalog: Catalog) -> list[str]:
     """Drivers whose branch gets no fixes any more, by the date of the catalogue: the clock would make plans irreproducible."""
     known, driver = catalog.cuda().driver_branches, catalog.driver()
     usable = [each for each, kind in driver.branches.of.items() if kind != "feature" and not known.ended(each)]
@@ -54,7 +54,7 @@ def _on_driver_branches(facts: Mapping[str, Facts]) -> list[str]:
     ended = grouped(((version.split(".")[0], month), name) for version, name in versions if version and (month := known.ended(version)))
     found = []
     for (branch, month), names in ended.items():
-        capabilities = {each for name in names for each in gpus.capabilities(facts[name])}
+        capabilities = {each for name in names for each in gpus.capabilities(facts[name], catalog)}
         others = joined([each for each in usable if driver.gpus.misfit(each, sorted(capabilities, key=key)) is None])
         supported = f"; NVIDIA supports {others} for these GPUs" if others else ""
         found.append(f"{joined(names)}: NVIDIA's support for driver branch {branch} ended in {month}{supported}")
@@ -74,9 +74,9 @@ def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
     ]
 
 
-def _on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass]) -> list[str]:
+def _on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], catalog: Catalog) -> list[str]:
     """GPUs that the plan does not use, by cause."""
-    having = (name for name in sorted(facts) if gpus.has_gpu(facts[name]) or gpus.hidden_from_container(facts[name]))
+    having = (name for name in sorted(facts) if gpus.has_gpu(facts[name], catalog) or gpus.hidden_from_container(facts[name], catalog))
     unused = grouped((class_of[name].cuda_why, name) for name in having if class_of[name].cuda is None)
     count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
     return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
@@ -93,13 +93,13 @@ def _on_hosts_without_gpus(class_of: Mapping[str, HostClass]) -> Iterator[str]:
         )
 
 
-def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]) -> Iterator[str]:
+def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan], catalog: Catalog) -> Iterator[str]:
     """Known problems of drivers and of NCCL, the plan's and the one inside PyTorch, that need what these hosts have."""
     nccl, found = catalog.nccl(), list[tuple[tuple[str, str], str]]()
     for name, plan in sorted(plans.items()):
-        own, inside = plan.nccl.version if plan.nccl else None, torch.nccl_inside(plan.torch)
+        own, inside = plan.nccl.version if plan.nccl else None, torch.nccl_inside(plan.torch, catalog)
         driver = facts[name].driver if own else None
-        held = hardware.conditions(facts[name], alone=len(plans) == 1)
+        held = hardware.conditions(facts[name], catalog, alone=len(plans) == 1)
         listed = [
             (f"driver {driver.version}", driver.version, catalog.driver().known_weak) if driver and driver.version else None,
             (f"NCCL {own}", own, (*nccl.known_weak, *nccl.known_limits)) if own else None,
@@ -131,11 +131,11 @@ def _on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
     ]
 
 
-def _on_hardware(facts: Mapping[str, Facts], *, gpus_used: bool) -> list[str]:
+def _on_hardware(facts: Mapping[str, Facts], catalog: Catalog, *, gpus_used: bool) -> list[str]:
     """What hosts' hardware needs; without GPUs that are used NCCL's networks do not matter."""
     found = list[tuple[str, str]]()
     for name in sorted(facts):
-        held = hardware.conditions(facts[name], alone=len(facts) == 1) | ({"gpus used": ""} if gpus_used else {})
+        held = hardware.conditions(facts[name], catalog, alone=len(facts) == 1) | ({"gpus used": ""} if gpus_used else {})
         known = (each for each in catalog.hardware().notes.of if set(each.when) <= held.keys() and not set(each.unless) & held.keys())
         found += [(each.text.format(*(held[condition] for condition in each.when)), name) for each in known]
     return [f"{joined(names)}: {text}" for text, names in grouped(found).items()]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key, minor
+from provision.catalog import Catalog, troubles
 from provision.plan.model import Builder, OpenMpi, Preinstalled, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, builders
@@ -35,7 +35,7 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
     if "openmpi" in requirements.kept:
         notes += [
             f"Open MPI {chosen.version}, which an earlier run chose, is known bad: {problem}; --upgrade resolves again"
-            for problem in _known_bad(chosen.version)
+            for problem in _known_bad(chosen.version, requirements.catalog)
         ]
     if not isinstance(chosen, SourceBuild):
         return dict.fromkeys(host_classes, chosen), notes
@@ -76,7 +76,7 @@ def tarball_version(name: str) -> str | None:
     return found["version"] if found else None
 
 
-def known_checksum(name: str) -> str | None:
+def known_checksum(name: str, catalog: Catalog) -> str | None:
     """The SHA-256 of the official tarball of that name; None if the catalogue has none."""
     entry = catalog.openmpi().tarball.sha256.get(tarball_version(name) or "")
     return entry.value if entry and name.endswith(f".tar.{entry.ending}") else None
@@ -87,7 +87,7 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
     version = requirements.openmpi_version or (tarball_version(requirements.openmpi_tarball) if requirements.openmpi_tarball else None)
     if version is None:
         return None
-    default = catalog.openmpi().tarball.default
+    default = requirements.catalog.openmpi().tarball.default
     options = " and ".join(f"--openmpi {value}" for value in _requested(requirements).values())
     without = change_requirements(f"leave {options} out: the plan takes {default}", openmpi_version=None, openmpi_tarball=None)
     if key(version)[0] != 4:
@@ -95,7 +95,7 @@ def _requested_version(host_classes: HostClasses, requirements: Requirements) ->
         raise Conflict(
             "openmpi-version", _first(host_classes), f"Open MPI {version} was requested; only 4.x is supported", (without, other)
         )
-    bad = _known_bad(version)
+    bad = _known_bad(version, requirements.catalog)
     if bad and not requirements.allows_bad("openmpi"):
         name = f"openmpi-{version}.tar.gz"
         proposals = [
@@ -113,16 +113,16 @@ def _requested(requirements: Requirements) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _known_bad(version: str) -> list[str]:
-    return catalog.troubles(version, catalog.openmpi().known_bad)
+def _known_bad(version: str, catalog: Catalog) -> list[str]:
+    return troubles(version, catalog.openmpi().known_bad)
 
 
-def _known_weak(version: str) -> list[str]:
-    return [f"known problem, fixed only in newer ones: {problem}" for problem in catalog.troubles(version, catalog.openmpi().known_weak)]
+def _known_weak(version: str, catalog: Catalog) -> list[str]:
+    return [f"known problem, fixed only in newer ones: {problem}" for problem in troubles(version, catalog.openmpi().known_weak)]
 
 
 def _wheel(host_classes: HostClasses, version: str | None, requirements: Requirements) -> Wheel | Rejected:
-    wheel = catalog.openmpi().wheel
+    wheel = requirements.catalog.openmpi().wheel
     for host_class, names in _by_host(host_classes):
         if host_class.arch not in wheel.architectures:
             return Rejected(_WHEEL, f"no Open MPI wheel for {host_class.arch}", id="system", host=names[0])
@@ -139,7 +139,7 @@ def _wheel(host_classes: HostClasses, version: str | None, requirements: Require
 
 def _distribution(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SystemPackages | Rejected:
     """The distribution's 4.x if all hosts have the same good one. A host's own package index takes precedence over the catalogue."""
-    known = catalog.openmpi().distribution
+    known = requirements.catalog.openmpi().distribution
     if requirements.openmpi_tarball:
         return Rejected(_DISTRIBUTION, "a build of its own was requested", id="source", host=_first(host_classes))
     found: dict[str, str] = {}
@@ -161,17 +161,17 @@ def _distribution(host_classes: HostClasses, version: str | None, requirements: 
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} has {each}" for name, each in list(found.items())[:4])
         return Rejected(_DISTRIBUTION, f"the distributions differ: {listed}", id="system", host=host)
-    bad = _known_bad(common)
+    bad = _known_bad(common, requirements.catalog)
     if bad and not (requirements.openmpi_version == common and requirements.allows_bad("openmpi")):
         return Rejected(_DISTRIBUTION, f"the distribution's {common} is known bad: {bad[0]}", id="known bad", host=host)
     if version and key(version) != key(common):
         return Rejected(_DISTRIBUTION, f"{version} was requested", id="version", host=_first(host_classes))
-    why = (f"every host's distribution has the same {common}", *_known_weak(common))
+    why = (f"every host's distribution has the same {common}", *_known_weak(common, requirements.catalog))
     return SystemPackages(common, package, "distribution", why)
 
 
 def _source(host_classes: HostClasses, version: str | None, requirements: Requirements) -> SourceBuild | Rejected:
-    known = catalog.openmpi().tarball
+    known = requirements.catalog.openmpi().tarball
     version = version or known.default
     systems = {(host_class.system, host_class.arch) for host_class in host_classes}
     why = [f"built once per distribution and architecture: {len(systems)} of them here"]
@@ -179,7 +179,7 @@ def _source(host_classes: HostClasses, version: str | None, requirements: Requir
     if without_tools:
         reason = f"it cannot be built on {joined(without_tools)} without {joined(tools)}, which only root could install"
         return Rejected(_SOURCE, reason, id="privileges", host=without_tools[0])
-    why += _known_weak(version)
+    why += _known_weak(version, requirements.catalog)
     tarball, url, sha256 = requirements.openmpi_tarball, None, requirements.openmpi_tarball_sha256
     if tarball:
         if tarball_version(tarball) != version:
@@ -249,7 +249,7 @@ def _first(host_classes: HostClasses) -> str:
 
 def hwloc(host_class: HostClass, openmpi: OpenMpi) -> SystemPackages | Preinstalled:
     """The hwloc inside Open MPI (``bundled``). An installed one that breaks Open MPI is removed (``remove``; ``leave`` without root)."""
-    known = catalog.hwloc()
+    known = host_class.catalog.hwloc()
     installed = host_class.installed_hwloc
     bad = next(((name, version, entry) for name, version in installed for entry in known.known_bad if entry.covers(version)), None)
     if bad:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from provision import catalog
 from provision.base.text import joined
 from provision.base.versions import key
+from provision.catalog import Catalog
 from provision.plan.model import ManagedPython, Preinstalled, Rejected, SystemPackages, Wheel
+from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, grouped
 
 
-def candidates(host_classes: HostClasses, preferred: Sequence[Collection[str]], downloads: bool) -> Iterator[dict[HostClass, Interpreter]]:
-    """Choices of an interpreter for each host class, those that change least first; with ``downloads`` those in which uv downloads Pythons
+def candidates(
+    host_classes: HostClasses, preferred: Sequence[Collection[str]], requirements: Requirements
+) -> Iterator[dict[HostClass, Interpreter]]:
+    """Choices of an interpreter for each host class, those that change least first; those in which uv downloads Pythons, where it may,
     come last. For each of ``preferred`` (3.11, …) there is one in which every host has one of these, if it can have any."""
     others = {each: [python for python in each.other_pythons if not python.from_uv] for each in host_classes}
-    yield from _choices(host_classes, others, preferred)
-    if downloads:
-        yield from _choices(host_classes, {each: each.other_pythons for each in host_classes}, preferred)
+    yield from _choices(host_classes, others, preferred, requirements.catalog)
+    if requirements.python_downloads:
+        yield from _choices(host_classes, {each: each.other_pythons for each in host_classes}, preferred, requirements.catalog)
 
 
 def _choices(
-    host_classes: HostClasses, others: Mapping[HostClass, Sequence[Interpreter]], preferred: Sequence[Collection[str]]
+    host_classes: HostClasses, others: Mapping[HostClass, Sequence[Interpreter]], preferred: Sequence[Collection[str]], catalog: Catalog
 ) -> Iterator[dict[HostClass, Interpreter]]:
     """The hosts' own if they agree; a version that all can have, for which the fewest hosts download one, then the fewest install one, then
     the fewest change, the usual one first, then the newest; each its own; each its own if it is one of ``preferred``, else another of
@@ -35,12 +38,14 @@ def _choices(
     available = {each: {python.minor: python for python in (*reversed(others[each]), each.python)} for each in host_classes}
     common = set.intersection(*(set(found) for found in available.values())) & set(catalog.python_packages().numpy.by_python)
 
+    usual = catalog.python_packages().usual.version  # most projects have wheels for it
+
     def cost(version: str) -> tuple[int, int, int, bool, tuple[int, ...]]:
         chosen = [(available[host_class][version], host_class, len(names)) for host_class, names in host_classes.items()]
         downloaded = sum(count for python, _host_class, count in chosen if python.from_uv)
         installed = sum(count for python, _host_class, count in chosen if python.packages)
         changed = sum(count for _python, host_class, count in chosen if host_class.python.minor != version)
-        return downloaded, installed, changed, not _usual(version), tuple(-part for part in key(version))
+        return downloaded, installed, changed, version != usual, tuple(-part for part in key(version))
 
     for version in sorted(common - (versions if agree else set()), key=cost):
         yield {host_class: found[version] for host_class, found in available.items()}
@@ -53,18 +58,13 @@ def _choices(
 def _preferred(host_class: HostClass, others: Sequence[Interpreter], preferred: Collection[str]) -> Interpreter:
     if host_class.python.minor in preferred:
         return host_class.python
-    fitting = (each for each in others if each.minor in preferred)
+    fitting, usual = (each for each in others if each.minor in preferred), host_class.catalog.python_packages().usual.version
     return max(
-        fitting, key=lambda each: (not each.from_uv, not each.packages, _usual(each.minor), key(each.version)), default=host_class.python
+        fitting, key=lambda each: (not each.from_uv, not each.packages, each.minor == usual, key(each.version)), default=host_class.python
     )
 
 
-def _usual(version: str) -> bool:
-    """Whether it is the Python that most projects have wheels for."""
-    return version == catalog.python_packages().usual.version
-
-
-def rejection(python: Interpreter) -> Rejected | None:
+def rejection(python: Interpreter, catalog: Catalog) -> Rejected | None:
     """Why this interpreter cannot be used with any other choice."""
     if not python.version:
         return Rejected("Python", "nothing is known of its Python, and the catalogue has none for its distribution", id="absent")
@@ -93,7 +93,7 @@ def component(
 ) -> SystemPackages | Preinstalled | ManagedPython:
     """The interpreter as a component; ``torch``: the PyTorch for it; ``shared``: all hosts have the same version."""
     version = torch.version.partition("+")[0] if torch else ""
-    release = catalog.pytorch().releases.get(version)
+    release = host_class.catalog.pytorch().releases.get(version)
     own = host_class.python.minor
     why = [chosen.why or "not the host's own Python, but one that all can have"]
     if chosen != host_class.python and release and own and own not in release.pythons:
@@ -118,18 +118,18 @@ def component(
     return Preinstalled(chosen.version, chosen.path, "host", tuple(why), rejected)
 
 
-def numpy(python: Interpreter) -> Wheel:
+def numpy(python: Interpreter, catalog: Catalog) -> Wheel:
     """The catalogue's NumPy for an interpreter."""
     return _wheel("numpy", catalog.python_packages().numpy.by_python[python.minor], f"the catalogue's release for Python {python.minor}")
 
 
-def mpi4py() -> Wheel:
+def mpi4py(catalog: Catalog) -> Wheel:
     """One release for every host."""
     version = catalog.python_packages().mpi4py.version
     return _wheel("mpi4py", version, "speaks the ABI of every Open MPI 4.x; finds the library at run time")
 
 
-def cloudpickle() -> Wheel:
+def cloudpickle(catalog: Catalog) -> Wheel:
     """One release for every host."""
     return _wheel("cloudpickle", catalog.python_packages().cloudpickle.version, "serialises the functions of Runner")
 
@@ -138,7 +138,9 @@ def cmake(host_class: HostClass) -> Wheel:
     """One release for every host: there is a wheel for each architecture that has wheels of Open MPI and PyTorch."""
     packaged = " ".join(["the distribution's cmake", *host_class.offered("cmake")[:1]])
     rejected = (Rejected(packaged, "it differs from distribution to distribution"),)
-    wheel = _wheel("cmake", catalog.python_packages().cmake.version, "the same on every host; the last 3.x still builds old projects")
+    wheel = _wheel(
+        "cmake", host_class.catalog.python_packages().cmake.version, "the same on every host; the last 3.x still builds old projects"
+    )
     return replace(wheel, rejected=rejected)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from provision import catalog
 from provision.base.problems import Problem, Remedy
 from provision.base.text import joined
 from provision.base.versions import key
@@ -121,8 +120,8 @@ def with_python(host_class: HostClass, version: str) -> HostClass:
 
 def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
     """Every newer driver that supports its GPUs, the oldest first."""
-    drivers = catalog.cuda().toolkits.drivers
-    last = catalog.driver().gpus.last_of(host_class.capabilities)
+    drivers = host_class.catalog.cuda().toolkits.drivers
+    last = host_class.catalog.driver().gpus.last_of(host_class.capabilities)
     for cuda in sorted(drivers, key=key):
         newer = with_driver_for(host_class, cuda)
         if (host_class.cuda is None or key(cuda) > key(host_class.cuda)) and newer.driver_misfit is None:

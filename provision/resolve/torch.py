@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from provision import catalog
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
+from provision.catalog import Catalog, troubles
 from provision.catalog.models import PytorchBuild, PytorchDefault, PytorchRelease
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
@@ -32,11 +32,12 @@ class _Selection:
     version: str
     fitting: Mapping[str, Tags]
     rejections: Mapping[str, Rejected | None]
+    catalog: Catalog
 
     @property
     def cost(self) -> _Cost:
         """Its place in the order of releases."""
-        return _cost(self.version, self.fitting[self.version], list(self.rejections))
+        return _cost(self.version, self.fitting[self.version], list(self.rejections), self.catalog)
 
 
 def choose(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, Interpreter], dict[HostClass, Wheel], list[str]]:
@@ -49,15 +50,19 @@ def choose(host_classes: HostClasses, requirements: Requirements) -> tuple[dict[
     """
     torch_conflict, python_conflict = None, None
     best: tuple[_Cost, dict[HostClass, Interpreter]] | None = None
-    preferred = _pythons_of_releases(requirements) if requirements.torch else [tuple(catalog.python_packages().numpy.by_python)]
+    preferred = (
+        _pythons_of_releases(requirements) if requirements.torch else [tuple(requirements.catalog.python_packages().numpy.by_python)]
+    )
     lowest = _lowest_cost(host_classes, requirements) if requirements.torch else None
     tried: set[tuple[str, ...]] = set()
-    for pythons in python.candidates(host_classes, preferred, requirements.python_downloads):
+    for pythons in python.candidates(host_classes, preferred, requirements):
         versions = tuple(interpreter.minor for interpreter in pythons.values())
         if versions in tried:
             continue
         tried.add(versions)
-        rejected = next(((each, found) for each, chosen in pythons.items() if (found := python.rejection(chosen))), None)
+        rejected = next(
+            ((each, found) for each, chosen in pythons.items() if (found := python.rejection(chosen, requirements.catalog))), None
+        )
         if rejected:
             host_class, why = rejected
             names = host_classes[host_class]
@@ -88,7 +93,7 @@ def _components(host_classes: HostClasses, pythons: Interpreters, requirements: 
     """
     selection = _select(host_classes, pythons, requirements)
     version, tags = selection.version, selection.fitting[selection.version]
-    releases = tuple(_rejected_releases(version, selection.fitting, selection.rejections))
+    releases = tuple(_rejected_releases(selection))
     components = {
         each: _component(version, tags[each], each, pythons[each], requirements, (*_rejected_builds(version, tags[each], each), *releases))
         for each in host_classes
@@ -106,15 +111,15 @@ def _components(host_classes: HostClasses, pythons: Interpreters, requirements: 
 
 def _lowest_cost(host_classes: HostClasses, requirements: Requirements) -> _Cost:
     """The cost of the best release for these drivers and GPUs: no choice of interpreters has a lower one."""
-    releases, known = _releases(requirements), catalog.pytorch().releases
+    releases, known = _releases(requirements), requirements.catalog.pytorch().releases
     fitting = [each for each in releases if each in known and all(_tags(each, one, requirements) for one in host_classes)]
-    costs = (_cost(each, _with_same_nccl(each, host_classes, requirements), releases) for each in fitting)
+    costs = (_cost(each, _with_same_nccl(each, host_classes, requirements), releases, requirements.catalog) for each in fitting)
     return min(costs, default=(False, False, False, 0))
 
 
 def _pythons_of_releases(requirements: Requirements) -> list[tuple[str, ...]]:
     """The Pythons that each release has wheels for, the best release first."""
-    known = catalog.pytorch().releases
+    known = requirements.catalog.pytorch().releases
     return [known[version].pythons for version in _releases(requirements) if version in known]
 
 
@@ -124,51 +129,53 @@ def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requ
         version: _with_same_nccl(version, host_classes, requirements) for version, rejection in rejections.items() if rejection is None
     }
     if not fitting:
-        widest = _widest(rejections)
+        widest = _widest(rejections, requirements.catalog)
         found = min((each for each in rejections.values() if each), key=lambda each: (_is_of_python(each), each != rejections[widest]))
         raise Conflict("torch", found.host, found.cause, _proposals(found.host, host_classes, requirements))
-    return _Selection(min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections))), fitting, rejections)
+    best = min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections), requirements.catalog))
+    return _Selection(best, fitting, rejections, requirements.catalog)
 
 
-def _cost(version: str, tags: Tags, releases: Sequence[str]) -> _Cost:
+def _cost(version: str, tags: Tags, releases: Sequence[str], catalog: Catalog) -> _Cost:
     """The order of releases: known bad ones last, before them those whose builds have several NCCLs inside, then weak evidence, else as
     listed. Defaults are alike: no Python is changed for the better of two."""
-    weak = any(build and build.weak for tag in tags.values() if (build := _build(version, tag)))
-    return bool(known_bad(version)), len(_nccls(version, tags)) > 1, weak, 0 if _default(version) else releases.index(version)
+    weak = any(build and build.weak for tag in tags.values() if (build := _build(version, tag, catalog)))
+    place = 0 if _default(version, catalog) else releases.index(version)
+    return bool(known_bad(version, catalog)), len(_nccls(version, tags)) > 1, weak, place
 
 
-def _widest(releases: Iterable[str]) -> str:
+def _widest(releases: Iterable[str], catalog: Catalog) -> str:
     """The release that reasons are about where no default fits: the last default, which is for the most hosts; the requested one."""
-    return [each for number, each in enumerate(releases) if number == 0 or _default(each)][-1]
+    return [each for number, each in enumerate(releases) if number == 0 or _default(each, catalog)][-1]
 
 
-def _default(version: str) -> PytorchDefault | None:
+def _default(version: str, catalog: Catalog) -> PytorchDefault | None:
     """Why a release is one of the defaults; None if it is not."""
     return next((each for each in catalog.pytorch().defaults if each.version == version), None)
 
 
-def nccl_inside(wheel: Wheel | None) -> str | None:
+def nccl_inside(wheel: Wheel | None, catalog: Catalog) -> str | None:
     """The NCCL inside a build of PyTorch; None if the catalogue does not know it."""
-    build = _build(wheel.version.partition("+")[0], _tag(wheel.cuda)) if wheel and wheel.cuda else None
+    build = _build(wheel.version.partition("+")[0], _tag(wheel.cuda), catalog) if wheel and wheel.cuda else None
     return build.nccl if build else None
 
 
-def _build(version: str, tag: str) -> PytorchBuild | None:
+def _build(version: str, tag: str, catalog: Catalog) -> PytorchBuild | None:
     """A build with its tag; None for the CPU build, and where the catalogue does not know it."""
     release = catalog.pytorch().releases.get(version)
     return release.builds.get(_cuda(tag)) if release else None
 
 
-def known_bad(version: str) -> list[str]:
+def known_bad(version: str, catalog: Catalog) -> list[str]:
     """The known problems of a release."""
-    return catalog.troubles(version, catalog.pytorch().known_bad)
+    return troubles(version, catalog.pytorch().known_bad)
 
 
 def _releases(requirements: Requirements) -> list[str]:
     """Releases, best first: the requested one, else the catalogue's defaults and all others."""
     if requirements.torch_version:
         return [requirements.torch_version]
-    known = catalog.pytorch()
+    known = requirements.catalog.pytorch()
     return list(dict.fromkeys([*(each.version for each in known.defaults), *sorted(known.releases, key=key, reverse=True)]))
 
 
@@ -186,13 +193,13 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
     """Everything for which a release cannot be used, of every host class that it does not fit."""
     if requirements.torch_index and requirements.torch_version:
         return []  # the user says that it is there
-    release = catalog.pytorch().releases.get(version)
+    release = requirements.catalog.pytorch().releases.get(version)
     found, candidate = [], f"torch=={version}"
     for host_class, names in host_classes.items():
         python, builds = pythons[host_class].minor, _tags(version, host_class, requirements)
         if release is None:
             if not _file_of(f"{version}+{builds[0]}", python, host_class.arch, (*requirements.files, *host_class.torch_wheels)):
-                unknown = f"the catalogue does not know PyTorch {version}{did_you_mean(version, catalog.pytorch().releases)}"
+                unknown = f"the catalogue does not know PyTorch {version}{did_you_mean(version, requirements.catalog.pytorch().releases)}"
                 found.append(Rejected(candidate, unknown, id="absent", host=names[0]))
             continue
         if python not in release.pythons:
@@ -219,7 +226,7 @@ def _fitting_python(release: PytorchRelease, host_class: HostClass, requirements
     ):
         return ""
     oldest, newest = min(release.pythons, key=key), max(release.pythons, key=key)
-    entry = catalog.os().distributions.get(host_class.os_id)
+    entry = requirements.catalog.os().distributions.get(host_class.os_id)
     packaged = host_class.of_release(entry.pythons) if entry else None
     if not host_class.root and (fitting := [each for each in packaged or () if each in release.pythons]):
         return f"root, who can install the distribution's python{max(fitting, key=key)}"
@@ -228,10 +235,10 @@ def _fitting_python(release: PytorchRelease, host_class: HostClass, requirements
 
 def _fitting_driver(release: PytorchRelease, host_class: HostClass) -> str:
     """The oldest driver that runs a build of a release for these GPUs."""
-    compatible = catalog.cuda().minor_compatibility.drivers
+    compatible = host_class.catalog.cuda().minor_compatibility.drivers
     majors = {cuda.split(".")[0] for cuda, build in release.builds.items() if _has_code(build.code.get(host_class.arch), host_class)}
     drivers = [compatible[major] for major in majors if major in compatible]
-    last = catalog.driver().gpus.last_of(host_class.capabilities)
+    last = host_class.catalog.driver().gpus.last_of(host_class.capabilities)
     until = f", at most branch {last}" if last else ""
     return f"driver {min(drivers, key=key)} or newer{until}" if drivers else "other GPUs"
 
@@ -240,8 +247,8 @@ def _notes_on_an_older_release(
     selection: _Selection, host_classes: HostClasses, pythons: Interpreters, requirements: Requirements
 ) -> Iterator[str]:
     """Why the plan ends on an older release than the best one, and what would lift it."""
-    chosen, best = selection.version, _widest(selection.rejections)
-    if chosen != best and not _default(chosen):
+    chosen, best = selection.version, _widest(selection.rejections, selection.catalog)
+    if chosen != best and not _default(chosen, selection.catalog):
         causes: dict[tuple[str, str], list[str]] = {}
         for each in _all_rejections(best, host_classes, pythons, requirements):
             same_class = next(names for names in host_classes.values() if each.host in names)
@@ -253,26 +260,27 @@ def _notes_on_an_older_release(
             inside = " and ".join(_nccls(best, selection.fitting[best]))
             yield f"PyTorch {chosen} is not the newest: the builds of {best} for these hosts have NCCL {inside} inside: ranks need the same"
     cause = "requested" if requirements.torch_version else "no other fits"
-    for problem in known_bad(chosen):
+    for problem in known_bad(chosen, selection.catalog):
         yield f"PyTorch {chosen} is known bad ({'an earlier run chose it' if 'torch' in requirements.kept else cause}): {problem}"
 
 
-def _rejected_releases(chosen: str, fitting: Mapping[str, Tags], rejections: Mapping[str, Rejected | None]) -> Iterator[Rejected]:
+def _rejected_releases(selection: _Selection) -> Iterator[Rejected]:
     """The releases that do not fit, those with several NCCLs, and those that are older."""
-    older = False
-    for version, rejection in rejections.items():
+    chosen, older = selection.version, False
+    for version, rejection in selection.rejections.items():
+        bad = known_bad(version, selection.catalog)
         if older:
             newer = key(version) > key(chosen)
             why = "newer than the catalogue's default, which fits every host" if newer else f"older than {chosen}, which fits every host"
             yield Rejected(f"torch=={version}", why)
         elif version == chosen:
             older = True
-        elif not rejection and known_bad(version):
-            yield Rejected(f"torch=={version}", f"known bad: {known_bad(version)[0]}")
+        elif not rejection and bad:
+            yield Rejected(f"torch=={version}", f"known bad: {bad[0]}")
         elif rejection:
             yield replace(rejection, cause=f"{rejection.host}: {rejection.cause}")
         else:
-            inside = ", ".join(_nccls(version, fitting[version]))
+            inside = ", ".join(_nccls(version, selection.fitting[version]))
             yield Rejected(f"torch=={version}", f"its builds for these hosts have different NCCLs ({inside}): ranks need the same")
 
 
@@ -284,7 +292,7 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     """
     if host_class.cuda is None:
         return [CPU]
-    release = catalog.pytorch().releases.get(version)
+    release = requirements.catalog.pytorch().releases.get(version)
     if release is None:
         named = re.compile(rf"torch-{re.escape(version)}\+(cu\d{{3}})-")
         tags = {found[1] for each in (*requirements.files, *host_class.torch_wheels) if (found := named.match(each))}
@@ -329,7 +337,7 @@ def _with_same_nccl(version: str, host_classes: HostClasses, requirements: Requi
 
 def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterator[Rejected]:
     """The other builds of the chosen release."""
-    release = catalog.pytorch().releases.get(version)
+    release = host_class.catalog.pytorch().releases.get(version)
     for cuda, build in release.builds.items() if release else ():
         if _tag(cuda) == chosen:
             continue
@@ -350,7 +358,7 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
 
 def _nccls(version: str, tags: Tags) -> dict[str, HostClass]:
     """The NCCLs inside these builds, each with a host class that gets it."""
-    builds = {host_class: (tag, _build(version, tag)) for host_class, tag in tags.items() if tag != CPU}
+    builds = {host_class: (tag, _build(version, tag, host_class.catalog)) for host_class, tag in tags.items() if tag != CPU}
     return {(build and build.nccl) or f"of {tag}": host_class for host_class, (tag, build) in builds.items()}
 
 
@@ -365,7 +373,7 @@ def _cuda(tag: str) -> str:
 def _component(
     version: str, tag: str, host_class: HostClass, python: Interpreter, requirements: Requirements, rejected: tuple[Rejected, ...]
 ) -> Wheel:
-    known = catalog.pytorch()
+    known = requirements.catalog.pytorch()
     exact = f"{version}+{tag}"
     cuda = None if tag == CPU else _cuda(tag)
     if cuda:
@@ -379,9 +387,9 @@ def _component(
         why = [f"the CPU build: {host_class.cuda_why}"]
     else:
         why = [f"whichever build the index has: the catalogue knows none of PyTorch {version} that runs here"]
-    if default := _default(version):
+    if default := _default(version, host_class.catalog):
         why.append(f"{version}: {default.why}")
-    if (build := _build(version, tag)) and build.weak:
+    if (build := _build(version, tag, host_class.catalog)) and build.weak:
         why.append(f"weak evidence: {build.weak}")
     source: Literal["index", "folder", "host"] = "index"
     index, sha256 = None, None
@@ -414,7 +422,7 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     if requirements.torch_version:
         yield change_requirements("leave --torch out: the plan finds one that fits", torch_version=None)
         yield change_requirements("--index-url torch=URL of an index that has it", torch_index="https://index.example/simple")
-    pythons = {python for release in catalog.pytorch().releases.values() for python in release.pythons}
+    pythons = {python for release in requirements.catalog.pytorch().releases.values() for python in release.pythons}
     yield from other_pythons(host_class, names, pythons)
     yield exclude(names)
     yield from newer_drivers(host_class, names)

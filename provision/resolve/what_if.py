@@ -9,12 +9,12 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, Field
 
-from provision import catalog
 from provision.base.documents import Document
 from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
+from provision.catalog import Catalog, troubles
 from provision.plan.model import SCHEMA, Plan, PlanDocument
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
@@ -75,7 +75,7 @@ class WhatIfDocument(BaseModel):
     plan: PlanDocument
 
 
-def parse(texts: Collection[str], facts: Mapping[str, Facts]) -> list[Change]:
+def parse(texts: Collection[str], facts: Mapping[str, Facts], catalog: Catalog) -> list[Change]:
     """The changes of the command line. Raises UsageError for an invalid change, unknown hosts, and what the catalogue does not have."""
     changes = []
     for text in texts:
@@ -92,23 +92,23 @@ def parse(texts: Collection[str], facts: Mapping[str, Facts]) -> list[Change]:
                 )
         if kind == "without" and named:
             raise UsageError("a host is left out of all", where=f"--what-if {text}", hint=f"write without={match['value']}")
-        changes.append(Change(text, kind, match["value"], removed or named or _concerned(kind, facts, text)))
+        changes.append(Change(text, kind, match["value"], removed or named or _concerned(kind, facts, text, catalog)))
     if not set(facts) - {name for change in changes if change.kind == "without" for name in change.hosts}:
         raise UsageError("no host is left", where="--what-if", hint="leave fewer out")
     for change in changes:
         if change.kind != "without":
-            _proposal(change)
+            _proposal(change, catalog)
     return changes
 
 
-def _concerned(kind: Kind, facts: Mapping[str, Facts], text: str) -> tuple[str, ...]:
-    found = tuple(facts) if kind != "driver" else tuple(name for name, host in facts.items() if gpus.has_gpu(host))
+def _concerned(kind: Kind, facts: Mapping[str, Facts], text: str, catalog: Catalog) -> tuple[str, ...]:
+    found = tuple(facts) if kind != "driver" else tuple(name for name, host in facts.items() if gpus.has_gpu(host, catalog))
     if not found:
         raise UsageError("no host has a GPU", where=f"--what-if {text}", hint="leave it out")
     return found
 
 
-def _proposal(change: Change) -> Proposal:
+def _proposal(change: Change, catalog: Catalog) -> Proposal:
     """The change as a change of the resolver's input."""
     if change.kind == "without":
         return exclude(change.hosts)
@@ -119,7 +119,7 @@ def _proposal(change: Change) -> Proposal:
             raise UsageError(f"no Python {change.value} is known", where=f"--what-if {change.text}", hint=f"known are {listed}")
         text = f"Python {change.value} on {joined(change.hosts)}"
         return change_named(text, change.hosts, lambda host_class: with_python(host_class, change.value))
-    branch = known_branch(change.value, f"--what-if {change.text}")
+    branch = known_branch(change.value, f"--what-if {change.text}", catalog)
     if (cuda := catalog.cuda().toolkits.of_branch(branch)) is None:  # of the user's own catalogue
         raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
     text = f"driver {change.value} on {joined(change.hosts)}"
@@ -128,7 +128,7 @@ def _proposal(change: Change) -> Proposal:
 
 def _with_driver(host_class: HostClass, cuda: str, branch: str) -> HostClass:
     """The same class with the oldest driver of the branch."""
-    driver = oldest_version(branch, cuda)
+    driver = oldest_version(branch, cuda, host_class.catalog)
     return replace(with_driver_for(host_class, cuda), driver=driver, cuda_why=f"driver {driver} runs CUDA {cuda} by NVIDIA's table")
 
 
@@ -137,8 +137,8 @@ def what_if(
 ) -> WhatIf:
     """The plan after the changes together, and what it has and the plan without them does not."""
     before = resolve(facts, requirements, hosts)
-    after = resolve(facts, requirements, hosts, [_proposal(change) for change in changes])
-    return WhatIf(tuple(change.text for change in changes), tuple(_gains(before, after)), after)
+    after = resolve(facts, requirements, hosts, [_proposal(change, requirements.catalog) for change in changes])
+    return WhatIf(tuple(change.text for change in changes), tuple(_gains(before, after, requirements.catalog)), after)
 
 
 def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[str, HostRequirements]) -> str | None:
@@ -152,21 +152,21 @@ def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[
     if plan.conflicts:
         return None
     best: tuple[tuple[object, ...], Change, Plan] | None = None
-    standing = _rank(plan)
-    for change in _candidates(facts, plan):
-        after = resolve(facts, requirements, hosts, [_proposal(change)])
+    standing = _rank(plan, requirements.catalog)
+    for change in _candidates(facts, plan, requirements.catalog):
+        after = resolve(facts, requirements, hosts, [_proposal(change, requirements.catalog)])
         if after.conflicts:
             continue
-        rank = _rank(after)
+        rank = _rank(after, requirements.catalog)
         if rank > standing and (best is None or rank > best[0]):
             best = rank, change, after
     if best is None:
         return None
     _, change, after = best
     gains = ", ".join(f"{title} {then} instead of {now}" for title, now, then in _releases(plan, after))
-    fewer = len(_problems(plan)) - len(_problems(after))
+    fewer = len(_problems(plan, requirements.catalog)) - len(_problems(after, requirements.catalog))
     solved = f"{fewer} known problem{'s' if fewer > 1 else ''} fewer" if fewer > 0 else ""
-    what = f"leaving {joined(change.hosts)} out" if change.kind == "without" else _proposal(change).text
+    what = f"leaving {joined(change.hosts)} out" if change.kind == "without" else _proposal(change, requirements.catalog).text
     return f"{what} would give {' and '.join(filter(None, (gains, solved)))}: --what-if {change.text}"
 
 
@@ -183,17 +183,17 @@ def _releases(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
             yield title, now, then
 
 
-def _rank(plan: Plan) -> tuple[object, ...]:
+def _rank(plan: Plan, catalog: Catalog) -> tuple[object, ...]:
     """What lifts an inventory, the higher the better: the oldest PyTorch of its hosts, then the known problems of its NCCL."""
     torches = [key(host.torch.version) for host in plan.hosts.values() if host.torch and host.torch.version]
-    return min(torches, default=()), -len(_problems(plan))
+    return min(torches, default=()), -len(_problems(plan, catalog))
 
 
-def _candidates(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Change]:
+def _candidates(facts: Mapping[str, Facts], plan: Plan, catalog: Catalog) -> Iterator[Change]:
     """Single changes that may lift all hosts; of drivers those of supported branches for production, as `--driver auto`."""
-    with_gpus = {name: facts[name] for name in plan.hosts if gpus.has_gpu(facts[name])}
+    with_gpus = {name: facts[name] for name in plan.hosts if gpus.has_gpu(facts[name], catalog)}
     capabilities = [gpu.compute_capability for host in with_gpus.values() for gpu in host.gpus if gpu.compute_capability]
-    cudas = {name: host_class_of(host).cuda for name, host in with_gpus.items()}
+    cudas = {name: host_class_of(host, catalog).cuda for name, host in with_gpus.items()}
     drivers, kinds = catalog.cuda().toolkits.drivers, catalog.driver().branches.of
     for cuda in sorted(drivers, key=key):
         branch = drivers[cuda].split(".")[0]
@@ -212,10 +212,10 @@ def _candidates(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Change]:
             yield Change(f"without={name}", "without", name, (name,))
 
 
-def _gains(before: Plan, after: Plan) -> Iterator[Gain]:
+def _gains(before: Plan, after: Plan, catalog: Catalog) -> Iterator[Gain]:
     yield from _versions(before, after)
     for what, now, then in (
-        ("known problem", _problems(before), _problems(after)),
+        ("known problem", _problems(before, catalog), _problems(after, catalog)),
         ("conflict", [f"{each.host}: {each.what}" for each in before.conflicts], [f"{each.host}: {each.what}" for each in after.conflicts]),
     ):
         yield from (Gain(what, each, "") for each in now if each not in then)
@@ -242,7 +242,7 @@ def _of_all(plan: Plan, name: str) -> str:
     return ", ".join(f"{version} on {count}" for version, count in counted.items())
 
 
-def _problems(plan: Plan) -> list[str]:
+def _problems(plan: Plan, catalog: Catalog) -> list[str]:
     """Known problems of the plan's NCCL."""
     versions = dict.fromkeys(host.nccl.version for host in plan.hosts.values() if host.nccl and host.nccl.version)
-    return [f"NCCL {version}: {problem}" for version in versions for problem in catalog.troubles(version, catalog.nccl().known_bad)]
+    return [f"NCCL {version}: {problem}" for version in versions for problem in troubles(version, catalog.nccl().known_bad)]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from provision import catalog
 from provision.base.problems import Problem
 from provision.base.versions import key
+from provision.catalog import Catalog
 from provision.survey.model import Facts
 
 Cause = Literal[
@@ -33,7 +33,7 @@ _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 _IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the kernel's log
 
 
-def _branch(facts: Facts, found: list[str]) -> str:
+def _branch(facts: Facts, found: list[str], catalog: Catalog) -> str:
     """The branch to install for GPUs: of those for production that its distribution has, the one whose support ends last."""
     known, supported = catalog.driver(), catalog.cuda().driver_branches
     packages, version = known.of(facts.os.id), facts.os.version
@@ -43,17 +43,17 @@ def _branch(facts: Facts, found: list[str]) -> str:
     return max(fitting, key=lambda each: (supported.ends.get(each, ""), each), default=known.gpus.last_of(found) or usable[0])
 
 
-def has_gpu(facts: Facts) -> bool:
+def has_gpu(facts: Facts, catalog: Catalog) -> bool:
     """Whether there is a GPU: listed by the driver, on the PCI bus, or implied by a driver that lists none."""
     if facts.gpus:
         return True
-    if hidden_from_container(facts):
+    if hidden_from_container(facts, catalog):
         return False
     nvidia = facts.nvidia
     return bool(nvidia.pci_devices) or (bool(facts.driver) and ("gpus" in facts.missing or bool(nvidia.smi_error)))
 
 
-def capabilities(facts: Facts) -> list[str]:
+def capabilities(facts: Facts, catalog: Catalog) -> list[str]:
     """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; empty if one is unknown."""
     listed = [each.compute_capability for each in facts.gpus]
     if not listed or None in listed:
@@ -61,21 +61,21 @@ def capabilities(facts: Facts) -> list[str]:
     return sorted({str(each) for each in listed}, key=key) if None not in listed else []
 
 
-def hidden_from_container(facts: Facts) -> bool:
+def hidden_from_container(facts: Facts, catalog: Catalog) -> bool:
     """Whether the host is a container that was started without the GPUs of its machine, which are on the PCI bus all the same."""
     nvidia = facts.nvidia
     hidden = bool(facts.container and nvidia.pci_devices and not nvidia.device_nodes and not facts.gpus)
-    return hidden and not (_NO_DEVICES.search(nvidia.smi_error or "") and _unsupported(facts))
+    return hidden and not (_NO_DEVICES.search(nvidia.smi_error or "") and _unsupported(facts, catalog))
 
 
-def fault(facts: Facts) -> Problem | None:
+def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     """What is wrong with the driver of a host that has GPUs; None where nothing is, or where there are none.
 
     The id is the cause; the hint has ``{host}`` for the names of the hosts.
     """
-    if not has_gpu(facts):
+    if not has_gpu(facts, catalog):
         return None
-    cause = next(_causes(facts), None)
+    cause = next(_causes(facts, catalog), None)
     if cause is None:
         return None
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
@@ -88,15 +88,15 @@ def fault(facts: Facts) -> Problem | None:
         "no-fabric-manager": f"it has {there} behind NVSwitches that no Fabric Manager has set up: CUDA does not start there (error 802)",
     }.get(cause, f"it has {there}, whose driver does not work")
     loaded = f"the loaded module is {facts.driver.version}" if facts.driver and cause == "version-mismatch" else None
-    reasons = [_unsupported(facts).get(cause), loaded, f"nvidia-smi says `{message[:200]}`" if message else None]
-    return Problem("error", ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])), _remedy(cause, facts), id=cause)
+    reasons = [_unsupported(facts, catalog).get(cause), loaded, f"nvidia-smi says `{message[:200]}`" if message else None]
+    return Problem("error", ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])), _remedy(cause, facts, catalog), id=cause)
 
 
-def _remedy(cause: Cause, facts: Facts) -> str:
+def _remedy(cause: Cause, facts: Facts, catalog: Catalog) -> str:
     """What repairs it, with the branch and the kernel modules that the GPUs need; in a container the machine's driver is meant."""
-    known, found = catalog.driver(), capabilities(facts)
+    known, found = catalog.driver(), capabilities(facts, catalog)
     kind: Literal["open", "proprietary"] = "open" if not found or key(found[0]) >= key(known.modules.open_from) else "proprietary"
-    values = {"branch": _branch(facts, found), "kind": kind, "version": facts.driver and facts.driver.version}
+    values = {"branch": _branch(facts, found, catalog), "kind": kind, "version": facts.driver and facts.driver.version}
     dropped = known.repairs.dropped if cause in ("not-loaded", "nvml") and known.gpus.last_of(found) else ""
     remedy = (known.repairs.of[cause] + dropped).format(host="{host}", packages=known.repairs.packages[kind].format(**values), **values)
     return remedy.replace("{host}", "the machine of {host}, which is a container") if facts.container else remedy
@@ -107,20 +107,20 @@ def version_mismatch(facts: Facts) -> bool:
     return bool(_MISMATCH.search(facts.nvidia.smi_error or ""))
 
 
-def _causes(facts: Facts) -> Iterator[Cause]:
+def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
     """Causes, the most specific first."""
     nvidia, driver = facts.nvidia, facts.driver
     message = nvidia.smi_error or ""
     if version_mismatch(facts):
         yield "version-mismatch"
     if not driver:
-        yield from _unsupported(facts)
+        yield from _unsupported(facts, catalog)
         yield "nouveau" if nvidia.nouveau else "not-loaded" if nvidia.smi else "no-driver"
     elif _NVML.search(message):  # also where CUDA itself still finds the GPUs: NCCL asks NVML for them
         yield "nvml"
     if not facts.gpus:
         if _NO_DEVICES.search(message):
-            yield from _unsupported(facts)
+            yield from _unsupported(facts, catalog)
             yield "no-devices"
         if message:
             yield "nvml"
@@ -141,9 +141,9 @@ def _packaged_version(facts: Facts) -> str | None:
     return next((found[1] for found in (*ignored, *packages) if found), None)
 
 
-def _unsupported(facts: Facts) -> dict[Cause, str]:
+def _unsupported(facts: Facts, catalog: Catalog) -> dict[Cause, str]:
     """Why a driver finds none of the GPUs on the PCI bus, or is not loaded, where their kind alone explains it."""
-    driver, known, found = facts.driver, catalog.driver(), capabilities(facts)
+    driver, known, found = facts.driver, catalog.driver(), capabilities(facts, catalog)
     version = driver.version if driver else _packaged_version(facts)
     if version is None or not found:
         return {}

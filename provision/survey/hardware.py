@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from provision import catalog
 from provision.base.problems import Problem
 from provision.base.versions import key
+from provision.catalog import Catalog
 from provision.catalog.models import Condition
 from provision.survey import gpus
 from provision.survey.model import Facts, InfinibandPort
@@ -16,19 +16,19 @@ from provision.survey.model import Facts, InfinibandPort
 _NO_CLUSTER = re.compile(r"[0-]*")  # NVML's answer where GPUs have no NVLink beyond their host
 
 
-def obstacle(facts: Facts) -> Problem | None:
+def obstacle(facts: Facts, catalog: Catalog) -> Problem | None:
     """Why no build for GPUs runs on a host that has accelerators with a working driver, or other vendors' only. The hint, if there is one,
     has ``{host}`` for the names of the hosts."""
-    if board := tegra_without_wheels(facts):
+    if board := tegra_without_wheels(facts, catalog):
         return Problem("error", board, id="jetson")
-    if not gpus.has_gpu(facts) and (found := other_accelerators(facts)) and not others_hidden_from_container(facts):
+    if not gpus.has_gpu(facts, catalog) and (found := other_accelerators(facts, catalog)) and not others_hidden_from_container(facts):
         return Problem(
             "error", f"it has {found} and no NVIDIA GPU; what is installed here uses NVIDIA's GPUs only", id="other-accelerators"
         )
     return _mig_obstacle(facts)
 
 
-def tegra_without_wheels(facts: Facts) -> str | None:
+def tegra_without_wheels(facts: Facts, catalog: Catalog) -> str | None:
     """A Jetson on which wheels for ARM servers do not run, as a sentence."""
     board, known = facts.tegra, catalog.hardware().tegra
     if board is None:
@@ -40,7 +40,7 @@ def tegra_without_wheels(facts: Facts) -> str | None:
     return f"it is a Jetson ({release}); PyTorch's and NCCL's builds for ARM servers do not run on its GPU"
 
 
-def other_accelerators(facts: Facts) -> str:
+def other_accelerators(facts: Facts, catalog: Catalog) -> str:
     """``8 x AMD GPU``: accelerators of other vendors; empty without any. Graphics of processors and of consoles do not count."""
     counted: Counter[str] = Counter()
     for device in facts.accelerators.devices:
@@ -100,23 +100,23 @@ def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
-def conditions(facts: Facts, *, alone: bool) -> dict[Condition, str]:
+def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition, str]:
     """What holds of a host, as known problems and notes name it, with what they say of it."""
-    (vgpus, unlicensed), shm, roce = licensed_vgpus(facts), facts.disk.shm.total_mb, active_ports(facts, "roce")
+    (vgpus, unlicensed), shm, roce = licensed_vgpus(facts), facts.disk.shm.total_mb, active_ports(facts, "roce", catalog)
     variables = facts.environment.variables
     found: dict[Condition, object] = {
         "aarch64": facts.arch == "aarch64",
-        "accelerators": other_accelerators(facts),
+        "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
         "container": facts.container,
-        "efa": active_ports(facts, "efa"),
+        "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,
         "fabric fault": "; ".join(fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus)),
         "gb200": set(facts.nvidia.pci_ids) & set(catalog.hardware().fabric.imex),
         "imex": imex_ready(facts),
-        "infiniband": active_ports(facts, "infiniband"),
+        "infiniband": active_ports(facts, "infiniband", catalog),
         "jetson": facts.tegra and facts.tegra.release,
-        "jetson without wheels": tegra_without_wheels(facts),
+        "jetson without wheels": tegra_without_wheels(facts, catalog),
         "mig": in_mig_mode(facts),
         "nvlink domain": nvlink_domain(facts),
         "opal prefix": " and ".join(f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables),
@@ -137,18 +137,18 @@ def imex_ready(facts: Facts) -> bool:
     return bool(facts.nvidia.imex and facts.nvidia.imex_channels)
 
 
-def active_ports(facts: Facts, kind: str) -> list[InfinibandPort]:
+def active_ports(facts: Facts, kind: str, catalog: Catalog) -> list[InfinibandPort]:
     """The active ports of a kind: ``infiniband``, ``roce`` or ``efa``."""
-    return [port for port in facts.infiniband if port.state == "active" and _kind(port) == kind]
+    return [port for port in facts.infiniband if port.state == "active" and _kind(port, catalog) == kind]
 
 
-def _kind(port: InfinibandPort) -> str | None:
+def _kind(port: InfinibandPort, catalog: Catalog) -> str | None:
     if port.vendor == catalog.hardware().efa_vendor:
         return "efa"
     return {"infiniband": "infiniband", "ethernet": "roce"}.get((port.link_layer or "").lower())
 
 
-def dma_buf(facts: Facts) -> bool:
+def dma_buf(facts: Facts, catalog: Catalog) -> bool:
     """Whether network cards reach GPU memory by the kernel's DMA-BUF, and nvidia_peermem is not needed."""
     needed, driver = catalog.hardware().dma_buf, facts.driver
     kernel = re.match(r"\d+\.\d+", facts.os.kernel or "")
