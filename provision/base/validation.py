@@ -104,7 +104,15 @@ def parse(model: type[M], content: str | bytes, where: str, kind: Kind = "json",
 
 
 def validate(
-    model: type[M], data: object, where: str, *, text: str = "", kind: Kind = "json", at: KeyPath = (), hint: str | None = None
+    model: type[M],
+    data: object,
+    where: str,
+    *,
+    text: str = "",
+    kind: Kind = "json",
+    at: KeyPath = (),
+    hint: str | None = None,
+    context: object = None,
 ) -> M:
     """Turn plain data into a model. ``text`` is the document that contains it, ``at`` the place in it; without a text there are no lines.
 
@@ -113,7 +121,7 @@ def validate(
     """
     try:
         # As JSON, where a list may be a tuple and a text a date: strict models refuse both in Python's data.
-        return model.model_validate_json(json.dumps(data, default=str))
+        return model.model_validate_json(json.dumps(data, default=str), context=context)
     except ValidationError as error:
         raise _usage_error(problems(error, text, kind, model, at), where, hint) from error
     except (RecursionError, ValueError) as error:

@@ -22,7 +22,7 @@ from provision.base import downloads, validation
 from provision.base.documents import Document
 from provision.base.downloads import Unavailable
 from provision.base.errors import UsageError
-from provision.catalog import feed
+from provision.catalog import OURS, Catalog, feed
 from provision.catalog.feed import Feed
 from provision.catalog.models import FILES, Sourced
 
@@ -88,6 +88,12 @@ def read(folders: Iterable[Path]) -> Overlay | None:
     for error in invalid.values():
         raise error
     return found
+
+
+def own(*folders: Path) -> Catalog:
+    """Our catalogue with the user's own files over it, and those of these folders over them. Raises UsageError as `read`."""
+    found = read([folder_of_user(), *folders])
+    return Catalog(found) if found else OURS
 
 
 def usable(folders: Iterable[Path], newest: Feed | None = None) -> tuple[Overlay | None, dict[Path, UsageError]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 from provision import catalog
 from provision.base import downloads, terminal
 from provision.base.errors import ProvisionError, UsageError
-from provision.catalog import feed, overlay, update
+from provision.catalog import OURS, Catalog, feed, overlay, update
 from provision.catalog.models import FILES, Sourced
 from provision.catalog.update.sources import Sources
 from provision.cli.help import App
@@ -28,15 +27,16 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show every group of facts with its source, the date on which it was read, and whether your own files change it."""
-    invalid = _use([overlay.folder_of_user(), *([existing("--catalog", catalog_folder)] if catalog_folder else [])])
+    folders = [overlay.folder_of_user(), *([existing("--catalog", catalog_folder)] if catalog_folder else [])]
+    mine, invalid = overlay.usable(folders)  # the commands here must work where others refuse
+    used = Catalog(mine)
     if name is not None and name not in FILES:
         raise UsageError(f"invalid catalogue file {name}: expected one of {', '.join(FILES)}")
-    mine = catalog.overlay_in_use()
     taken, today = mine.feed if mine else None, catalog.now().date()
     rows = []
     for file in (name,) if name else FILES:
         over = mine.files.get(file) if mine else None
-        for group, facts in _groups(catalog.load(file), file):
+        for group, facts in _groups(used.load(file), file):
             key = group.partition(".")[2].partition(".")[0]
             changed = over if over is not None and key in over.rows else None
             date = changed.head.date if changed else facts.date
@@ -50,11 +50,11 @@ def show(
                     "weak": (changed.head if changed else facts).weak or "",
                 }
             )
-    reach = catalog.reach()
+    reach = used.reach()
     if json_:
         unused = [{"file": str(path), "what": str(error.what), "where": error.where} for path, error in invalid.items()]
-        used = {"file": taken.path, "created": taken.created.isoformat(), "key": taken.key} if taken else None
-        terminal.print_json({"schema": 1, "reach": reach.model_dump(mode="json"), "feed": used, "groups": rows, "invalid": unused})
+        newer = {"file": taken.path, "created": taken.created.isoformat(), "key": taken.key} if taken else None
+        terminal.print_json({"schema": 1, "reach": reach.model_dump(mode="json"), "feed": newer, "groups": rows, "invalid": unused})
     else:
         console = terminal.out()
         console.print(terminal.table([{key: row[key] for key in ("facts", "date", "age", "from")} for row in rows]))
@@ -63,13 +63,6 @@ def show(
     if invalid:
         hint = next(iter(invalid.values())).hint
         raise UsageError("\n".join(text for error in invalid.values() for text, _hint in error.parts()), hint=hint)
-
-
-def _use(folders: Sequence[Path]) -> dict[Path, UsageError]:
-    """Merge the valid files of these folders over ours: the commands here must work where others refuse. Returns the invalid ones."""
-    valid, invalid = overlay.usable(folders)
-    catalog.use(valid)
-    return invalid
 
 
 def _groups(facts: BaseModel, at: str) -> list[tuple[str, Sourced]]:
@@ -94,10 +87,10 @@ _From = Annotated[
 ]
 
 
-def _sources(from_: str | None) -> Sources:
+def _sources(from_: str | None, used: Catalog) -> Sources:
     if from_ is None or "://" in from_:
-        return Sources.of_pip(url("--from", from_))
-    return Sources.of_folder(existing("--from", Path(from_), "name a folder, or the address of a package index"))
+        return Sources.of_pip(used, url("--from", from_))
+    return Sources.of_folder(existing("--from", Path(from_), "name a folder, or the address of a package index"), used)
 
 
 @app.command(name="update")
@@ -113,14 +106,15 @@ def update_(
 ) -> None:
     """Write what the catalogue lacks, from pip's package index and NVIDIA's lists, into files that later runs merge over it, or a feed."""
     folder = out or overlay.folder_of_user()
-    invalid = _use([overlay.folder_of_user(), *([out] if out else [])])
+    valid, invalid = overlay.usable([overlay.folder_of_user(), *([out] if out else [])])
+    used = Catalog(valid)
     console = terminal.out()
     if from_ is not None and feed_ is not None:
         raise UsageError("--from and --feed exclude each other", hint="leave one of them out")
-    if place := feed_ or (catalog.cuda().lists.feed if from_ is None else None):
+    if place := feed_ or (used.cuda().lists.feed if from_ is None else None):
         console.say(f"written: {feed.take(downloads.local_path(place) or str(url('--feed', place)), folder)}")
         return
-    made = update.update(_sources(from_), folder, catalog.now().date(), terminal.say)
+    made = update.update(_sources(from_, used), folder, catalog.now().date(), terminal.say)
     for line in made.found or ["nothing newer than the catalogue was found"]:
         console.say(line)
     for path in made.written:
@@ -146,7 +140,6 @@ def build(
     """Make a feed: provision's own catalogue with what it lacks, from the places that `update` reads, in one file."""
     from provision.base import minisign  # it takes time that commands without a key need not
 
-    catalog.use(None)
     now = catalog.now()
     comment = f"timestamp:{int(now.timestamp())}\tfile:{out.name}\thashed"
     try:
@@ -155,7 +148,7 @@ def build(
             minisign.sign(b"", key, comment)  # before the work
     except (downloads.Unavailable, OSError, ValueError) as error:
         raise UsageError(f"no key to sign with: {error}", where=str(sign)) from error
-    made, content = update.build(_sources(from_), now, terminal.say)
+    made, content = update.build(_sources(from_, OURS), now, terminal.say)
     signature = Path(f"{out}{feed.SIGNATURE}")
     signature.unlink(missing_ok=True)  # an earlier one would be of another feed
     downloads.store(out, content)

@@ -12,8 +12,9 @@ import typer
 
 from provision.base import terminal
 from provision.base.errors import UsageError, as_provision_error
+from provision.catalog import overlay
 from provision.cli.help import App, Group
-from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, use_own_files, with_options
+from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
 from provision.doctor import fixes, show, support_bundle
@@ -123,7 +124,7 @@ def check(
             raise UsageError("--prolog checks this machine alone and takes no other options", hint="provision doctor --prolog")
         _prolog()
         return
-    use_own_files()
+    catalog = overlay.own()
     if hosts is not None and hosts.endswith(_LOG_ENDINGS):
         terminal.say(f"{hosts} is read as a log, as with --log")
         log, hosts = [hosts, *(log or ())], None
@@ -132,7 +133,7 @@ def check(
         raise UsageError("--gpu and --fix exclude each other", hint="what --gpu finds is not fixed automatically")
     if hosts is None and fix:
         raise UsageError("--fix needs HOSTS", hint="provision doctor localhost --fix")
-    reading = logs.read(log) if log else None
+    reading = logs.read(log, catalog) if log else None
     if reading and not reading.is_complete:
         terminal.say("so many lines might be errors that not all of them were examined: try a part of the log alone")
     in_logs = reading.findings if reading else []
@@ -141,7 +142,7 @@ def check(
             findings = _chosen(in_logs, wanted)
             _print(findings, json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
         else:
-            examination = examine_this_machine(gpu.request)
+            examination = examine_this_machine(catalog, gpu.request)
             findings = _chosen(with_logs(examination.findings, in_logs, CHECKED), wanted)
             made = _verdicts(examination, gpu)
             _print(findings, json_, examined="on this machine", hosts=True, reading=reading, verdicts=made)
@@ -149,7 +150,7 @@ def check(
             raise typer.Exit(1)
         return
     inventory = inventory_of(hosts, limit)
-    with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor") as session:
+    with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor", catalog=catalog) as session:
         fixed = True
         examination = examine_hosts(session, gpu.request)
         if fix:
@@ -186,7 +187,6 @@ def bundle(
     passwords: Mapping[str, str],
 ) -> None:
     """Collect facts, findings and logs of the hosts for a colleague, without secrets, keys, tokens and user names."""
-    use_own_files()
     inventory = inventory_of(hosts, limit)
     with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor bundle") as session:
         examination = examine_hosts(session)
@@ -289,7 +289,7 @@ def _fix(
     for result in results:
         terminal.say(f"{result.state}: {result.host or 'all hosts'}: {result.id}" + (f": {result.reason}" if result.reason else ""))
     # With new connections: limits and PATH are set at login.
-    with Session(inventory, session.progress, passwords, command=session.command) as fresh:
+    with Session(inventory, session.progress, passwords, command=session.command, catalog=session.catalog) as fresh:
         again = examine_hosts(fresh)
     before, after = ({(finding.id, finding.host) for finding in each.findings} for each in (examination, again))
     for name, host in sorted(before - after, key=str):

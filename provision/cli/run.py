@@ -10,7 +10,7 @@ import typer
 from provision import __version__
 from provision.base import terminal
 from provision.base.errors import UsageError
-from provision.cli.options import passwords, use_own_files, with_options
+from provision.cli.options import passwords, with_options
 from provision.cli.run_options import HostsFirst, job_containers, run_options
 from provision.install import environments
 from provision.launch import build_check, program, target_hosts
@@ -26,7 +26,6 @@ def run(*, where: target_hosts.HostOptions, options: RunOptions, passwords: Mapp
     if where.version:
         terminal.out().say(f"provision {__version__}")
         return
-    use_own_files()
     inventory = target_hosts.select(where, options.np or options.per_node, options.elastic, os.environ, terminal.say)
     started = job_containers(where, options)
     if where.check_build:

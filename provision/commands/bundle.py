@@ -21,9 +21,12 @@ from provision.survey.collect import Survey
 
 def write_bundle(inventory: Inventory, options: Options, target: Path, progress: Progress, passwords: Mapping[str, str]) -> Survey:
     """Write everything that the plan needs to ``target``; raises ProvisionError where something is unavailable. Returns the survey."""
-    with host_locks.acquired(inventory, "provision bundle"), Session(inventory, progress, passwords, command="provision bundle") as session:
+    with (
+        host_locks.acquired(inventory, "provision bundle"),
+        Session(inventory, progress, passwords, command="provision bundle", catalog=options.catalog) as session,
+    ):
         request = Request.of(inventory, options)
-        survey = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels))
+        survey = collect.survey_hosts(session, engine_builds.known_for(request.engine, options.wheels, options.catalog))
         if survey.blocked:
             session.record.exit_code = 1
             return survey

@@ -33,7 +33,7 @@ def install(run: Run, rollout: Rollout) -> None:
         wanted = Problem("note", "up to date; all steps will run", id="requested")
         _announce(run, rollout, reasons or dict.fromkeys(plan.hosts, wanted), install=True)
         done = installer.install(session, rollout, holding.__setitem__, check=options.check)
-        entries.add_installation(report, session.inventory, plan, done)
+        entries.add_installation(report, rollout, done)
         if options.check:
             entries.add_dry_run(report, rollout, done.outcome)
     finally:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 
-from provision import catalog
 from provision.base.problems import Remedy
 from provision.install.artifacts import UserFiles, with_checksums
 from provision.install.rollout import PackageSources, Rollout
@@ -45,7 +44,7 @@ def make_plan(request: Request, facts: Mapping[str, Facts]) -> Rollout:
         if plan.conflicts:
             plan = _offer_upgrade(plan, resolve(facts, requirements, per_host), baseline, limited=bool(inventory.left_out))
         else:
-            plan, files = baseline.apply(plan)
+            plan, files = baseline.apply(plan, options.catalog)
             plan = replace(plan, notes=(*plan.notes, *_notes(requirements, filled, baseline)))
             sources = replace(sources, locked=files)
     if request.previous and (conflicts := tuple(request.previous.conflicts(plan, inventory.left_out, upgrade=options.upgrade))):
@@ -65,7 +64,7 @@ def with_agreed_downgrade(rollout: Rollout, agreed: Callable[[list[str]], bool])
         f"{name}: {package} {now} would be replaced by the older {then}"
         for name, host in changed.plan.hosts.items()
         if host.nccl_packages
-        for package, now, then in downgrades(host.nccl_packages.packages, host_class_of(rollout.facts[name]))
+        for package, now, then in downgrades(host.nccl_packages.packages, host_class_of(rollout.facts[name], options.catalog))
     ]
     return changed if lines and agreed(lines) else rollout
 
@@ -75,7 +74,7 @@ def plan_after(request: Request, facts: Mapping[str, Facts], changes: Sequence[s
 
     Raises UsageError for an invalid change.
     """
-    return what_if.what_if(facts, *_requirements(request, facts), what_if.parse(changes, facts))
+    return what_if.what_if(facts, *_requirements(request, facts), what_if.parse(changes, facts, request.options.catalog))
 
 
 def hint(rollout: Rollout) -> str | None:
@@ -115,7 +114,7 @@ def _installed(inventory: Inventory, facts: Mapping[str, Facts]) -> Lock | None:
 def _notes(requirements: Requirements, filled: Requirements, baseline: Lock) -> list[str]:
     """What the lock decided and the user may not expect."""
     notes = []
-    own = catalog.reach().overlay
+    own = requirements.catalog.reach().overlay
     if baseline.catalogue and baseline.catalogue != own:
         now = "none are in use now" if own is None else f"now they are others ({own[:12]})"
         notes.append(f"{baseline.title} was written with catalogue files of your own ({baseline.catalogue[:12]}); {now}")

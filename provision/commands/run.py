@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from provision.base import signals
 from provision.base.errors import Interrupted, ProvisionError, as_provision_error
+from provision.catalog import Catalog
 from provision.inventory import Inventory
 from provision.launch.smoke import training_job
 from provision.plan.model import Plan
@@ -38,13 +39,13 @@ class Run:
 
 
 @contextmanager
-def started(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str]) -> Iterator[Run]:
+def started(inventory: Inventory, purpose: str, progress: Progress, passwords: Mapping[str, str], catalog: Catalog) -> Iterator[Run]:
     """A run that locks the hosts and always writes a report with a line for every host."""
     began = time.monotonic()
     with (
         signals.termination_as_interrupt(),
         host_locks.acquired(inventory, purpose),
-        Session(inventory, progress, passwords, locks_hosts=True, command=purpose) as session,
+        Session(inventory, progress, passwords, locks_hosts=True, command=purpose, catalog=catalog) as session,
     ):
         report = Report(
             run_id=session.run_id,

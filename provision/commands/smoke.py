@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from provision.base.problems import Problem
+from provision.catalog import overlay
 from provision.commands.run import Run, started, train
 from provision.inventory import Inventory
 from provision.launch.smoke import training_job
@@ -18,8 +19,9 @@ from provision.survey import collect, installed
 
 def verify(inventory: Inventory, options: SmokeOptions, progress: Progress, passwords: Mapping[str, str]) -> Report:
     """Run the training job with what the hosts' manifests say."""
-    training_job.check_options(inventory, options)
-    with started(inventory, "provision smoke", progress, passwords) as run:
+    catalog = overlay.own()
+    training_job.check_options(inventory, options, catalog)
+    with started(inventory, "provision smoke", progress, passwords, catalog) as run:
         plan = run.stage("survey", _installed)
         if not run.report.failures:
             entries.add_complete(run.report, plan)

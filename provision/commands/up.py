@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from provision import catalog
 from provision.commands import installation, planning
 from provision.commands.run import Run, started, train
 from provision.install import engine_builds, environments, installer, roles
@@ -35,13 +34,13 @@ def make_ready(
 
     ``downgrade`` agrees, or not, to replace installed packages by older ones that were requested.
     """
-    catalog.check()
+    options.catalog.check()
     if options.smoke:
-        training_job.check_options(inventory, options.smoke)
+        training_job.check_options(inventory, options.smoke, options.catalog)
     request = Request.of(inventory, options)
     if options.env is not None:
         environments.read(options.env)  # what cannot be read is an error before anything is done
-    with started(inventory, "provision up --check" if options.check else "provision up", progress, passwords) as run:
+    with started(inventory, "provision up --check" if options.check else "provision up", progress, passwords, options.catalog) as run:
         bundle = run.stage("bundle", _unpack, options.bundle)
         if bundle is not None:
             request = replace(request, lock=bundle.lock, options=bundle.complete(options))
@@ -72,7 +71,7 @@ def _unpack(run: Run, archive: Path | None) -> Bundle | None:
 def _survey(run: Run, request: Request, bundle: Bundle | None) -> Hosts:
     """The facts of the hosts that can be used; none where the run cannot start at ``--from``."""
     options = request.options
-    known = engine_builds.known_for(request.engine, options.wheels, bundle.folder / "supplies" if bundle else None)
+    known = engine_builds.known_for(request.engine, options.wheels, options.catalog, bundle.folder / "supplies" if bundle else None)
     survey = collect.survey_hosts(run.session, known)
     entries.add_survey(run.report, survey)
     usable = {name: facts for name, facts in survey.hosts.items() if name not in survey.blocked}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from provision import catalog
 from provision.base.problems import SEVERITIES, Severity
+from provision.catalog import Catalog
 from provision.catalog.models import KnownXid
 from provision.diagnosis.patterns import Pattern
 
@@ -13,15 +13,15 @@ ANY = "xid-any"  # the id of the known error that stands for all Xids without an
 _NUMBER = Pattern(r"(?i).*?Xid.{0,60}?: (\d{1,4})\b")
 
 
-def known() -> Iterator[tuple[int, KnownXid]]:
+def known(catalog: Catalog) -> Iterator[tuple[int, KnownXid]]:
     """All Xids that the catalogue knows, in the order of their numbers."""
     return iter(sorted((int(number), entry) for number, entry in catalog.gpu_health().xids.known.items()))
 
 
-def judged(lines: Iterable[str]) -> tuple[Severity, tuple[str, ...]]:
+def judged(lines: Iterable[str], catalog: Catalog) -> tuple[Severity, tuple[str, ...]]:
     """The severity of the Xids in these lines, and a step for each."""
     numbers = dict.fromkeys(int(found[1]) for line in lines if (found := _NUMBER.match(line)))
-    entries = {number: dict(known()).get(number) for number in numbers}
+    entries = {number: dict(known(catalog)).get(number) for number in numbers}
     unknown = "not in the catalogue: https://docs.nvidia.com/deploy/xid-errors"
     steps = tuple(f"Xid {number}: {f'{xid.meaning}: {xid.remedy}' if xid else unknown}" for number, xid in entries.items())
     severities: list[Severity] = [xid.severity if xid else "warning" for xid in entries.values()]

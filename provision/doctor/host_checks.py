@@ -7,10 +7,9 @@ import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from provision import catalog
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
-from provision.catalog import overlay
+from provision.catalog import Catalog, overlay
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
@@ -40,20 +39,21 @@ class Examination:
         return verdict.verdicts(self.hosts, self.healths, self.findings)
 
 
-def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
+def examine_this_machine(catalog: Catalog, gpu: HealthRequest | None = None) -> Examination:
     """Raises UsageError when the survey cannot run here."""
     try:
         script = resources.script("survey").encode()
         survey = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_TIMEOUT_S, check=False)
-        found = parse_survey(survey.stdout.decode(errors="replace"))
+        found = parse_survey(survey.stdout.decode(errors="replace"), catalog)
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"this machine cannot be surveyed: {error}") from error
     if isinstance(found, Unsurveyed):  # it runs on the Python that runs this
         raise UsageError(f"this machine cannot be surveyed: {unsurveyed_problem(THIS_MACHINE, found).what}")
     prefix = found.installed.prefix or "/opt"
-    problems = host_problems(THIS_MACHINE, found, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
+    problems = host_problems(THIS_MACHINE, found, catalog, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
     healths = {THIS_MACHINE: of_this_machine(gpu)} if gpu else {}
-    return Examination({THIS_MACHINE: found}, examine({THIS_MACHINE: found}, problems, {}, healths), [THIS_MACHINE], healths)
+    findings = examine({THIS_MACHINE: found}, problems, {}, healths, catalog)
+    return Examination({THIS_MACHINE: found}, findings, [THIS_MACHINE], healths)
 
 
 def examine_gpus_of_this_machine(name: str) -> Examination:
@@ -61,9 +61,9 @@ def examine_gpus_of_this_machine(name: str) -> Examination:
 
     ``name``: how findings call it.
     """
-    catalog.use(overlay.usable([overlay.folder_of_user()])[0])
+    catalog = Catalog(overlay.usable([overlay.folder_of_user()])[0])
     healths = {name: of_this_machine(HealthRequest())}
-    return Examination({}, examine({}, (), {}, healths), [name], healths)
+    return Examination({}, examine({}, (), {}, healths, catalog), [name], healths)
 
 
 def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examination:
@@ -78,7 +78,8 @@ def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examina
     problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus})
     healths = of_hosts(session, survey.hosts, gpu) if gpu else {}
     names = [host.name for host in session.inventory.hosts]
-    return Examination(survey.hosts, examine(survey.hosts, [*survey.problems, *problems], connections, healths), names, healths)
+    findings = examine(survey.hosts, [*survey.problems, *problems], connections, healths, session.catalog)
+    return Examination(survey.hosts, findings, names, healths)
 
 
 def _python(found: Facts) -> str:

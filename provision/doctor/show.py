@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from provision.base.problems import SEVERITIES
 from provision.base.terminal import Console
+from provision.catalog import OURS
 from provision.diagnosis import xids
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.logs.scanner import KEPT_MATCHES
@@ -133,7 +134,7 @@ def entry(error: Signature, console: Console, *, checked: bool) -> None:
             console.say(f"      undo: {step.undo}", "dim")
     if error.id == xids.ANY:
         console.say("\nXids, and what NVIDIA recommends:")
-        for number, each in xids.known():
+        for number, each in xids.known(OURS):
             console.say(f"  {number:4}  {each.meaning}: {each.remedy}")
     if error.symptom_of:
         causes = ", ".join("any other error" if name == "any" else name for name in sorted(error.symptom_of))

@@ -6,9 +6,9 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from provision import catalog
 from provision.base.errors import UsageError
 from provision.base.versions import key, minor
+from provision.catalog import Catalog
 from provision.resolve.host_classes import HostClass
 
 _SYSTEM = re.compile(r"(?P<id>[a-z]+)[-: ]?(?P<version>\d+(\.\d+)?)")
@@ -33,15 +33,15 @@ class Base:
     name: str
 
 
-def checked_system(text: str) -> str:
+def checked_system(text: str, catalog: Catalog) -> str:
     """``ubuntu22.04`` → ``ubuntu 22.04``. Raises UsageError for a system without a base image."""
     found = _SYSTEM.fullmatch(text.strip().lower())
     system = f"{_OTHER_NAMES.get(found['id'], found['id'])} {found['version']}" if found else ""
-    if system not in systems():
+    if system not in systems(catalog):
         # Of a name that is misspelt; another release is not a spelling of one that does not exist.
-        same_release = [known for known in systems() if found and known.split()[1] == found["version"]]
+        same_release = [known for known in systems(catalog) if found and known.split()[1] == found["version"]]
         close = difflib.get_close_matches(system, same_release, n=1)
-        hint = f"did you mean {short(close[0])}?" if close else f"there are {', '.join(map(short, systems()))}"
+        hint = f"did you mean {short(close[0])}?" if close else f"there are {', '.join(map(short, systems(catalog)))}"
         raise UsageError(f"--os {text}: no image of it is known", hint=hint)
     return system
 
@@ -53,7 +53,7 @@ def checked_cuda(cuda: str) -> str:
     return cuda
 
 
-def systems() -> list[str]:
+def systems(catalog: Catalog) -> list[str]:
     """Every system that images are made of, ``ubuntu 22.04`` …"""
     return list(catalog.images().distributions.images)
 
@@ -63,26 +63,26 @@ def short(system: str) -> str:
     return system.replace(" ", "")
 
 
-def cudas(system: str) -> list[str]:
+def cudas(system: str, catalog: Catalog) -> list[str]:
     """The CUDAs, with their last number, that there are images of this system for; oldest first."""
     name, release = system.split()
     tags = catalog.cuda_images().tags.get(name)
     return sorted((cuda for cuda, releases in tags.releases.items() if release in releases), key=key) if tags else []
 
 
-def release_of(system: str, cuda: str) -> str:
+def release_of(system: str, cuda: str, catalog: Catalog) -> str:
     """The full number of the image for this CUDA, ``12.4`` → ``12.4.1``. Raises UsageError, with what exists, where there is none."""
-    fitting = [each for each in cudas(system) if cuda in (each, minor(each))]
+    fitting = [each for each in cudas(system, catalog) if cuda in (each, minor(each))]
     if not fitting:
-        raise UsageError(f"--cuda {cuda}: there is no image of {system} for it", hint=_what_exists(system, cuda))
+        raise UsageError(f"--cuda {cuda}: there is no image of {system} for it", hint=_what_exists(system, cuda, catalog))
     return fitting[-1]
 
 
-def newest_system(cuda: str) -> str:
+def newest_system(cuda: str, catalog: Catalog) -> str:
     """The newest Ubuntu that there is an image for this CUDA of. Raises UsageError where there is none."""
-    having = [system for system in systems() if system.startswith("ubuntu") and minor(cuda) in map(minor, cudas(system))]
+    having = [system for system in systems(catalog) if system.startswith("ubuntu") and minor(cuda) in map(minor, cudas(system, catalog))]
     if not having:
-        every = sorted({minor(each) for system in systems() for each in cudas(system)}, key=key)
+        every = sorted({minor(each) for system in systems(catalog) for each in cudas(system, catalog)}, key=key)
         raise UsageError(f"--cuda {cuda}: there is no image for it", hint=f"there are images for CUDA {', '.join(every)}")
     return max(having, key=lambda system: key(system.split()[1]))
 
@@ -97,8 +97,8 @@ def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = No
     Raises:
         UsageError: there is none; the hint says what exists.
     """
-    system = _system(host_class)
-    full = None if host_class.cuda is None or own is not None else _release(system, host_class.cuda, cuda)
+    system, catalog = _system(host_class), host_class.catalog
+    full = None if host_class.cuda is None or own is not None else _release(system, host_class.cuda, cuda, catalog)
     name = short(system) + (f"-cuda{minor(full or host_class.cuda)}" if host_class.cuda is not None else "")
     if own is not None:
         return Base(own, system, full, name)
@@ -111,28 +111,30 @@ def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = No
     return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), system, full, name)
 
 
-def _release(system: str, driver: str, cuda: str | None) -> str:
+def _release(system: str, driver: str, cuda: str | None, catalog: Catalog) -> str:
     if cuda is not None:
-        return release_of(system, cuda)
-    fitting = [each for each in cudas(system) if key(minor(each)) <= key(driver)]
+        return release_of(system, cuda, catalog)
+    fitting = [each for each in cudas(system, catalog) if key(minor(each)) <= key(driver)]
     if not fitting:
         what = f"there is no CUDA image of {system} for its driver's CUDA {driver}"
-        raise UsageError(what, hint=f"{_what_exists(system, driver)}; or name your own image: --base IMAGE")
+        raise UsageError(what, hint=f"{_what_exists(system, driver, catalog)}; or name your own image: --base IMAGE")
     return fitting[-1]
 
 
 def _system(host_class: HostClass) -> str:
-    known = catalog.images()
+    known = host_class.catalog.images()
     name = known.alike.get(host_class.os_id, host_class.os_id)
     for system in (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}"):
         if system in known.distributions.images:
             return system
-    raise UsageError(f"there is no image of {host_class.system.strip()}", hint="there are " + ", ".join(map(short, systems())))
+    raise UsageError(
+        f"there is no image of {host_class.system.strip()}", hint="there are " + ", ".join(map(short, known.distributions.images))
+    )
 
 
-def _what_exists(system: str, cuda: str) -> str:
+def _what_exists(system: str, cuda: str, catalog: Catalog) -> str:
     """The CUDAs of a system, and the systems that have this CUDA."""
-    ways = [f"{short(system)} has CUDA {', '.join(cudas(system))}"] if cudas(system) else []
-    others = [short(each) for each in systems() if minor(cuda) in map(minor, cudas(each))]
+    ways = [f"{short(system)} has CUDA {', '.join(cudas(system, catalog))}"] if cudas(system, catalog) else []
+    others = [short(each) for each in systems(catalog) if minor(cuda) in map(minor, cudas(each, catalog))]
     ways += [f"CUDA {minor(cuda)} is in images of {', '.join(others)}"] if others else []
     return "; ".join(ways) or "take another system: --os"

@@ -22,10 +22,8 @@ from urllib.parse import urlsplit
 import docker.errors
 from docker import DockerClient
 
-from provision import catalog
 from provision.base import aptsources, paths, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
-from provision.catalog import architectures
 from provision.diagnosis import logs
 from provision.image import local_images, render
 from provision.image.output import BuildOutput
@@ -78,7 +76,7 @@ def build(target: Target, tag: str, options: Options, progress: Progress, *, mir
         ):
             output = BuildOutput(log, progress)
             command = buildkit()
-            _refuse_other_processor(client, target.host.arch)
+            _refuse_other_processor(client, target)
             target = replace(target, base=replace(target.base, reference=obtain_base(client, target.base.reference, settings, output)))
             folder = work / "context"
             locked = _fetch_wheels(target, options, folder, output)
@@ -173,9 +171,10 @@ def pull_base(client: DockerClient, reference: str, output: BuildOutput) -> None
         raise ProvisionError(f"the base image is unavailable: {text}", where=reference, hint=hint) from failure
 
 
-def _refuse_other_processor(client: DockerClient, arch: str) -> None:
+def _refuse_other_processor(client: DockerClient, target: Target) -> None:
     """Raise ProvisionError where the engine's machine has another architecture: an image is built by running its steps."""
-    there = architectures.kernel_name(str(client.info().get("Architecture", arch)))
+    arch = target.host.arch
+    there = target.catalog.os().kernel_name(str(client.info().get("Architecture", arch)))
     if there != arch:
         what = f"this machine's container engine runs on {there}, and the image is for {arch}"
         raise ProvisionError(what, hint="build it on a machine of that kind: provision image render … -o DIR, then docker build there")
@@ -184,13 +183,13 @@ def _refuse_other_processor(client: DockerClient, arch: str) -> None:
 def _fetch_wheels(target: Target, options: Options, context: Path, output: BuildOutput) -> Locked:
     """Put the wheels of every environment into the context; returns their names, versions and checksums."""
     made = recipe(target)
-    platform = wheels.Platform(made.python, target.host.arch, catalog.images().distributions.libc[target.base.system])
+    platform = wheels.Platform(made.python, target.host.arch, target.catalog.images().distributions.libc[target.base.system])
     indexes = wheels.Indexes(options.index_url, made.torch_index, options.wheels)
     locked = {}
     for environment, pins in made.environments.items():
         folder, before = context / "python" / environment, target.locked.get(environment, [])
         locked[environment] = wheels.gather(pins, platform, folder, indexes, before, say=output.doing)
-    uv_wheel = artifacts.uv_wheel(target.host.arch, options.index_url, output.doing)
+    uv_wheel = artifacts.uv_wheel(target.host.arch, options.index_url, target.catalog, output.doing)
     shutil.copyfile(uv_wheel, context / "python/build" / uv_wheel.name)
     return locked
 
@@ -251,7 +250,7 @@ def _sources(settings: Settings, target: Target, mirror: str | None) -> str:
     """The text of ``sources.list`` for the base; empty where it keeps its own."""
     distribution, version = target.base.system.split()
     place = aptsources.mirror_at(mirror, distribution) if mirror else settings.mirror if settings.distribution == distribution else None
-    codename = catalog.os().distributions[distribution].codenames.get(version)
+    codename = target.catalog.os().distributions[distribution].codenames.get(version)
     return aptsources.sources_list(place, codename) if place and codename else ""
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jinja2
 
-from provision import catalog
 from provision.base import resources
+from provision.catalog import Catalog
 from provision.install.ssh_mesh import Member
 from provision.inventory import Inventory
 from provision.plan.model import Plan
@@ -44,12 +44,12 @@ def make_keys(folder: Path, names: Iterable[str]) -> dict[str, Key]:
     return found
 
 
-def home() -> str:
+def home(catalog: Catalog) -> str:
     """The home of the image's user."""
     return f"/home/{catalog.images().user.name}"
 
 
-def member(address: str, port: int, host_key: str) -> Member:
+def member(address: str, port: int, host_key: str, catalog: Catalog) -> Member:
     """A container as the others know it."""
     return {"address": address, "port": port, "login": catalog.images().user.name, "host_keys": [host_key.strip()]}
 
@@ -70,7 +70,7 @@ def _templates() -> jinja2.Environment:
     return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
 
 
-def home_archive(files: Mapping[str, str]) -> bytes:
+def home_archive(files: Mapping[str, str], catalog: Catalog) -> bytes:
     """A tar of these files for the home of the image's user, which only they can read."""
     uid = catalog.images().user.uid
     buffer = io.BytesIO()

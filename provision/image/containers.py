@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from provision import catalog
 from provision.base import signals
 from provision.base.errors import ProvisionError, UsageError
-from provision.catalog import architectures
 from provision.image import container_hosts, local_images
 from provision.launch import placement
 from provision.launch.launchers import RunOptions
@@ -161,7 +159,7 @@ def engine_problem(session: Session, name: str, answer: ssh.Answer) -> tuple[str
     if answer.code == _REFUSED:
         return f"its container engine does not answer: {error}", "start it there: sudo systemctl start docker"
     if answer.code == _SSH_ITSELF:
-        problem = collect.connection_problem(host, answer.err)
+        problem = collect.connection_problem(host, answer.err, session.catalog)
         return problem.what, problem.hint or ""
     return f"its container engine cannot be used: {answer.error}", "see there: docker info"
 
@@ -227,7 +225,7 @@ class _Hosts:
     def check_image(self, image: str, attributes: local_images.Attributes) -> local_images.ImageInfo:
         """What the image says of itself. Raises where these hosts cannot run it."""
         info = local_images.info(image, attributes)
-        arch = architectures.kernel_name(attributes.get("Architecture", ""))
+        arch = self.session.catalog.os().kernel_name(attributes.get("Architecture", ""))
         others = [name for name, each in self.facts.items() if arch and each.arch != arch]
         if others:
             raise UsageError(f"the image is for {arch}, and these hosts are not", where=", ".join(others), hint="leave them out: --limit")
@@ -340,7 +338,7 @@ docker image inspect {self.tag}
             scripts[name] = self._start_script(info.of("prefix"), networks[name].address, words)
             files = {container_hosts.HOST_KEY: keys[name].private, container_hosts.AUTHORIZED: f"restrict {keys[_RUN_KEY].public}"}
             files |= {container_hosts.KEY: keys[_RUN_KEY].private} if name == first else {}
-            archives[name] = container_hosts.home_archive(files)
+            archives[name] = container_hosts.home_archive(files, self.session.catalog)
         members, held = {}, {}
         for name, answer in self._ask(scripts, stdin=archives, timeout=_START_S).items():
             port, _, manifest = answer.out.partition(_MARK)[2].strip().partition("\n")
@@ -351,25 +349,28 @@ docker image inspect {self.tag}
             if started is None:
                 what = f"the container does not come up: {answer.error}"
                 raise ProvisionError(what, where=name, hint="see there: docker info, free -h, df -h")
-            members[name] = container_hosts.member(networks[name].address, started[0], keys[name].public)
+            members[name] = container_hosts.member(networks[name].address, started[0], keys[name].public, self.session.catalog)
             held[name] = self.facts[name].model_copy(update={"installed": Installed.model_validate({"manifest": started[1]})})
         files = container_hosts.ssh_files(members)
-        script = f"docker cp - {self.container}:{container_hosts.home()}"
-        self._must(self._ask({first: script}, stdin=container_hosts.home_archive(files)), "copying ssh's files into the container")
+        script = f"docker cp - {self.container}:{container_hosts.home(self.session.catalog)}"
+        self._must(
+            self._ask({first: script}, stdin=container_hosts.home_archive(files, self.session.catalog)),
+            "copying ssh's files into the container",
+        )
         return container_hosts.plan_of(inventory, held, alone=alone, slots={name: self.slots(name) for name in self.engines})
 
     def _start_script(self, prefix: str, address: str, options: Sequence[str]) -> str:
         """Creates and starts the container, its keys on standard input; prints its port and its manifest."""
         ports = [str(port) for port in random.sample(PORTS, _TRIES)]
         create = ["docker", "create", "--name", self.container, "--label", f"{LABEL}={self.session.run_id}", "--init"]
-        create += ["--network", "host", "--user", str(catalog.images().user.uid), "--env", f"address={address}", *options]
+        create += ["--network", "host", "--user", str(self.session.catalog.images().user.uid), "--env", f"address={address}", *options]
         serve = ["--entrypoint", "sh", self.tag, "-c", _SERVE, "sh", *ports]
         probe = ["docker", "run", "--rm", "--network", "none", *_UNLIMITED, "--entrypoint", "true", self.tag]
         ready = shlex.join(["docker", "exec", self.container, "sh", "-c", _READY, "sh", prefix])
         return f"""set -e
 ! {shlex.join(probe)} >/dev/null 2>&1 || set -- {shlex.join(_UNLIMITED)}
 {shlex.join(create)} "$@" {shlex.join(serve)} >/dev/null
-docker cp - {self.container}:{container_hosts.home()}
+docker cp - {self.container}:{container_hosts.home(self.session.catalog)}
 echo {_MARK} # fails where the connection is gone: then the container must not start
 docker start {self.container} >/dev/null
 {ready} || {{ docker logs --tail 5 {self.container} >&2; exit 1; }}

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provision import catalog
 from provision.base import engine_source
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.versions import minor
+from provision.catalog import Catalog
 from provision.commands import planning
 from provision.image import bases
 from provision.image.targets import Target, of_hosts, of_system
@@ -56,9 +56,9 @@ def plan_targets(
         raise UsageError("nothing to make an image of", hint="name HOSTS, or --os ubuntu22.04 --cuda 12.4, or --cpu")
     cuda = bases.checked_cuda(request.cuda) if request.cuda else None
     if request.system:
-        system = bases.checked_system(request.system)
+        system = bases.checked_system(request.system, options.catalog)
     else:
-        system = bases.newest_system(cuda) if cuda else catalog.images().distributions.default
+        system = bases.newest_system(cuda, options.catalog) if cuda else options.catalog.images().distributions.default
     engine = engine_source.pack()
     return [of_system(system, cuda, requirements_of(options, engine), engine, base=request.base)], []
 
@@ -67,14 +67,14 @@ def plan_all(options: Options) -> list[Target]:
     """Every image that can be made."""
     engine = engine_source.pack()
     requirements = requirements_of(_for_images(options), engine)
-    return [of_system(system, cuda, requirements, engine) for system, cuda in matrix()]
+    return [of_system(system, cuda, requirements, engine) for system, cuda in matrix(options.catalog)]
 
 
-def matrix() -> Iterator[tuple[str, str | None]]:
+def matrix(catalog: Catalog) -> Iterator[tuple[str, str | None]]:
     """Every (system, CUDA or None) that an image can be made of, as the catalogue knows it."""
-    for system in bases.systems():
+    for system in bases.systems(catalog):
         yield system, None
-        for cuda in dict.fromkeys(map(minor, bases.cudas(system))):
+        for cuda in dict.fromkeys(map(minor, bases.cudas(system, catalog))):
             yield system, cuda
 
 
@@ -89,10 +89,10 @@ def _for_request(
     request: ImageRequest, options: Options, progress: Progress, passwords: Mapping[str, str]
 ) -> tuple[list[Target], list[Problem]]:
     if request.facts_file is not None:
-        inventory, known, problems = collect.read_file(request.facts_file, request.inventory, request.limit)
+        inventory, known, problems = collect.read_file(request.facts_file, request.inventory, request.limit, options.catalog)
         return _of_facts(request, options, inventory, known, problems), problems
     assert request.inventory is not None  # noqa: S101 - one of both was given
-    with Session(request.inventory, progress, passwords, command="provision image") as session:
+    with Session(request.inventory, progress, passwords, command="provision image", catalog=options.catalog) as session:
         survey = collect.survey_hosts(session)
         return _of_facts(request, options, request.inventory, survey.hosts, survey.problems), survey.problems
 
@@ -108,7 +108,7 @@ def _of_facts(
     plan, sources = rollout.plan, rollout.sources
     plan.refuse_conflicts()
     targets = []
-    for target in of_hosts(plan, known, sources.engine, base=request.base):
+    for target in of_hosts(plan, known, sources.engine, options.catalog, base=request.base):
         environments = sources.locked.get(target.hosts[0], {})
         # On hosts what builds is in the environment of what runs; in images it has one of its own.
         targets.append(replace(target, locked={**environments, "build": environments.get("venv", [])}))

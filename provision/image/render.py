@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jinja2
 
-from provision import __version__, catalog
+from provision import __version__
 from provision.base import downloads, resources
 from provision.base.errors import UsageError
 from provision.base.text import joined
@@ -60,7 +60,7 @@ def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
         files["packages/install"] = _script("install")
     for environment in made.environments:
         files[f"python/{environment}/constraints.txt"] = _constraints(target.locked.get(environment, ()))
-    files["python/build/uv.txt"] = _uv_requirement(host.arch)
+    files["python/build/uv.txt"] = _uv_requirement(target)
     files["Dockerfile"] = _filled("dockerfile.j2", _values(made, fetched=fetched))
     files[".dockerignore"] = _lines([RECORD, "plan.json"])
     return dict(sorted(files.items()))
@@ -135,7 +135,7 @@ def _installed(made: Recipe) -> dict[str, File]:
 
 
 def _values(made: Recipe, *, fetched: bool) -> dict[str, object]:
-    host, known = made.host, catalog.images()
+    host, known = made.host, made.target.catalog.images()
     return {
         "image": made,
         "host": host,
@@ -190,9 +190,9 @@ def _constraints(entries: Sequence[wheels.Locked]) -> File:
     return _lines([" ".join([pin, *sorted(checksums[pin])]) for pin in sorted(checksums)])
 
 
-def _uv_requirement(arch: str) -> File:
-    known = catalog.python_packages().uv
-    return _lines([f"uv=={known.version} --hash=sha256:{known.sha256[arch]}"])
+def _uv_requirement(target: Target) -> File:
+    known = target.catalog.python_packages().uv
+    return _lines([f"uv=={known.version} --hash=sha256:{known.sha256[target.host.arch]}"])
 
 
 def _json(value: object) -> File:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
+from provision.catalog import Catalog
 from provision.image import bases
 from provision.image.bases import Base
 from provision.install import wheels
@@ -37,6 +37,7 @@ class Target:
     base: Base
     host: HostPlan
     engine: EngineSource
+    catalog: Catalog
     hosts: tuple[str, ...] = ()
     locked: Locked = field(default_factory=dict)
 
@@ -54,18 +55,19 @@ def of_system(system: str, cuda: str | None, requirements: Requirements, engine:
         ProvisionError: no plan fits.
     """
     if cuda is not None and base is None:
-        bases.release_of(system, cuda)  # what does not exist is refused before anything is planned for it
-    known = _invented(system, cuda)
+        bases.release_of(system, cuda, requirements.catalog)  # what does not exist is refused before anything is planned for it
+    catalog, known = requirements.catalog, _invented(system, cuda, requirements.catalog)
     plan = resolve({_INVENTED: known}, replace(requirements, packaged_pythons=True), {})
     if plan.conflicts:
         first = plan.conflicts[0]
         options = [remedy.text for remedy in first.remedies if remedy.about == "options"]
         where = bases.short(system) + (f" with CUDA {cuda}" if cuda else "")
         raise ProvisionError(f"no plan fits: {first.what}", where=where, hint="  or  ".join(options) or None)
-    return Target(bases.base(host_class_of(known), cuda=cuda, own=base), _as_image(plan.hosts[_INVENTED]), engine)
+    found = bases.base(host_class_of(known, catalog), cuda=cuda, own=base)
+    return Target(found, _as_image(plan.hosts[_INVENTED], catalog), engine, catalog)
 
 
-def of_hosts(plan: Plan, known: Mapping[str, Facts], engine: EngineSource, *, base: str | None = None) -> list[Target]:
+def of_hosts(plan: Plan, known: Mapping[str, Facts], engine: EngineSource, catalog: Catalog, *, base: str | None = None) -> list[Target]:
     """An image for each kind of host of a plan without conflicts.
 
     Args:
@@ -74,22 +76,22 @@ def of_hosts(plan: Plan, known: Mapping[str, Facts], engine: EngineSource, *, ba
     """
     kinds: dict[tuple[Base, HostPlan], list[str]] = {}
     for name, host in plan.hosts.items():
-        kinds.setdefault((bases.base(host_class_of(known[name]), own=base), _as_image(host)), []).append(name)
-    targets = [Target(base_, host, engine, tuple(names)) for (base_, host), names in kinds.items()]
+        kinds.setdefault((bases.base(host_class_of(known[name], catalog), own=base), _as_image(host, catalog)), []).append(name)
+    targets = [Target(base_, host, engine, catalog, tuple(names)) for (base_, host), names in kinds.items()]
     if len({target.name for target in targets}) < len(targets):  # same system and CUDA, but something else differs
         targets = [replace(each, base=replace(each.base, name=f"{each.name}-{each.hosts[0]}")) for each in targets]
     return targets
 
 
-def _invented(system: str, cuda: str | None) -> Facts:
+def _invented(system: str, cuda: str | None, catalog: Catalog) -> Facts:
     os_id, version = system.split()
     described: dict[str, Any] = {"os": {"id": os_id, "version": version}, "arch": "x86_64", "user": {"name": "root", "can_become": True}}
     if cuda is not None:
         described |= {"driver": {"cuda": minor(cuda)}, "gpus": [{}]}
-    return Facts.model_validate(described)
+    return Facts.model_validate(described, context=catalog)
 
 
-def _as_image(host: HostPlan) -> HostPlan:
+def _as_image(host: HostPlan, catalog: Catalog) -> HostPlan:
     """The host's plan without what is its own: name, network, keys, login, and its ways to do without root."""
     known = catalog.images()
     network = replace(host.network, interface="", address="", cidr="", why="a container's own")

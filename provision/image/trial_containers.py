@@ -16,9 +16,10 @@ from docker import DockerClient
 from docker.models.containers import Container
 from docker.types import DeviceRequest
 
-from provision import catalog
 from provision.base import paths, signals
 from provision.base.errors import ProvisionError
+from provision.catalog import Catalog
+from provision.catalog.models import Images
 from provision.image import container_hosts
 from provision.image.local_images import ImageInfo
 
@@ -29,7 +30,7 @@ _MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
 
 
 @contextlib.contextmanager
-def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[Path]:
+def containers(client: DockerClient, image: ImageInfo, count: int, catalog: Catalog) -> Iterator[Path]:
     """The inventory file of ``count`` containers of an image, on a network of their own, each with sshd running.
 
     Raises:
@@ -53,18 +54,18 @@ def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[P
                 container_hosts.AUTHORIZED: f"{keys['controller'].public}restrict {keys['mesh'].public}",
                 container_hosts.KEY: keys["mesh"].private,
             }
-            started[name] = _start(client, image.id, name, network.name or "", labels, files)
+            started[name] = _start(client, image.id, name, network.name or "", labels, files, catalog)
             address = started[name].attrs["NetworkSettings"]["Networks"][network.name]["IPAddress"]
-            members[name] = container_hosts.member(address, catalog.images().ssh_port, keys[name].public)
+            members[name] = container_hosts.member(address, catalog.images().ssh_port, keys[name].public, catalog)
         for container in started.values():
-            container.put_archive(container_hosts.home(), container_hosts.home_archive(container_hosts.ssh_files(members)))
+            container.put_archive(container_hosts.home(catalog), container_hosts.home_archive(container_hosts.ssh_files(members), catalog))
         (folder / "known_hosts").write_text(container_hosts.ssh_file("known_hosts", members), encoding="utf-8")
         addresses = {name: str(member["address"]) for name, member in members.items()}
         trust = _trust(folder)
         inventory = folder / "hosts.ini"
-        inventory.write_text(_inventory(addresses, trust, keys["controller"].file, image.of("prefix")), encoding="utf-8")
+        inventory.write_text(_inventory(addresses, trust, keys["controller"].file, image.of("prefix"), catalog.images()), encoding="utf-8")
         for name, container in started.items():
-            _wait(container, name, addresses[name], [*trust, "-i", str(keys["controller"].file)])
+            _wait(container, name, addresses[name], [*trust, "-i", str(keys["controller"].file)], catalog.images())
         yield inventory
     finally:
         with signals.ignored():
@@ -102,7 +103,9 @@ def _remove(client: DockerClient, owner: str) -> None:
             network.remove()
 
 
-def _start(client: DockerClient, image: str, name: str, network: str, labels: Mapping[str, str], files: Mapping[str, str]) -> Container:
+def _start(
+    client: DockerClient, image: str, name: str, network: str, labels: Mapping[str, str], files: Mapping[str, str], catalog: Catalog
+) -> Container:
     gpus = "nvidia" in (client.info().get("Runtimes") or {})
     with signals.deferred():
         container = client.containers.create(
@@ -115,7 +118,7 @@ def _start(client: DockerClient, image: str, name: str, network: str, labels: Ma
             device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if gpus else [],
             use_config_proxy=False,
         )
-    container.put_archive(container_hosts.home(), container_hosts.home_archive(files))
+    container.put_archive(container_hosts.home(catalog), container_hosts.home_archive(files, catalog))
     container.start()
     container.reload()
     return container
@@ -132,8 +135,7 @@ def _trust(folder: Path) -> list[str]:
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
-def _inventory(addresses: Mapping[str, str], trust: Sequence[str], key: Path, prefix: str) -> str:
-    known = catalog.images()
+def _inventory(addresses: Mapping[str, str], trust: Sequence[str], key: Path, prefix: str, known: Images) -> str:
     lines = [
         *(f"{name} ansible_host={address} slots={_SLOTS}" for name, address in addresses.items()),
         "[all:vars]",
@@ -148,9 +150,8 @@ def _inventory(addresses: Mapping[str, str], trust: Sequence[str], key: Path, pr
     return "".join(f"{line}\n" for line in lines)
 
 
-def _wait(container: Container, name: str, address: str, options: Sequence[str]) -> None:
+def _wait(container: Container, name: str, address: str, options: Sequence[str], known: Images) -> None:
     """Wait until sshd takes a login."""
-    known = catalog.images()
     command = ["ssh", "-F", "/dev/null", *options, "-p", str(known.ssh_port), "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
     command += [f"{known.user.name}@{address}", "true"]
     deadline = time.monotonic() + _START_S

@@ -17,6 +17,7 @@ from docker import DockerClient
 from provision.base import signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.problems import Problem
+from provision.catalog import overlay
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
@@ -78,15 +79,15 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
         UsageError: not an image of ours.
         ProvisionError: no engine, or containers that do not come up.
     """
-    began = time.monotonic()
+    began, catalog = time.monotonic(), overlay.own()
     try:
         with local_images.engine() as client, signals.termination_as_interrupt(), container_engine.explained(f"verifying {image}"):
             info = local_images.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
             with (
-                trial_containers.containers(client, info, count) as inventory,
-                Session(loading.load(str(inventory)), shown, command="provision image verify") as session,
+                trial_containers.containers(client, info, count, catalog) as inventory,
+                Session(loading.load(str(inventory)), shown, command="provision image verify", catalog=catalog) as session,
             ):
                 verdict.folder = session.folder
                 _check(session, options, verdict)
@@ -112,7 +113,7 @@ def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
     # The survey's preflight problems do not count: they are about installing, which is done.
     known = {name: facts_of_container(facts) for name, facts in survey.hosts.items()}
     connections, problems = reachability.check(session, known)
-    verdict.findings = examine(known, problems, connections)
+    verdict.findings = examine(known, problems, connections, catalog=session.catalog)
     for finding in verdict.findings:
         if finding.severity == "error":
             what, where = f"{finding.what}: {finding.observed}", None if finding.host else "between hosts"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
-from provision import catalog
 from provision.base import downloads, paths
 from provision.base.errors import ProvisionError
+from provision.catalog import Catalog
 from provision.install import builds, engine_builds, from_source, wheels
 from provision.plan.lock import LockedFile
 from provision.plan.model import HostPlan, Plan, Repository, Wheel
@@ -42,7 +42,6 @@ class Supplies(TypedDict):
     provision_openmpi_homes: dict[str, str]
     provision_from_source: dict[str, from_source.Component]
     provision_repository_keys: dict[str, str]
-    provision_uv: dict[str, str]
     provision_nccl_local: str
 
 
@@ -50,9 +49,9 @@ def gather(
     plan: Plan,
     folder: Path,
     user_files: UserFiles,
+    catalog: Catalog,
     *,
     fetch: bool,
-    index_url: str | None = None,
     bundled: Path | None = None,
     say: Say = lambda _line: None,
 ) -> Supplies:
@@ -60,24 +59,22 @@ def gather(
 
     Args:
         fetch: False for a dry run, which needs the variables alone.
-        index_url: the package index, instead of the one that this machine's pip is configured for.
-        bundled: a bundle's supplies, with its builds and uv; hosts use no package repositories then.
+        bundled: a bundle's supplies, with its builds; hosts use no package repositories then.
 
     Raises:
         ProvisionError: a file is unavailable or is not the planned one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return {
-        "provision_engine_builds": _engine(plan, folder / "engine", bundled, fetch),
+        "provision_engine_builds": _engine(plan, folder / "engine", bundled, fetch, catalog),
         "provision_openmpi_homes": {name: host.openmpi_home for name, host in plan.hosts.items()},
-        "provision_from_source": _from_sources(plan, folder, user_files, bundled, fetch, say),
+        "provision_from_source": _from_sources(plan, folder, user_files, catalog, bundled, fetch, say),
         "provision_repository_keys": repository_keys(plan, folder, say) if fetch and bundled is None else {},
-        "provision_uv": _uv(plan, folder / "uv", index_url, bundled, say) if fetch else {},
         "provision_nccl_local": str(_nccl_local(plan, folder, user_files.nccl_local) or "") if fetch else "",
     }
 
 
-def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = lambda _line: None) -> dict[str, str]:
+def carry(plan: Plan, folder: Path, user_files: UserFiles, catalog: Catalog, *, say: Say = lambda _line: None) -> dict[str, str]:
     """Put into ``folder`` the files that `gather` needs in a closed network; returns what each is → its path there.
 
     The user's files have their names in `UserFiles`; ``openmpi_sources`` and ``nccl_sources`` are downloaded tarballs. Cached builds are
@@ -88,13 +85,13 @@ def carry(plan: Plan, folder: Path, user_files: UserFiles, *, say: Say = lambda 
     local = _nccl_local(plan, folder, user_files.nccl_local)
     if local is not None:
         carried["nccl_local"] = local
-    _carry_builds(builds.ENGINE, set(map(engine_builds.key_of, plan.hosts.values())), folder)
+    _carry_builds(builds.ENGINE, {engine_builds.key_of(host, catalog) for host in plan.hosts.values()}, folder)
     for recipe in from_source.RECIPES:
         hosts = [host for host in plan.hosts.values() if recipe.of(host)]
         if not hosts:
             continue
         place = folder / recipe.name
-        keys = set(map(recipe.key, hosts))
+        keys = {recipe.key(host, catalog) for host in hosts}
         kept = _carry_builds(recipe.kind, keys, folder)
         own = user_files.tarball(recipe)
         if own or kept != keys:
@@ -113,11 +110,11 @@ def _carry_builds(kind: builds.Kind, keys: set[str], folder: Path) -> set[str]:
 
 
 def _from_sources(
-    plan: Plan, folder: Path, user_files: UserFiles, bundled: Path | None, fetch: bool, say: Say
+    plan: Plan, folder: Path, user_files: UserFiles, catalog: Catalog, bundled: Path | None, fetch: bool, say: Say
 ) -> dict[str, from_source.Component]:
     made = {}
     for recipe in from_source.RECIPES:
-        found = from_source.variables(recipe, plan, folder / recipe.name, bundled)
+        found = from_source.variables(recipe, plan, folder / recipe.name, catalog, bundled)
         if fetch and found["build_of"] and _place_kept(recipe.kind, found, folder / recipe.name, bundled) != set(found["builds"]):
             host = plan.hosts[next(iter(found["build_of"]))]
             found["tarball"] = str(_place(from_source.tarball(recipe, host, user_files.tarball(recipe), say), folder / recipe.name))
@@ -125,15 +122,15 @@ def _from_sources(
     return made
 
 
-def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool) -> builds.Shares:
-    keys = {name: engine_builds.key_of(host) for name, host in plan.hosts.items()}
+def _engine(plan: Plan, folder: Path, bundled: Path | None, fetch: bool, catalog: Catalog) -> builds.Shares:
+    keys = {name: engine_builds.key_of(host, catalog) for name, host in plan.hosts.items()}
     shares = builds.shares(builds.ENGINE, keys, list(keys), folder, bundled)
     if fetch:
         _place_kept(builds.ENGINE, shares, folder, bundled)
     return shares
 
 
-def uv_wheel(arch: str, index_url: str | None, say: Say, bundled: Path | None = None) -> Path:
+def uv_wheel(arch: str, index_url: str | None, catalog: Catalog, say: Say, bundled: Path | None = None) -> Path:
     """The wheel of uv for an architecture, checked: a bundle's, or the cache's, into which it is fetched where it is not there yet.
 
     Raises:
@@ -156,18 +153,18 @@ def uv_wheel(arch: str, index_url: str | None, say: Say, bundled: Path | None = 
     return folder / found.file
 
 
-def carry_uv(plan: Plan, folder: Path, index_url: str | None, say: Say) -> dict[str, str]:
+def carry_uv(plan: Plan, folder: Path, index_url: str | None, catalog: Catalog, say: Say) -> dict[str, str]:
     """Put uv's wheels into ``folder``, like `carry`."""
     (folder / "uv").mkdir(parents=True, exist_ok=True)
-    wheels_of = {arch: uv_wheel(arch, index_url, say) for arch in {host.arch for host in plan.hosts.values()}}
+    wheels_of = {arch: uv_wheel(arch, index_url, catalog, say) for arch in {host.arch for host in plan.hosts.values()}}
     return {f"uv_{arch}": f"uv/{_place(wheel, folder / 'uv').name}" for arch, wheel in wheels_of.items()}
 
 
-def _uv(plan: Plan, folder: Path, index_url: str | None, bundled: Path | None, say: Say) -> dict[str, str]:
-    """Architecture → the program, unpacked into the playbook's folder."""
+def uv(plan: Plan, folder: Path, index_url: str | None, catalog: Catalog, bundled: Path | None, say: Say) -> dict[str, str]:
+    """Architecture → the program, unpacked into ``folder``: of a bundle's supplies, else of the index, None: this machine's pip's."""
     programs = {}
     for arch in {host.arch for host in plan.hosts.values()}:
-        wheel = uv_wheel(arch, index_url, say, bundled)
+        wheel = uv_wheel(arch, index_url, catalog, say, bundled)
         target = folder / arch / "uv"
         target.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(wheel) as archive:

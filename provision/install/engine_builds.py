@@ -17,10 +17,10 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError
 from provision.base.versions import key as version_key
+from provision.catalog import Catalog
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan
 from provision.survey import Facts
@@ -30,15 +30,15 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, R
 _PLATFORM = re.compile(r"manylinux_(?P<glibc>\d+_\d+)_(?P<arch>.+)")
 
 
-def key_of(host: HostPlan) -> str:
+def key_of(host: HostPlan, catalog: Catalog) -> str:
     """Names the build that a host gets. It loads Python, PyTorch and MPI at run time, so they are no part of the name.
 
     What a user without root has built is not installed by root on other hosts.
     """
-    return _key(host.engine.version, str(host.engine.sha256), host.system, host.arch, root=host.root)
+    return _key(host.engine.version, str(host.engine.sha256), host.system, host.arch, host.root, catalog)
 
 
-def adopt_wheels(plan: Plan, facts: Mapping[str, Facts], engine: EngineSource, folder: Path | None) -> None:
+def adopt_wheels(plan: Plan, facts: Mapping[str, Facts], engine: EngineSource, folder: Path | None, catalog: Catalog) -> None:
     """Keep the wheels of the engine in ``folder`` as the builds of the plan's hosts, where they fit and no build is kept yet.
 
     Raises:
@@ -48,12 +48,12 @@ def adopt_wheels(plan: Plan, facts: Mapping[str, Facts], engine: EngineSource, f
         return
     for name, host in plan.hosts.items():
         wheel = _fitting(folder, engine, host.arch, facts[name].os.libc)
-        if wheel is not None and builds.cached(builds.ENGINE, key_of(host)) is None:
+        if wheel is not None and builds.cached(builds.ENGINE, key_of(host, catalog)) is None:
             _check(wheel, engine)
-            builds.keep(builds.ENGINE, key_of(host), wheel.read_bytes())
+            builds.keep(builds.ENGINE, key_of(host, catalog), wheel.read_bytes())
 
 
-def known_for(engine: EngineSource, folder: Path | None, bundled: Path | None = None) -> Callable[[Facts], bool]:
+def known_for(engine: EngineSource, folder: Path | None, catalog: Catalog, bundled: Path | None = None) -> Callable[[Facts], bool]:
     """Whether a host has this engine, or gets it without a compiler: its build is kept here or in the supplies of a bundle, or a wheel in
     ``folder`` fits."""
 
@@ -63,13 +63,13 @@ def known_for(engine: EngineSource, folder: Path | None, bundled: Path | None = 
             return True
         if folder is not None and _fitting(folder, engine, arch, facts.os.libc):
             return True
-        name = _key(engine.version, engine.sha256, f"{facts.os.id} {facts.os.version}", arch, root=facts.user.can_become)
+        name = _key(engine.version, engine.sha256, f"{facts.os.id} {facts.os.version}", arch, facts.user.can_become, catalog)
         return builds.cached(builds.ENGINE, name, bundled) is not None
 
     return is_known
 
 
-def _key(version: str, sha256: str, system: str, arch: str, *, root: bool) -> str:
+def _key(version: str, sha256: str, system: str, arch: str, root: bool, catalog: Catalog) -> str:
     return builds.key_of(f"collective_core-{version}", system, arch, [sha256, root, catalog.python_packages().build])
 
 

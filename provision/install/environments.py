@@ -26,7 +26,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
-from provision import catalog
 from provision.base import downloads, resources, uv_support, validation
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.paths import home
@@ -34,6 +33,7 @@ from provision.base.text import joined
 from provision.base.uv_support import canonical
 from provision.base.validation import Form
 from provision.base.versions import key, minor
+from provision.catalog import Catalog
 from provision.install import wheels
 from provision.install.installer import copy_modules
 from provision.plan.lock import python_version
@@ -207,7 +207,9 @@ def _export(project: Project, base: _Base) -> Project:
     return Project(project.path, project.content, (*requirements, *fixed), rest.hashes, project.python, rest.notes)
 
 
-def resolve(project: Project, base: _Base, host: str, index_url: str | None = None, torch_index: str | None = None) -> list[Pin]:
+def resolve(
+    project: Project, base: _Base, host: str, catalog: Catalog, index_url: str | None = None, torch_index: str | None = None
+) -> list[Pin]:
     """The packages to install besides those of ``base``, for the platform of ``host``.
 
     Raises:
@@ -220,7 +222,7 @@ def resolve(project: Project, base: _Base, host: str, index_url: str | None = No
     if project.path.name == LOCK:
         project = _export(project, base)
     requirements = [_without_build(each, base) for each in project.requirements if _applies(each, base)]
-    _refuse_conflicts(project, requirements, base, host)
+    _refuse_conflicts(project, requirements, base, host, catalog)
     platform = wheels.Platform(base.python, base.arch, base.glibc)
     with tempfile.TemporaryDirectory(prefix="provision-uv-") as name:
         work = Path(name)
@@ -267,7 +269,7 @@ def _without_build(requirement: Requirement, base: _Base) -> Requirement:
     return made
 
 
-def _refuse_conflicts(project: Project, requirements: Iterable[Requirement], base: _Base, host: str) -> None:
+def _refuse_conflicts(project: Project, requirements: Iterable[Requirement], base: _Base, host: str, catalog: Catalog) -> None:
     for requirement in requirements:
         name = canonical(requirement.name)
         if name in base.fixed and not requirement.specifier.contains(Version(base.fixed[name]), prereleases=True):
@@ -366,7 +368,7 @@ def _resolved(session: Session, plan: Plan, kinds: Mapping[str, str], project: P
     for kind, bases in _bases(session, plan, kinds).items():
         name, base = next(iter(bases.items()))
         torch = plan.hosts[name].torch
-        found[kind] = resolve(project, base, name, index_url, torch.index if torch else None)
+        found[kind] = resolve(project, base, name, session.catalog, index_url, torch.index if torch else None)
     kept.parent.mkdir(parents=True, exist_ok=True)
     downloads.store(kept, _Resolved.dump_json(found))
     return found

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError
 from provision.base.text import joined
+from provision.catalog import Catalog
+from provision.catalog.models import NcclTarball, OpenmpiTarball
 from provision.install import builds
 from provision.plan.model import HostPlan, Plan, SourceBuild
 
@@ -43,8 +44,7 @@ class Recipe:
     def name(self) -> str:
         return self.kind.name
 
-    @property
-    def known(self) -> catalog.models.NcclTarball | catalog.models.OpenmpiTarball:
+    def known(self, catalog: Catalog) -> NcclTarball | OpenmpiTarball:
         """The catalogue's entry."""
         return catalog.nccl().tarball if self.name == "nccl" else catalog.openmpi().tarball
 
@@ -53,12 +53,12 @@ class Recipe:
         component = getattr(host, self.name)
         return component if isinstance(component, SourceBuild) else None
 
-    def key(self, host: HostPlan) -> str:
+    def key(self, host: HostPlan, catalog: Catalog) -> str:
         """Names a build: hosts with the same key get the same bits."""
         component = self.of(host)
         if component is None:
             raise ValueError(f"{host.name} gets no {self.title} from source")
-        depends = [component.sha256, self.home(host), component.options, self.known.make, *self.depends(host, component)]
+        depends = [component.sha256, self.home(host), component.options, self.known(catalog).make, *self.depends(host, component)]
         return builds.key_of(f"{self.name}-{component.version}", host.system, host.arch, depends)
 
 
@@ -107,23 +107,23 @@ class Component(builds.Shares):
     job_mb: int
 
 
-def variables(recipe: Recipe, plan: Plan, folder: Path, bundled: Path | None = None) -> Component:
+def variables(recipe: Recipe, plan: Plan, folder: Path, catalog: Catalog, bundled: Path | None = None) -> Component:
     """The role's variables; the tarball's path is still empty."""
     components = {name: component for name, host in plan.hosts.items() if (component := recipe.of(host))}
-    keys = {name: recipe.key(plan.hosts[name]) for name in components}
+    keys = {name: recipe.key(plan.hosts[name], catalog) for name in components}
     found = builds.shares(recipe.kind, keys, sorted(keys), folder, bundled)  # the first of them builds
     for build in found["builds"].values():
         able = components[build["hosts"][0]].builders  # hosts that share a build share who can make it
         build["builders"] = [each.host for each in able if each.host in build["hosts"]] if able else build["hosts"]
-    builders = {builder for component in components.values() for builder in component.builders}
+    known, builders = recipe.known(catalog), {builder for component in components.values() for builder in component.builders}
     return {
         "title": recipe.title,
         "homes": {name: recipe.home(plan.hosts[name]) for name in keys},
         "tarball": "",
-        "make": list(recipe.known.make),
+        "make": list(known.make),
         "words": {each.host: [f"CUDA_HOME={each.toolkit}"] for each in builders if each.toolkit},  # where NCCL's makefile looks for nvcc
-        "taken": list(recipe.known.taken),
-        "job_mb": recipe.known.job_mb,
+        "taken": list(known.taken),
+        "job_mb": known.job_mb,
         **found,
     }
 

@@ -37,7 +37,7 @@ def _variables(rollout: Rollout, engine_archive: Path) -> dict[str, object]:
         "provision_members": rollout.members,
         "provision_manifests": {name: manifest.as_dict() for name, manifest in rollout.manifests.items()},
         "provision_networks": ssh_mesh.networks(rollout.members),
-        "provision_build_packages": build_packages(),
+        "provision_build_packages": build_packages(rollout.request.options.catalog),
         "provision_engine": {"archive": str(engine_archive), "sha256": sources.engine.sha256},
         "provision_whole": rollout.request.options.first_step is None,
     }
@@ -74,20 +74,14 @@ def render(
     The folder stands alone: ``ansible-playbook -i INVENTORY site.yml -e @vars.json`` does there what ``provision up`` does. Without
     ``fetch`` it lacks the downloaded files, which a dry run does not need.
     """
-    plan, sources = rollout.plan, rollout.sources
+    plan, sources, catalog = rollout.plan, rollout.sources, rollout.request.options.catalog
+    bundled = sources.bundle.folder / "supplies" if sources.bundle else None
     copy_modules(folder, "roles")
     made = _variables(rollout, sources.engine.save(folder))
-    engine_builds.adopt_wheels(plan, rollout.facts, sources.engine, sources.wheels)
-    supplies = artifacts.gather(
-        plan,
-        folder / "supplies",
-        sources.user_files,
-        fetch=fetch,
-        index_url=sources.index_url,
-        bundled=sources.bundle.folder / "supplies" if sources.bundle else None,
-        say=say,
-    )
+    engine_builds.adopt_wheels(plan, rollout.facts, sources.engine, sources.wheels, catalog)
+    supplies = artifacts.gather(plan, folder / "supplies", sources.user_files, catalog, fetch=fetch, bundled=bundled, say=say)
     made |= supplies
+    made["provision_uv"] = artifacts.uv(plan, folder / "supplies/uv", sources.index_url, catalog, bundled, say) if fetch else {}
     if fetch and sources.bundle is None:
         made["provision_torch_wheels"] = _torch_wheels(plan, rollout.facts, sources.wheels)
     ansible_vars.write(folder / "vars.json", made)

@@ -105,7 +105,7 @@ def as_dict(removals: list[HostRemoval]) -> Document:
 def _host(session: Session, name: str, answers: list[str], refusal: Event | None, dry_run: bool) -> HostRemoval:
     found = HostRemoval(name)
     if refusal is not None and refusal.kind == "unreachable":
-        found.state, found.problem = "unreachable", collect.connection_problem(session.inventory.host(name), refusal.text)
+        found.state, found.problem = "unreachable", collect.connection_problem(session.inventory.host(name), refusal.text, session.catalog)
     elif refusal is not None:
         found.fail(refusal.text)
     for answer in answers:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from provision import catalog
 from provision.base.engine_source import EngineSource
+from provision.catalog import Catalog
 from provision.install import artifacts, ssh_mesh
 from provision.install.bundle.archive import Bundle
 from provision.install.roles import ROLES, Role, steps
@@ -71,7 +71,7 @@ class Rollout:
     @cached_property
     def manifests(self) -> dict[str, Manifest]:
         """Each host's manifest, as it will be once the plan is installed."""
-        cluster, build = ssh_mesh.cluster_id(self.inventory), build_packages()
+        cluster, build = ssh_mesh.cluster_id(self.inventory), build_packages(self.request.options.catalog)
         return {
             name: Manifest.of(host, cluster, self.members if self.complete else ssh_mesh.remembered(self.facts.get(name)), build)
             for name, host in self.plan.hosts.items()
@@ -99,6 +99,6 @@ class Rollout:
         return [name for name, host in self.plan.hosts.items() if host.driver is not None and host.driver.is_new]
 
 
-def build_packages() -> list[str]:
+def build_packages(catalog: Catalog) -> list[str]:
     """Exact pins of what builds the engine, and of pip for packages that users add."""
     return [f"{name}=={version}" for name, version in catalog.python_packages().build.items()]

@@ -17,12 +17,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import AfterValidator, model_validator
 
-from provision import catalog
 from provision.base.documents import Document
 from provision.base.problems import Problem, Remedy
 from provision.base.text import joined
 from provision.base.validation import Form, Model
 from provision.base.versions import VERSION, minor
+from provision.catalog import Catalog
 from provision.inventory import Inventory
 from provision.plan.model import (
     COMPONENTS,
@@ -255,7 +255,9 @@ class Lock:
         if requirements.torch_version not in (None, locked[0]):
             return requirements
         entries = self.components["torch"]
-        user_index = next((entry for entry in entries if entry.source == "index" and entry.index != _project_index(entry)), None)
+        user_index = next(
+            (entry for entry in entries if entry.source == "index" and entry.index != _project_index(entry, requirements.catalog)), None
+        )
         wheels = sorted((entry.file, entry.sha256) for entry in entries if entry.file and entry.sha256)
         return replace(
             requirements,
@@ -272,7 +274,7 @@ class Lock:
         sources = {entry.source for entry in variants}
         return (releases.pop(), sources.pop() if len(sources) == 1 else "auto") if len(releases) == 1 else None
 
-    def apply(self, plan: Plan) -> tuple[Plan, LockedFiles]:
+    def apply(self, plan: Plan, catalog: Catalog) -> tuple[Plan, LockedFiles]:
         """The plan with the lock's releases of what the catalogue alone decides, and the files that must be installed.
 
         The resolver decided about everything else. The plan's notes say where the lock does not cover all hosts; an environment that the
@@ -283,7 +285,10 @@ class Lock:
         notes = [f"{self.title} has {line}: all of these hosts get one release, resolved again" for line in self._mixed_releases()]
         files: LockedFiles = {}
         if self.environments:
-            files = {name: {folder: self._files(key, host) for folder, key in environments(host).items()} for name, host in hosts.items()}
+            build = catalog.python_packages().build
+            files = {
+                name: {folder: self._files(key, host, build) for folder, key in environments(host).items()} for name, host in hosts.items()
+            }
             notes += [f"{self.title} has no files for {line}: the index decides" for line in self._unknown_environments(plan)]
         return replace(plan, hosts=hosts, notes=(*plan.notes, *notes)), files
 
@@ -318,12 +323,12 @@ class Lock:
                     hosts.setdefault(key, []).append(name)
         return [f"{key} on {joined(names)}" for key, names in hosts.items()]
 
-    def _files(self, environment: str, host: HostPlan) -> list[LockedFile]:
+    def _files(self, environment: str, host: HostPlan, build: Mapping[str, str]) -> list[LockedFile]:
         """The files of an environment, without packages that the plan wants in another version; the newest where hosts differ."""
         entries = self.environments.get(environment, [])
         components = [each for name in COMPONENTS if name != "nccl" and (each := getattr(host, name)) is not None]
         pins = dict(each.package.split("==") for each in components if "==" in each.package)
-        wanted = {canonicalize_name(name): version for name, version in {**catalog.python_packages().build, **pins}.items()}
+        wanted = {canonicalize_name(name): version for name, version in {**build, **pins}.items()}
         newest: dict[str, str] = {}
         for entry in entries:
             name, version = canonicalize_name(entry.name), entry.version
@@ -450,7 +455,7 @@ def _environments(plan: Plan, files: Mapping[str, Files], previous: Lock | None,
     return {key: sorted(entries, key=lambda one: (one.name, one.sha256 or "")) for key, entries in sorted(found.items())}
 
 
-def _project_index(entry: LockedComponent) -> str:
+def _project_index(entry: LockedComponent, catalog: Catalog) -> str:
     """The PyTorch project's index for a build; any other one was requested by the user."""
     index: str = catalog.pytorch().index
     return index.format(tag=entry.version.partition("+")[2])

@@ -22,6 +22,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from provision.base import paths, resources, run_folders, signals
 from provision.base.errors import Interrupted, ProvisionError, as_provision_error
 from provision.base.process_locks import acquired
+from provision.catalog import Catalog, overlay
 from provision.inventory import Inventory, last_run
 from provision.remote import ansible, timeline
 from provision.remote.ansible import Event, Outcome, Play
@@ -74,6 +75,7 @@ class Session:
         interpreters: host → the Python that the survey ran on: what Ansible would choose need not run.
         locks_hosts: whether playbooks of this run lock the hosts.
         command: the command that this is a run of, for the record.
+        catalog: by default ours with the user's own files over it.
         locks_left: whether a host may still have this run's lock.
     """
 
@@ -83,6 +85,7 @@ class Session:
     run_id: str = field(default_factory=lambda: new_run_id(time.time()))
     locks_hosts: bool = False
     command: str = ""
+    catalog: Catalog = field(default_factory=overlay.own)
 
     def __post_init__(self) -> None:
         self.folder = paths.runs() / self.run_id

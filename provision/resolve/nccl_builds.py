@@ -11,6 +11,7 @@ from typing import Literal
 from provision.base.text import joined
 from provision.base.versions import key, minor, package_key
 from provision.catalog import Catalog, troubles
+from provision.catalog.models import Nccl as NcclVersions
 from provision.plan.model import Rejected, Repository
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import TOOLKIT_PLACES, HostClass, Toolkit, nvidia_repository
@@ -342,7 +343,7 @@ def _from_source(host_class: HostClass, requirements: Requirements, build_cudas:
             yield Rejected(_FROM_SOURCE, reason, id="version")
 
 
-def _buildable(known: models.Nccl, version: str, cuda: str, package: str, sha256: str | None, url: str | None) -> Build:
+def _buildable(known: NcclVersions, version: str, cuda: str, package: str, sha256: str | None, url: str | None) -> Build:
     """A build from source; the evidence is weak if NVIDIA has built releases of that series for other CUDA majors only."""
     cudas = [each for revision, by_cuda in known.repository.builds.items() if minor(revision) == minor(version) for each in by_cuda]
     wheels = [release for releases in known.wheels.builds.values() for release in releases.items()]

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from provision import catalog
 from provision.base import resources
 from provision.base.documents import Document
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.base.text import joined
+from provision.catalog import Catalog
 from provision.inventory import Host, Inventory, by_name, last_run
 from provision.inventory.checks import prefix_error
 from provision.plan.requirements import DEFAULT_PREFIX, HOME_PREFIX
@@ -110,7 +110,9 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
 
     survey = Survey()
     for host in session.inventory.hosts:
-        survey.problems += _read_answer(host, answers[host.name], survey, has_engine, become_password=host.name in with_password)
+        survey.problems += _read_answer(
+            host, answers[host.name], survey, has_engine, session.catalog, become_password=host.name in with_password
+        )
     survey.problems += cluster_problems(survey.hosts, {name: answer.received_at for name, answer in answers.items() if answer.output})
     survey.problems += inventory_problems(session.inventory, survey.hosts)
     survey.problems.sort(key=lambda problem: problem.severity != "error")
@@ -122,14 +124,14 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
 
 
 def _read_answer(
-    host: Host, answer: _Answer, survey: Survey, has_engine: Callable[[Facts], bool], *, become_password: bool
+    host: Host, answer: _Answer, survey: Survey, has_engine: Callable[[Facts], bool], catalog: Catalog, *, become_password: bool
 ) -> Iterator[Problem]:
     """Add the host's facts to the survey, and yield its problems."""
     if answer.output is None:
-        yield connection_problem(host, answer.failure.text if answer.failure else "no answer")
+        yield connection_problem(host, answer.failure.text if answer.failure else "no answer", catalog)
         return
     try:
-        found = parse_survey(answer.output)
+        found = parse_survey(answer.output, catalog)
     except ProvisionError as error:
         yield Problem(
             "error", error.what, error.hint, host=host.name, message="" if BEGIN in answer.output else answer.output, id="survey-failed"
@@ -139,22 +141,24 @@ def _read_answer(
         yield unsurveyed_problem(host.name, found, host.python)
     else:
         survey.hosts[host.name] = found
-        needed, prefix = _needed_mb(found), prefix_of(host, found)
+        needed, prefix = _needed_mb(found, catalog), prefix_of(host, found)
         yield from host_problems(
-            host.name, found, needed_mb=needed, prefix=prefix, become_password=become_password, has_engine=has_engine(found)
+            host.name, found, catalog, needed_mb=needed, prefix=prefix, become_password=become_password, has_engine=has_engine(found)
         )
     if answer.failure is not None:
-        yield connection_problem(host, answer.failure.text)
+        yield connection_problem(host, answer.failure.text, catalog)
 
 
-def _needed_mb(found: Facts) -> int:
+def _needed_mb(found: Facts, catalog: Catalog) -> int:
     """The disk space that is still needed in the prefix."""
     needed = catalog.system_packages().needed_mb
     whole = needed.cuda if found.driver else needed.cpu
     return _UPDATE_MB if found.installed.was_completed else max(_UPDATE_MB, whole - int(found.installed.partial_mb))
 
 
-def read_file(path: Path, inventory: Inventory | None, limit: str | None = None) -> tuple[Inventory, dict[str, Facts], list[Problem]]:
+def read_file(
+    path: Path, inventory: Inventory | None, limit: str | None, catalog: Catalog
+) -> tuple[Inventory, dict[str, Facts], list[Problem]]:
     """(the hosts to plan for, the facts of those that were surveyed, problems) from a facts file, without a connection to any host.
 
     Without an inventory, the hosts are those of the file, reduced by ``limit``.
@@ -162,7 +166,7 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
     Raises:
         UsageError: the file cannot be used, or has facts of none of the hosts.
     """
-    read = load_file(path)
+    read = load_file(path, catalog)
     if inventory is None:
         if limit and last_run.FAILED in limit.split(","):
             raise UsageError(f"--limit {limit}: a facts file has no last run", hint="name HOSTS next to --facts")
@@ -173,8 +177,8 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
         found = read.get(host.name)
         if isinstance(found, Facts):
             known[host.name] = with_python(found, host.python, f"{inventory.where}, host {host.name}")
-            problems += lasting_problems(host.name, found, needed_mb=_needed_mb(found), prefix=prefix_of(host, found))
-            if warning := untested_system(found.os):
+            problems += lasting_problems(host.name, found, catalog, needed_mb=_needed_mb(found, catalog), prefix=prefix_of(host, found))
+            if warning := untested_system(found.os, catalog):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:
             problems.append(unsurveyed_problem(host.name, found, host.python))
@@ -189,7 +193,7 @@ def read_file(path: Path, inventory: Inventory | None, limit: str | None = None)
     )
 
 
-def connection_problem(host: Host, message: str) -> Problem:
+def connection_problem(host: Host, message: str, catalog: Catalog) -> Problem:
     """The problem behind a message of ssh or sudo, with a hint."""
     if problem := _jump_problem(host, message):
         return problem

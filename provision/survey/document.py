@@ -17,6 +17,7 @@ from provision.base import validation
 from provision.base.documents import Document, Json
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import Form
+from provision.catalog import OURS, Catalog
 from provision.inventory.checks import HOST_NAME
 from provision.survey.model import Facts, Interpreter, Unsurveyed
 
@@ -51,7 +52,7 @@ class FactsFile(BaseModel):
     problems: list[dict[str, JsonValue]] = []
 
 
-def load_file(path: str | Path) -> dict[str, Facts | Unsurveyed]:
+def load_file(path: str | Path, catalog: Catalog = OURS) -> dict[str, Facts | Unsurveyed]:
     """Host → its facts, or why there are none.
 
     Raises:
@@ -65,7 +66,7 @@ def load_file(path: str | Path) -> dict[str, Facts | Unsurveyed]:
     text = validation.decoded(content, name)
     gc.disable()  # nothing of this is garbage, and to look for it again and again takes as long as all the rest
     try:
-        if (hosts := _shared(validation.read(text, name, "json"))) is not None:
+        if (hosts := _shared(validation.read(text, name, "json"), catalog)) is not None:
             return hosts
         harmless = sanitized(validation.read(text, name, "json"))
     except RecursionError as error:
@@ -73,10 +74,10 @@ def load_file(path: str | Path) -> dict[str, Facts | Unsurveyed]:
     finally:
         gc.freeze()
         gc.enable()
-    return dict(validation.validate(FactsFile, harmless, name, text=text, hint=_SMALLEST).hosts)
+    return dict(validation.validate(FactsFile, harmless, name, text=text, hint=_SMALLEST, context=catalog).hosts)
 
 
-def _shared(document: object) -> dict[str, Facts | Unsurveyed] | None:
+def _shared(document: object, catalog: Catalog) -> dict[str, Facts | Unsurveyed] | None:
     """The hosts of a valid document, which is emptied; None for an invalid one.
 
     Sections that hosts have in common, as those that are alike do, are validated once and are one object: ten thousand hosts take seconds.
@@ -95,7 +96,7 @@ def _shared(document: object) -> dict[str, Facts | Unsurveyed] | None:
         text = json.dumps(value)
         digest = hashlib.blake2b(f"{name} {text}".encode(), digest_size=16).digest()
         if digest not in sections:
-            sections[digest] = adapters[name].validate_json(json.dumps(sanitized(value)), strict=True)
+            sections[digest] = adapters[name].validate_json(json.dumps(sanitized(value)), strict=True, context=catalog)
         return sections[digest]
 
     found: dict[str, Facts | Unsurveyed] = {}
@@ -104,7 +105,7 @@ def _shared(document: object) -> dict[str, Facts | Unsurveyed] | None:
             host = hosts.pop(name)
             is_surveyed = _kind(host) == "facts"
             parts = {_harmless(key): section(key, value) if is_surveyed else sanitized(value) for key, value in host.items()}
-            found[_harmless(name)] = Facts.model_validate(parts) if is_surveyed else Unsurveyed.model_validate(parts)
+            found[_harmless(name)] = Facts.model_validate(parts, context=catalog) if is_surveyed else Unsurveyed.model_validate(parts)
         others = {_harmless(key): sanitized(value, 1) for key, value in document.items()}
         FactsFile.model_validate({**others, "hosts": dict.fromkeys(found, Unsurveyed())})
     except ValidationError:
@@ -171,7 +172,7 @@ def _harmless(text: str) -> str:
     return harmless.encode(errors="replace").decode()  # lone surrogates, which JSON can have and UTF-8 cannot
 
 
-def parse_survey(stdout: str) -> Facts | Unsurveyed:
+def parse_survey(stdout: str, catalog: Catalog = OURS) -> Facts | Unsurveyed:
     """The facts in the survey's output on a host, or that there is no Python.
 
     Raises:
@@ -184,7 +185,7 @@ def parse_survey(stdout: str) -> Facts | Unsurveyed:
     try:
         if _kind(document) == "none":
             return Unsurveyed.model_validate(document)
-        return Facts.model_validate({**document, **{name: unknown[name] for name in missing}, "missing": missing})
+        return Facts.model_validate({**document, **{name: unknown[name] for name in missing}, "missing": missing}, context=catalog)
     except ValidationError as error:
         wrong = [what for _line, what in validation.problems(error, model=Facts, at=("facts",))]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

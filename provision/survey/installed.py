@@ -129,7 +129,7 @@ def _ask(session: Session, scripts: Mapping[str, str], timeout: float, hint: str
         answer = answers[host.name]
         python = answer.err.strip().rpartition("\n")[2]  # printed by the test
         if answer.code == ssh.UNREACHABLE:
-            problem = collect.connection_problem(host, answer.err)
+            problem = collect.connection_problem(host, answer.err, session.catalog)
             raise ProvisionError(problem.what, where=host.name, hint=problem.hint)
         if answer.code is None:
             raise ProvisionError("it did not answer in time", where=host.name, hint="try it by hand: ssh " + host.address)

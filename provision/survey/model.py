@@ -21,15 +21,15 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from provision import catalog
 from provision.base.validation import Form, did_you_mean
 from provision.base.versions import VERSION
-from provision.catalog import architectures
+from provision.catalog import OURS, Catalog
 from provision.plan.manifest import UNREADABLE, Manifest
 from provision.plan.model import HostPlan
 
@@ -93,6 +93,11 @@ class Section(BaseModel):
         return {key: value for key, value in stated.items() if value is not None or key not in cls.model_fields}
 
 
+def _catalog(info: ValidationInfo) -> Catalog:
+    """What facts are completed by: the context of their validation."""
+    return info.context if isinstance(info.context, Catalog) else OURS
+
+
 class System(Section):
     """The distribution; ``family`` is debian, rhel or other, ``kernel`` the release of the running kernel."""
 
@@ -106,8 +111,8 @@ class System(Section):
     kernel: str | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> System:
-        entry, alike = catalog.os().distributions.get(self.id), set(self.id_like)
+    def _complete(self, info: ValidationInfo) -> System:
+        entry, alike = _catalog(info).os().distributions.get(self.id), set(self.id_like)
         guess = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
         if entry and self.version and not _is_version(self.version):  # versions of unknown distributions are not compared
             raise ValueError('`version` must be a version, such as "22.04"')
@@ -604,7 +609,7 @@ class Facts(Section):
     boot_id: str | None = None
     container: str | None = None
     os: System
-    arch: Annotated[WordOrNothing, AfterValidator(architectures.kernel_name)]
+    arch: Annotated[WordOrNothing, AfterValidator(lambda name, info: _catalog(info).os().kernel_name(name))]
     cpu: Processors = Processors()
     memory: Memory = Memory()
     disk: Disk = Disk()

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from provision import catalog
 from provision.base.problems import Problem
 from provision.base.text import duration, joined
 from provision.base.versions import key, minor
+from provision.catalog import Catalog
 from provision.inventory import Host, Inventory
 from provision.survey.model import Facts, System, Unsurveyed
 
@@ -42,7 +42,7 @@ def unsurveyed_problem(name: str, why: Unsurveyed, python: str | None = None) ->
 
 
 def host_problems(
-    name: str, facts: Facts, *, needed_mb: int, prefix: str, become_password: bool = False, has_engine: bool = False
+    name: str, facts: Facts, catalog: Catalog, *, needed_mb: int, prefix: str, become_password: bool = False, has_engine: bool = False
 ) -> list[Problem]:
     """The problems of one host.
 
@@ -52,9 +52,9 @@ def host_problems(
         has_engine: whether the host has the engine or gets it without a compiler.
     """
     found = (
-        *_system(facts),
-        *_python(facts),
-        *_privileges(facts, prefix, become_password, has_engine),
+        *_system(facts, catalog),
+        *_python(facts, catalog),
+        *_privileges(facts, prefix, become_password, has_engine, catalog),
         *_other_users(facts, prefix),
         *_disk_space(facts, needed_mb, prefix),
         *_packages(facts),
@@ -62,12 +62,12 @@ def host_problems(
     return [replace(problem, host=name) for problem in found]
 
 
-def lasting_problems(name: str, facts: Facts, *, needed_mb: int, prefix: str) -> list[Problem]:
+def lasting_problems(name: str, facts: Facts, catalog: Catalog, *, needed_mb: int, prefix: str) -> list[Problem]:
     """The problems of one host that old facts show, too: full file systems, a system on which no packages can be installed.
 
     The arguments are those of `host_problems`.
     """
-    return [replace(problem, host=name) for problem in (*_unmanaged_packages(facts), *_disk_space(facts, needed_mb, prefix))]
+    return [replace(problem, host=name) for problem in (*_unmanaged_packages(facts, catalog), *_disk_space(facts, needed_mb, prefix))]
 
 
 def cluster_problems(known: Mapping[str, Facts], received_at: Mapping[str, float] | None = None) -> list[Problem]:
@@ -86,7 +86,7 @@ def inventory_problems(inventory: Inventory, known: Mapping[str, Facts]) -> list
     return [replace(each, what=f"{each.what} ({inventory.where})") for each in found]
 
 
-def _system(facts: Facts) -> Iterator[Problem]:
+def _system(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
     system, known = facts.os, catalog.os()
     if facts.arch and facts.arch not in known.architectures:
         yield Problem(
@@ -100,14 +100,14 @@ def _system(facts: Facts) -> Iterator[Problem]:
         yield Problem("error", f"{_name(system)} is not supported: {why}", f"supported are {known.supported}", id="unsupported-system")
     elif entry is not None and _release(system.version) < key(entry.oldest):
         yield Problem("error", f"{_name(system)} is too old", f"supported are {known.supported}", id="unsupported-system")
-    elif warning := untested_system(system):
+    elif warning := untested_system(system, catalog):
         yield Problem("warning", warning, id="untested-system")
-    yield from _unmanaged_packages(facts)
+    yield from _unmanaged_packages(facts, catalog)
 
 
-def _unmanaged_packages(facts: Facts) -> Iterator[Problem]:
+def _unmanaged_packages(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
     system = facts.os
-    unmanaged = catalog.os().ansible.unmanaged_packages.get(system.family, {}).get(_release_of_family(system))
+    unmanaged = catalog.os().ansible.unmanaged_packages.get(system.family, {}).get(_release_of_family(system, catalog))
     if unmanaged and facts.user.can_become:
         hint = (
             "upgrade it to a newer release; or install without root: provision_sudo=no in the inventory, "
@@ -116,7 +116,7 @@ def _unmanaged_packages(facts: Facts) -> Iterator[Problem]:
         yield Problem("error", f"{_name(system)}: {unmanaged}", hint, id="unmanaged-packages")
 
 
-def _release_of_family(system: System) -> str:
+def _release_of_family(system: System, catalog: Catalog) -> str:
     """The major release; of a distribution that is not listed, such as TencentOS 3, that of its family which it was made from."""
     known = catalog.os()
     if system.id in known.distributions or system.libc is None:
@@ -125,7 +125,7 @@ def _release_of_family(system: System) -> str:
     return next((release for release, newer in of_family.items() if key(system.libc) < key(newer)), "")
 
 
-def untested_system(system: System) -> str | None:
+def untested_system(system: System, catalog: Catalog) -> str | None:
     """A warning for a system that is accepted and was never tested; None for others."""
     entry = catalog.os().distributions.get(system.id)
     if system.family == "other" and catalog.os().others.fault(system.id, system.libc):
@@ -148,9 +148,9 @@ def _release(version: str) -> tuple[int, ...]:
     return key(version) if version else ()
 
 
-def _python(facts: Facts) -> Iterator[Problem]:
+def _python(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
     """Ansible's modules run on the Python that the survey ran on."""
-    python, (oldest, why) = facts.python, _oldest_python()
+    python, (oldest, why) = facts.python, _oldest_python(catalog)
     if python.version is None or key(python.version) >= key(oldest):
         return
     others = [each for each in python.others if each.version and key(each.version) >= key(oldest)]
@@ -165,7 +165,7 @@ def _python(facts: Facts) -> Iterator[Problem]:
     )
 
 
-def _oldest_python() -> tuple[str, str]:
+def _oldest_python(catalog: Catalog) -> tuple[str, str]:
     """(the oldest Python that works on hosts, why where it is this machine's Ansible that needs it)"""
     ansible = importlib.metadata.version("ansible-core")
     known = catalog.os().ansible.oldest_python
@@ -175,7 +175,7 @@ def _oldest_python() -> tuple[str, str]:
     return oldest, f" by ansible-core {minor(ansible)}, which is installed here"
 
 
-def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bool) -> Iterator[Problem]:
+def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bool, catalog: Catalog) -> Iterator[Problem]:
     """A sudo password that is missing; or, where the user cannot become root, what root would have installed and is missing."""
     user = facts.user
     password, who = user.sudo == "password", user.name or "the user"

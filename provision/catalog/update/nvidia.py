@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, RootModel, ValidationError
 
-from provision import catalog
 from provision.base.downloads import Unavailable
 from provision.base.terminal import neutral
 from provision.base.versions import key
@@ -29,7 +28,7 @@ class _Redistributables(BaseModel):
 def add_toolkits(made: Update, sources: Sources) -> None:
     """The driver of each CUDA release that the catalogue does not know."""
     place = sources.cuda
-    known = catalog.cuda().toolkits.drivers
+    known = sources.catalog.cuda().toolkits.drivers
     found: dict[str, str] = {}
     for name in _lists(sources):
         cuda = re.fullmatch(r"redistrib_(\d+\.\d+)\.\d+\.json", name)
@@ -83,7 +82,7 @@ def add_branches(made: Update, sources: Sources) -> None:
         branches = _DriverReleases.model_validate_json(sources.content(place)).root
     except ValidationError as error:
         raise Unavailable("it does not name branches and their releases as NVIDIA's list does") from error
-    known = catalog.driver().branches.of
+    known = sources.catalog.driver().branches.of
     for name, branch in sorted(branches.items()):
         if name in known:
             made.seen.add("driver")
@@ -103,7 +102,7 @@ def add_images(made: Update, sources: Sources) -> None:
     if isinstance(sources.images, Path) and not sources.images.exists():
         return  # a folder need not have it
     listed = sources.content(sources.images).decode("utf-8", "replace")
-    for name, known in catalog.cuda_images().tags.items():
+    for name, known in sources.catalog.cuda_images().tags.items():
         releases: dict[str, set[str]] = {}
         for cuda, release in re.findall(rf"\b(\d\d\.\d\d?\.\d)-(?:base|cudnn-devel)-{name}(?:linux)?(\d\d?(?:\.\d\d)?)\b", listed):
             made.seen.add("cuda_images")

@@ -11,7 +11,6 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from pydantic import BaseModel, Field
 
-from provision import catalog
 from provision.base.downloads import Unavailable, content_of, local_path
 from provision.base.versions import key
 from provision.catalog.update.sources import LARGEST_LIST, Absent, Sources, Update, below, sentence, shown
@@ -66,12 +65,12 @@ class Links(html.parser.HTMLParser):
 
 def unknown_wheels(package: str, sources: Sources, made: Update) -> Iterator[list[Wheel]]:
     """The wheels of each release that the catalogue does not know, the oldest first; none of what is older than all that it knows."""
-    known = catalog.pytorch().releases if package == "torch" else catalog.nccl().wheels.builds.get(package, {})
+    known = sources.catalog.pytorch().releases if package == "torch" else sources.catalog.nccl().wheels.builds.get(package, {})
     keys = set(map(key, known))
     oldest = min(keys, default=())
     releases: dict[str, list[Wheel]] = {}
     for file in _listed(package, sources, made):
-        wheel = _wheel(package, file)
+        wheel = _wheel(package, file, sources)
         if wheel is None:
             continue
         made.seen.add(package)
@@ -119,14 +118,14 @@ def _files_of_folder(package: str, folder: Path, sources: Sources) -> list[_Inde
     return [_IndexFile(filename=path.name, url=path.absolute().as_uri(), size=path.stat().st_size) for path in found]
 
 
-def _wheel(package: str, file: _IndexFile) -> Wheel | None:
+def _wheel(package: str, file: _IndexFile, sources: Sources) -> Wheel | None:
     """A file as one of the wheels that are looked at: of a final release, for Linux on an architecture that we know."""
     try:
         name, version, _build, tags = parse_wheel_filename(file.filename)
     except InvalidWheelFilename:
         return None
     of_linux = {str(tag.platform) for tag in tags if "linux" in tag.platform}
-    arch = next((arch for arch in catalog.os().architectures if any(platform.endswith(arch) for platform in of_linux)), None)
+    arch = next((arch for arch in sources.catalog.os().architectures if any(platform.endswith(arch) for platform in of_linux)), None)
     python = next(iter(tags)).interpreter
     free_threaded = any(tag.abi.endswith("t") for tag in tags)
     if (

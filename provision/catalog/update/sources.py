@@ -18,11 +18,11 @@ from typing import Any
 
 import uv
 
-from provision import catalog
 from provision.base import downloads, uv_support
 from provision.base.aptsources import without_logins
 from provision.base.downloads import Unavailable, local_path
 from provision.base.errors import UsageError
+from provision.catalog import Catalog
 
 _SECONDS = 30.0  # a server that is silent for this long counts as unavailable
 LARGEST_LIST = 16 << 20  # bytes of an index page or a JSON list: PyTorch's page has 400 kB
@@ -40,6 +40,7 @@ class Sources:
         indexes: addresses of simple indexes, and folders with wheels.
         cuda: address of, or a folder with, NVIDIA's ``redistrib_*.json``.
         drivers: address or path of NVIDIA's releases.json.
+        catalog: the one in use, which lacks what is looked for.
         images: address or path of NVIDIA's list of images, supported-tags.md.
     """
 
@@ -47,14 +48,15 @@ class Sources:
     cuda: str | Path
     drivers: str | Path
     images: str | Path
+    catalog: Catalog
     setup: uv_support.Setup = field(default_factory=lambda: uv_support.online({}))
 
     @classmethod
-    def of_folder(cls, folder: Path) -> Sources:
-        return cls((folder,), folder, folder / "releases.json", folder / "supported-tags.md")
+    def of_folder(cls, folder: Path, catalog: Catalog) -> Sources:
+        return cls((folder,), folder, folder / "releases.json", folder / "supported-tags.md", catalog)
 
     @classmethod
-    def of_pip(cls, index_url: str | None = None) -> Sources:
+    def of_pip(cls, catalog: Catalog, index_url: str | None = None) -> Sources:
         """The indexes that pip is set up for, or ``index_url`` instead of its main one, and NVIDIA's own servers."""
         setup = uv_support.online(uv_support.pip_settings(os.environ, sys.prefix), index_url)
         pip = setup.settings
@@ -63,7 +65,9 @@ class Sources:
         if not addresses and not folders:
             raise UsageError("pip is set up for no package index", hint="name one, or a folder with wheels: --from URL|DIR")
         lists = catalog.cuda().lists
-        return cls(tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, lists.images, setup)
+        return cls(
+            tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, lists.images, catalog, setup
+        )
 
     @contextlib.contextmanager
     def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:

@@ -13,7 +13,6 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-from provision import catalog
 from provision.base.downloads import Unavailable
 from provision.base.versions import key
 from provision.catalog.update.archive import DAMAGED, opened_wheel, text_of, unpacked
@@ -91,7 +90,7 @@ def _capabilities(code: gpu_code.GpuCode) -> list[str]:
 def _add_torch(made: Update, wheels: list[Wheel], sources: Sources, say: Callable[[str], None]) -> None:
     """A build for each CUDA: an index as PyTorch's has several of a release, and some without CUDA."""
     version, builds, pythons = wheels[0].version, dict[str, dict[str, Any]](), set[str]()
-    for build, arch in itertools.product(dict.fromkeys(each.build for each in wheels), catalog.os().architectures):
+    for build, arch in itertools.product(dict.fromkeys(each.build for each in wheels), sources.catalog.os().architectures):
         of_build = [each for each in wheels if (each.build, each.arch) == (build, arch)]
         if of_build and (read := _torch_of(of_build[0], sources, say)):
             cuda, nccl, code = read

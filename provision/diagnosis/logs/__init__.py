@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from provision.base.errors import UsageError
+from provision.catalog import OURS, Catalog
 from provision.diagnosis.findings import UNKNOWN, Finding
 from provision.diagnosis.logs.root_causes import findings
 from provision.diagnosis.logs.scanner import Scanner
@@ -30,13 +31,13 @@ class Reading:
     is_complete: bool
 
 
-def read(names: Sequence[str]) -> Reading:
+def read(names: Sequence[str], catalog: Catalog = OURS) -> Reading:
     """Read these files together; ``-`` is standard input.
 
     Raises:
         UsageError: one of them cannot be read.
     """
-    scanner = Scanner()
+    scanner = Scanner(catalog)
     for name in names:
         try:
             with _opened(name) as stream:
@@ -47,11 +48,11 @@ def read(names: Sequence[str]) -> Reading:
     return Reading(findings(scanner), sum(scanner.lines_of), scanner.is_complete)
 
 
-def known_errors(text: str, where: str) -> list[Finding]:
+def known_errors(text: str, where: str, catalog: Catalog = OURS) -> list[Finding]:
     """The known errors in the output of a program, root causes first. ``where`` names the output in their evidence."""
     if not text:
         return []
-    scanner = Scanner()
+    scanner = Scanner(catalog)
     scanner.read(io.BytesIO(text.encode(errors="replace")), where)
     return [finding for finding in findings(scanner) if finding.id != UNKNOWN]
 

@@ -16,6 +16,7 @@ from functools import cache
 from itertools import accumulate
 from typing import BinaryIO, Literal, NamedTuple
 
+from provision.catalog import OURS, Catalog
 from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
@@ -76,6 +77,7 @@ class Scanner:
     """Reads logs one after the other.
 
     Attributes:
+        catalog: what its Xids mean.
         files: labels of the logs, in the order in which they were read.
         lines_of: how many lines each has.
         known: id of a signature → its matches.
@@ -85,7 +87,8 @@ class Scanner:
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, catalog: Catalog = OURS) -> None:
+        self.catalog = catalog
         self._rules = _rules()
         self._of_word = {word: list(rules) for word, rules in self._rules.of_word.items()}  # those that are still looked for
         self._prefilter = Prefilter(self._rules.search)

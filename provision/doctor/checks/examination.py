@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from provision.base.problems import SEVERITIES, Problem, Severity
+from provision.catalog import OURS, Catalog
 from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import LAYERS, is_known, known_error
@@ -22,6 +23,7 @@ def examine(
     problems: Sequence[Problem] = (),
     connections: Mapping[str, Reachability] | None = None,
     healths: Mapping[str, Health] | None = None,
+    catalog: Catalog = OURS,
 ) -> list[Finding]:
     """What is wrong with the hosts, worst first, then by layer and host.
 
@@ -34,7 +36,7 @@ def examine(
     connections, healths = connections or {}, healths or {}
     found = [_of_problem(problem) for problem in problems]
     for check in CHECKS:
-        for seen in check.observe(hosts, connections, healths):
+        for seen in check.observe(hosts, connections, healths, catalog):
             error = known_error(seen.id or check.id)
             found.append(
                 Finding.on_host(
@@ -47,7 +49,7 @@ def examine(
                 )
             )
     for name, facts in hosts.items():
-        in_log = _of_kernel_log(name, facts)
+        in_log = _of_kernel_log(name, facts, catalog)
         # The check of health reads all Xids, and knows more of each.
         found += [each for each in in_log if name not in healths or not any(xids((each.observed,)))]
     for name, reachability in connections.items():
@@ -77,8 +79,8 @@ def _of_problem(problem: Problem) -> Finding:
     return Finding.on_host(error, problem.host, severity=problem.severity, observed=problem.what, fix=fix)
 
 
-def _of_kernel_log(host: str, facts: Facts) -> Iterator[Finding]:
-    for finding in logs.known_errors("\n".join(facts.signs.kernel_log), f"kernel log of {host}"):
+def _of_kernel_log(host: str, facts: Facts, catalog: Catalog) -> Iterator[Finding]:
+    for finding in logs.known_errors("\n".join(facts.signs.kernel_log), f"kernel log of {host}", catalog):
         if finding.layer in ("driver", "os"):
             yield replace(finding, host=host, observed=finding.evidence[0].text)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from provision.base.versions import key
+from provision.catalog import Catalog
 from provision.doctor.checks.registry import Observation, Observations, host_check
 from provision.survey import Facts, gpus, hardware
 from provision.survey.model import Limits
@@ -168,9 +169,9 @@ def _ports(facts: Facts) -> Observations:
 
 
 @host_check("nccl-ib-completion-4", "warning")
-def _peer_memory(facts: Facts) -> Observations:
-    rdma = hardware.active_ports(facts, "infiniband") or hardware.active_ports(facts, "roce")
-    if facts.gpus and rdma and not facts.nvidia.peer_memory and not hardware.dma_buf(facts):
+def _peer_memory(facts: Facts, catalog: Catalog) -> Observations:
+    rdma = hardware.active_ports(facts, "infiniband", catalog) or hardware.active_ports(facts, "roce", catalog)
+    if facts.gpus and rdma and not facts.nvidia.peer_memory and not hardware.dma_buf(facts, catalog):
         yield Observation(
             "the host has GPUs and RDMA ports, nvidia_peermem is not loaded, and DMA-BUF cannot take its place",
             "nvidia_peermem loaded, or the driver's open kernel modules on a kernel with DMA-BUF",
@@ -179,16 +180,16 @@ def _peer_memory(facts: Facts) -> Observations:
 
 
 @host_check("efa-plugin-missing")
-def _efa(facts: Facts) -> Observations:
-    if facts.gpus and hardware.active_ports(facts, "efa") and not facts.efa_plugin and "efa_plugin" not in facts.missing:
+def _efa(facts: Facts, catalog: Catalog) -> Observations:
+    if facts.gpus and hardware.active_ports(facts, "efa", catalog) and not facts.efa_plugin and "efa_plugin" not in facts.missing:
         yield Observation("the host has GPUs and EFA, but no libnccl-net of aws-ofi-nccl was found", "the plugin aws-ofi-nccl")
 
 
 @host_check("roce-gid-index")
-def _gid_index(facts: Facts) -> Observations:
+def _gid_index(facts: Facts, catalog: Catalog) -> Observations:
     name = "NCCL_IB_GID_INDEX"
     wanted = facts.environment.variables.get(name) or facts.signs.nccl_conf.get(name)
-    for port in hardware.active_ports(facts, "roce"):
+    for port in hardware.active_ports(facts, "roce", catalog):
         if port.roce_v2_gids == []:
             yield Observation(f"{port.device} port {port.port} has no RoCE v2 GID", "an IP address on its network interface")
         elif port.roce_v2_gids and wanted and wanted.isdecimal() and int(wanted) not in port.roce_v2_gids:
@@ -229,7 +230,7 @@ def _imex(facts: Facts) -> Observations:
 
 
 @host_check("other-accelerators")
-def _others(facts: Facts) -> Observations:
-    others = "" if hardware.others_hidden_from_container(facts) else hardware.other_accelerators(facts)
-    if found := hardware.tegra_without_wheels(facts) or others:
+def _others(facts: Facts, catalog: Catalog) -> Observations:
+    others = "" if hardware.others_hidden_from_container(facts) else hardware.other_accelerators(facts, catalog)
+    if found := hardware.tegra_without_wheels(facts, catalog) or others:
         yield Observation(found, "NVIDIA GPUs with an ordinary driver, or --cpu")

@@ -10,9 +10,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 
-from provision import catalog
 from provision.base.problems import Severity
 from provision.base.text import joined
+from provision.catalog import Catalog
 from provision.doctor.checks.gpus import fabric_observations
 from provision.doctor.checks.registry import Observation, Observations, health_check
 from provision.doctor.health.model import Gpu, Health, RdmaPort, Test
@@ -50,7 +50,7 @@ def _lost(health: Health) -> Observations:
 
 
 @health_check("gpu-xid")
-def _xids(health: Health) -> Observations:
+def _xids(health: Health, catalog: Catalog) -> Observations:
     known, switches = catalog.gpu_health().xids.known, catalog.gpu_health().sxids
     for xid in health.xids or ():
         entry = (switches.other if xid.nonfatal else switches.fatal) if xid.switch else known.get(str(xid.number))
@@ -88,7 +88,7 @@ def _memory(health: Health) -> Observations:
 
 
 @health_check("gpu-nvlink")
-def _nvlinks(health: Health) -> Observations:
+def _nvlinks(health: Health, catalog: Catalog) -> Observations:
     counters = catalog.gpu_health().nvlink_errors.counters
     most = {link.name: max(each.active for each in health.nvlinks if each.name == link.name) for link in health.nvlinks}
     for link in health.nvlinks:
@@ -109,7 +109,7 @@ def _fabric(health: Health) -> Observations:
 
 
 @health_check("gpu-pcie")
-def _pcie(health: Health) -> Observations:
+def _pcie(health: Health, catalog: Catalog) -> Observations:
     allowed = catalog.gpu_health().limits.pcie_replays
     for name, gpu in _gpus(health):
         severity: Severity = "note" if gpu.virtual else "warning"  # what a virtual machine sees of the link may not be so
@@ -141,7 +141,7 @@ def _throttled(health: Health) -> Observations:
 
 
 @health_check("gpu-power-limit")
-def _power(health: Health) -> Observations:
+def _power(health: Health, catalog: Catalog) -> Observations:
     share = catalog.gpu_health().limits.power_limit_share
     for name, gpu in _gpus(health):
         if gpu.power_limit and gpu.default_power_limit and gpu.power_limit < share * gpu.default_power_limit:
@@ -171,7 +171,7 @@ def _topology(health: Health) -> Observations:
 
 
 @health_check("gpu-dcgm")
-def _dcgm(health: Health) -> Observations:
+def _dcgm(health: Health, catalog: Catalog) -> Observations:
     harmless = catalog.gpu_health().dcgm.harmless
     for each in health.dcgm.results if health.dcgm else ():
         severity: Severity = "warning" if each.status == "warn" or each.severity in harmless else "error"
@@ -186,7 +186,7 @@ def _failed(health: Health, test: Test) -> Observations:
 
 
 @health_check("gpu-bandwidth")
-def _bandwidth(health: Health) -> Observations:
+def _bandwidth(health: Health, catalog: Catalog) -> Observations:
     yield from _failed(health, "nvbandwidth")
     limits = catalog.gpu_health().limits
     gpus = list(health.gpus.gpus if health.gpus else ())
@@ -204,7 +204,7 @@ def _bandwidth(health: Health) -> Observations:
 
 
 @health_check("gpu-allreduce")
-def _all_reduce(health: Health) -> Observations:
+def _all_reduce(health: Health, catalog: Catalog) -> Observations:
     yield from _failed(health, "allreduce")
     measured, known = health.allreduce, catalog.gpu_health().all_reduce
     if measured is None:
@@ -224,7 +224,7 @@ def _all_reduce(health: Health) -> Observations:
 
 
 @health_check("rdma-port")
-def _rdma(health: Health) -> Observations:
+def _rdma(health: Health, catalog: Catalog) -> Observations:
     limits = catalog.gpu_health().rdma_errors.counters
     active = [port for port in health.rdma if _word(port.state) == "ACTIVE"]
     usual = {port.link_layer: statistics.mode(_gbits(each) for each in active if each.link_layer == port.link_layer) for port in active}
@@ -254,7 +254,7 @@ def _gbits(port: RdmaPort) -> float:
 
 
 @health_check("gpu-tool-missing")
-def _missing(health: Health) -> Observations:
+def _missing(health: Health, catalog: Catalog) -> Observations:
     packages = catalog.gpu_health().tools.packages
     for test in health.missing:
         yield Observation(f"the test {test} could not run: its program is not installed", "", (f"package for {test}: {packages[test]}",))

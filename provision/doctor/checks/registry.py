@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pydantic.dataclasses import dataclass as validated
 
 from provision.base.problems import Severity
+from provision.catalog import Catalog
 from provision.doctor.health.model import Health
 from provision.survey import Facts
 
@@ -60,7 +62,7 @@ class Check:
     ``of_health``: of GPUs' health."""
 
     id: str
-    observe: Callable[[Hosts, Connections, Healths], Observations]
+    observe: Callable[[Hosts, Connections, Healths, Catalog], Observations]
     severity: Severity | None = None
     of_health: bool = False
 
@@ -68,13 +70,18 @@ class Check:
 CHECKS: list[Check] = []
 
 
-def host_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Facts], Observations]], None]:
-    """Register a check of one host's facts."""
+def _observed(check: Callable[..., Observations], *known: object) -> Observations:
+    """What a check observes, which has as many parameters as it needs of ``known``."""
+    return check(*known[: len(inspect.signature(check).parameters)])
 
-    def register(check: Callable[[Facts], Observations]) -> None:
-        def observe(hosts: Hosts, _: Connections, __: Healths) -> Observations:
+
+def host_check(name: str, severity: Severity | None = None) -> Callable[[Callable[..., Observations]], None]:
+    """Register a check of one host's facts, by the catalogue where the check takes it, too."""
+
+    def register(check: Callable[..., Observations]) -> None:
+        def observe(hosts: Hosts, _: Connections, __: Healths, catalog: Catalog) -> Observations:
             for host, facts in hosts.items():
-                yield from (replace(observation, host=host) for observation in check(facts))
+                yield from (replace(observation, host=host) for observation in _observed(check, facts, catalog))
 
         CHECKS.append(Check(name, observe, severity))
 
@@ -83,22 +90,23 @@ def host_check(name: str, severity: Severity | None = None) -> Callable[[Callabl
 
 def cluster_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Hosts], Observations]], None]:
     """Register a check that compares the facts of all hosts."""
-    return lambda check: CHECKS.append(Check(name, lambda hosts, _, __: check(hosts), severity))
+    return lambda check: CHECKS.append(Check(name, lambda hosts, _, __, ___: check(hosts), severity))
 
 
 def connection_check(name: str) -> Callable[[Callable[[Connections], Observations]], None]:
     """Register a check of the connections between hosts."""
-    return lambda check: CHECKS.append(Check(name, lambda _, connections, __: check(connections)))
+    return lambda check: CHECKS.append(Check(name, lambda _, connections, __, ___: check(connections)))
 
 
-def health_check(name: str, severity: Severity | None = None) -> Callable[[Callable[[Health], Observations]], None]:
-    """Register a check of the health of one host's GPUs, which is known with `--gpu` only. It counts for the host's verdict."""
+def health_check(name: str, severity: Severity | None = None) -> Callable[[Callable[..., Observations]], None]:
+    """Register a check of the health of one host's GPUs, which is known with `--gpu` only, by the catalogue where the check takes it, too.
+    It counts for the host's verdict."""
 
-    def register(check: Callable[[Health], Observations]) -> None:
-        def observe(_: Hosts, __: Connections, healths: Healths) -> Observations:
+    def register(check: Callable[..., Observations]) -> None:
+        def observe(_: Hosts, __: Connections, healths: Healths, catalog: Catalog) -> Observations:
             for host, health in healths.items():
                 try:
-                    yield from [replace(observation, host=host) for observation in check(health)]
+                    yield from [replace(observation, host=host) for observation in _observed(check, health, catalog)]
                 except Exception as error:  # noqa: BLE001  what one host's tools print must not end the examination of the others
                     what = f"the check {name} cannot read this host's outputs: {type(error).__name__}: {str(error)[:160]}"
                     yield Observation(what, "outputs that can be read", host=host, severity="warning", id="gpu-health-unreadable")

@@ -21,7 +21,6 @@ from typing import IO, cast
 from provision.base import aptsources, downloads
 from provision.base.errors import ProvisionError
 from provision.base.text import duration
-from provision.catalog import architectures
 from provision.install.bundle.archive import is_plain, plain_path
 from provision.plan.model import Repository
 
@@ -54,7 +53,7 @@ class Apt:
     the host alone, as folders of its own (``file:``) or inside its network.
 
     Args:
-        arch: the host's, as the kernel names it.
+        arch: the host's, as Debian names it.
         apt_files: what `READ_APT_FILES` printed there.
         work: an empty folder for it.
     """
@@ -78,8 +77,8 @@ class Apt:
             "Dir::Etc::sourceparts": self._root / "etc/apt/sources.list.d",
             "Dir::Etc::trusted": work / "empty/none",
             "Dir::Etc::trustedparts": self._root / "etc/apt/trusted.gpg.d",
-            "APT::Architecture": architectures.debian_name(arch),
-            "APT::Architectures": architectures.debian_name(arch),
+            "APT::Architecture": arch,
+            "APT::Architectures": arch,
             "APT::Install-Recommends": "false",
             "APT::Sandbox::User": "root",
             "Debug::NoLocking": "true",

@@ -11,6 +11,7 @@ from pathlib import Path
 from provision.base import aptsources, paths
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
+from provision.catalog import Catalog
 from provision.install import artifacts, engine_builds, wheels
 from provision.install.bundle import debs
 from provision.install.bundle.archive import BundledHost, machine_of, pack, package_name, requirements_of
@@ -57,7 +58,7 @@ def gather(
             indexes = wheels.Indexes(options.index_url, host.torch.index if host.torch else None, options.wheels)
             found: dict[str, tuple[str, ...]] = {"venv": (), "nccl": ()}
             taken = {}
-            for environment, pins in _pins(host).items():
+            for environment, pins in _pins(host, options.catalog).items():
                 kind = _kind(host, pins)
                 if kind not in gathered:
                     entries = sources.locked.get(host.name, {}).get(environment, [])
@@ -66,9 +67,7 @@ def gather(
                 # They come from the bundle, so no address is known.
                 taken[environment] = {each.name: {"version": each.version, "url": None, "sha256": each.sha256} for each in gathered[kind]}
             files[host.name] = taken
-            packages = _gather_debs(
-                host, facts[host.name], apt_files[host.name], work / host.name, folder / "debs", options.apt_mirror, say
-            )
+            packages = _gather_debs(host, facts[host.name], apt_files[host.name], work / host.name, folder / "debs", options, say)
             hosts[host.name] = BundledHost(
                 machine=machine_of(host),
                 requirements=tuple(requirements_of(host)),
@@ -76,13 +75,15 @@ def gather(
                 nccl_wheels=found["nccl"],
                 **packages,
             )
-        engine_builds.adopt_wheels(plan, facts, sources.engine, options.wheels)
-        supplies = artifacts.carry(plan, folder / "supplies", sources.user_files, say=say)
-        supplies |= artifacts.carry_uv(plan, folder / "supplies", options.index_url, say)
+        engine_builds.adopt_wheels(plan, facts, sources.engine, options.wheels, options.catalog)
+        supplies = artifacts.carry(plan, folder / "supplies", sources.user_files, options.catalog, say=say)
+        supplies |= artifacts.carry_uv(plan, folder / "supplies", options.index_url, options.catalog, say)
         listing = {
             "hosts": {name: host.model_dump() for name, host in hosts.items()},
             "lock": Lock.from_plan(plan, files, locked, session.inventory).as_dict(),
-            "data": gather_data(folder / "cache", session.progress.line) if any(host.torch for host in plan.hosts.values()) else None,
+            "data": gather_data(folder / "cache", options.catalog, session.progress.line)
+            if any(host.torch for host in plan.hosts.values())
+            else None,
             "supplies": supplies,
         }
         pack(folder, listing, target)
@@ -97,10 +98,10 @@ def _check(plan: Plan, folder: Path | None) -> None:
         artifacts.torch_wheel(host, folder)  # the user's must be there
 
 
-def _pins(host: HostPlan) -> dict[str, list[str]]:
+def _pins(host: HostPlan, catalog: Catalog) -> dict[str, list[str]]:
     """Folder in the prefix → what is installed there from the index. NCCL's wheel is apart: PyTorch pins another version."""
     nccl = [host.nccl.package] if host.nccl is not None and host.nccl.source == "wheel" else []
-    wanted = [*requirements_of(host), *build_packages()]
+    wanted = [*requirements_of(host), *build_packages(catalog)]
     return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
 
 
@@ -111,16 +112,17 @@ def _kind(host: HostPlan, pins: list[str]) -> str:
 
 
 def _gather_debs(
-    host: HostPlan, facts: Facts, apt_files: str, work: Path, folder: Path, apt_mirror: str | None, say: Say
+    host: HostPlan, facts: Facts, apt_files: str, work: Path, folder: Path, options: Options, say: Say
 ) -> dict[str, tuple[str, ...]]:
     """The files of the host's system packages, those of NCCL apart (a step of its own installs and holds them), and what the host has."""
     nccl = host.nccl_packages if host.nccl_packages and host.nccl_packages.source != "local_repository" else None
     say(f"{host.name}: packages: {', '.join([*host.packages, *(nccl.packages if nccl else ())]) or 'none, without root'}")
     if not host.packages and nccl is None:
         return {"debs": (), "nccl_debs": (), "relies_on": ()}
-    mirror = aptsources.mirror_at(apt_mirror, facts.os.id) if apt_mirror else None
+    mirror = aptsources.mirror_at(options.apt_mirror, facts.os.id) if options.apt_mirror else None
     try:
-        apt = debs.Apt(host.arch, apt_files, work, debs.Release(facts.os.id, facts.os.codename or "", mirror))
+        arch = options.catalog.os().debian_name(host.arch)
+        apt = debs.Apt(arch, apt_files, work, debs.Release(facts.os.id, facts.os.codename or "", mirror))
         # What an earlier run installed is removed again by `provision remove`.
         pinned = {package_name(package) for package in nccl.packages} if nccl else set()
         earlier = sorted(set(facts.installed.system_packages.added) - set(host.packages) - pinned)
@@ -144,8 +146,8 @@ def _read_apt_files(session: Session, plan: Plan) -> dict[str, str]:
     return {name: answer.out for name, answer in answers.items()}
 
 
-def gather_data(cache: Path, say: Say) -> str:
+def gather_data(cache: Path, catalog: Catalog, say: Say) -> str:
     """Copy the smoke job's data into ``cache``, as `mnist.obtain` keeps it; returns which data set it is."""
-    dataset = mnist.obtain(paths.cache(), say=say)
+    dataset = mnist.obtain(paths.cache(), catalog, say=say)
     shutil.copytree(dataset.folder, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
     return dataset.key

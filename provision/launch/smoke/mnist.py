@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from provision import catalog
 from provision.base import downloads, resources
 from provision.base.downloads import Unavailable
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import Catalog, models
 from provision.plan.options import DataSource
 
 Say = Callable[[str], None]
 
 IMAGE_SIDE = 28
 CLASSES = 10
-DIGITS = Path(catalog.__file__).with_name("digits")
+DIGITS = Path(models.__file__).with_name("digits")
 FILE_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
@@ -55,7 +55,7 @@ class Dataset:
     files: tuple[DataFile, ...]
     train_images: int
     test_images: int
-    training: catalog.models.Training
+    training: models.Training
 
     def epochs_for(self, ranks: int) -> int:
         """Epochs after which ``ranks`` ranks must have reached the accuracy bar: an epoch of many ranks has few steps."""
@@ -86,6 +86,7 @@ class Dataset:
 
 def obtain(
     cache: Path,
+    catalog: Catalog,
     *,
     mirrors: Sequence[str] | None = None,
     say: Say = lambda _line: None,
@@ -106,11 +107,11 @@ def obtain(
         ProvisionError: the data are unavailable; says everything that was tried.
     """
     if data_dir is not None:
-        return _read_folder(data_dir)
+        return _read_folder(data_dir, catalog)
     if source == "digits":
-        return _read_shipped()
+        return _read_shipped(catalog)
     try:
-        return _fetch_mnist(cache / "mnist", mirrors, say)
+        return _fetch_mnist(cache / "mnist", catalog.mnist().mnist, mirrors, say)
     except Unavailable as error:
         if source == "mnist":
             what = f"MNIST is unavailable; tried:\n    {error}"
@@ -120,12 +121,11 @@ def obtain(
         what = f"the cache of data sets cannot be used: {error}"
         raise ProvisionError(what, where=str(cache), hint="free or fix this folder, or set PROVISION_HOME") from error
     say("MNIST could not be fetched: training on the smaller set of handwritten digits that provision ships")
-    return _read_shipped()
+    return _read_shipped(catalog)
 
 
-def _fetch_mnist(folder: Path, mirrors: Sequence[str] | None, say: Say) -> Dataset:
+def _fetch_mnist(folder: Path, known: models.DataSet, mirrors: Sequence[str] | None, say: Say) -> Dataset:
     """MNIST from the cache or the mirrors; raises Unavailable, with what was tried, when none of them has one of the files."""
-    known = catalog.mnist().mnist
     folder.mkdir(parents=True, exist_ok=True)
     downloads.remove_leftovers(folder)
     usable = list(known.mirrors if mirrors is None else mirrors)
@@ -156,7 +156,7 @@ def _fetch(file: DataFile, usable: list[str], tried: list[str], say: Say) -> byt
     raise Unavailable("\n    ".join(tried) or "no mirror of MNIST is given")
 
 
-def _read_shipped() -> Dataset:
+def _read_shipped(catalog: Catalog) -> Dataset:
     known = catalog.mnist().digits
     files = _files(DIGITS, known)
     if not all(file.is_intact for file in files):
@@ -164,11 +164,11 @@ def _read_shipped() -> Dataset:
     return _dataset("digits", known.name, DIGITS, files, known.training)
 
 
-def _files(folder: Path, known: catalog.models.DataSet) -> list[DataFile]:
+def _files(folder: Path, known: models.DataSet) -> list[DataFile]:
     return [DataFile(name, folder / name, facts.bytes, facts.sha256) for name, facts in known.files.items()]
 
 
-def _read_folder(folder: Path) -> Dataset:
+def _read_folder(folder: Path, catalog: Catalog) -> Dataset:
     """The four files of a user's folder, each ``.gz`` or not. MNIST is recognised by its checksums, anything else is the user's own."""
     known = catalog.mnist().mnist
     files: dict[str, DataFile] = {}
@@ -226,7 +226,7 @@ def _count(raw: bytes, dimensions: int) -> int:
 
 
 def _dataset(
-    key: Literal["mnist", "digits", "own"], name: str, folder: Path, files: Sequence[DataFile], training: catalog.models.Training
+    key: Literal["mnist", "digits", "own"], name: str, folder: Path, files: Sequence[DataFile], training: models.Training
 ) -> Dataset:
     train, test = (_count(_unpacked(file.path), 1) for file in files if "labels" in file.name)
     return Dataset(key, name, folder, tuple(files), train, test, training)

@@ -13,6 +13,7 @@ from provision.base import paths, resources
 from provision.base.documents import Document
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
+from provision.catalog import Catalog
 from provision.inventory import Inventory
 from provision.launch import jobs, launchers, placement, rank_output
 from provision.launch.launchers import Environment, RunOptions
@@ -43,7 +44,9 @@ def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
     placed = placement.spread(slots, np, oversubscribe=options.oversubscribe)
     data = None
     if all(host.torch for host in hosts):
-        data = mnist.obtain(options.cache or paths.cache(), say=session.progress.detail, source=options.source, data_dir=options.data)
+        data = mnist.obtain(
+            options.cache or paths.cache(), session.catalog, say=session.progress.detail, source=options.source, data_dir=options.data
+        )
         _copy(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
@@ -120,14 +123,14 @@ def _for_people(line: str) -> str:
     return "".join(tag + (f"{100 * now.part:3.0f} %  {now}" if now else text) for tag, text, now in said)
 
 
-def check_options(inventory: Inventory, options: SmokeOptions) -> None:
+def check_options(inventory: Inventory, options: SmokeOptions, catalog: Catalog) -> None:
     """Raise UsageError for options that cannot work, before minutes are spent on an installation."""
     if options.np is not None:
         unknown = any(host.slots is None for host in inventory.hosts)  # the survey counts their GPUs
         slots = [(host.address, host.slots or 1) for host in inventory.hosts]
         placement.spread(slots, options.np, oversubscribe=options.oversubscribe or unknown)
     if options.data is not None:
-        mnist.obtain(paths.cache(), data_dir=options.data)
+        mnist.obtain(paths.cache(), catalog, data_dir=options.data)
 
 
 def _copy(session: Session, plan: Plan, data: mnist.Dataset) -> None:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import overlay
 from provision.install import drift
 from provision.inventory import Host, Inventory, last_run
 from provision.plan import lock_file
@@ -76,6 +77,7 @@ class Observer:
     def __init__(self, inventory: Inventory, passwords: Mapping[str, str]) -> None:
         self._visitor = ssh.Visitor(inventory, passwords)
         self._inventory = inventory
+        self._catalog = overlay.own()
         self._checks: dict[str, _Check] = {}
         self.waiting_for: tuple[str, ...] = ()
         self._answered = threading.Lock()
@@ -151,7 +153,7 @@ class Observer:
         """A host's row, and the ranks of jobs there."""
         if answer.code == ssh.UNREACHABLE:
             self._checks.pop(host.name, None)  # it may come back as another one
-            found = collect.connection_problem(host, answer.err)
+            found = collect.connection_problem(host, answer.err, self._catalog)
             return HostStatus(host=host.name, state="unreachable", problem=found.what, remedy=found.hint), ()
         check, now = self._check(host), time.monotonic()
         if was_due or answer.code is None:  # one that is late is not asked for more
