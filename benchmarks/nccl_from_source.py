@@ -23,9 +23,9 @@ from pathlib import Path
 import docker
 from docker.models.containers import Container
 
-from provision import catalog
 from provision import sandbox as sandboxes
 from provision.base import tarball
+from provision.catalog import OURS
 
 #: CUDA 13.0: compiler, its back end, headers, the run-time library.
 TOOLKIT = (
@@ -66,7 +66,7 @@ def equip(box: Container, work: Path) -> None:
 
 def run(work: Path, *words: str, whole: bool) -> float:
     """Seconds of ``provision WORDS…``, which must succeed."""
-    make = catalog.nccl().tarball.make
+    make = OURS.nccl().tarball.make
     changes = work / "catalogue.json"
     changes.write_text(json.dumps({"nccl": {"tarball": {"make": list(make) if whole else [*make, "ONLY_FUNCS=AllReduce Sum f32"]}}}))
     other = Path(__file__).parents[1] / "tests/integration/other_catalogue.py"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from markdown_text import plain
 
+from provision.catalog import OURS
 from provision.diagnosis import xids
 from provision.diagnosis.signatures import LAYERS, Signature, Symptom, all_signatures, conditions
 
@@ -28,7 +29,7 @@ def page() -> str:
             parts.append(f"## {layer}\n")
             parts += ["\n".join(_entry(error)) + "\n" for error in of_layer]
     parts.append("## Xids\n\nFrom `provision/catalog/gpu_health.yaml`.\n\n| Xid | meaning | what NVIDIA recommends |\n|---|---|---|")
-    parts.append("\n".join(f"| {number} | {each.meaning} | {each.remedy} |" for number, each in xids.known()) + "\n")
+    parts.append("\n".join(f"| {number} | {each.meaning} | {each.remedy} |" for number, each in xids.known(OURS)) + "\n")
     return "\n".join(parts)
 
 

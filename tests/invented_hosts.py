@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from provision import catalog
 from provision.base.problems import Problem
+from provision.catalog import OURS
 from provision.plan.requirements import Requirements
 from provision.resolve import HostRequirements, resolve
 from provision.survey import Facts
@@ -41,7 +41,7 @@ def host(
         "hostname": "h",
         "os": {"id": system[0], "version": system[1]},
         "arch": arch,
-        "driver": {"version": catalog.cuda().toolkits.drivers.get(cuda, "535.104.05"), "cuda": cuda} if cuda else None,
+        "driver": {"version": OURS.cuda().toolkits.drivers.get(cuda, "535.104.05"), "cuda": cuda} if cuda else None,
         "gpus": [{"name": "A100", "compute_capability": "8.0"}] * gpus,
         "python": {"version": python, "executable": "/usr/bin/python3"},
         "network": {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provision import catalog
 from provision.base import paths
+from provision.catalog import OURS
 from provision.hostside import gpu_code
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def test_the_code_of_nccl_is_as_the_catalogue_says(own_state: Path, tmp_path: Pa
     with zipfile.ZipFile(wheel) as archive:
         library = archive.extract("nvidia/nccl/lib/libnccl.so.2", tmp_path)
     found = gpu_code.read(library)
-    (known,) = (each.has for each in catalog.nccl().wheels.code if VERSION in each.wheels.get(PACKAGE, ()))
+    (known,) = (each.has for each in OURS.nccl().wheels.code if VERSION in each.wheels.get(PACKAGE, ()))
     assert found is not None
     assert {each for each in found.machine_code if not each.endswith("f")} == set(known)
     assert found.machine_code["10.0f"] < found.machine_code["10.0"]

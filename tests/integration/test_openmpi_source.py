@@ -24,8 +24,8 @@ from typing import ClassVar
 import pytest
 from hosts import RUN_S, Running, good, marked_processes, report, root, tasks
 
-from provision import catalog
 from provision.base import paths
+from provision.catalog import OURS
 from provision.sandbox import Sandbox
 from provision.sandbox.containers import controller_settings
 
@@ -79,7 +79,7 @@ def tarball(own_state, tmp_path_factory) -> Path:
 
 def command(folder: Path, *words: str, **tarball: object) -> list[str]:
     """The command line with some of the catalogue's facts on Open MPI's tarball replaced."""
-    options = [*catalog.openmpi().tarball.options, *TEST_OPTIONS]
+    options = [*OURS.openmpi().tarball.options, *TEST_OPTIONS]
     changes = folder / "catalogue.json"
     changes.write_text(json.dumps({"openmpi": {"tarball": {"options": options, **tarball}}}))
     return [sys.executable, str(Path(__file__).with_name("other_catalogue.py")), str(changes), *words]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hosts import RUN_S, container, good, report, root, state
 
-from provision import catalog
+from provision.catalog import OURS
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def test_python_is_downloaded_once_and_removed(sandbox_factory, tmp_path):
     sandbox = sandbox_factory(1, HOST, name="python", slots=1)
     (host,) = sandbox.hosts
     container(host).put_archive("/", release(tmp_path, version, minor))
-    pythons = {**dict.fromkeys(catalog.python_packages().uv.pythons), minor: version}
+    pythons = {**dict.fromkeys(OURS.python_packages().uv.pythons), minor: version}
     changes = tmp_path / "catalogue.json"
     changes.write_text(json.dumps({"python_packages": {"numpy": {"by_python": {ITS_PYTHON: None}}, "uv": {"pythons": pythons}}}))
 

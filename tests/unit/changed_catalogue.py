@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from provision import catalog
+from provision.catalog import OURS
 from provision.catalog.models import FILES
 
 
 def change(monkeypatch: pytest.MonkeyPatch, name: str, changes: Mapping[str, Any]) -> None:
     """Merge ``changes`` over the catalogue's file ``name``."""
-    known = getattr(catalog, name)().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    known = getattr(OURS, name)().model_dump(mode="json", by_alias=True, exclude_unset=True)
     changed = FILES[name].model_validate_json(json.dumps(merged(known, changes)))
-    monkeypatch.setattr(catalog, name, lambda: changed)
+    monkeypatch.setattr(OURS, name, lambda: changed)
 
 
 def merged(real: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from provision import catalog
+from provision.catalog import OURS
 
 #: Of the `make` that runs the tests: a `make` that a test starts would take its options, such as to keep output back.
 os.environ.pop("MAKEFLAGS", None)
@@ -31,4 +32,4 @@ def new_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(autouse=True)
 def day_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The day on which tests run decides none: it is the one on which the catalogue was written."""
-    monkeypatch.setattr(catalog, "now", lambda: datetime.datetime.fromisoformat(f"{catalog.reach().date}T12:00:00+00:00"))
+    monkeypatch.setattr(catalog, "now", lambda: datetime.datetime.fromisoformat(f"{OURS.reach().date}T12:00:00+00:00"))

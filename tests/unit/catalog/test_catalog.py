@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import catalog
 from provision.base import validation
 from provision.base.errors import UsageError
 from provision.base.versions import key
-from provision.catalog import architectures
+from provision.catalog import OURS, troubles
 from provision.catalog.models import FILES as FILES_OF
 from provision.catalog.models import Trouble
 
@@ -36,8 +35,8 @@ def known(name: str) -> Any:
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_matches_its_model(name: str) -> None:
     assert name in FILES_OF
-    assert getattr(catalog, name)() is catalog.load(name)
-    assert isinstance(catalog.load(name), FILES_OF[name])
+    assert getattr(OURS, name)() is OURS.load(name)
+    assert isinstance(OURS.load(name), FILES_OF[name])
 
 
 def groups(data: Any) -> Iterator[dict[str, Any]]:
@@ -90,7 +89,7 @@ def test_a_group_without_source_or_date_is_refused(name: str) -> None:
 
 
 def test_weak_evidence_is_named() -> None:
-    known = catalog.cuda_repositories()
+    known = OURS.cuda_repositories()
     assert all(system in str(known.apt.weak) for system in ("ubuntu2004", "ubuntu2604"))
     unnamed = set(known.apt.sha256) - set(known.keys.of)
     assert all(system in str(known.keys.weak) for system in unnamed)
@@ -148,14 +147,14 @@ def test_invalid_bytes_are_one_error_with_its_line(wrong: bytes, said: str) -> N
 
 
 def test_builds_that_are_absent_everywhere_are_not_listed() -> None:
-    known = catalog.nccl()
+    known = OURS.nccl()
     for entry in known.absent:
         listed = known.repository.builds.get(entry.version, {})
         assert entry.systems or not set(entry.cuda) & set(listed)
 
 
 def test_every_system_of_a_repository_has_its_key() -> None:
-    known = catalog.cuda_repositories()
+    known = OURS.cuda_repositories()
     for system in known.keys.of:
         assert known.keys.of[system] in known.keys.fingerprints
     sums = [value for by_arch in known.apt.sha256.values() for value in by_arch.values()]
@@ -185,24 +184,24 @@ def test_version_ranges_of_known_problems(version: str, ways: dict[str, Any], co
 
 
 def test_drivers_grow_with_cuda() -> None:
-    drivers = catalog.cuda().toolkits.drivers
+    drivers = OURS.cuda().toolkits.drivers
     ordered = [key(drivers[cuda]) for cuda in sorted(drivers, key=key)]
     assert ordered == sorted(ordered)
 
 
 def test_no_default_has_an_nccl_inside_that_is_bad_for_any_network() -> None:
     """Each problem of a default's NCCL on hosts with some network would be met by whoever installs it there and asks for nothing."""
-    pytorch, nccl = catalog.pytorch(), catalog.nccl()
+    pytorch, nccl = OURS.pytorch(), OURS.nccl()
     inside = {(each.version, build.nccl) for each in pytorch.defaults for build in pytorch.releases[each.version].builds.values()}
     of_networks = [each for each in nccl.known_weak if {"infiniband", "roce", "efa", "several hosts"} & set(each.when)]
     assert any(each.covers("2.29.7") for each in of_networks)  # that of 2.13.0, the default before
     for version, release in inside:
         assert release is not None
-        assert not catalog.troubles(release, (*nccl.known_bad, *of_networks)), version
+        assert not troubles(release, (*nccl.known_bad, *of_networks)), version
 
 
 def test_a_default_is_a_listed_release_with_a_reason_a_source_and_builds_that_are_certain() -> None:
-    known = catalog.pytorch()
+    known = OURS.pytorch()
     assert [key(each.version) for each in known.defaults] == sorted((key(each.version) for each in known.defaults), reverse=True)
     for each in known.defaults:
         assert each.why
@@ -212,18 +211,18 @@ def test_a_default_is_a_listed_release_with_a_reason_a_source_and_builds_that_ar
 
 
 def test_every_build_of_pytorch_names_the_nccl_inside() -> None:
-    assert all(build.nccl for release in catalog.pytorch().releases.values() for build in release.builds.values())
+    assert all(build.nccl for release in OURS.pytorch().releases.values() for build in release.builds.values())
 
 
 def test_names_of_architectures() -> None:
     for name, others in (("x86_64", ["amd64", "x64"]), ("aarch64", ["arm64"])):
-        assert {architectures.kernel_name(each) for each in (name, *others)} == {name}
-        assert architectures.debian_name(name) == others[0]
-    assert architectures.kernel_name("riscv64") == architectures.debian_name("riscv64") == "riscv64"
+        assert {OURS.os().kernel_name(each) for each in (name, *others)} == {name}
+        assert OURS.os().debian_name(name) == others[0]
+    assert OURS.os().kernel_name("riscv64") == OURS.os().debian_name("riscv64") == "riscv64"
 
 
 def test_uv_can_download_its_pythons() -> None:
-    known = catalog.python_packages()
+    known = OURS.python_packages()
     command = [str(Path(sys.executable).with_name("uv")), "python", "list", "--no-config", "--offline", "--only-downloads"]
     listed = subprocess.run([*command, "--all-versions", "--all-arches"], capture_output=True, text=True, check=True).stdout
     for minor, version in known.uv.pythons.items():
@@ -234,5 +233,5 @@ def test_uv_can_download_its_pythons() -> None:
 
 def test_our_own_catalogue_has_each_wheel_of_nccl_once() -> None:
     """The first entry of a wheel counts, so that a user's entry replaces ours; in ours a second one would be a mistake."""
-    listed = [(package, wheel) for each in catalog.nccl().wheels.code for package, wheels in each.wheels.items() for wheel in wheels]
+    listed = [(package, wheel) for each in OURS.nccl().wheels.code for package, wheels in each.wheels.items() for wheel in wheels]
     assert len(listed) == len(set(listed))

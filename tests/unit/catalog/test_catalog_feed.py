@@ -24,7 +24,7 @@ from provision import catalog
 from provision.base import minisign
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import key
-from provision.catalog import feed, overlay, update
+from provision.catalog import OURS, Catalog, feed, overlay, update
 from provision.catalog.models import FILES
 from provision.catalog.update.sources import Sources
 from provision.cli.main import app
@@ -39,11 +39,9 @@ OLD_DEFAULTS = [{"version": "2.11.0", "why": "the test", "source": "the test", "
 
 
 @pytest.fixture(autouse=True)
-def _trusted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "public_keys", lambda: Key().public_text + KEY.public_text)
     monkeypatch.setattr(catalog, "now", lambda: NOW)
-    yield
-    catalog.use(None)
 
 
 @functools.cache
@@ -92,7 +90,8 @@ def test_an_old_catalogue_with_a_feed_plans_the_new_default(tmp_path: Path, mine
     default, content, ours = torch_of(planned()), document(), catalog.content
     old = yaml.safe_dump(plain("pytorch") | {"defaults": OLD_DEFAULTS}).encode()
     monkeypatch.setattr(catalog, "content", lambda name: old if name == "pytorch" else ours(name))
-    catalog.load.cache_clear()
+    monkeypatch.setattr(catalog, "_of_ours", catalog._of_ours.__wrapped__)
+    monkeypatch.setattr(overlay, "OURS", Catalog())
     before, file = planned(), published(tmp_path, content)
     assert torch_of(before) == "2.11.0" != default
     said = commanded("update", "--feed", str(file))
@@ -364,7 +363,7 @@ def test_a_feed_in_a_folder_of_its_own(tmp_path: Path, mine: Path) -> None:
 def given(folder: Path) -> Path:
     """A folder with something of all that is looked at, of which one driver branch and one image are new."""
     folder.mkdir()
-    for package, known in {"torch": catalog.pytorch().releases, **catalog.nccl().wheels.builds}.items():
+    for package, known in {"torch": OURS.pytorch().releases, **OURS.nccl().wheels.builds}.items():
         tags = "cp312-cp312" if package == "torch" else "py3-none"
         (folder / f"{package.replace('-', '_')}-{max(known, key=key)}-{tags}-manylinux_2_28_x86_64.whl").touch()
     (folder / "redistrib_12.4.0.json").touch()
@@ -387,16 +386,14 @@ def test_without_a_key_a_feed_is_made_and_with_one_it_is_signed(tmp_path: Path, 
     said = commanded("build", "--out", str(out), "--from", str(places), "--sign", str(secret))
     assert "driver branch 840: long-term" in said
     commanded("update", "--feed", str(out))
-    catalog.use(overlay.read([mine]))
-    assert catalog.driver().branches.of["840"] == "long-term"
-    images = catalog.cuda_images().tags
+    used = Catalog(overlay.read([mine]))
+    assert used.driver().branches.of["840"] == "long-term"
+    images = used.cuda_images().tags
     assert (images["ubuntu"].releases["99.4.1"], images["rocky"].releases["99.4.1"]) == (("24.04",), ("9",))
-    catalog.use(None)
-    known = catalog.cuda_images().tags["ubuntu"].releases["12.4.1"]
-    catalog.use(overlay.read([mine]))
-    assert catalog.cuda_images().tags["ubuntu"].releases["12.4.1"] == tuple(sorted({*known, "26.04"}))
-    assert catalog.pytorch().defaults[0].version == plain("pytorch")["defaults"][0]["version"]
-    assert catalog.reach().date == NOW.date().isoformat()
+    known = OURS.cuda_images().tags["ubuntu"].releases["12.4.1"]
+    assert used.cuda_images().tags["ubuntu"].releases["12.4.1"] == tuple(sorted({*known, "26.04"}))
+    assert used.pytorch().defaults[0].version == plain("pytorch")["defaults"][0]["version"]
+    assert used.reach().date == NOW.date().isoformat()
     assert "unsigned" in commanded("build", "--out", str(out), "--from", str(places))
     assert not Path(f"{out}.minisig").exists(), "the signature of an earlier feed is gone"
     refused(out, mine, ProvisionError)
@@ -406,7 +403,7 @@ def test_no_feed_is_made_without_a_look_at_everything_or_with_a_wrong_key(tmp_pa
     places, out = given(tmp_path / "given"), tmp_path / "catalog-feed.json"
     (places / "supported-tags.md").unlink()
     with pytest.raises(ProvisionError, match="nothing was to be seen of what belongs in cuda_images"):
-        update.build(Sources.of_folder(places), NOW, lambda _line: None)
+        update.build(Sources.of_folder(places, OURS), NOW, lambda _line: None)
     (tmp_path / "secret.key").write_text(KEY.secret_text(kdf=b"Sc"), encoding="utf-8")
     for name, said in (("secret.key", "has a password"), ("missing.key", "No such file")):
         with pytest.raises(UsageError, match=said):

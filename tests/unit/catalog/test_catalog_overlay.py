@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 
 from provision import catalog, inventory
 from provision.base.errors import UsageError
-from provision.catalog import overlay
+from provision.catalog import OURS, Catalog, overlay
 from provision.cli.main import app
 from provision.inventory import Inventory
 from provision.plan import lock_file
@@ -28,12 +27,6 @@ HEAD = "schema: 1\nsource: the test\ndate: 2027-03-01\n"
 NEWER_CUDA = HEAD + 'toolkits: {drivers: {"13.9": "640.10"}}\n'
 
 
-@pytest.fixture(autouse=True)
-def _only_ours_afterwards() -> Iterator[None]:
-    yield
-    catalog.use(None)
-
-
 def written(folder: Path, **files: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -42,21 +35,20 @@ def written(folder: Path, **files: str) -> Path:
 
 
 def test_rows_are_added_and_replaced(tmp_path: Path) -> None:
-    before, known = catalog.cuda().toolkits.drivers, catalog.reach().date
+    before, known = OURS.cuda().toolkits.drivers, OURS.reach().date
     text = HEAD + 'toolkits: {drivers: {"13.9": "640.10", "13.4": "615.1"}}\ndriver_branches: {ends: {"640": "2030-01"}}\n'
-    catalog.use(overlay.read([written(tmp_path, cuda=text)]))
-    assert catalog.cuda().toolkits.drivers == {**before, "13.9": "640.10", "13.4": "615.1"}
-    assert catalog.cuda().driver_branches.ends["640"] == "2030-01"
-    assert (catalog.reach().cuda, catalog.reach().date) == ("13.9", known), "PyTorch and NCCL were not looked for"
+    used = Catalog(overlay.read([written(tmp_path, cuda=text)]))
+    assert used.cuda().toolkits.drivers == {**before, "13.9": "640.10", "13.4": "615.1"}
+    assert used.cuda().driver_branches.ends["640"] == "2030-01"
+    assert (used.reach().cuda, used.reach().date) == ("13.9", known), "PyTorch and NCCL were not looked for"
     head_only = dict.fromkeys(("pytorch", "nccl"), HEAD)
-    catalog.use(overlay.read([written(tmp_path, cuda=text, **head_only)]))
-    assert catalog.reach().date == "2027-03-01"
-    catalog.use(None)
-    assert catalog.cuda().toolkits.drivers == before
+    used = Catalog(overlay.read([written(tmp_path, cuda=text, **head_only)]))
+    assert used.reach().date == "2027-03-01"
+    assert OURS.cuda().toolkits.drivers == before
 
 
 def test_entries_of_lists_are_added_and_lists_of_words_replaced(tmp_path: Path) -> None:
-    ours = catalog.nccl()
+    ours = OURS.nccl()
     bad = '{versions: ["2.40.1"], why: hangs, source: the test, date: 2027-03-01}'
     wheels = (
         'wheels: {builds: {nvidia-nccl-cu13: {"2.40.1": "13.9"}}, code: [{has: ["9.0"], wheels: {nvidia-nccl-cu13: ["2.40.1", "2.32.3"]}}]}'
@@ -64,12 +56,12 @@ def test_entries_of_lists_are_added_and_lists_of_words_replaced(tmp_path: Path) 
     files = written(
         tmp_path / "a", nccl=f"{HEAD}known_bad: [{bad}]\n{wheels}\n", pytorch=HEAD + 'releases: {"2.13.0": {pythons: ["3.12"]}}\n'
     )
-    catalog.use(overlay.read([files]))
-    assert [each.why for each in catalog.nccl().known_bad] == ["hangs", *(each.why for each in ours.known_bad)]
+    used = Catalog(overlay.read([files]))
+    assert [each.why for each in used.nccl().known_bad] == ["hangs", *(each.why for each in ours.known_bad)]
     for wheel in ("2.40.1", "2.32.3"):  # of a wheel that ours knows, too, theirs counts
-        assert next(each.has for each in catalog.nccl().wheels.code if wheel in each.wheels.get("nvidia-nccl-cu13", ())) == ("9.0",)
-    assert catalog.pytorch().releases["2.13.0"].pythons == ("3.12",)
-    assert catalog.pytorch().releases["2.13.0"].builds
+        assert next(each.has for each in used.nccl().wheels.code if wheel in each.wheels.get("nvidia-nccl-cu13", ())) == ("9.0",)
+    assert used.pytorch().releases["2.13.0"].pythons == ("3.12",)
+    assert used.pytorch().releases["2.13.0"].builds
 
 
 def test_a_later_folder_is_over_an_earlier_one(tmp_path: Path) -> None:
@@ -77,8 +69,8 @@ def test_a_later_folder_is_over_an_earlier_one(tmp_path: Path) -> None:
     second = written(tmp_path / "b", cuda=HEAD + 'toolkits: {drivers: {"13.9": "641.1", "13.8": "630.1"}}\n')
     both = overlay.read([first, second, tmp_path / "missing"])
     assert both is not None
-    catalog.use(both)
-    drivers = catalog.cuda().toolkits.drivers
+    used = Catalog(both)
+    drivers = used.cuda().toolkits.drivers
     assert (drivers["13.9"], drivers["13.8"]) == ("641.1", "630.1")
     alone = overlay.read([first])
     assert alone is not None
@@ -88,9 +80,8 @@ def test_a_later_folder_is_over_an_earlier_one(tmp_path: Path) -> None:
 
 def use_and_load(*folders: Path) -> None:
     found = overlay.read(folders)
-    catalog.use(found)
     for name in found.files if found else ():
-        catalog.load(name)
+        Catalog(found).load(name)
 
 
 def refused(*folders: Path) -> str:
@@ -142,8 +133,8 @@ def facts_of(name: str, **driver: str) -> dict[str, Facts]:
     return {host: Facts.model_validate(each) for host, each in found["hosts"].items()}
 
 
-def plan_of(known: dict[str, Facts]) -> Plan:
-    return resolve(known, Requirements(engine_version="0.0.0"), {})
+def plan_of(known: dict[str, Facts], used: Catalog = OURS) -> Plan:
+    return resolve(known, Requirements(engine_version="0.0.0", catalog=used), {})
 
 
 def test_a_plan_says_how_far_its_knowledge_reaches(tmp_path: Path) -> None:
@@ -152,8 +143,8 @@ def test_a_plan_says_how_far_its_knowledge_reaches(tmp_path: Path) -> None:
     assert known is not None
     assert known.newer_drivers == tuple(newer)
     assert known.overlay is None
-    catalog.use(overlay.read([written(tmp_path, cuda=NEWER_CUDA)]))
-    made = plan_of(newer)
+    used = Catalog(overlay.read([written(tmp_path, cuda=NEWER_CUDA)]))
+    made = plan_of(newer, used)
     assert made.knowledge is not None
     assert (made.knowledge.cuda, made.knowledge.newer_drivers) == ("13.9", ())
     read = PlanDocument.model_validate_json("".join(made.json()))
@@ -162,7 +153,7 @@ def test_a_plan_says_how_far_its_knowledge_reaches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("days", "said"), [(30, False), (31, True)])
 def test_a_plan_by_an_old_catalogue_says_so(monkeypatch: pytest.MonkeyPatch, days: int, said: bool) -> None:
-    read = datetime.date.fromisoformat(catalog.reach().date)
+    read = datetime.date.fromisoformat(OURS.reach().date)
     monkeypatch.setattr(
         catalog, "now", lambda: datetime.datetime.combine(read, datetime.time(), datetime.timezone.utc) + datetime.timedelta(days)
     )
@@ -183,8 +174,7 @@ def test_the_lock_records_which_files_were_merged(tmp_path: Path) -> None:
     plain = Lock.from_plan(plan_of(known), {}, None, _inventory(tmp_path)).as_dict()
     assert "catalogue" not in plain
     mine = overlay.read([written(tmp_path / "c", cuda=NEWER_CUDA)])
-    catalog.use(mine)
-    section = Lock.from_plan(plan_of(known), {}, None, _inventory(tmp_path)).as_dict()
+    section = Lock.from_plan(plan_of(known, Catalog(mine)), {}, None, _inventory(tmp_path)).as_dict()
     assert mine is not None
     assert section["catalogue"] == mine.digest
     assert lock_file.parse(section).catalogue == mine.digest

@@ -24,11 +24,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import key
-from provision.catalog import overlay, update
+from provision.catalog import OURS, Catalog, overlay, update
 from provision.catalog.update import archive, wheels
 from provision.catalog.update.sources import Sources, Update
 from provision.cli.main import app
@@ -37,12 +36,6 @@ from provision.hostside import gpu_code
 LIBRARY = (Path(__file__).parents[2] / "data" / "gpu_code" / "linked.so").read_bytes()  # 8.0 in both of its containers, 9.0 in one
 TODAY = datetime.date(2027, 3, 1)
 NCCL_TEXT = b"\0NCCL version 2.40.1+cuda13.9\0"  # as strings in libnccl.so.2 have it
-
-
-@pytest.fixture(autouse=True)
-def _only_ours_afterwards() -> Iterator[None]:
-    yield
-    catalog.use(None)
 
 
 @dataclass
@@ -178,8 +171,8 @@ def branches(index: Index, kinds: dict[str, str]) -> None:
     index.pages["/releases.json"] = ("application/json", json.dumps(content).encode())
 
 
-def sources(index: Index) -> Sources:
-    return Sources((index.url,), f"{index.url}/nvidia", f"{index.url}/releases.json", f"{index.url}/supported-tags.md")
+def sources(index: Index, used: Catalog = OURS) -> Sources:
+    return Sources((index.url,), f"{index.url}/nvidia", f"{index.url}/releases.json", f"{index.url}/supported-tags.md", used)
 
 
 def run(index: Index, folder: Path) -> Update:
@@ -193,20 +186,20 @@ def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index, as_html: b
     made = run(index, folder)
     assert made.unreached == []
     assert len(made.found) == 5
-    catalog.use(overlay.read([folder]))
-    assert catalog.nccl().wheels.builds["nvidia-nccl-cu13"]["2.40.1"] == "13.9"
-    assert [entry.has for entry in catalog.nccl().wheels.code if "2.40.1" in entry.wheels.get("nvidia-nccl-cu13", ())] == [("8.0",)]
-    release = catalog.pytorch().releases["2.90.0"]
+    used = Catalog(overlay.read([folder]))
+    assert used.nccl().wheels.builds["nvidia-nccl-cu13"]["2.40.1"] == "13.9"
+    assert [entry.has for entry in used.nccl().wheels.code if "2.40.1" in entry.wheels.get("nvidia-nccl-cu13", ())] == [("8.0",)]
+    release = used.pytorch().releases["2.90.0"]
     assert release.pythons == ("3.12", "3.13")
     build = release.builds["13.9"]
     assert (build.nccl, build.code) == ("2.40.1", {"x86_64": ("8.0",)})
     assert build.weak
-    assert catalog.cuda().toolkits.drivers["13.9"] == "640.10"
-    assert {name: kind for name, kind in catalog.driver().branches.of.items() if int(name) > 620} == {"640": "long-term", "630": "feature"}
-    assert (catalog.reach().pytorch, catalog.reach().cuda, catalog.reach().nccl) == ("2.90.0", "13.9", "2.40.1")
-    own = catalog.overlay_in_use()
+    assert used.cuda().toolkits.drivers["13.9"] == "640.10"
+    assert {name: kind for name, kind in used.driver().branches.of.items() if int(name) > 620} == {"640": "long-term", "630": "feature"}
+    assert (used.reach().pytorch, used.reach().cuda, used.reach().nccl) == ("2.90.0", "13.9", "2.40.1")
+    own = used.overlay
     later = datetime.date(2027, 4, 1)
-    again = update.update(sources(index), folder, later, lambda _line: None)
+    again = update.update(sources(index, used), folder, later, lambda _line: None)
     assert again.found == []
     # That nothing newer is there is knowledge of that day, too; of NCCL for CUDA 12 nothing was seen.
     assert {Path(path).name for path in again.written} == {"pytorch.yaml", "cuda.yaml", "driver.yaml"}
@@ -222,7 +215,7 @@ def test_newer_rows_come_from_the_index(tmp_path: Path, index: Index, as_html: b
 
 def test_gaps_are_filled_and_what_is_older_than_all_that_is_known_stays_out(tmp_path: Path, index: Index) -> None:
     serve(index, tmp_path, as_html=True)
-    known = catalog.pytorch().releases
+    known = OURS.pytorch().releases
     first, second, *_ = sorted(map(key, known))[1]
     gap = f"{first}.{second}.9"
     assert key(gap) < max(map(key, known))
@@ -234,13 +227,13 @@ def test_gaps_are_filled_and_what_is_older_than_all_that_is_known_stays_out(tmp_
     made = run(index, tmp_path / "c")
     assert list(made.rows["pytorch"]["releases"]) == [gap]
     assert made.rows["driver"]["branches"]["of"] == {"575": "feature"}
-    catalog.use(overlay.read([tmp_path / "c"]))
-    assert gap in catalog.pytorch().releases
-    assert {each.version for each in catalog.pytorch().defaults} <= set(known)
+    used = Catalog(overlay.read([tmp_path / "c"]))
+    assert gap in used.pytorch().releases
+    assert {each.version for each in used.pytorch().defaults} <= set(known)
 
 
 def test_where_nothing_is_new_the_plan_is_as_before_and_the_knowledge_of_today(tmp_path: Path, index: Index) -> None:
-    known = {"torch": catalog.pytorch().releases, **catalog.nccl().wheels.builds}
+    known = {"torch": OURS.pytorch().releases, **OURS.nccl().wheels.builds}
     for package in update.PACKAGES:
         version = max(known[package], key=key)
         name = f"{package.replace('-', '_')}-{version}-{'cp312-cp312' if package == 'torch' else 'py3-none'}-manylinux_2_28_x86_64.whl"
@@ -250,15 +243,14 @@ def test_where_nothing_is_new_the_plan_is_as_before_and_the_knowledge_of_today(t
     del index.pages["/nvidia-nccl-cu12/"]
     made = run(index, tmp_path / "a")
     assert [Path(path).name for path in made.written] == ["pytorch.yaml", "cuda.yaml", "driver.yaml"]
-    catalog.use(overlay.read([tmp_path / "a"]))
-    assert catalog.reach().date < TODAY.isoformat(), "NCCL was not looked for"
-    catalog.use(None)
+    used = Catalog(overlay.read([tmp_path / "a"]))
+    assert used.reach().date < TODAY.isoformat(), "NCCL was not looked for"
     index.pages["/nvidia-nccl-cu12/"] = index.pages["/nvidia-nccl-cu13/"][0], index.pages["/nvidia-nccl-cu13/"][1].replace(b"cu13", b"cu12")
-    before = catalog.reach()
+    before = OURS.reach()
     made = run(index, tmp_path / "b")
     assert (made.found, made.unreached, made.rows) == ([], [], {})
-    catalog.use(overlay.read([tmp_path / "b"]))
-    assert catalog.reach() == before.model_copy(update={"date": TODAY.isoformat()})
+    used = Catalog(overlay.read([tmp_path / "b"]))
+    assert used.reach() == before.model_copy(update={"date": TODAY.isoformat()})
 
 
 def test_of_large_wheels_only_parts_are_fetched(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +274,7 @@ def test_a_folder_instead_of_servers(tmp_path: Path) -> None:
     nccl(given / NCCL)
     label = {"release_label": "13.9.1", "nvidia_driver": {"version": "640.20"}}
     (given / "redistrib_13.9.1.json").write_text(json.dumps(label), encoding="utf-8")
-    made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
+    made = update.update(Sources.of_folder(given, OURS), tmp_path / "c", TODAY, lambda _line: None)
     assert made.unreached == []
     written = yaml.safe_load((tmp_path / "c" / "cuda.yaml").read_text(encoding="utf-8"))
     assert written["toolkits"] == {"drivers": {"13.9": "640.20"}}
@@ -296,8 +288,8 @@ def test_rows_of_the_users_own_stay(tmp_path: Path, index: Index) -> None:
     head = "schema: 1\nsource: me\ndate: 2027-01-01\n"
     (folder / "cuda.yaml").write_text(head + 'toolkits: {drivers: {"13.8": "630.1"}}\n', encoding="utf-8")
     run(index, folder)
-    catalog.use(overlay.read([folder]))
-    assert {"13.8": "630.1", "13.9": "640.10"}.items() <= catalog.cuda().toolkits.drivers.items()
+    used = Catalog(overlay.read([folder]))
+    assert {"13.8": "630.1", "13.9": "640.10"}.items() <= used.cuda().toolkits.drivers.items()
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_written(tmp_path: Path, index: Index) -> None:
@@ -372,7 +364,7 @@ def test_a_pipe_instead_of_a_wheel(tmp_path: Path) -> None:
     given.mkdir()
     os.mkfifo(given / TORCH[0])
     os.mkfifo(given / "redistrib_13.9.1.json")
-    made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
+    made = update.update(Sources.of_folder(given, OURS), tmp_path / "c", TODAY, lambda _line: None)
     assert made.unreached == [
         f"torch 2.90.0: {given / TORCH[0]} is not a regular file",
         f"CUDA: {given}: {given / 'redistrib_13.9.1.json'} is not a regular file",
@@ -425,7 +417,7 @@ def test_damaged_wheels_are_named_or_read(tmp_path_factory: pytest.TempPathFacto
         start = at % len(content)
         content[start : start + len(new)] = new
     (folder / TORCH[0]).write_bytes(content)
-    made = update.update(Sources.of_folder(folder), folder / "c", TODAY, lambda _line: None)  # anything raised is a defect
+    made = update.update(Sources.of_folder(folder, OURS), folder / "c", TODAY, lambda _line: None)  # anything raised is a defect
     assert len(made.unreached) + len(made.found) == 1
 
 
@@ -442,7 +434,7 @@ def test_of_a_release_that_would_make_a_useless_row_nothing_is_added(
     given = tmp_path / "given"
     given.mkdir()
     wheel({"torch/version.py": b"cuda: str = '13.9'\n", wheels.TORCH_LIBRARY: library(content)}, given / name)
-    made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
+    made = update.update(Sources.of_folder(given, OURS), tmp_path / "c", TODAY, lambda _line: None)
     assert (made.unreached, made.rows) == ([f"torch 2.90.0: {said}"], {})
 
 
@@ -454,10 +446,10 @@ def test_an_index_with_several_builds_of_a_release(tmp_path: Path) -> None:
         name = f"torch-2.90.0+{build}-cp{python}-cp{python}-linux_x86_64.whl"
         code = library(MACHINE_CODE_90, PTX_90) if build == "cu130" else library(MACHINE_CODE_90)
         wheel({"torch/version.py": f"cuda: Optional[str] = {cuda}\n".encode(), wheels.TORCH_LIBRARY: code}, given / name)
-    made = update.update(Sources.of_folder(given), tmp_path / "c", TODAY, lambda _line: None)
+    made = update.update(Sources.of_folder(given, OURS), tmp_path / "c", TODAY, lambda _line: None)
     assert (made.unreached, len(made.found)) == ([], 2)
-    catalog.use(overlay.read([tmp_path / "c"]))
-    release = catalog.pytorch().releases["2.90.0"]
+    used = Catalog(overlay.read([tmp_path / "c"]))
+    release = used.pytorch().releases["2.90.0"]
     assert release.pythons == ("3.12", "3.13")
     code_of = {cuda: build.code for cuda, build in release.builds.items()}
     assert code_of == {"12.6": {"x86_64": ("9.0",)}, "13.0": {"x86_64": ("9.0+PTX",)}}
@@ -491,8 +483,8 @@ def test_invalid_files_are_set_aside_and_nothing_of_them_is_lost(tmp_path: Path,
         "nccl.yaml.invalid1": "schema: 1  # nccl.yaml\n",
         "os.yaml.invalid": "schema: 1  # os.yaml\n",
     }
-    catalog.use(overlay.read([folder]))
-    assert catalog.reach().nccl == "2.40.1"
+    used = Catalog(overlay.read([folder]))
+    assert used.reach().nccl == "2.40.1"
 
 
 def test_all_files_are_written_or_none(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,11 +539,11 @@ def test_pip_that_is_set_up_for_nothing_has_an_index_of_its_own(monkeypatch: pyt
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    (own,) = Sources.of_pip().indexes
+    (own,) = Sources.of_pip(OURS).indexes
     assert re.fullmatch(r"https://[^/]+/simple/?", str(own))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UsageError, match="pip is set up for no package index"):
-        Sources.of_pip()
+        Sources.of_pip(OURS)
 
 
 def test_without_any_index_the_command_fails_and_leaves_nothing(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +551,6 @@ def test_without_any_index_the_command_fails_and_leaves_nothing(index: Index, tm
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     gone = f"lists: {{cuda: '{index.url}/nvidia', drivers: '{index.url}/releases.json', images: '{index.url}/supported-tags.md'}}\n"
-    catalog.use(None)
     given = tmp_path / "given"
     given.mkdir()
     (given / "cuda.yaml").write_text(f"schema: 1\nsource: me\ndate: 2027-01-01\n{gone}", encoding="utf-8")

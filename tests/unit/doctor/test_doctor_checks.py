@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from rollouts import manifest_with
 
 from provision.base.problems import Problem
+from provision.catalog import OURS
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import conditions, known_error
 from provision.doctor import checks
@@ -167,8 +168,8 @@ def test_hosts_are_compared_with_most_others() -> None:
 
 def test_problems_of_the_survey_are_known_errors() -> None:
     problems = [
-        connection_problem(Host("a", "a"), "ssh: connect to host a port 22: Connection refused"),
-        *host_problems("b", stated({"package_manager": {"name": "apt", "lock": {"pid": 7}}}), needed_mb=0, prefix="/opt/provision"),
+        connection_problem(Host("a", "a"), "ssh: connect to host a port 22: Connection refused", OURS),
+        *host_problems("b", stated({"package_manager": {"name": "apt", "lock": {"pid": 7}}}), OURS, needed_mb=0, prefix="/opt/provision"),
         Problem("error", "its architecture sparc is not supported", None, host="c"),
     ]
     found = {each.host: (each.id, each.severity) for each in examine({}, problems)}

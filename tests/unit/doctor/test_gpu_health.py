@@ -16,9 +16,9 @@ from invented_hosts import stated
 from loading import load
 from typer.testing import CliRunner
 
-from provision import catalog
 from provision.base import resources
 from provision.base.errors import UsageError
+from provision.catalog import OURS
 from provision.cli.main import app
 from provision.cli.options import inventory_of
 from provision.diagnosis.findings import Finding
@@ -420,7 +420,7 @@ def test_a_missing_tool_names_its_package_and_is_no_fault_of_the_host() -> None:
 
 
 def test_every_expected_bandwidth_is_for_another_kind_of_host() -> None:
-    expected = catalog.gpu_health().all_reduce.expected
+    expected = OURS.gpu_health().all_reduce.expected
     assert len({(each.gpu, each.gpus) for each in expected}) == len(expected)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from survey_module import machine, survey
 
+from provision.catalog import OURS
 from provision.survey import Facts, hardware
 
 OUTPUTS = Path(__file__).parents[2] / "data" / "nvidia-smi"
@@ -48,7 +49,7 @@ def stated(found: dict[str, Any], **more: Any) -> Facts:
 )
 def test_accelerators_of_other_vendors(tmp_path: Path, files: dict[str, str], expected: str) -> None:
     found = survey.accelerators(machine(tmp_path, files))
-    assert hardware.other_accelerators(stated({"accelerators": found})) == expected
+    assert hardware.other_accelerators(stated({"accelerators": found}), OURS) == expected
 
 
 def test_a_host_of_a_thousand_devices_has_a_short_answer(tmp_path: Path) -> None:
@@ -58,9 +59,9 @@ def test_a_host_of_a_thousand_devices_has_a_short_answer(tmp_path: Path) -> None
 def test_a_container_without_device_files_was_given_none(tmp_path: Path) -> None:
     files = pci(("1002", "74a1", "120000"))
     hidden = stated({"accelerators": survey.accelerators(machine(tmp_path, files))}, container="docker")
-    assert hardware.obstacle(hidden) is None
+    assert hardware.obstacle(hidden, OURS) is None
     given = stated({"accelerators": survey.accelerators(machine(tmp_path, {"/dev/kfd": ""}))}, container="docker")
-    assert hardware.obstacle(given) is not None
+    assert hardware.obstacle(given, OURS) is not None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_jetson(tmp_path: Path, text: str, release: str | None, capability: str 
     board = survey.tegra(machine(tmp_path, {"/etc/nv_tegra_release": text}))
     assert board == {"release": release}
     gpus = [{"name": "Orin", "compute_capability": capability}]
-    assert (hardware.tegra_without_wheels(stated({"tegra": board, "gpus": gpus})) is None) is runs
+    assert (hardware.tegra_without_wheels(stated({"tegra": board, "gpus": gpus}), OURS) is None) is runs
 
 
 def test_other_machines_are_no_jetson(tmp_path: Path) -> None:
@@ -197,8 +198,8 @@ def port(device: str, layer: str, vendor: str, **gids: str) -> dict[str, str]:
 )
 def test_rdma_ports(tmp_path: Path, files: dict[str, str], kind: str, gids: list[int]) -> None:
     found = stated({"infiniband": survey.infiniband(machine(tmp_path, files))})
-    assert [each.roce_v2_gids for each in hardware.active_ports(found, kind)] == [gids]
-    assert sum(len(hardware.active_ports(found, each)) for each in ("infiniband", "roce", "efa")) == 1
+    assert [each.roce_v2_gids for each in hardware.active_ports(found, kind, OURS)] == [gids]
+    assert sum(len(hardware.active_ports(found, each, OURS)) for each in ("infiniband", "roce", "efa")) == 1
 
 
 def test_the_plugin_for_efa(tmp_path: Path) -> None:
@@ -220,4 +221,4 @@ def test_the_plugin_for_efa(tmp_path: Path) -> None:
 )
 def test_dma_buf_takes_the_place_of_peermem(kernel: str | None, opened: bool, cuda: str, serves: bool) -> None:
     system = {"id": "ubuntu", "version": "22.04", "kernel": kernel}
-    assert hardware.dma_buf(stated({}, os=system, driver={"version": "550.54.14", "cuda": cuda, "open": opened})) is serves
+    assert hardware.dma_buf(stated({}, os=system, driver={"version": "550.54.14", "cuda": cuda, "open": opened}), OURS) is serves

@@ -17,6 +17,7 @@ from invented_hosts import stated
 from loading import load_ansible_module, load_script, run_ansible_module
 from survey_module import machine, survey
 
+from provision.catalog import OURS
 from provision.survey import host_problems, parse_output
 
 MALLORY = 54321
@@ -209,6 +210,6 @@ def test_the_survey_reports_it_before_anything_is_changed(pretend: Pretend, tmp_
     os.mkfifo(prefix / "manifest.json")  # whose reader would wait
     pretend(prefix, uid=MALLORY)
     found = stated({"installed": {"distrust": survey.installed(host)["distrust"]}})
-    (problem,) = [each for each in host_problems("a", found, needed_mb=0, prefix="/prefix") if each.id == "prefix-of-another-user"]
+    (problem,) = [each for each in host_problems("a", found, OURS, needed_mb=0, prefix="/prefix") if each.id == "prefix-of-another-user"]
     assert (problem.severity, problem.host) == ("error", "a")
     assert f"{prefix} belongs to {MALLORY}" in problem.what

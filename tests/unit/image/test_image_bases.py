@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from provision.base.errors import UsageError
+from provision.catalog import OURS
 from provision.cli import main
 from provision.image import bases
 from provision.resolve.host_classes import HostClass, host_class_of
@@ -24,7 +25,7 @@ def kind(system: str, cuda: str | None = None, arch: str = "x86_64") -> HostClas
     described: dict[str, object] = {"os": {"id": os_id, "version": version}, "arch": arch}
     if cuda:
         described |= {"driver": {"version": None, "cuda": cuda}, "gpus": [{}]}
-    return host_class_of(Facts.model_validate(described))
+    return host_class_of(Facts.model_validate(described), OURS)
 
 
 @pytest.mark.parametrize(

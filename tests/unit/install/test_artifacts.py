@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from changed_catalogue import change
 
-from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.install import artifacts, builds, engine_builds, from_source, wheels
 from provision.install.artifacts import UserFiles
 from provision.plan.model import Plan, Repository, SystemPackages
@@ -63,7 +63,7 @@ def tarball(tmp_path: Path) -> Path:
 
 
 def gather(plan: Plan, folder: Path, tarball: Path | None = None, *, fetch: bool = True, bundled: Path | None = None) -> dict[str, Any]:
-    return artifacts.gather(plan, folder, UserFiles(openmpi_tarball=tarball), fetch=fetch, bundled=bundled)
+    return artifacts.gather(plan, folder, UserFiles(openmpi_tarball=tarball), OURS, fetch=fetch, bundled=bundled)
 
 
 def openmpi(found: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path
     (Path(first["folder"]) / f"{key}.tar.gz").write_bytes(b"built")
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
     builds.adopt(tmp_path / "one")
-    carried = artifacts.carry(plan, tmp_path / "carried", UserFiles(openmpi_tarball=tarball))
+    carried = artifacts.carry(plan, tmp_path / "carried", UserFiles(openmpi_tarball=tarball), OURS)
     assert carried == {"openmpi_tarball": "openmpi/openmpi-4.1.6.tar.gz"}
 
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
@@ -156,10 +156,10 @@ def test_what_a_bundle_carries_is_taken_where_there_is_no_network(tmp_path: Path
 
 def test_builds_of_the_engine_and_uv_are_taken_from_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(Requirements(torch=False), a=host("debian", "12"), b=host("debian", "13"))
-    key = engine_builds.key_of(plan.hosts["a"])
+    key = engine_builds.key_of(plan.hosts["a"], OURS)
     builds.keep(builds.ENGINE, key, b"built")
-    assert artifacts.carry(plan, tmp_path / "carried", UserFiles()) == {}
-    known = catalog.python_packages().uv
+    assert artifacts.carry(plan, tmp_path / "carried", UserFiles(), OURS) == {}
+    known = OURS.python_packages().uv
     name = f"uv-{known.version}-py3-none-manylinux_2_17_x86_64.whl"
     (tmp_path / "carried/uv").mkdir()
     (tmp_path / "carried/uv" / name).write_bytes(b"uv")
@@ -169,7 +169,7 @@ def test_builds_of_the_engine_and_uv_are_taken_from_a_bundle(tmp_path: Path, mon
     assert builds.cached(builds.ENGINE, key, tmp_path / "carried") == hashlib.sha256(b"built").hexdigest()
     monkeypatch.setattr(wheels, "gather", None)  # no index is asked
     monkeypatch.setitem(known.sha256, "x86_64", hashlib.sha256(b"uv").hexdigest())
-    assert artifacts.uv_wheel("x86_64", None, print, tmp_path / "carried").read_bytes() == b"uv"
+    assert artifacts.uv_wheel("x86_64", None, OURS, print, tmp_path / "carried").read_bytes() == b"uv"
 
 
 def with_gpu(cuda: str, capability: str = "8.0", toolkit: str | None = None) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def nccl_tarball(tmp_path: Path) -> Path:
 
 
 def nccl(plan: Plan, folder: Path, tarball: Path | None = None, *, bundled: Path | None = None) -> dict[str, Any]:
-    found = artifacts.gather(plan, folder, UserFiles(nccl_tarball=tarball), fetch=True, bundled=bundled)
+    found = artifacts.gather(plan, folder, UserFiles(nccl_tarball=tarball), OURS, fetch=True, bundled=bundled)
     part: dict[str, Any] = found["provision_from_source"]["nccl"]
     return part
 
@@ -241,7 +241,7 @@ def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_ta
     (Path(first["folder"]) / f"{key}.tar.gz.sha256").write_text(hashlib.sha256(b"built").hexdigest() + "\n")
     builds.adopt(tmp_path / "one")
     assert kept_of(nccl(plan, tmp_path / "two"), "a") == hashlib.sha256(b"built").hexdigest()  # and no tarball is needed
-    carried = artifacts.carry(plan, tmp_path / "carried", UserFiles(nccl_tarball=nccl_tarball))
+    carried = artifacts.carry(plan, tmp_path / "carried", UserFiles(nccl_tarball=nccl_tarball), OURS)
     assert carried == {"nccl_tarball": "nccl/mine.tar.gz"}
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "another cache"))
     assert kept_of(nccl(plan, tmp_path / "three", bundled=tmp_path / "carried"), "a") == hashlib.sha256(b"built").hexdigest()
@@ -262,10 +262,10 @@ def test_a_local_repository_package_is_carried_where_a_host_needs_it(tmp_path: P
         torch=False, nccl_source="local", nccl_local=package.name, nccl_local_sha256=hashlib.sha256(b"packages").hexdigest()
     )
     needed = planned(requirements, a=host("debian", "12", gpu=True))
-    carried = artifacts.carry(needed, tmp_path / "one", UserFiles(nccl_local=package))
+    carried = artifacts.carry(needed, tmp_path / "one", UserFiles(nccl_local=package), OURS)
     assert (tmp_path / "one" / carried["nccl_local"]).read_bytes() == b"packages"
     without = planned(requirements, a=host("debian", "12"))
-    assert artifacts.carry(without, tmp_path / "two", UserFiles(nccl_local=package)) == {}
+    assert artifacts.carry(without, tmp_path / "two", UserFiles(nccl_local=package), OURS) == {}
 
 
 def test_another_tarball_than_the_planned_one_is_refused(tmp_path: Path, tarball: Path) -> None:

@@ -69,7 +69,7 @@ def apt_files(*installed: str, **lists: str) -> str:
 @pytest.fixture
 def download(tmp_path: Path) -> Callable[..., list[str]]:
     def call(package: str, apt_files: str, release: debs.Release = BOOKWORM) -> list[str]:
-        return debs.Apt("x86_64", apt_files, tmp_path / "work", release).download([package], tmp_path / "out")
+        return debs.Apt("amd64", apt_files, tmp_path / "work", release).download([package], tmp_path / "out")
 
     return call
 
@@ -118,7 +118,7 @@ def test_a_list_of_mirrors_is_read_from_the_hosts_files(download: Callable[..., 
 def test_packages_of_an_earlier_run_are_downloaded_and_installed_dependencies_named(own: str, tmp_path: Path) -> None:
     archive(tmp_path / "debian", "pvlib", "1.0")
     archive(tmp_path / "debian", "pvapp", "1.0", needs="pvlib")
-    apt = debs.Apt("x86_64", apt_files("pvapp", "pvlib", "pvdemo", own=own), tmp_path / "work", BOOKWORM)
+    apt = debs.Apt("amd64", apt_files("pvapp", "pvlib", "pvdemo", own=own), tmp_path / "work", BOOKWORM)
     assert apt.download(["pvapp"], tmp_path / "out") == ["pvapp_1.0_all.deb"]
     assert apt.installed_dependencies(["pvapp"]) == ["pvapp", "pvlib"]
 
@@ -139,10 +139,10 @@ def test_a_host_cannot_change_another_hosts_packages(tmp_path: Path) -> None:
             sums = f" {hashlib.sha256(listed).hexdigest()} {len(listed)} main/binary-amd64/Packages\n"
             release.write_text(release.read_text().partition("SHA256:\n")[0] + "SHA256:\n" + sums)
         answers.append(apt_files(own=f"deb [trusted=yes] file://{tmp_path}/{number}/debian bookworm main\n"))
-    names += debs.Apt("x86_64", answers[0], tmp_path / "one", BOOKWORM).download(["pvdemo"], tmp_path / "out")
+    names += debs.Apt("amd64", answers[0], tmp_path / "one", BOOKWORM).download(["pvdemo"], tmp_path / "out")
     first = (tmp_path / "out" / names[0]).read_bytes()
     with pytest.raises(ProvisionError, match=r"another pvdemo_1\.0_all\.deb than those of a host before it"):
-        debs.Apt("x86_64", answers[1], tmp_path / "two", BOOKWORM).download(["pvdemo"], tmp_path / "out")
+        debs.Apt("amd64", answers[1], tmp_path / "two", BOOKWORM).download(["pvdemo"], tmp_path / "out")
     assert (tmp_path / "out" / names[0]).read_bytes() == first
 
 
@@ -154,7 +154,7 @@ def test_a_hosts_answer_writes_nothing_outside_its_folder(tmp_path: Path) -> Non
             member.type, member.linkname = kind, str(tmp_path)
             tar.addfile(member)
     with pytest.raises(ProvisionError, match="cannot be read"):
-        debs.Apt("x86_64", base64.b64encode(packed.getvalue()).decode(), tmp_path / "work", BOOKWORM)
+        debs.Apt("amd64", base64.b64encode(packed.getvalue()).decode(), tmp_path / "work", BOOKWORM)
     assert not (tmp_path / "work/host/etc/apt/x").exists()
     assert not (tmp_path / "evil").exists()
 
@@ -185,7 +185,7 @@ def test_no_program_runs_whatever_a_list_says(entry: str, own: str, tmp_path: Pa
     monkeypatch.setenv("PATH", str(ssh.parent), prepend=":")
     monkeypatch.setattr(aptsources, "parse_list", lambda _: [])
     theirs = f"deb [trusted=yes] {entry.replace('MIRRORS', str(tmp_path / 'mirrors'))} anything main\n"
-    apt = debs.Apt("x86_64", apt_files(own=own, theirs=theirs), tmp_path / "work", BOOKWORM)
+    apt = debs.Apt("amd64", apt_files(own=own, theirs=theirs), tmp_path / "work", BOOKWORM)
     with pytest.raises(ProvisionError):
         apt.download(["pvother"], tmp_path / "out")
     assert not (tmp_path / "ran").exists()
@@ -194,4 +194,4 @@ def test_no_program_runs_whatever_a_list_says(entry: str, own: str, tmp_path: Pa
 def test_an_answer_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debs, "_LARGEST_FILES", 1000)
     with pytest.raises(ProvisionError, match="cannot be read: it has more than 0 MB"):
-        debs.Apt("x86_64", apt_files(own="#" * 2000), tmp_path / "work", BOOKWORM)
+        debs.Apt("amd64", apt_files(own="#" * 2000), tmp_path / "work", BOOKWORM)

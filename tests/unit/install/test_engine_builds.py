@@ -13,6 +13,7 @@ from rollouts import manifest_with
 
 from provision.base import engine_source
 from provision.base.errors import ProvisionError
+from provision.catalog import OURS
 from provision.install import artifacts, builds, engine_builds
 from provision.install.artifacts import UserFiles
 from provision.plan.model import Plan
@@ -72,25 +73,25 @@ def test_hosts_take_the_wheel_that_their_glibc_and_architecture_run(wheels: Path
         "unknown": host("ubuntu", "24.04", None),
     }
     plan = planned(known)
-    engine_builds.adopt_wheels(plan, known, ENGINE, wheels)
-    variables = artifacts.gather(plan, tmp_path / "run", UserFiles(), fetch=False)["provision_engine_builds"]
+    engine_builds.adopt_wheels(plan, known, ENGINE, wheels, OURS)
+    variables = artifacts.gather(plan, tmp_path / "run", UserFiles(), OURS, fetch=False)["provision_engine_builds"]
     taken = {name: variables["builds"][build]["sha256"] for name, build in variables["build_of"].items()}
     assert {name for name, sha256 in taken.items() if sha256} == {"debian", "ubuntu"}
     assert taken["debian"] == taken["ubuntu"]
-    known_for = engine_builds.known_for(ENGINE, None)
-    assert [name for name, found in known.items() if known_for(found)] == ["debian", "ubuntu"], "kept for later runs"
+    known_for = engine_builds.known_for(ENGINE, None, OURS)
+    assert [name for name, found in known.items() if known_for(found, OURS)] == ["debian", "ubuntu"], "kept for later runs"
 
 
 def test_a_wheel_of_another_version_is_left(wheels: Path) -> None:
     wheel(wheels, "manylinux_2_28_x86_64", version="99.0.0")
-    assert not engine_builds.known_for(ENGINE, wheels)(host("debian", "12", "2.36"))
+    assert not engine_builds.known_for(ENGINE, wheels, OURS)(host("debian", "12", "2.36"))
 
 
 def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
     known = {"a": host("debian", "12", "2.36")}
     path = wheel(wheels, "manylinux_2_28_x86_64", changed="collective_core/arrays.py")
     with pytest.raises(ProvisionError, match="was not built from the engine of this toolkit") as refused:
-        engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels)
+        engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels, OURS)
     assert refused.value.where == str(path)
     whole = path.read_bytes()
     listed = whole.index(b"PK\1\2")  # sizes of the first member
@@ -103,11 +104,11 @@ def test_a_wheel_of_other_sources_is_refused(wheels: Path) -> None:
     ):
         path.write_bytes(damaged)
         with pytest.raises(ProvisionError, match="cannot be read"):
-            engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels)
-    assert builds.cached(builds.ENGINE, engine_builds.key_of(planned(known).hosts["a"])) is None
+            engine_builds.adopt_wheels(planned(known), known, ENGINE, wheels, OURS)
+    assert builds.cached(builds.ENGINE, engine_builds.key_of(planned(known).hosts["a"], OURS)) is None
 
 
 def test_a_host_that_holds_the_engine_needs_nothing() -> None:
     manifest = manifest_with(engine={"sha256": ENGINE.sha256})
-    assert engine_builds.known_for(ENGINE, None)(host("debian", "12", "2.36", installed={"manifest": manifest}))
-    assert not engine_builds.known_for(ENGINE, None)(host("debian", "12", "2.36", installed={"manifest": {"host": "odd"}}))
+    assert engine_builds.known_for(ENGINE, None, OURS)(host("debian", "12", "2.36", installed={"manifest": manifest}))
+    assert not engine_builds.known_for(ENGINE, None, OURS)(host("debian", "12", "2.36", installed={"manifest": {"host": "odd"}}))

@@ -19,6 +19,7 @@ from loading import run_ansible_module
 from rollouts import host_plan, manifest
 
 from provision import inventory as inventories
+from provision import catalog
 from provision.base import uv_support
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
@@ -80,7 +81,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def resolved(tmp_path: Path, text: str, name: str = "requirements.txt") -> list[str]:
     path = tmp_path / name
     path.write_text(text)
-    return [f"{pin.name}=={pin.version}" for pin in environments.resolve(environments.read(path), base(), "node1")]
+    return [f"{pin.name}=={pin.version}" for pin in environments.resolve(environments.read(path), base(), "node1", catalog.OURS)]
 
 
 def test_only_what_is_not_there_is_installed(tmp_path: Path, index: Path) -> None:
@@ -130,13 +131,13 @@ def test_lock_is_exported_without_what_is_there_for_pytorch(tmp_path: Path, inde
     subprocess.run(lock, cwd=tmp_path, check=True)
     assert 'name = "pvcuda"' in (tmp_path / "uv.lock").read_text()
     for name in ("uv.lock", "pyproject.toml"):  # next to its lock the project stands for that
-        found = environments.resolve(environments.read(tmp_path / name), base(), "node1")
+        found = environments.resolve(environments.read(tmp_path / name), base(), "node1", catalog.OURS)
         assert [(pin.name, pin.version) for pin in found] == [("pvarray", "2.9"), ("pvdemo", "1.0")]
     (tmp_path / "uv.lock").write_text((tmp_path / "uv.lock").read_text().replace("2.13.0", "2.5.0"))
     with pytest.raises(ProvisionError, match=r"it needs torch==2\.5\.0"):
-        environments.resolve(environments.read(tmp_path / "uv.lock"), base(), "node1")
+        environments.resolve(environments.read(tmp_path / "uv.lock"), base(), "node1", catalog.OURS)
     with pytest.raises(ProvisionError, match=r"it is for Python >=3\.10, and node1 has 3\.9\.2"):
-        environments.resolve(environments.read(tmp_path / "uv.lock"), base(python="3.9.2"), "node1")
+        environments.resolve(environments.read(tmp_path / "uv.lock"), base(python="3.9.2"), "node1", catalog.OURS)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_a_host_adds_no_packages_to_those_of_others(tmp_path: Path, index: Path)
         "pvarray": {"version": "2.3.1", "requires": ["pvextra; extra == 'more'", "pvevil; extra == 'less'"]},
     }
     (tmp_path / "requirements.txt").write_text("pvuser\n")
-    found = environments.resolve(environments.read(tmp_path / "requirements.txt"), base(packages=packages), "node1")
+    found = environments.resolve(environments.read(tmp_path / "requirements.txt"), base(packages=packages), "node1", catalog.OURS)
     assert sorted(pin.name for pin in found) == ["pvextra", "pvuser"]
 
 

@@ -24,6 +24,7 @@ from changed_catalogue import change
 from provision import catalog
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.install.bundle import archive, gather
 from provision.launch.smoke import mnist
 from provision.plan import lock
@@ -141,7 +142,7 @@ def test_the_catalogue_is_complete() -> None:
 
 def test_a_good_mirror_gives_mnist_and_later_mirrors_are_not_asked(site: str, tmp_path: Path) -> None:
     said: list[str] = []
-    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good/", f"{site}/404/"], say=said.append)
+    got = mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/", f"{site}/404/"], say=said.append)
     assert (got.key, got.name) == ("mnist", "MNIST")
     assert (got.train_images, got.test_images, got.training.epochs, got.training.bar_percent) == (20, 10, 1, 92.0)
     assert {file.name: file.path.read_bytes() for file in got.files} == SERVED
@@ -152,9 +153,9 @@ def test_a_good_mirror_gives_mnist_and_later_mirrors_are_not_asked(site: str, tm
 
 
 def test_a_second_time_nothing_is_asked_of_the_network(site: str, tmp_path: Path) -> None:
-    first = mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
+    first = mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/"])
     Mirror.requests.clear()
-    assert mnist.obtain(tmp_path, mirrors=["http://127.0.0.1:9/nobody/"]) == first
+    assert mnist.obtain(tmp_path, OURS, mirrors=["http://127.0.0.1:9/nobody/"]) == first
     assert Mirror.requests == []
 
 
@@ -180,7 +181,7 @@ def test_a_bad_mirror_is_named_with_its_reason_and_the_next_one_serves(
     if how == "trickle":
         monkeypatch.setattr(downloads, "FILE_SECONDS", 2.0)
     said: list[str] = []
-    got = mnist.obtain(tmp_path, mirrors=[f"{site}/{how}", f"{site}/good"], say=said.append)
+    got = mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/{how}", f"{site}/good"], say=said.append)
     assert got.key == "mnist"
     assert {file.name: file.path.read_bytes() for file in got.files} == SERVED
     assert said[0].startswith(f"{site}/{how}/train-images-idx3-ubyte.gz: ")
@@ -192,14 +193,14 @@ def test_a_bad_mirror_is_named_with_its_reason_and_the_next_one_serves(
 def test_mirrors_that_do_not_answer_are_asked_once_and_not_for_every_file(site: str, tmp_path: Path) -> None:
     said: list[str] = []
     mirrors = ["http://127.0.0.1:9/closed", "http://nobody.invalid/x", "file:///etc", f"{site}/good"]
-    mnist.obtain(tmp_path, mirrors=mirrors, say=said.append)
+    mnist.obtain(tmp_path, OURS, mirrors=mirrors, say=said.append)
     assert len(said) == 3 + len(SERVED)
     assert "Connection refused" in said[0]
     assert "not an http or https address" in said[2]
 
 
 def test_one_bad_file_of_a_mirror_does_not_spoil_the_others(site: str, tmp_path: Path) -> None:
-    mnist.obtain(tmp_path, mirrors=[f"{site}/wrong-images", f"{site}/good"])
+    mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/wrong-images", f"{site}/good"])
     assert Mirror.requests == [
         "wrong-images/train-images-idx3-ubyte.gz",
         "good/train-images-idx3-ubyte.gz",
@@ -212,7 +213,7 @@ def test_one_bad_file_of_a_mirror_does_not_spoil_the_others(site: str, tmp_path:
 
 def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_and_what_to_do(site: str, tmp_path: Path) -> None:
     with pytest.raises(ProvisionError, match="MNIST is unavailable") as caught:
-        mnist.obtain(tmp_path, mirrors=[f"{site}/404", f"{site}/wrong"], source="mnist")
+        mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/404", f"{site}/wrong"], source="mnist")
     text = str(caught.value)
     assert f"{site}/404/train-images-idx3-ubyte.gz: HTTP 404 Not Found" in text
     assert f"{site}/wrong/train-images-idx3-ubyte.gz: wrong content" in text
@@ -220,7 +221,7 @@ def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_an
     assert caught.value.exit_code == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     with pytest.raises(ProvisionError, match="no mirror of MNIST is given"):
-        mnist.obtain(tmp_path, mirrors=[], source="mnist")
+        mnist.obtain(tmp_path, OURS, mirrors=[], source="mnist")
 
 
 # ----------------------------------------------------------------------------------------------------------------- cache
@@ -229,7 +230,7 @@ def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_an
 def test_bundle_has_the_data_for_a_controller_without_network(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/good/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
-    key = gather.gather_data(tmp_path / "content/cache", lambda _line: None)
+    key = gather.gather_data(tmp_path / "content/cache", OURS, lambda _line: None)
     listing = {"hosts": {}, "lock": lock.Lock({}, {}).as_dict(), "data": key, "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/404/"]}})
@@ -237,19 +238,19 @@ def test_bundle_has_the_data_for_a_controller_without_network(site: str, tmp_pat
     Mirror.requests.clear()
     options = archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked").complete_smoke(SmokeOptions())
     assert options.cache is not None
-    found = mnist.obtain(options.cache, source=options.source)
+    found = mnist.obtain(options.cache, OURS, source=options.source)
     assert (found.key, found.train_images, Mirror.requests) == ("mnist", 20, [])
 
 
 @pytest.mark.parametrize("damage", [b"", b"half", None], ids=["empty", "short", "one bit"])
 def test_a_damaged_file_in_the_cache_is_found_and_fetched_again(damage: bytes | None, site: str, tmp_path: Path) -> None:
-    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
+    got = mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/"])
     victim = got.files[2].path
     content = victim.read_bytes()
     victim.write_bytes(content[:40] + bytes([content[40] ^ 8]) + content[41:] if damage is None else damage)
     Mirror.requests.clear()
     said: list[str] = []
-    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good/"], say=said.append) == got
+    assert mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/"], say=said.append) == got
     assert victim.read_bytes() == content
     assert Mirror.requests == [f"good/{victim.name}"]
     assert said[0].startswith(f"{victim}: damaged in the cache")
@@ -262,9 +263,9 @@ def test_an_interrupt_while_writing_leaves_neither_a_file_nor_a_part(site: str, 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
+            mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/"])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    assert mnist.obtain(tmp_path, mirrors=[f"{site}/good/"]).key == "mnist"
+    assert mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/"]).key == "mnist"
 
 
 def test_old_partial_downloads_are_removed(site: str, tmp_path: Path) -> None:
@@ -274,13 +275,13 @@ def test_old_partial_downloads_are_removed(site: str, tmp_path: Path) -> None:
     old.write_bytes(b"x")
     young.write_bytes(b"x")
     os.utime(old, (time.time() - 2 * 86400,) * 2)
-    mnist.obtain(tmp_path, mirrors=[f"{site}/good/"])
+    mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/"])
     assert left_over(tmp_path) == [young.name]
 
 
 def test_eight_controllers_at_once_all_get_good_files(site: str, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda _: mnist.obtain(tmp_path, mirrors=[f"{site}/good/"]), range(8)))
+        results = list(pool.map(lambda _: mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good/"]), range(8)))
     assert all(result == results[0] for result in results)
     assert {file.name: file.path.read_bytes() for file in results[0].files} == SERVED
     assert left_over(tmp_path) == []
@@ -289,7 +290,7 @@ def test_eight_controllers_at_once_all_get_good_files(site: str, tmp_path: Path)
 def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "mnist").write_text("a file where a folder should be")
     with pytest.raises(ProvisionError, match="cache of data sets cannot be used") as caught:
-        mnist.obtain(tmp_path)
+        mnist.obtain(tmp_path, OURS)
     assert caught.value.where == str(tmp_path)
 
 
@@ -311,11 +312,11 @@ def unpacked_sha256(data: mnist.Dataset) -> dict[str, str]:
 
 def test_the_digits_need_no_network_and_are_the_same_on_every_machine(site: str, tmp_path: Path) -> None:
     said: list[str] = []
-    got = mnist.obtain(tmp_path, mirrors=[f"{site}/good"], source="digits", say=said.append)
+    got = mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/good"], source="digits", say=said.append)
     assert (got.key, got.train_images, got.test_images, Mirror.requests, said) == ("digits", 1442, 355, [], [])
     assert unpacked_sha256(got) == DIGITS_SHA256
     assert all(file.sha256 == hashlib.sha256(file.path.read_bytes()).hexdigest() for file in got.files)
-    assert mnist.obtain(tmp_path, source="digits") == got
+    assert mnist.obtain(tmp_path, OURS, source="digits") == got
     assert left_over(tmp_path) == []
 
 
@@ -328,7 +329,7 @@ def test_every_class_is_in_both_parts_in_the_same_proportion() -> None:
 
 def test_digits_replace_an_unreachable_mnist(site: str, tmp_path: Path) -> None:
     said: list[str] = []
-    got = mnist.obtain(tmp_path, mirrors=[f"{site}/503"], say=said.append)
+    got = mnist.obtain(tmp_path, OURS, mirrors=[f"{site}/503"], say=said.append)
     assert got.key == "digits"
     assert got.name == "digits (UCI, 1,797 images of 8×8, in place of MNIST)"
     assert said == [
@@ -345,7 +346,7 @@ def test_an_installation_without_its_digits_is_refused(content: bytes | None, tm
         (shipped / "train-labels-idx1-ubyte.gz").write_bytes(content)
     monkeypatch.setattr(mnist, "DIGITS", shipped)
     with pytest.raises(ProvisionError, match="missing or damaged") as caught:
-        mnist.obtain(tmp_path / "cache", source="digits")
+        mnist.obtain(tmp_path / "cache", OURS, source="digits")
     assert caught.value.where == str(shipped)
     assert caught.value.hint is not None
 
@@ -360,7 +361,7 @@ def test_an_earlier_versions_bundle_of_digits_is_read_and_only_shipped_digits_ar
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
     options = archive.unpack(tmp_path / "hosts.bundle", tmp_path / "unpacked").complete_smoke(SmokeOptions())
     assert options.cache is not None
-    assert unpacked_sha256(mnist.obtain(options.cache, source=options.source)) == DIGITS_SHA256
+    assert unpacked_sha256(mnist.obtain(options.cache, OURS, source=options.source)) == DIGITS_SHA256
 
 
 # -------------------------------------------------------------------------------------------------------- a given folder
@@ -375,7 +376,7 @@ def fill(folder: Path, *, packed: bool, files: dict[str, bytes] | None = None) -
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_folder_with_mnist_is_recognised_packed_by_whatever_or_not_at_all(packed: bool, tmp_path: Path) -> None:
-    got = mnist.obtain(tmp_path / "cache", data_dir=fill(tmp_path / "own", packed=packed))
+    got = mnist.obtain(tmp_path / "cache", OURS, data_dir=fill(tmp_path / "own", packed=packed))
     assert (got.key, got.name, got.train_images) == ("mnist", "MNIST", 20)
     assert [file.name for file in got.files] == [name if packed else name.removesuffix(".gz") for name in TINY]
     assert not (tmp_path / "cache").exists()
@@ -383,7 +384,7 @@ def test_a_folder_with_mnist_is_recognised_packed_by_whatever_or_not_at_all(pack
 
 def test_other_digits_in_the_right_form_are_taken_and_not_called_mnist(tmp_path: Path) -> None:
     other = {**TINY, "t10k-labels-idx1-ubyte.gz": idx((10,), bytes(10))}
-    got = mnist.obtain(tmp_path, data_dir=fill(tmp_path / "own", packed=True, files=other))
+    got = mnist.obtain(tmp_path, OURS, data_dir=fill(tmp_path / "own", packed=True, files=other))
     assert got.key == "own"
     assert str(tmp_path / "own") in got.name
     assert "not MNIST" in got.name
@@ -406,7 +407,7 @@ def test_a_folder_with_a_bad_file_is_refused_with_file_and_reason(name: str, con
     folder = fill(tmp_path / "own", packed=True)
     (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
     with pytest.raises(UsageError, match=reason) as caught:
-        mnist.obtain(tmp_path, data_dir=folder)
+        mnist.obtain(tmp_path, OURS, data_dir=folder)
     assert name in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -432,7 +433,7 @@ def test_a_bad_idx_file_is_refused(content: bytes, reason: str) -> None:
 
 
 def data_set(key: Literal["mnist", "digits"], folder: Path, images: int) -> mnist.Dataset:
-    return mnist.Dataset(key, key, folder, (), images, 10000, getattr(catalog.mnist(), key).training)
+    return mnist.Dataset(key, key, folder, (), images, 10000, getattr(OURS.mnist(), key).training)
 
 
 def test_many_ranks_train_longer_so_that_the_bar_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,8 +451,8 @@ def test_the_bar_is_lifted_only_when_fewer_epochs_are_asked_for(tmp_path: Path) 
 
 
 def test_the_digest_tells_data_sets_and_forms_apart(tmp_path: Path) -> None:
-    packed = mnist.obtain(tmp_path, data_dir=fill(tmp_path / "packed", packed=True))
-    again = mnist.obtain(tmp_path, data_dir=packed.folder)
-    plain = mnist.obtain(tmp_path, data_dir=fill(tmp_path / "plain", packed=False))
+    packed = mnist.obtain(tmp_path, OURS, data_dir=fill(tmp_path / "packed", packed=True))
+    again = mnist.obtain(tmp_path, OURS, data_dir=packed.folder)
+    plain = mnist.obtain(tmp_path, OURS, data_dir=fill(tmp_path / "plain", packed=False))
     assert packed.digest == again.digest != plain.digest
     assert len(packed.digest) == 12

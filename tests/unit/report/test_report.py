@@ -13,6 +13,7 @@ from documents import REPORT
 from provision.base import paths
 from provision.base.problems import Problem
 from provision.base.terminal import Console
+from provision.catalog import OURS
 from provision.install.removal import HostRemoval
 from provision.inventory import Host, last_run
 from provision.report.model import HostReport, Report, commands_after, show, show_problems, show_removals
@@ -147,7 +148,7 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host\r\nConne
 )
 def test_a_jump_host_that_is_down_is_reported_once_for_the_hosts_behind_it(message: str, what: str) -> None:
     jump = {"ansible_ssh_common_args": "-o ProxyJump=ops@192.0.2.9"}
-    found = [connection_problem(Host(name, name, variables=jump), message) for name in ("gpu1", "gpu2", "gpu3")]
+    found = [connection_problem(Host(name, name, variables=jump), message, OURS) for name in ("gpu1", "gpu2", "gpu3")]
     printed = io.StringIO()
     show_problems(found, Console(file=printed, width=200, color_system=None))
     assert printed.getvalue().startswith(f"gpu[1-3]: error: {what}")
@@ -156,7 +157,7 @@ def test_a_jump_host_that_is_down_is_reported_once_for_the_hosts_behind_it(messa
 
 def test_a_host_that_its_jump_host_does_not_reach_is_reported_itself() -> None:
     message = f"channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n{CLOSED}"
-    assert connection_problem(Host("gpu1", "gpu1"), message).what.startswith("nothing listens on its ssh port")
+    assert connection_problem(Host("gpu1", "gpu1"), message, OURS).what.startswith("nothing listens on its ssh port")
 
 
 def test_every_problem_has_an_id() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from provision.catalog import OURS
 from provision.inventory.model import Host
 from provision.remote.ansible import Event
 from provision.report.entries import task_failure
@@ -16,7 +17,7 @@ def failed(said: str, kind: str = "failed") -> Event:
 
 
 def test_a_known_error_comes_with_its_way_out() -> None:
-    failure = task_failure(HOST, failed("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"))
+    failure = task_failure(HOST, failed("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"), OURS)
     assert failure.where == "cmake / Install cmake"
     assert failure.hint is not None
     assert "df -h" in failure.hint
@@ -24,7 +25,7 @@ def test_a_known_error_comes_with_its_way_out() -> None:
 
 
 def test_an_unknown_error_is_quoted_and_not_explained() -> None:
-    failure = task_failure(HOST, failed("the frobnicator is out of plumbus"))
+    failure = task_failure(HOST, failed("the frobnicator is out of plumbus"), OURS)
     assert failure.what == "the frobnicator is out of plumbus"
     assert failure.hint == "fix it, then run the same command again: finished steps are kept (--limit @failed: only the hosts that failed)"
 
@@ -34,6 +35,6 @@ def test_a_lost_connection_is_told_as_one(then: str) -> None:
     """Also where a second try told why it could not be made again."""
     again = f"ssh: connect to host 10.0.0.1 port 22: {then}" if then else ""
     lost = 'Data could not be sent to remote host "10.0.0.1". Make sure this host can be reached over ssh: '
-    failure = task_failure(HOST, failed(lost + again, "unreachable"))
+    failure = task_failure(HOST, failed(lost + again, "unreachable"), OURS)
     assert failure.hint is not None
     assert "it goes on where it stopped" in failure.hint

@@ -14,6 +14,7 @@ from provision import cli, inventory
 from provision.base import paths, run_folders
 from provision.base.errors import Interrupted, UsageError
 from provision.base.problems import Problem
+from provision.catalog import OURS
 from provision.cli import doctor, main
 from provision.commands.run import started
 from provision.diagnosis import signatures
@@ -68,7 +69,7 @@ def test_a_run_says_what_it_is_while_it_goes_on_and_how_it_ended() -> None:
     assert "interrupted: the run was interrupted" in page.render(runs.find(third.run_id))
     with (
         pytest.raises(Interrupted),
-        started(inventory.load("localhost"), "provision up", Progress(), {}) as begun,
+        started(inventory.load("localhost"), "provision up", Progress(), {}, OURS) as begun,
     ):
         raise KeyboardInterrupt
     assert "interrupted: the run ended early" in (begun.session.folder / page.NAME).read_text()

@@ -12,9 +12,10 @@ from invented_hosts import REQUIREMENTS, changed, host, plan_for, remedies
 from rendered import variables_in
 from rollouts import rollout
 
-from provision import catalog, inventory
+from provision import inventory
 from provision.base import resources
 from provision.base.errors import UsageError
+from provision.catalog import OURS
 from provision.install import installer
 from provision.plan.requirements import Requirements
 from provision.resolve.driver import known_branch
@@ -169,14 +170,14 @@ def test_auto_is_no_remedy_where_it_has_a_conflict_on_any_host(other):
 
 
 def test_an_unknown_branch_is_an_error_that_lists_the_known_ones():
-    assert known_branch("580", "--driver 580") == "580"
+    assert known_branch("580", "--driver 580", OURS) == "580"
     with pytest.raises(UsageError, match="--driver 58: not a branch") as raised:
-        known_branch("58", "--driver 58")
+        known_branch("58", "--driver 58", OURS)
     assert "580" in str(raised.value.hint)
 
 
 def test_every_pci_id_that_is_named_has_a_compute_capability():
-    known = catalog.hardware()
+    known = OURS.hardware()
     assert [known.pci_ids.capability(each) for each in (H100, A100, V100, P100, GB200)] == ["9.0", "8.0", "7.0", "6.0", "10.0"]
     assert all(known.pci_ids.capability(each) for each in (*known.fabric.nvswitch, *known.fabric.imex))
     assert known.pci_ids.capability("3fff") is None
@@ -231,6 +232,6 @@ def test_only_packages_of_the_driver_may_go_for_another_branch():
     assert [name for name in OWN.split() if not own.match(name)] == []
     assert [name for name in OF_OTHERS.split() if own.match(name)] == []
     branches = {"branch": "580", "flavour": "generic"}
-    for of_system in catalog.driver().packages.values():
+    for of_system in OURS.driver().packages.values():
         named = (*of_system.open, *of_system.proprietary, *of_system.fabric, *of_system.imex)
         assert all(own.match(name.format(**branches)) for name in named)

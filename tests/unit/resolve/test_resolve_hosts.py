@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from invented_hosts import changed, host, plan_for, remedies
 
+from provision.catalog import OURS
 from provision.plan.requirements import Requirements
 from provision.survey import Facts, gpus
 
@@ -85,7 +86,7 @@ def test_a_driver_that_has_dropped_the_gpu_is_named_with_the_last_branch(pci_id:
 @pytest.mark.parametrize(("pci_id", "packages"), [("1bb3", "cuda-drivers-580"), ("2330", "nvidia-open-5")])
 def test_a_missing_driver_is_named_with_the_branch_and_the_modules_of_the_gpu(pci_id: str, packages: str) -> None:
     one = changed(host(), nvidia={"pci_devices": ["0000:03:00.0"], "pci_ids": [pci_id]})
-    fault = gpus.fault(one)
+    fault = gpus.fault(one, OURS)
     assert fault is not None
     assert packages.replace("nvidia-open-5", "nvidia-open-") in (fault.hint or "")
 
@@ -103,7 +104,7 @@ def test_a_missing_driver_is_named_with_the_branch_and_the_modules_of_the_gpu(pc
     ],
 )
 def test_gpus_behind_switches_need_a_fabric_manager(one: Facts, faulty: bool) -> None:
-    fault = gpus.fault(one)
+    fault = gpus.fault(one, OURS)
     assert (fault.id if fault else None) == ("no-fabric-manager" if faulty else None)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from invented_hosts import changed, remedies
 
-from provision import catalog
 from provision.base.versions import key, package_key
+from provision.catalog import OURS
 from provision.plan import lock
 from provision.plan.model import COMPONENTS, HostPlan, Plan, SourceBuild
 from provision.plan.requirements import Requirements
@@ -20,9 +20,9 @@ from provision.resolve import HostRequirements, resolve
 from provision.resolve.remedies import ConflictId
 from provision.survey import Facts
 
-SYSTEMS = [(name, release) for name, entry in catalog.os().distributions.items() for release in entry.pythons]
+SYSTEMS = [(name, release) for name, entry in OURS.os().distributions.items() for release in entry.pythons]
 RECENT = [("ubuntu", "22.04"), ("ubuntu", "24.04"), ("debian", "12"), ("debian", "13")]
-DRIVERS = {cuda: driver for cuda, driver in catalog.cuda().toolkits.drivers.items() if driver}
+DRIVERS = {cuda: driver for cuda, driver in OURS.cuda().toolkits.drivers.items() if driver}
 CAPABILITIES = ["3.7", "5.0", "5.2", "6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
 
 
@@ -48,7 +48,7 @@ recent = st.tuples(
 likely = st.lists(recent, min_size=1, max_size=6)
 # What a host's own package index may say of NCCL and Open MPI, whether there is root, and what the index says a while later.
 NCCLS = ["2.21.5-1+cuda12.4", "2.21.5-1+cuda12.2", "2.21.5-1+cuda13.1", "2.26.2-1+cuda12.2", "2.27.5-1+cuda12.9", "2.99.1-1+cuda12.4"]
-PYTHONS = list(catalog.python_packages().numpy.by_python)
+PYTHONS = list(OURS.python_packages().numpy.by_python)
 offers = st.one_of(st.just([]), st.lists(st.sampled_from(NCCLS), unique=True, max_size=4))
 looks = st.lists(
     st.tuples(offers, st.sampled_from([None, "4.1.4-3", "4.1.6-7"]), st.sampled_from([True, True, False]), offers), min_size=6, max_size=6
@@ -99,8 +99,8 @@ def essence(plan: Plan) -> dict[str, HostPlan]:
 
 
 def check(hosts: dict[str, Facts], plan: Plan) -> None:
-    data = catalog.nccl()
-    floors, ceilings = catalog.cuda().gpu_floors.lowest, catalog.cuda().gpu_ceilings.oldest
+    data = OURS.nccl()
+    floors, ceilings = OURS.cuda().gpu_floors.lowest, OURS.cuda().gpu_ceilings.oldest
     assert bool(plan.hosts) != bool(plan.conflicts)
     for conflict in plan.conflicts:
         assert conflict.host in hosts
@@ -144,7 +144,7 @@ def check(hosts: dict[str, Facts], plan: Plan) -> None:
 
 def check_driver(host: Facts, one: HostPlan) -> None:
     """The policy for drivers: never above its CUDA's major, above its CUDA only with machine code for every GPU."""
-    known, capabilities = catalog.cuda().minor_compatibility.drivers, [gpu.compute_capability for gpu in host.gpus]
+    known, capabilities = OURS.cuda().minor_compatibility.drivers, [gpu.compute_capability for gpu in host.gpus]
     for component in (one.nccl, one.torch):
         if component is None or component.cuda is None:
             continue
@@ -152,7 +152,7 @@ def check_driver(host: Facts, one: HostPlan) -> None:
         assert int(major) <= int(host.driver.cuda.split(".")[0])
         if key(component.cuda) > key(host.driver.cuda):
             assert key(host.driver.version) >= key(known[major])
-    builds = catalog.nccl().wheels
+    builds = OURS.nccl().wheels
     if one.nccl.source == "wheel":
         package, _, version = one.nccl.package.partition("==")
         code = next(each.has for each in builds.code if version in each.wheels.get(package, ()))
@@ -168,13 +168,13 @@ def check_explained(plan: Plan) -> None:
         if one.nccl is None:
             continue
         named = " ".join([one.nccl.package, *(lost.candidate for lost in one.nccl.rejected)])
-        for package, versions in catalog.nccl().wheels.builds.items():
+        for package, versions in OURS.nccl().wheels.builds.items():
             for version in versions:
                 older = key(version) < key(one.nccl.version)
                 assert older or f"{package}=={version}" in named
         if any("package repository" in lost.candidate for lost in one.nccl.rejected):
             continue  # there is none for this system, which is said
-        for revision, builds in catalog.nccl().repository.builds.items():
+        for revision, builds in OURS.nccl().repository.builds.items():
             for cuda in builds:
                 assert key(revision) < key(one.nccl.version) or f"{revision}+cuda{cuda}" in named
 
@@ -250,7 +250,7 @@ def test_a_lock_keeps_the_plan_whatever_package_indexes_offer_later(kinds: list[
     locked = lock.Lock.from_plan(plan, {}, None, everyone)
     builds = locked.builds(hosts)
     requirements = {name: HostRequirements(builds=builds[name]) for name in hosts}
-    again, _files = locked.apply(resolve(looked_at(hosts, seen, after=plan), locked.fill_in(Requirements()), requirements))
+    again, _files = locked.apply(resolve(looked_at(hosts, seen, after=plan), locked.fill_in(Requirements()), requirements), OURS)
     assert again.conflicts == ()
     assert essence(again) == essence(plan)
 
@@ -396,7 +396,7 @@ def survey_of(kinds: list[Any]) -> dict[str, Facts]:
         cuda = max(fitting, key=key, default=None) if state != "no CUDA" else None
         with_driver = state in ("works", "no CUDA", "mismatch")
         listed = state in ("works", "no CUDA")
-        family = catalog.os().distributions[system].family
+        family = OURS.os().distributions[system].family
         names = ["libnccl", "libnccl-devel"] if family == "rhel" else ["libnccl2", "libnccl-dev"]
         made[f"h{number}"] = Facts.model_validate(
             {
@@ -421,8 +421,8 @@ def survey_of(kinds: list[Any]) -> dict[str, Facts]:
 def code_of(component: Any, arch: str) -> list[str] | None:
     """What a build has machine code and PTX for, by the catalogue; None if that is not known."""
     if component.package.startswith("torch=="):
-        return catalog.pytorch().releases[component.version.partition("+")[0]].builds[component.cuda].code.get(arch)
-    wheels, package = catalog.nccl().wheels, component.package.partition("==")[0]
+        return OURS.pytorch().releases[component.version.partition("+")[0]].builds[component.cuda].code.get(arch)
+    wheels, package = OURS.nccl().wheels, component.package.partition("==")[0]
     return next((list(each.has) for each in wheels.code if component.version in each.wheels.get(package, ())), None)
 
 
@@ -451,7 +451,7 @@ def check_hosts(hosts: dict[str, Facts], plan: Plan, asked: Requirements) -> Non
         for gpu in known.gpus:
             if gpu.compute_capability is None:
                 continue
-            branches = catalog.driver().gpus.of_capability(gpu.compute_capability)
+            branches = OURS.driver().gpus.of_capability(gpu.compute_capability)
             assert int(branches.first) <= key(driver.version)[0] <= int(branches.last or 999)
             for component in (one.torch, one.nccl):
                 native = driver.cuda is not None and key(component.cuda) <= key(driver.cuda)
@@ -504,7 +504,7 @@ def test_more_pythons_never_give_an_older_pytorch(kinds: list[Any], more: list[s
     before = resolve(hosts, asked, {})
     others = {"others": [{"path": f"/usr/bin/python{each}", "version": each} for each in more]}
     after = resolve({name: changed(host, python={**host.python.model_dump(), **others}) for name, host in hosts.items()}, asked, {})
-    defaults = [each.version for each in catalog.pytorch().defaults]
+    defaults = [each.version for each in OURS.pytorch().defaults]
 
     def release(plan: Plan) -> tuple[int, ...]:
         """Defaults are alike: an installed Python for the second is better than one that is downloaded for the first."""

@@ -9,7 +9,7 @@ import pytest
 from invented_hosts import changed, gpu, host, plan_for, remedies
 from rollouts import host_plan
 
-from provision import catalog
+from provision.catalog import OURS
 from provision.plan.requirements import Requirements
 from provision.survey import Facts
 
@@ -94,7 +94,7 @@ NEWER_TORCH = Requirements(torch_version="2.13.0")
 
 def test_uv_downloads_a_python_where_no_other_gives_a_plan() -> None:
     made = plan_for({"a": host(**OLD), "b": host("10.0.0.2")}, NEWER_TORCH)
-    python, release = made.hosts["a"].python, catalog.python_packages().uv.pythons["3.11"]
+    python, release = made.hosts["a"].python, OURS.python_packages().uv.pythons["3.11"]
     assert (python.source, python.version) == ("uv", release)
     assert python.package == f"python/cpython-{release}-linux-x86_64-gnu/bin/python3.11"
     assert made.hosts["b"].python.source == "host"
@@ -116,7 +116,7 @@ def test_uv_downloads_a_python_for_a_newer_release_only_where_no_other_has_it() 
 
 def test_uv_downloads_the_usual_python_of_the_architecture() -> None:
     python = plan_for({"a": host(arch="aarch64", **OLD)}, NEWER_TORCH).hosts["a"].python
-    known = catalog.python_packages()
+    known = OURS.python_packages()
     usual, release = known.usual.version, known.uv.pythons[known.usual.version]
     assert python.package == f"python/cpython-{release}-linux-aarch64-gnu/bin/python{usual}"
 

@@ -11,9 +11,9 @@ from golden_facts import PLANS, facts_of
 from invented_hosts import remedies
 from typer.testing import CliRunner
 
-from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.versions import key
+from provision.catalog import OURS
 from provision.cli import main
 from provision.plan.requirements import Requirements
 from provision.resolve import resolve, what_if
@@ -23,7 +23,7 @@ REQUIREMENTS = Requirements(engine_version="0.0.0")
 
 
 def after(name: str, *changes: str) -> what_if.WhatIf:
-    return what_if.what_if(facts_of(name), REQUIREMENTS, {}, what_if.parse(changes, facts_of(name)))
+    return what_if.what_if(facts_of(name), REQUIREMENTS, {}, what_if.parse(changes, facts_of(name), OURS))
 
 
 def gains(found: what_if.WhatIf) -> dict[str, tuple[str, str]]:
@@ -59,7 +59,7 @@ def test_changes_apply_together() -> None:
 def test_a_newer_driver_does_not_undo_cpu() -> None:
     hosts = facts_of("full-ubuntu-22.04-h100-550")
     cpu = Requirements(engine_version="0.0.0", cpu=True)
-    found = what_if.what_if(hosts, cpu, {}, what_if.parse(["driver=595"], hosts))
+    found = what_if.what_if(hosts, cpu, {}, what_if.parse(["driver=595"], hosts, OURS))
     assert {host.nccl for host in found.plan.hosts.values()} == {None}
     assert {host.torch.version.partition("+")[2] for host in found.plan.hosts.values() if host.torch and host.torch.version} == {"cpu"}
     assert found.gains == ()
@@ -80,7 +80,7 @@ def test_what_resolves_a_conflict_gains_a_plan() -> None:
 def test_one_host_is_changed_without_the_others_of_its_class() -> None:
     (one,) = facts_of("v100-470-cuda-11.4").values()
     hosts = dict.fromkeys(("a", "b", "c"), one)
-    found = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse(["b:python=3.10", "b:driver=580"], hosts))
+    found = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse(["b:python=3.10", "b:driver=580"], hosts, OURS))
     versions = {name: host.python.version for name, host in found.plan.hosts.items()}
     assert versions["b"].startswith("3.10")
     assert list(versions) == ["a", "b", "c"]
@@ -115,7 +115,7 @@ def test_no_change() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *catalog.driver().branches.of,
+        *OURS.driver().branches.of,
         *("470", "550", "590", "615"),  # of NVIDIA's table of CUDA
         *("630", "999", "0", "-1", "5", "5800", "0580", "580.95.05", "580.", "Auto", "580 "),
     ],
@@ -125,13 +125,13 @@ def test_a_driver_is_the_same_to_both_options(value: str, monkeypatch: pytest.Mo
     words = ["plan", "--facts", str(PLANS / "a100-570-cuda-12.8.json")]
     found = [CliRunner().invoke(main.app, [*words, f"{option}={value}"]).exception for option in ("--driver", "--what-if=driver")]
     refused = [error.what.rpartition(": ")[2] if isinstance(error, UsageError) else None for error in found]
-    assert refused == [None if value in catalog.driver().branches.of else "not a branch of NVIDIA's driver whose packages are known"] * 2
+    assert refused == [None if value in OURS.driver().branches.of else "not a branch of NVIDIA's driver whose packages are known"] * 2
 
 
 def test_only_a_driver_to_install_is_chosen_by_itself() -> None:
-    assert known_branch("auto", "--driver auto", "auto") == "auto"
+    assert known_branch("auto", "--driver auto", OURS, "auto") == "auto"
     with pytest.raises(UsageError, match="driver=auto: not a branch") as refused:
-        what_if.parse(["driver=auto"], facts_of("blackwell-580"))
+        what_if.parse(["driver=auto"], facts_of("blackwell-580"), OURS)
     assert "580" in str(refused.value.hint)
 
 
@@ -153,13 +153,13 @@ def test_only_a_driver_to_install_is_chosen_by_itself() -> None:
 )
 def test_wrong_changes_are_refused(change: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refused:
-        what_if.parse([change], facts_of("v100-470-and-blackwell-580"))
+        what_if.parse([change], facts_of("v100-470-and-blackwell-580"), OURS)
     assert refused.value.hint
 
 
 def test_a_driver_for_hosts_without_gpus_is_refused() -> None:
     with pytest.raises(UsageError, match="no host has a GPU"):
-        what_if.parse(["driver=580"], facts_of("cpu-only"))
+        what_if.parse(["driver=580"], facts_of("cpu-only"), OURS)
 
 
 def test_the_hint_is_a_change_that_was_tried() -> None:
@@ -168,7 +168,7 @@ def test_the_hint_is_a_change_that_was_tried() -> None:
     assert hint is not None
     change = hint.rpartition("--what-if ")[2]
     before = resolve(hosts, REQUIREMENTS, {}).hosts["dgx1"].torch
-    lifted = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse([change], hosts)).plan.hosts["dgx1"].torch
+    lifted = what_if.what_if(hosts, REQUIREMENTS, {}, what_if.parse([change], hosts, OURS)).plan.hosts["dgx1"].torch
     assert before
     assert lifted
     assert f"PyTorch {lifted.version.partition('+')[0]} instead of {before.version.partition('+')[0]}" in hint

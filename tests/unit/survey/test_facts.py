@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from invented_hosts import stated
 
-from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.doctor.checks import examine
 from provision.inventory import Host
 from provision.plan.manifest import UNREADABLE
@@ -57,7 +57,7 @@ def host(**changes: Any) -> Facts:
 
 
 def said(found: Facts, **more: Any) -> list[str]:
-    problems = host_problems("a", found, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
+    problems = host_problems("a", found, OURS, **{"needed_mb": 3000, "prefix": "/opt/provision"} | more)
     return [f"{problem.severity} {problem}" for problem in problems]
 
 
@@ -545,7 +545,7 @@ def test_a_facts_file_shows_what_is_wrong_between_hosts_and_tmp_without_programs
     two = without_root(disk={"prefix": shared}, hostname="node2", machine_id="n", boot_id="c")
     hosts = {name: each.model_dump(mode="json") for name, each in {"one": one, "again": one, "two": two}.items()}
     (tmp_path / "facts.json").write_text(json.dumps({"schema": 1, "hosts": hosts, "problems": []}))
-    _inventory, known, problems = collect.read_file(tmp_path / "facts.json", None)
+    _inventory, known, problems = collect.read_file(tmp_path / "facts.json", None, None, OURS)
     found = {(each.severity, each.host, each.what.partition(":")[0]) for each in problems}
     assert list(known) == ["one", "again", "two"]
     assert ("error", "again", "it is the same machine as `one` (node1)") in found
@@ -559,9 +559,9 @@ def test_one_full_file_system_is_one_problem() -> None:
     assert len(said(found)) == 1
 
 
-@pytest.mark.parametrize("name", catalog.os().distributions)
+@pytest.mark.parametrize("name", OURS.os().distributions)
 def test_supported_systems_are_supported_at_both_ends(name: str) -> None:
-    entry = catalog.os().distributions[name]
+    entry = OURS.os().distributions[name]
     for version in (entry.oldest, entry.newest):
         known = {
             "os": {"id": name, "version": version},
@@ -687,7 +687,7 @@ NODE = ["/dev/nvidia0"]
     ],
 )
 def test_why_gpus_cannot_be_used(known: dict[str, Any], cause: str | None) -> None:
-    found = gpus.fault(Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **known}))
+    found = gpus.fault(Facts.model_validate({"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **known}), OURS)
     assert (found and found.id) == cause
     assert found is None or "{" not in str(found.hint).format(host="a")
 
@@ -703,7 +703,7 @@ def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) 
 
 @pytest.mark.parametrize(("name", "says"), [("full-rocky-8-v100-535", "Ansible cannot install packages"), ("full-rhel-10-h100-580", None)])
 def test_a_facts_file_shows_where_no_packages_can_be_installed(name: str, says: str | None) -> None:
-    _inventory, _known, problems = collect.read_file(Path(__file__).parents[2] / "data" / "plans" / f"{name}.json", None)
+    _inventory, _known, problems = collect.read_file(Path(__file__).parents[2] / "data" / "plans" / f"{name}.json", None, None, OURS)
     errors = [problem for problem in problems if problem.severity == "error"]
     assert [problem.host for problem in errors] == (["node1"] if says else [])
     assert all(str(says) in problem.what for problem in errors)
@@ -721,5 +721,5 @@ def test_a_facts_file_shows_where_no_packages_can_be_installed(name: str, says: 
 )
 def test_distributions_made_from_release_8_are_managed_as_little_as_it(system: dict[str, Any], unmanaged: bool) -> None:
     known = Facts.model_validate({"os": system, "arch": "x86_64"})
-    found = lasting_problems("a", known, needed_mb=0, prefix="/opt/provision")
+    found = lasting_problems("a", known, OURS, needed_mb=0, prefix="/opt/provision")
     assert [problem.severity for problem in found] == (["error"] if unmanaged else [])
