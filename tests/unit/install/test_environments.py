@@ -18,8 +18,8 @@ from invented_hosts import host, plan_for
 from loading import run_ansible_module
 from rollouts import host_plan, manifest
 
-from provision import inventory as inventories
 from provision import catalog
+from provision import inventory as inventories
 from provision.base import uv_support
 from provision.base.errors import ProvisionError, UsageError
 from provision.cli.run_options import run_options
