@@ -104,15 +104,7 @@ def parse(model: type[M], content: str | bytes, where: str, kind: Kind = "json",
 
 
 def validate(
-    model: type[M],
-    data: object,
-    where: str,
-    *,
-    text: str = "",
-    kind: Kind = "json",
-    at: KeyPath = (),
-    hint: str | None = None,
-    context: object = None,
+    model: type[M], data: object, where: str, *, text: str = "", kind: Kind = "json", at: KeyPath = (), hint: str | None = None
 ) -> M:
     """Turn plain data into a model. ``text`` is the document that contains it, ``at`` the place in it; without a text there are no lines.
 
@@ -121,9 +113,9 @@ def validate(
     """
     try:
         # As JSON, where a list may be a tuple and a text a date: strict models refuse both in Python's data.
-        return model.model_validate_json(json.dumps(data, default=str), context=context)
+        return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
-        raise _usage_error(problems(error, text, kind, model, at), where, hint) from error
+        raise usage_error(problems(error, text, kind, model, at), where, hint) from error
     except (RecursionError, ValueError) as error:
         raise UsageError(f"it is nested too deeply, or contains itself: {error}", where=where, hint=hint) from error
 
@@ -324,7 +316,7 @@ def _keys(model: type[BaseModel] | None) -> set[str]:
     return {key for part in (schema, *schema.get("$defs", {}).values()) for key in part.get("properties", ())}
 
 
-def _usage_error(wrong: list[tuple[int | None, str]], where: str, hint: str | None) -> UsageError:
+def usage_error(wrong: list[tuple[int | None, str]], where: str, hint: str | None) -> UsageError:
     if len(wrong) == 1:
         return UsageError(wrong[0][1], where=_at(where, wrong[0][0]), hint=hint)
     lines = [f"{_at(where, line)}: {what}" for line, what in wrong[:_MOST]]

@@ -17,8 +17,7 @@ from provision.cli.help import App, Group
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
-from provision.doctor import fixes, show, support_bundle
-from provision.doctor.checks import CHECKED, CHECKS
+from provision.doctor import checks, fixes, show, support_bundle
 from provision.doctor.health.collect import HealthRequest
 from provision.doctor.health.verdict import Verdict, write_quarantine
 from provision.doctor.host_checks import (
@@ -142,8 +141,8 @@ def check(
             findings = _chosen(in_logs, wanted)
             _print(findings, json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
         else:
-            examination = examine_this_machine(catalog, gpu.request)
-            findings = _chosen(with_logs(examination.findings, in_logs, CHECKED), wanted)
+            examination = examine_this_machine(gpu.request)
+            findings = _chosen(with_logs(examination.findings, in_logs, checks.CHECKED), wanted)
             made = _verdicts(examination, gpu)
             _print(findings, json_, examined="on this machine", hosts=True, reading=reading, verdicts=made)
         if _is_bad(findings):
@@ -156,7 +155,7 @@ def check(
         if fix:
             examination.findings[:] = _chosen(examination.findings, wanted)
             examination, fixed = _fix(inventory, session, examination, passwords, fixing.yes)
-        checked = CHECKED if examination.facts else frozenset[str]()
+        checked = checks.CHECKED if examination.facts else frozenset[str]()
         findings = _chosen(with_logs(examination.findings, in_logs, checked), wanted)
         answered = len(examination.facts)
         code = 2 if not answered else 1 if _is_bad(findings) or not fixed else 0
@@ -173,7 +172,7 @@ def check(
 @app.command()
 def explain(identifier: Annotated[str, typer.Argument(metavar="ID", help="As `provision doctor list` names it.")]) -> None:
     """Print everything that is known about one error."""
-    show.entry(signatures.known_error(identifier), terminal.out(), checked=identifier in CHECKED)
+    show.entry(signatures.known_error(identifier), terminal.out(), checked=identifier in checks.CHECKED)
 
 
 @app.command()
@@ -266,7 +265,7 @@ def _is_bad(found: Sequence[Finding]) -> bool:
 def _searched(reading: logs.Reading | None, *, hosts: bool) -> str:
     """What was looked for: how much it means that nothing was found."""
     said = [f"{reading.lines:,} line{'s' * (reading.lines != 1)} read", f"{len(show.listed())} known errors"] if reading else []
-    return ", ".join([*said, *([f"{len(CHECKS)} checks"] if hosts else [])])
+    return ", ".join([*said, *([f"{len(checks.CHECKS)} checks"] if hosts else [])])
 
 
 def _fix(

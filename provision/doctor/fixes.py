@@ -16,7 +16,6 @@ import yaml
 
 from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError
-from provision.catalog import Catalog
 from provision.commands.up import make_ready
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import known_error
@@ -103,7 +102,7 @@ def apply(
             results += [FixResult(host, name, "not tried", str(error)) for host, names in sorted(fixes.tasks.items()) for name in names]
     if fixes.installation:
         try:
-            options = with_earlier_sources(inventory, _as_installed(examination, session.catalog))
+            options = with_earlier_sources(inventory, _as_installed(examination, session))
             report = make_ready(inventory, options, session.progress, passwords)
             reason = "; ".join(f"{failure.host}: {failure.what}" for failure in report.failures)
         except Interrupted:
@@ -129,14 +128,14 @@ def results_on(host: str, names: Sequence[str], events: Sequence[Event]) -> list
     return [tried.get(name) or FixResult(host, name, "not tried", reason) for name in names]
 
 
-def _as_installed(examination: Examination, catalog: Catalog) -> Options:
+def _as_installed(examination: Examination, session: Session) -> Options:
     """The options that lead to what is already installed."""
     plans = list(installed.plans(examination.facts))
     torch = next((host.torch.version for host in plans if host.torch), None)
     source = next((host.openmpi.source for host in plans), "auto")
     openmpi = cast(OpenMpiSource, source if source in get_args(OpenMpiSource) else "auto")
     version = torch and torch.split("+")[0]
-    return Options(torch=torch is not None or not plans, torch_version=version, openmpi=openmpi, smoke=None, catalog=catalog)
+    return Options(torch=torch is not None or not plans, torch_version=version, openmpi=openmpi, smoke=None, catalog=session.catalog)
 
 
 def _variables(facts: Facts, names: Sequence[str]) -> dict[str, Any]:

@@ -39,8 +39,9 @@ class Examination:
         return verdict.verdicts(self.hosts, self.healths, self.findings)
 
 
-def examine_this_machine(catalog: Catalog, gpu: HealthRequest | None = None) -> Examination:
+def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
     """Raises UsageError when the survey cannot run here."""
+    catalog = overlay.own()
     try:
         script = resources.script("survey").encode()
         survey = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_TIMEOUT_S, check=False)

@@ -18,7 +18,7 @@ from docker.types import DeviceRequest
 
 from provision.base import paths, signals
 from provision.base.errors import ProvisionError
-from provision.catalog import Catalog
+from provision.catalog import Catalog, overlay
 from provision.catalog.models import Images
 from provision.image import container_hosts
 from provision.image.local_images import ImageInfo
@@ -30,13 +30,14 @@ _MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
 
 
 @contextlib.contextmanager
-def containers(client: DockerClient, image: ImageInfo, count: int, catalog: Catalog) -> Iterator[Path]:
+def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[Path]:
     """The inventory file of ``count`` containers of an image, on a network of their own, each with sshd running.
 
     Raises:
         ProvisionError: a container does not come up.
     """
     _remove_killed(client)
+    catalog = overlay.own()
     run = f"{os.getpid()}-{secrets.token_hex(3)}"
     folder = _keys_folder() / run
     labels = {LABEL: str(os.getpid())}

@@ -17,7 +17,6 @@ from docker import DockerClient
 from provision.base import signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.problems import Problem
-from provision.catalog import overlay
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
 from provision.doctor.checks import examine
@@ -79,15 +78,15 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
         UsageError: not an image of ours.
         ProvisionError: no engine, or containers that do not come up.
     """
-    began, catalog = time.monotonic(), overlay.own()
+    began = time.monotonic()
     try:
         with local_images.engine() as client, signals.termination_as_interrupt(), container_engine.explained(f"verifying {image}"):
             info = local_images.get(client, image)
             _refuse_nameless(client, image)
             verdict = Verdict(image)
             with (
-                trial_containers.containers(client, info, count, catalog) as inventory,
-                Session(loading.load(str(inventory)), shown, command="provision image verify", catalog=catalog) as session,
+                trial_containers.containers(client, info, count) as inventory,
+                Session(loading.load(str(inventory)), shown, command="provision image verify") as session,
             ):
                 verdict.folder = session.folder
                 _check(session, options, verdict)

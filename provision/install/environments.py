@@ -31,7 +31,6 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.base.paths import home
 from provision.base.text import joined
 from provision.base.uv_support import canonical
-from provision.base.validation import Form
 from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.install import wheels
@@ -65,17 +64,17 @@ _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 class _Package(BaseModel, strict=True):
     """A package of our environment on a host."""
 
-    version: Annotated[str, Form(_VERSION, "a version"), AfterValidator(python_version)]
+    version: Annotated[str, validation.Form(_VERSION, "a version"), AfterValidator(python_version)]
     requires: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)]
 
 
 class _Base(BaseModel, strict=True):
     """Our environment on a host, as `hostside/environment.py` prints it."""
 
-    python: Annotated[str, Form(r"3\.[0-9]+\.[0-9]+", "a version of Python")]
-    arch: Annotated[str, Form(r"\w+", "an architecture")]
-    glibc: Annotated[str, Form(r"2\.[0-9]+", "a version of glibc")]
-    packages: Annotated[dict[Annotated[str, Form(_NAME, "a package's name")], _Package], Field(max_length=5000)]
+    python: Annotated[str, validation.Form(r"3\.[0-9]+\.[0-9]+", "a version of Python")]
+    arch: Annotated[str, validation.Form(r"\w+", "an architecture")]
+    glibc: Annotated[str, validation.Form(r"2\.[0-9]+", "a version of glibc")]
+    packages: Annotated[dict[Annotated[str, validation.Form(_NAME, "a package's name")], _Package], Field(max_length=5000)]
 
     @property
     def versions(self) -> dict[str, str]:
@@ -90,9 +89,9 @@ class _Base(BaseModel, strict=True):
 class Pin(BaseModel, strict=True):
     """A package of the environment, and the checksums of its files."""
 
-    name: Annotated[str, Form(_NAME, "a package's name")]
-    version: Annotated[str, Form(_VERSION, "a version")]
-    sha256: Annotated[list[Annotated[str, Form("[0-9a-f]{64}", "a SHA-256")]], Field(min_length=1)]
+    name: Annotated[str, validation.Form(_NAME, "a package's name")]
+    version: Annotated[str, validation.Form(_VERSION, "a version")]
+    sha256: Annotated[list[Annotated[str, validation.Form("[0-9a-f]{64}", "a SHA-256")]], Field(min_length=1)]
 
 
 _Resolved = TypeAdapter(dict[str, list[Pin]])  # kind of host → packages

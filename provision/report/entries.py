@@ -8,13 +8,12 @@ from dataclasses import replace
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.base.text import joined
-from provision.catalog import Catalog
 from provision.diagnosis import logs
 from provision.install import drift
 from provision.install.installer import Installed
 from provision.install.roles import partly_checked
 from provision.install.rollout import Rollout
-from provision.inventory import Host, Inventory
+from provision.inventory import Inventory
 from provision.plan import lock
 from provision.plan.model import HostPlan, Plan
 from provision.remote.ansible import Event, HostResult, Outcome
@@ -46,7 +45,7 @@ def add_plan(report: Report, rollout: Rollout, hint: str | None) -> None:
 
 def add_installation(report: Report, rollout: Rollout, done: Installed) -> None:
     """What the installation changed on each host, and what failed there."""
-    outcome, catalog = done.outcome, rollout.request.options.catalog
+    outcome = done.outcome
     for name, host in rollout.plan.hosts.items():
         result = outcome.hosts.get(name)
         report.hosts.append(host_line(host, result))
@@ -54,7 +53,7 @@ def add_installation(report: Report, rollout: Rollout, done: Installed) -> None:
             what = "Ansible reported nothing about this host"
             report.failures.append(Problem("error", what, f"read {outcome.log}", host=name, where="install", id="no-result"))
         elif result.failure is not None:
-            report.failures.append(task_failure(rollout.inventory.host(name), result.failure, catalog))
+            report.failures.append(task_failure(rollout, result.failure))
     report.notes += done.fallbacks
     for name, packages in done.unlocked.items():
         report.notes.append(
@@ -65,8 +64,8 @@ def add_installation(report: Report, rollout: Rollout, done: Installed) -> None:
 
 def add_drivers(report: Report, rollout: Rollout, outcome: Outcome) -> bool:
     """What failed while drivers were installed, and whether nothing did; hosts that are fine get no line yet."""
-    failed = [(name, result.failure) for name, result in outcome.hosts.items() if result.failure is not None]
-    report.failures += [task_failure(rollout.inventory.host(name), failure, rollout.request.options.catalog) for name, failure in failed]
+    failed = [task_failure(rollout, result.failure) for result in outcome.hosts.values() if result.failure is not None]
+    report.failures += failed
     if not failed:
         report.notes.append(f"{joined(rollout.drivers)}: NVIDIA's driver was installed and the host rebooted; nvidia-smi answers")
     return not failed
@@ -150,12 +149,13 @@ def _prospects(result: HostResult, unchecked: Collection[str], *, drifted: bool)
     return found
 
 
-def task_failure(host: Host, event: Event, catalog: Catalog) -> Problem:
+def task_failure(rollout: Rollout, event: Event) -> Problem:
     """The failure of an Ansible task, with a hint from the doctor where the error is a known one."""
+    host = rollout.inventory.host(event.host)
     step = " / ".join(part for part in (event.role, event.task) if part)
     again = "run the same command again: finished steps are kept (--limit @failed: only the hosts that failed)"
     if event.kind == "unreachable":
-        return replace(collect.connection_problem(host, event.text, catalog), what=event.text, where=step)
+        return replace(collect.connection_problem(host, event.text, rollout.request.options.catalog), what=event.text, where=step)
     known = logs.root_cause(event.text, step)
     hint = f"{known.what}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
     return Problem("error", event.text, hint, host=host.name, where=step, id=known.id if known else "task-failed")

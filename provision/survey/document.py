@@ -74,7 +74,10 @@ def load_file(path: str | Path, catalog: Catalog = OURS) -> dict[str, Facts | Un
     finally:
         gc.freeze()
         gc.enable()
-    return dict(validation.validate(FactsFile, harmless, name, text=text, hint=_SMALLEST, context=catalog).hosts)
+    try:
+        return dict(FactsFile.model_validate_json(json.dumps(harmless), context=catalog).hosts)
+    except ValidationError as error:
+        raise validation.usage_error(validation.problems(error, text, model=FactsFile), name, _SMALLEST) from error
 
 
 def _shared(document: object, catalog: Catalog) -> dict[str, Facts | Unsurveyed] | None:

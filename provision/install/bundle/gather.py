@@ -11,7 +11,6 @@ from pathlib import Path
 from provision.base import aptsources, paths
 from provision.base.errors import ProvisionError
 from provision.base.versions import minor
-from provision.catalog import Catalog
 from provision.install import artifacts, engine_builds, wheels
 from provision.install.bundle import debs
 from provision.install.bundle.archive import BundledHost, machine_of, pack, package_name, requirements_of
@@ -58,7 +57,7 @@ def gather(
             indexes = wheels.Indexes(options.index_url, host.torch.index if host.torch else None, options.wheels)
             found: dict[str, tuple[str, ...]] = {"venv": (), "nccl": ()}
             taken = {}
-            for environment, pins in _pins(host, options.catalog).items():
+            for environment, pins in _pins(host, options).items():
                 kind = _kind(host, pins)
                 if kind not in gathered:
                     entries = sources.locked.get(host.name, {}).get(environment, [])
@@ -81,7 +80,7 @@ def gather(
         listing = {
             "hosts": {name: host.model_dump() for name, host in hosts.items()},
             "lock": Lock.from_plan(plan, files, locked, session.inventory).as_dict(),
-            "data": gather_data(folder / "cache", options.catalog, session.progress.line)
+            "data": gather_data(folder / "cache", options, session.progress.line)
             if any(host.torch for host in plan.hosts.values())
             else None,
             "supplies": supplies,
@@ -98,10 +97,10 @@ def _check(plan: Plan, folder: Path | None) -> None:
         artifacts.torch_wheel(host, folder)  # the user's must be there
 
 
-def _pins(host: HostPlan, catalog: Catalog) -> dict[str, list[str]]:
+def _pins(host: HostPlan, options: Options) -> dict[str, list[str]]:
     """Folder in the prefix → what is installed there from the index. NCCL's wheel is apart: PyTorch pins another version."""
     nccl = [host.nccl.package] if host.nccl is not None and host.nccl.source == "wheel" else []
-    wanted = [*requirements_of(host), *build_packages(catalog)]
+    wanted = [*requirements_of(host), *build_packages(options.catalog)]
     return {"venv": [pin for pin in wanted if "==" in pin and pin not in nccl], **({"nccl": nccl} if nccl else {})}
 
 
@@ -146,8 +145,8 @@ def _read_apt_files(session: Session, plan: Plan) -> dict[str, str]:
     return {name: answer.out for name, answer in answers.items()}
 
 
-def gather_data(cache: Path, catalog: Catalog, say: Say) -> str:
+def gather_data(cache: Path, options: Options, say: Say) -> str:
     """Copy the smoke job's data into ``cache``, as `mnist.obtain` keeps it; returns which data set it is."""
-    dataset = mnist.obtain(paths.cache(), catalog, say=say)
+    dataset = mnist.obtain(paths.cache(), options.catalog, say=say)
     shutil.copytree(dataset.folder, cache / dataset.key, ignore=shutil.ignore_patterns(".*"))
     return dataset.key

@@ -28,7 +28,7 @@ from provision.catalog import OURS
 from provision.install.bundle import archive, gather
 from provision.launch.smoke import mnist
 from provision.plan import lock
-from provision.plan.options import SmokeOptions
+from provision.plan.options import Options, SmokeOptions
 
 
 def idx(shape: tuple[int, ...], data: bytes) -> bytes:
@@ -230,7 +230,7 @@ def test_source_mnist_never_takes_the_digits_and_its_error_lists_every_mirror_an
 def test_bundle_has_the_data_for_a_controller_without_network(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/good/"]}})
     monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
-    key = gather.gather_data(tmp_path / "content/cache", OURS, lambda _line: None)
+    key = gather.gather_data(tmp_path / "content/cache", Options(), lambda _line: None)
     listing = {"hosts": {}, "lock": lock.Lock({}, {}).as_dict(), "data": key, "supplies": {}}
     archive.pack(tmp_path / "content", listing, tmp_path / "hosts.bundle")
     change(monkeypatch, "mnist", {"mnist": {"mirrors": [f"{site}/404/"]}})

@@ -697,7 +697,9 @@ def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) 
     disk = {"prefix": {"path": "/opt/provision", "free_mb": 1100}}
     found = {**MINIMAL, "driver": None, "gpus": [], "disk": disk, "installed": {"exists": True, "partial_mb": there}}
     answer = f"{BEGIN}\n{json.dumps(found)}\n{END}\n"
-    problems = collect._read_answer(Host("a", "a"), collect._Answer(answer), collect.Survey(), collect._is_installed, become_password=False)
+    problems = collect._read_answer(
+        Host("a", "a"), collect._Answer(answer), collect.Survey(), collect._is_installed, OURS, become_password=False
+    )
     assert any("the disk is full" in problem.what for problem in problems) == full
 
 
