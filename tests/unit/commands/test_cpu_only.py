@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from invented_hosts import gpu
 from rollouts import as_json, rollout
 
+from provision.catalog import OURS
 from provision.cli import options
 from provision.commands import planning
 from provision.doctor import fixes
@@ -42,7 +44,7 @@ def test_it_stays_from_run_to_run_and_under_doctor_and_comes_to_new_hosts(tmp_pa
     done = as_json(rollout(first, inventory, known).manifests["a"])
     later = {**known, "a": gpu("13.0", installed={"manifest": done, "packages": {}})}
     assert builds(planned(later, asked)) == for_cpus
-    assert builds(planned(later, fixes._as_installed(Examination(later, [], ["a", "b"])))) == for_cpus
+    assert builds(planned(later, fixes._as_installed(Examination(later, [], ["a", "b"]), SimpleNamespace(catalog=OURS)))) == for_cpus
     assert builds(planned(later, replace(asked, upgrade=True))) == for_cpus
     assert builds(planned(later, replace(asked, cpu=False))) == with_cuda
     assert as_json(rollout(planned(later, asked), inventory, later).manifests["a"])["host"]["engine"] == done["host"]["engine"]

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from provision.base import run_folders
 from provision.base.errors import Interrupted, ProvisionError
 from provision.base.problems import Problem
+from provision.catalog import OURS
 from provision.cli import main
 from provision.cli.options import inventory_of
 from provision.commands import planning, up
@@ -557,7 +558,7 @@ def test_doctor_installs_again_from_the_sources_of_the_installation(hosts: Hosts
     monkeypatch.setattr(fixes, "make_ready", make_ready)
 
     def fixed() -> list[fixes.FixResult]:
-        session = SimpleNamespace(progress=Progress())
+        session = SimpleNamespace(progress=Progress(), catalog=OURS)
         return fixes.apply(fixes.FixPlan(installation=["torch-differs"]), Examination(hosts.facts, [], []), hosts.inventory(), session, {})  # type: ignore[arg-type]
 
     assert [each.state for each in fixed()] == ["done"]

@@ -180,7 +180,7 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
     inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
     rollout = planning.make_plan(Request(inventory, Options()), known)
     plan, sources = rollout.plan, rollout.sources
-    made = {target.hosts: target for target in targets.of_hosts(plan, known, sources.engine)}
+    made = {target.hosts: target for target in targets.of_hosts(plan, known, sources.engine, OURS)}
     gpu = made[("gpu1",)]
     host = plan.hosts["gpu1"]
     assert (gpu.host.nccl, gpu.host.torch, gpu.host.openmpi, gpu.host.numpy) == (host.nccl, host.torch, host.openmpi, host.numpy)
@@ -197,7 +197,7 @@ def test_nccl_from_source_is_refused() -> None:
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
     known = {**known, "gpu1": changed(known["gpu1"], cuda=toolkit)}
     rollout = planning.make_plan(Request(inventory, Options(nccl_source="source")), known)
-    made = {target.hosts: target for target in targets.of_hosts(rollout.plan, known, rollout.sources.engine)}
+    made = {target.hosts: target for target in targets.of_hosts(rollout.plan, known, rollout.sources.engine, OURS)}
     with pytest.raises(UsageError, match="NCCL from source is not available in images"):
         render.context(made[("gpu1",)])
 
@@ -207,7 +207,7 @@ def test_hosts_of_one_kind_share_an_image() -> None:
     twice = {**known, "gpu2": changed(known["gpu1"], hostname="gpu2")}
     plan = planning.make_plan(Request(inventory, Options()), known).plan
     plan.hosts["gpu2"] = plan.hosts["gpu1"].__class__(**{**vars(plan.hosts["gpu1"]), "name": "gpu2", "hostname": "gpu2"})
-    assert [target.hosts for target in targets.of_hosts(plan, twice, ENGINE)] == [("node1",), ("gpu1", "gpu2")]
+    assert [target.hosts for target in targets.of_hosts(plan, twice, ENGINE, OURS)] == [("node1",), ("gpu1", "gpu2")]
 
 
 def test_uv_takes_the_wheels_of_a_lock() -> None:

@@ -206,7 +206,7 @@ def test_what_is_fetched_for_a_build_passes_on_a_terminal(monkeypatch: pytest.Mo
         say("fetching torch.whl")
         return []
 
-    def fetch_uv(_arch: str, _index: Any, say: Any) -> build.Path:
+    def fetch_uv(_arch: str, _index: Any, _catalog: Any, say: Any) -> build.Path:
         say("fetching uv.whl")
         (tmp_path / "uv.whl").touch()
         return tmp_path / "uv.whl"

@@ -12,6 +12,7 @@ import pytest
 from invented_hosts import stated
 
 from provision import inventory
+from provision.catalog import OURS
 from provision.doctor.checks import examine
 from provision.install import removal
 from provision.inventory import Host, Inventory
@@ -35,7 +36,7 @@ def session_in_which(*answers: str) -> Session:
 
     ignore = SimpleNamespace(event=lambda _: None)
     inventory = Inventory("a", None, "a,", [Host("a", "a")])
-    made = SimpleNamespace(passwords={}, inventory=inventory, play=play, progress=ignore, write=lambda *_: None, of_locks={})
+    made = SimpleNamespace(passwords={}, catalog=OURS, inventory=inventory, play=play, progress=ignore, write=lambda *_: None, of_locks={})
     return cast(Session, made)
 
 
