@@ -127,9 +127,8 @@ def _system(host_class: HostClass) -> str:
     for system in (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}"):
         if system in known.distributions.images:
             return system
-    raise UsageError(
-        f"there is no image of {host_class.system.strip()}", hint="there are " + ", ".join(map(short, known.distributions.images))
-    )
+    what = f"there is no image of {host_class.system.strip()}"
+    raise UsageError(what, hint="there are " + ", ".join(map(short, known.distributions.images)))
 
 
 def _what_exists(system: str, cuda: str, catalog: Catalog) -> str:

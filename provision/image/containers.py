@@ -353,10 +353,8 @@ docker image inspect {self.tag}
             held[name] = self.facts[name].model_copy(update={"installed": Installed.model_validate({"manifest": started[1]})})
         files = container_hosts.ssh_files(members)
         script = f"docker cp - {self.container}:{container_hosts.home(self.session.catalog)}"
-        self._must(
-            self._ask({first: script}, stdin=container_hosts.home_archive(files, self.session.catalog)),
-            "copying ssh's files into the container",
-        )
+        copied = self._ask({first: script}, stdin=container_hosts.home_archive(files, self.session.catalog))
+        self._must(copied, "copying ssh's files into the container")
         return container_hosts.plan_of(inventory, held, alone=alone, slots={name: self.slots(name) for name in self.engines})
 
     def _start_script(self, prefix: str, address: str, options: Sequence[str]) -> str:

@@ -255,9 +255,8 @@ class Lock:
         if requirements.torch_version not in (None, locked[0]):
             return requirements
         entries = self.components["torch"]
-        user_index = next(
-            (entry for entry in entries if entry.source == "index" and entry.index != _project_index(entry, requirements.catalog)), None
-        )
+        from_index = (entry for entry in entries if entry.source == "index")
+        user_index = next((entry for entry in from_index if entry.index != _project_index(entry, requirements.catalog)), None)
         wheels = sorted((entry.file, entry.sha256) for entry in entries if entry.file and entry.sha256)
         return replace(
             requirements,

@@ -212,12 +212,11 @@ def _repository(host_class: HostClass) -> Iterator[Build | Rejected]:
     repository = nvidia_repository(host_class)
     configured = repository if isinstance(repository, Repository) else None
     for version in offered:
+        pinned = _pinned(host_class, version)
         if all(host_class.offered_by_third_party(name, version) for name in names):
-            yield _packaged(
-                host_class, version, _pinned(host_class, version), "a package repository that is configured on the host offers it"
-            )
+            yield _packaged(host_class, version, pinned, "a package repository that is configured on the host offers it")
         else:
-            yield _packaged(host_class, version, _pinned(host_class, version), "the host's own package index offers it", configured)
+            yield _packaged(host_class, version, pinned, "the host's own package index offers it", configured)
     if not offered and configured:
         yield from _catalogued(host_class, configured)
     elif isinstance(repository, Rejected) and not offered:
@@ -285,18 +284,12 @@ def _local_repository(host_class: HostClass, requirements: Requirements) -> Iter
 
 
 def _packaged(
-    host_class: HostClass,
-    version: str,
-    packages: tuple[str, ...],
-    evidence: str,
-    repository: Repository | None = None,
-    *,
-    weak: bool = False,
+    host_class: HostClass, version: str, packages: tuple[str, ...], why: str, repository: Repository | None = None, *, weak: bool = False
 ) -> Build:
     revision, _, cuda = version.partition("+cuda")
     number = ".".join(map(str, key(revision)))
     code = _code_of_wheel(number, cuda, host_class.catalog)
-    return Build(number, cuda, "repository", packages[0], evidence, weak, packages, repository, code=code)
+    return Build(number, cuda, "repository", packages[0], why, weak, packages, repository, code=code)
 
 
 def _code_of_wheel(version: str, cuda: str, catalog: Catalog) -> tuple[str, ...]:

@@ -138,9 +138,8 @@ def cmake(host_class: HostClass) -> Wheel:
     """One release for every host: there is a wheel for each architecture that has wheels of Open MPI and PyTorch."""
     packaged = " ".join(["the distribution's cmake", *host_class.offered("cmake")[:1]])
     rejected = (Rejected(packaged, "it differs from distribution to distribution"),)
-    wheel = _wheel(
-        "cmake", host_class.catalog.python_packages().cmake.version, "the same on every host; the last 3.x still builds old projects"
-    )
+    version = host_class.catalog.python_packages().cmake.version
+    wheel = _wheel("cmake", version, "the same on every host; the last 3.x still builds old projects")
     return replace(wheel, rejected=rejected)
 
 

@@ -64,10 +64,8 @@ class Sources:
         folders = [place for place in pip["find-links"] if "://" not in place or place.startswith("file://")]
         if not addresses and not folders:
             raise UsageError("pip is set up for no package index", hint="name one, or a folder with wheels: --from URL|DIR")
-        lists = catalog.cuda().lists
-        return cls(
-            tuple(local_path(each) or each for each in (*addresses, *folders)), lists.cuda, lists.drivers, lists.images, catalog, setup
-        )
+        indexes, lists = tuple(local_path(each) or each for each in (*addresses, *folders)), catalog.cuda().lists
+        return cls(indexes, lists.cuda, lists.drivers, lists.images, catalog, setup)
 
     @contextlib.contextmanager
     def opened(self, url: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:

@@ -119,9 +119,8 @@ def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
 
 def _finding(scanner: Scanner, signature: Signature, matches: Matches) -> Finding:
     found = Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times)
-    severity, steps = (
-        xids.judged((match.text for match in matches.first), scanner.catalog) if signature.id == xids.ANY else (found.severity, ())
-    )
+    lines = [match.text for match in matches.first]
+    severity, steps = xids.judged(lines, scanner.catalog) if signature.id == xids.ANY else (found.severity, ())
     return replace(found, severity=severity, fix=(*steps, *fitting(found.fix, scanner.worlds)))
 
 

@@ -44,9 +44,8 @@ def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
     placed = placement.spread(slots, np, oversubscribe=options.oversubscribe)
     data = None
     if all(host.torch for host in hosts):
-        data = mnist.obtain(
-            options.cache or paths.cache(), session.catalog, say=session.progress.detail, source=options.source, data_dir=options.data
-        )
+        cache, say = options.cache or paths.cache(), session.progress.detail
+        data = mnist.obtain(cache, session.catalog, say=say, source=options.source, data_dir=options.data)
         _copy(session, plan, data)
         folder = f"{hosts[0].prefix}/smoke"
         script = [f"{folder}/train_mnist.py", *data.flags(np, options.epochs), "--data-dir", f"{folder}/data/{data.digest}"]
