@@ -94,9 +94,9 @@ def test_a_build_is_named_by_everything_it_depends_on() -> None:
         replace(plan, openmpi=replace(plan.openmpi, options=(*plan.openmpi.options, "--with-cuda"))),
         replace(plan, openmpi=replace(plan.openmpi, sha256="0" * 64)),
     ]
-    keys = [from_source.OPENMPI.key(each) for each in (plan, *others)]
+    keys = [from_source.OPENMPI.key(each, OURS) for each in (plan, *others)]
     assert len(set(keys)) == len(keys)
-    assert from_source.OPENMPI.key(replace(plan, name="b", hostname="b", slots=7)) == keys[0]
+    assert from_source.OPENMPI.key(replace(plan, name="b", hostname="b", slots=7), OURS) == keys[0]
 
 
 def test_a_build_is_kept_and_next_time_no_tarball_is_needed(tmp_path: Path, tarball: Path) -> None:
@@ -226,11 +226,11 @@ def test_a_build_of_nccl_is_named_by_its_cuda_and_gpus_too(nccl_tarball: Path) -
         planned(NCCL, a=with_gpu(*each))
         for each in (("12.4", "8.0", "12.4"), ("12.4", "8.0", "12.2"), ("12.4", "9.0", "12.4"), ("12.6", "8.0", "12.4"))
     ]
-    keys = [from_source.NCCL.key(plan.hosts["a"]) for plan in plans]
+    keys = [from_source.NCCL.key(plan.hosts["a"], OURS) for plan in plans]
     assert len(set(keys[:3])) == 3
     assert keys[3] == keys[0]  # a newer driver alone changes nothing
     without_root = replace(plans[0].hosts["a"], root=False)
-    assert from_source.NCCL.key(without_root) not in keys
+    assert from_source.NCCL.key(without_root, OURS) not in keys
 
 
 def test_a_build_of_nccl_is_kept_and_travels_in_a_bundle(tmp_path: Path, nccl_tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:

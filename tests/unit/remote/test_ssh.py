@@ -14,6 +14,7 @@ import pytest
 
 from provision import inventory
 from provision.base.errors import ProvisionError
+from provision.catalog import OURS
 from provision.inventory import Host
 from provision.remote import ssh
 from provision.remote.progress import Progress
@@ -139,11 +140,11 @@ def test_ssh_gets_the_inventorys_settings() -> None:
 def test_missing_private_key_is_named(warning: str) -> None:
     refusal = "trainer@10.0.0.1: Permission denied (publickey)."
     host = Host("a", "10.0.0.1", key_file="/keys/gone")
-    gone = collect.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}")
+    gone = collect.connection_problem(host, f"Failed to connect: Warning: added.\r\n{warning.format('/keys/gone')}\r\n{refusal}", OURS)
     assert "the private key /keys/gone is not there" in gone.what
     assert "ansible_ssh_private_key_file" in str(gone.hint)
-    assert "wrong key, user or password" in collect.connection_problem(host, refusal).what
-    assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused").what
+    assert "wrong key, user or password" in collect.connection_problem(host, refusal, OURS).what
+    assert "nothing listens" in collect.connection_problem(host, f"{warning.format('/keys/gone')}\r\nConnection refused", OURS).what
 
 
 @pytest.mark.parametrize(
@@ -153,5 +154,5 @@ def test_what_a_jump_host_cannot_reach_has_not_broken_off(reason: str, what: str
     """The texts are those of OpenSSH 9.2."""
     closed = "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535"
     said = f"channel 0: open failed: connect failed: {reason}\r\nstdio forwarding failed\r\n{closed}"
-    assert what in collect.connection_problem(Host("a", "10.0.0.1"), said).what
-    assert "broke off" in collect.connection_problem(Host("a", "10.0.0.1"), closed).what
+    assert what in collect.connection_problem(Host("a", "10.0.0.1"), said, OURS).what
+    assert "broke off" in collect.connection_problem(Host("a", "10.0.0.1"), closed, OURS).what

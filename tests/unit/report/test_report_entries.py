@@ -10,7 +10,7 @@ from provision.plan.model import Plan
 from provision.remote.ansible import Event
 from provision.report.entries import task_failure
 
-ROLLOUT = rollout(Plan(), by_name("node1,", ["node1"]), {})
+ROLLOUT = rollout(Plan(), by_name("node1,", ["node1"], None), {})
 
 
 def failed(said: str, kind: str = "failed") -> Event:
