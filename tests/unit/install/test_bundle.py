@@ -288,7 +288,7 @@ def test_nccls_wheel_is_gathered_next_to_the_one_that_pytorch_pins(tmp_path: Pat
     host = resolve(known, Requirements(nccl_source="wheel"), {}).hosts["gpu1"]
     assert host.nccl is not None
     assert host.torch is not None
-    pins = gather._pins(host)
+    pins = gather._pins(host, Options())
     assert pins["nccl"] == [host.nccl.package]
     assert host.torch.package in pins["venv"]
     assert host.nccl.package not in pins["venv"]
