@@ -26,7 +26,7 @@ def findings(scanner: Scanner) -> list[Finding]:
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
-    warned_of = {name for name in errors if signatures[name].is_retried and all(match.is_lesser for match in errors[name].first)}
+    warned_of = {name for name in errors if made[name].severity != "error" or all(match.level == "warning" for match in errors[name].first)}
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
     outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - warned_of - {each for each in errors if each not in causes}})
     minor = {name for name in errors if signatures[name].is_retried or made[name].severity != "error"}
@@ -38,7 +38,7 @@ def findings(scanner: Scanner) -> list[Finding]:
         made[UNKNOWN] = unknown
         cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
     elif not symptoms and errors.keys() <= warned_of | went_well:
-        made |= {name: replace(made[name], severity="warning", observed=_ONLY_WARNED_OF) for name in causes}
+        made |= {name: replace(made[name], severity="note", observed=_ONLY_WARNED_OF) for name in warned_of}
     made |= {name: replace(made[name], severity="note", observed=_WENT_WELL) for name in went_well}
     roots = [finding for name, finding in made.items() if name not in cause_of]
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
@@ -58,7 +58,7 @@ class _Outcome:
 
     def __init__(self, scanner: Scanner, failures: Mapping[str, Matches]) -> None:
         certain = [scanner.unknown[shape.id] for shape in error_shapes() if shape.is_certain]
-        behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.is_lesser]
+        behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.level]
         self._well = {
             sign: {file: line for file, line in lines.items() if not any(each.file == file and each.first > line for each in behind)}
             for sign, lines in scanner.went_well.items()
@@ -135,7 +135,12 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         symptoms: what else says that the run failed. Where nothing does, it is a note.
     """
     begin = min(map(_place, named), default=None)
-    shape_of = {(*_place(match), match.text): (shape, match) for shape in error_shapes() for match in scanner.unknown[shape.id].first}
+    remark = error_shapes()[0]
+    shape_of = {
+        (*_place(match), match.text): (remark if match.level == "warning" else shape, match)
+        for shape in error_shapes()
+        for match in scanner.unknown[shape.id].first
+    }
     left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match, is_minor=not shape.is_certain)]
     candidates = []
     for shape, match in left:

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import accumulate
 from typing import BinaryIO, Literal, NamedTuple
 
-from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short_lines
+from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
@@ -36,7 +36,7 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``is_lesser`` as in `lines.Line`.
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`.
 
     ``is_header``: the line announces what the next one says, which is in ``text``, too.
     """
@@ -46,7 +46,7 @@ class Match:
     last: int
     text: str
     rank: str | None
-    is_lesser: bool = False
+    level: Level = ""
     is_header: bool = False
 
 
@@ -211,7 +211,7 @@ class Scanner:
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.is_lesser, span.is_header)
+                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.level, span.is_header)
                 self._found[rule.kind][rule.id].add(match)
 
 
@@ -366,7 +366,7 @@ class _Rule:
 
 def _counts(shape: ErrorShape, line: Line, quoted: str) -> bool:
     """Whether what looks like an error is one in this line."""
-    if line.is_lesser and not shape.at_any_level:
+    if line.level and not shape.at_any_level:
         return False
     return not (shape.unless and any(pattern.first(latin1(quoted)) for pattern in shape.unless))
 
