@@ -13,6 +13,7 @@ from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
+SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
 LAST_LINES = 100  # with steps behind an error, after which it was overcome
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
@@ -151,7 +152,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         candidates = [(0, False, _place(match), match) for match in symptoms]
     if not candidates:
         return None
-    match = min(candidates, key=lambda each: each[:3])[-1]
+    match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]
     at_the_end = (  # so are, it is assumed, those of which no more were looked for
         shape for shape, match in left if match.last > scanner.lines_of[match.file] - shape.within or scanner.unknown[shape.id].is_full
     )
@@ -165,7 +166,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         summary=f"The doctor does not know it; the line that says most about it is quoted{by}.",
         cause=f"Not known. The error's line{by}: {match.text}",
         fix=("Read the log around the quoted line", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
-        evidence=_evidence(scanner, match),
+        evidence=_evidence(scanner, match, *others),
     )
 
 

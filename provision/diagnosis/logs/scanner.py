@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import BinaryIO, Literal, NamedTuple
 
 from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, with_short_lines
@@ -26,6 +26,7 @@ LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message ma
 BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
+ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
 # Lines with a word of patterns that are examined; then the word is no longer looked for. After `EARLY_LINES` with any, only new ones are.
@@ -318,8 +319,8 @@ class _Text:
         text = text[begin : end if end >= 0 else len(text)].strip()
         if not text.endswith(":"):
             return index, text, False
-        following = (self.lines[each].text for each in self._indexes[number + 1 : number + 3])
-        return index, f"{text} {next(filter(None, following), '')}".strip(), True
+        following = filter(None, (self.lines[each].text for each in self._indexes[number + 1 : number + 2 + ANNOUNCED_LINES]))
+        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN], True
 
 
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
