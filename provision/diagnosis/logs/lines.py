@@ -55,14 +55,18 @@ _HEADER = Pattern(
 )
 # Signs of a level in a message that stay in it.
 _WARNING = Pattern(
-    r"(?:(?:[\w./-]+\.py:\d+: )?\w*Warning:"
-    r"|[\[|]?(?:WARN|WARNING|Warning|warning|note|Note)(?:[^\w\s]|\s\S|$)"  # but for the columns of Kubernetes' events
+    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:"
+    r"|(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|<(]?(?:WARN|WARNING|Warning|warning|note|Note)(?:[^\w\s]|\s\S|$)"  # but for Kubernetes' columns
+    r"|\S{1,160}: ?(?:warning|Warning|WARNING|note):"
     r"|[^\[\n]{1,60}\[(?:WARNING|WARN)\]"
+    r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:warn)"
+    r"|[^\n]{0,100}\bUC[CSX]\s+WARN"
     r"|W:|\[?W(?:\d{4} | )[^\]\n]{1,120}\])"
 )
 _INFO = Pattern(
     r"(?:[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|debug1)\b"
-    r"|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]"
+    r"|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace)"
+    r"|[^\n]{0,100}\b(?:N|R)CCL INFO\b"
     r"|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\])"
 )
 _LEVELS: dict[str, Level] = {**dict.fromkeys(("DEBUG", "TRACE", "INFO", "NOTICE"), "info"), **dict.fromkeys(("WARN", "WARNING"), "warning")}

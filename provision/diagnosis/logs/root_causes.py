@@ -27,10 +27,14 @@ def findings(scanner: Scanner) -> list[Finding]:
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
-    warned_of = {name for name in errors if made[name].severity != "error" or all(match.level == "warning" for match in errors[name].first)}
+    warned_of = {
+        name
+        for name in errors
+        if made[name].severity != "error" or (signatures[name].is_retried and all(match.level for match in errors[name].first))
+    }
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
     outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - warned_of - {each for each in errors if each not in causes}})
-    minor = {name for name in errors if signatures[name].is_retried or made[name].severity != "error"}
+    minor = {name for name in errors if signatures[name].is_retried or all(match.level == "warning" for match in errors[name].first)} | warned_of
     went_well = {name for name in errors if all(outcome.overcame(match, is_minor=name in minor) for match in errors[name].first)}
     symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match, is_minor=True)]
     named = [errors[name].first[0] for name in errors.keys() - went_well]

@@ -26,6 +26,7 @@ LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message ma
 BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
+TRACEBACK = b"Traceback (most recent call last)"
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -212,7 +213,8 @@ class Scanner:
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.level, span.is_header)
+                level: Level = "warning" if block.is_caught(span.quoted) else line.level
+                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header)
                 self._found[rule.kind][rule.id].add(match)
 
 
@@ -257,6 +259,13 @@ class _Block:
         for index, line in self.lines.items():
             of_rank[line.rank][index] = line
         self._texts = {rank: _Text(its_lines) if len(of_rank) > 1 else self._all for rank, its_lines in of_rank.items()}
+
+    def is_caught(self, index: int) -> bool:
+        """Whether the line is in a traceback that a program prints behind words of its own that call nothing an error: it goes on."""
+        rank = self.lines[index].rank
+        above = (self.lines[each] for each in range(index, index - LINES_BEFORE, -1) if each in self.lines)
+        head, begins, _ = next((line.latin1 for line in above if line.rank == rank and TRACEBACK in line.latin1), b"").partition(TRACEBACK)
+        return bool(begins and head.strip()) and not any(word in head.lower() for word in (b"error", b"exception", b"fatal", b"critical"))
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
