@@ -156,7 +156,7 @@ class ErrorShape(Model):
     """
 
     id: _Id
-    within: int = 100
+    within: int = 10
     says: Literal["exception", "reason", "sentence", "status", "word"]
     is_certain: bool = False
     patterns: Annotated[tuple[_LinePattern, ...], Field(min_length=1)]

@@ -14,7 +14,7 @@ from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatu
 
 SHOWN_LINES = 5  # of evidence per finding
 SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
-LAST_LINES = 100  # with steps behind an error, after which it was overcome
+STEPS = 5  # that a run takes behind an error if it has overcome it
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
 _WENT_WELL = "the run went on behind it, and nothing in the log says that it failed"
@@ -64,15 +64,17 @@ class _Outcome:
     def __init__(self, scanner: Scanner, failures: Mapping[str, Matches]) -> None:
         certain = [scanner.unknown[shape.id] for shape in error_shapes() if shape.is_certain]
         behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.level]
+        end = {file: max((each.first for each in behind if each.file == file), default=0) for file in range(len(scanner.files))}
         self._well = {
-            sign: {file: line for file, line in lines.items() if not any(each.file == file and each.first > line for each in behind)}
-            for sign, lines in scanner.went_well.items()
+            sign: {file: sorted(line for line in shown.values() if line >= end[file]) for file, shown in files.items()}
+            for sign, files in scanner.went_well.items()
         }
 
     def overcame(self, match: Match, *, is_minor: bool) -> bool:
-        """Whether the run ended well behind a match, or went on: for long, unless the match is minor."""
-        ended, went_on = (self._well[sign].get(match.file, 0) for sign in ("ended-well", "goes-on"))
-        return ended > match.first or went_on > match.first + (0 if is_minor else LAST_LINES)
+        """Whether the run ended well behind a match, or took steps there: several, unless the match is minor."""
+        ended, went_on = (self._well[sign].get(match.file, []) for sign in ("ended-well", "goes-on"))
+        steps = 1 if is_minor else STEPS
+        return any(line > match.first for line in ended[-1:]) or (len(went_on) >= steps and went_on[-steps] > match.first)
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:

@@ -83,7 +83,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         worlds: id of a world that the logs show → its matches.
-        went_well: id of a sign → file → the last of its last lines with it.
+        went_well: id of a sign → file → those of its last lines that have it, and where each is last.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -100,7 +100,7 @@ class Scanner:
         self.unknown: dict[str, Matches] = defaultdict(Matches)
         self.worlds: dict[str, Matches] = defaultdict(Matches)
         self._found = {"known": self.known, "unknown": self.unknown, "world": self.worlds}
-        self.went_well: dict[str, dict[int, int]] = {sign.id: {} for sign in signs() if sign.kind == "outcome"}
+        self.went_well: dict[str, dict[int, dict[bytes, int]]] = {sign.id: defaultdict(dict) for sign in signs() if sign.kind == "outcome"}
         self.is_complete = True
 
     def read(self, stream: BinaryIO, label: str) -> None:
@@ -139,7 +139,7 @@ class Scanner:
             shown = {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)}
             for index in sorted(shown):
                 if not any(pattern.first(text.lines[index].latin1) for pattern in sign.unless):
-                    self.went_well[sign.id][len(self.files) - 1] = end[index][0]
+                    self.went_well[sign.id][len(self.files) - 1][text.lines[index].latin1] = end[index][0]
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
