@@ -168,14 +168,14 @@ SAYS = get_args(ErrorShape.model_fields["says"].annotation)  # the best first; a
 
 
 class Sign(Model):
-    """What a log tells about its run (signs.yaml): where it ran, or (``kind`` outcome), at the end of the log, how it went.
+    """What a log tells about its run (signs.yaml): where it ran, or how it went: (``kind`` outcome) at its end, (remark) in a line.
 
     ``unless``: patterns of lines that do not count. ``steps``: words of steps that fit where it ran and in no other world of the kind.
     ``is_default``: the world of its kind where a log shows none.
     """
 
     id: _Id
-    kind: Literal["outcome", "vendor", "framework", "place", "rights"]
+    kind: Literal["outcome", "remark", "vendor", "framework", "place", "rights"]
     is_default: bool = False
     patterns: _Patterns
     unless: tuple[_Pattern, ...] = ()
@@ -210,6 +210,15 @@ def _entries(model: type[_Entry], name: str) -> tuple[_Entry, ...]:
 harmless = partial(_entries, Harmless, "harmless")
 error_shapes = partial(_entries, ErrorShape, "error_shapes")
 signs = partial(_entries, Sign, "signs")
+
+
+def is_remark(text: bytes, *, is_certain: bool) -> bool:
+    """Whether a line shows that it ends nothing; of one that is otherwise certain, only what it says itself counts."""
+    remarks = (sign for sign in signs() if sign.kind == "remark" and not (is_certain and sign.id == "optional"))
+    return any(
+        any(pattern.first(text) for pattern in sign.patterns) and not any(pattern.first(text) for pattern in sign.unless)
+        for sign in remarks
+    )
 
 
 def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, wit
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, signs
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
@@ -213,7 +213,9 @@ class Scanner:
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                level: Level = "warning" if block.is_caught(span.quoted) else line.level
+                is_certain = rule.shape is None or rule.shape.is_certain
+                is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain)
+                level: Level = "warning" if is_minor else line.level
                 match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header)
                 self._found[rule.kind][rule.id].add(match)
 
@@ -389,7 +391,7 @@ class _Rules:
         for signature in all_signatures().values():
             made += [("known", signature.id, pattern, None) for pattern in signature.patterns]
         made += [("unknown", shape.id, pattern, shape) for shape in error_shapes() for pattern in shape.patterns]
-        made += [("world", sign.id, pattern, None) for sign in signs() if sign.kind != "outcome" for pattern in sign.patterns]
+        made += [("world", sign.id, pattern, None) for sign in signs() if sign.kind not in ("outcome", "remark") for pattern in sign.patterns]
         made += [("harmless", "", pattern, None) for entry in harmless() for pattern in entry.patterns]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]
