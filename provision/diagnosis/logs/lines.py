@@ -66,7 +66,6 @@ _WARNING = Pattern(
 _INFO = Pattern(
     r"(?:[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|debug1)\b"
     r"|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace)"
-    r"|[^\n]{0,100}\b(?:N|R)CCL INFO\b"
     r"|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\])"
 )
 _LEVELS: dict[str, Level] = {**dict.fromkeys(("DEBUG", "TRACE", "INFO", "NOTICE"), "info"), **dict.fromkeys(("WARN", "WARNING"), "warning")}

@@ -8,13 +8,14 @@ from dataclasses import replace
 from provision.base.problems import SEVERITIES
 from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
-from provision.diagnosis.logs.scanner import Match, Matches, Scanner
+from provision.diagnosis.logs.scanner import INFO, ORDINARY, Match, Matches, Scanner
 from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
 SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
-STEPS = 5  # that a run takes behind an error if it has overcome it
+STEPS, MANY_STEPS = 5, 100  # that a run takes behind what is certainly an error, or that something reports as its end, if it has overcome it
+FEW_LINES = 3  # of other kinds behind what looks like an error, if that ended the program
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
 _WENT_WELL = "the run went on behind it, and nothing in the log says that it failed"
@@ -27,16 +28,11 @@ def findings(scanner: Scanner) -> list[Finding]:
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
-    warned_of = {
-        name
-        for name in errors
-        if made[name].severity != "error" or (signatures[name].is_retried and all(match.level for match in errors[name].first))
-    }
+    warned_of = {name for name in errors if made[name].severity != "error" or all(match.level == "warning" for match in errors[name].first)}
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
     outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - warned_of - {each for each in errors if each not in causes}})
-    minor = {name for name in errors if signatures[name].is_retried or all(match.level == "warning" for match in errors[name].first)} | warned_of
-    went_well = {name for name in errors if all(outcome.overcame(match, is_minor=name in minor) for match in errors[name].first)}
-    symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match, is_minor=True)]
+    went_well = {name for name in errors if all(outcome.overcame(match) for match in errors[name].first)}
+    symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match)]
     named = [errors[name].first[0] for name in errors.keys() - went_well]
     unknown = None if causes - warned_of - went_well else _unknown(scanner, outcome, named, symptoms)
     if unknown:
@@ -65,16 +61,26 @@ class _Outcome:
         certain = [scanner.unknown[shape.id] for shape in error_shapes() if shape.is_certain]
         behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.level]
         end = {file: max((each.first for each in behind if each.file == file), default=0) for file in range(len(scanner.files))}
+        self._failed = {each.file for name, matches in failures.items() if isinstance(all_signatures()[name], Symptom) for each in matches.first}
         self._well = {
             sign: {file: sorted(line for line in shown.values() if line >= end[file]) for file, shown in files.items()}
             for sign, files in scanner.went_well.items()
         }
 
-    def overcame(self, match: Match, *, is_minor: bool) -> bool:
-        """Whether the run ended well behind a match, or took steps there: several, unless the match is minor."""
-        ended, went_on = (self._well[sign].get(match.file, []) for sign in ("ended-well", "goes-on"))
-        steps = 1 if is_minor else STEPS
-        return any(line > match.first for line in ended[-1:]) or (len(went_on) >= steps and went_on[-steps] > match.first)
+    def overcame(self, match: Match) -> bool:
+        """Whether the run ended well behind a match, or went on: the further, the more says that it failed."""
+        if self._behind("ended-well", match):
+            return True
+        steps = self._behind("goes-on", match) + (0 if match.is_certain or match.level == "info" else self._behind(INFO, match))
+        return steps >= (MANY_STEPS if match.file in self._failed else STEPS if match.is_certain else 1)
+
+    def has_the_last_word(self, match: Match) -> bool:
+        """Whether hardly anything else is behind a match."""
+        return self._behind(ORDINARY, match) < FEW_LINES
+
+    def _behind(self, sign: str, match: Match) -> int:
+        lines = self._well.get(sign, {}).get(match.file, ())
+        return sum(line > match.last for line in lines)
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
@@ -148,7 +154,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         for shape in error_shapes()
         for match in scanner.unknown[shape.id].first
     }
-    left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match, is_minor=not shape.is_certain)]
+    left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match)]
     candidates = []
     for shape, match in left:
         says = "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says
@@ -160,7 +166,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         return None
     match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]
     at_the_end = (  # so are, it is assumed, those of which no more were looked for
-        shape for shape, match in left if match.last > scanner.lines_of[match.file] - shape.within or scanner.unknown[shape.id].is_full
+        shape for shape, match in left if outcome.has_the_last_word(match) or scanner.unknown[shape.id].is_full
     )
     failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""

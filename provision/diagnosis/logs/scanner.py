@@ -26,6 +26,8 @@ LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message ma
 BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
+INFO = "info"  # lines whose logger says so
+ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
 TRACEBACK = b"Traceback (most recent call last)"
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
@@ -40,7 +42,8 @@ ONE_LINE = 200  # bytes; longer lines count as several
 class Match:
     """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`.
 
-    ``is_header``: the line announces what the next one says, which is in ``text``, too.
+    ``is_header``: the line announces what the next one says, which is in ``text``, too. ``is_certain``: such a line is only where something went
+    wrong, whatever is behind it.
     """
 
     file: int
@@ -50,6 +53,7 @@ class Match:
     rank: str | None
     level: Level = ""
     is_header: bool = False
+    is_certain: bool = False
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         worlds: id of a world that the logs show → its matches.
-        went_well: id of a sign → file → those of its last lines that have it, and where each is last.
+        went_well: id of a sign, `INFO` or `ORDINARY` → file → those of its last lines that have it, and where each is last.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -100,7 +104,8 @@ class Scanner:
         self.unknown: dict[str, Matches] = defaultdict(Matches)
         self.worlds: dict[str, Matches] = defaultdict(Matches)
         self._found = {"known": self.known, "unknown": self.unknown, "world": self.worlds}
-        self.went_well: dict[str, dict[int, dict[bytes, int]]] = {sign.id: defaultdict(dict) for sign in signs() if sign.kind == "outcome"}
+        self._outcomes = [sign for sign in signs() if sign.kind == "outcome"]
+        self.went_well: dict[str, dict[int, dict[bytes, int]]] = defaultdict(lambda: defaultdict(dict))
         self.is_complete = True
 
     def read(self, stream: BinaryIO, label: str) -> None:
@@ -135,11 +140,19 @@ class Scanner:
 
     def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
         text = _Text({index: clean(line[:LONGEST_SIGN]) for index, (_, line) in enumerate(end)})
-        for sign in (sign for sign in signs() if sign.kind == "outcome"):
-            shown = {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)}
-            for index in sorted(shown):
-                if not any(pattern.first(text.lines[index].latin1) for pattern in sign.unless):
-                    self.went_well[sign.id][len(self.files) - 1][text.lines[index].latin1] = end[index][0]
+        shown = {sign.id: {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)} for sign in self._outcomes}
+        alarming = {text.line_at(found.start()) for pattern in error_shapes()[0].patterns for found in text.all(pattern)}
+        shown[INFO] = {index for index, line in text.lines.items() if line.level == "info" and index not in alarming}
+        shown[ORDINARY] = {
+            index
+            for index, line in text.lines.items()
+            if line.text[:1].isalnum() and not end[index][1][:1].isspace() and line.level != "warning" and index not in alarming
+        }
+        for name, indexes in shown.items():
+            unless = [pattern for sign in self._outcomes if sign.id == name for pattern in sign.unless]
+            for index in sorted(indexes):
+                if not any(pattern.first(text.lines[index].latin1) for pattern in unless):
+                    self.went_well[name][len(self.files) - 1][text.lines[index].latin1] = end[index][0]
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
@@ -207,16 +220,17 @@ class Scanner:
         claimed = {
             index for rule, span in found if rule.kind == "known" for index in range(span.first, span.last + 1) if index not in ignored
         }
+        certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
         for rule, span in sorted(found, key=lambda each: (each[1].candidates[0], each[0].number)):
             if ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
                 continue
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                is_certain = rule.shape is None or rule.shape.is_certain
-                is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain)
+                is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
+                is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain or not rule.shape)
                 level: Level = "warning" if is_minor else line.level
-                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header)
+                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
                 self._found[rule.kind][rule.id].add(match)
 
 
