@@ -90,7 +90,6 @@ class Signature(Model):
     expressions for the stable part of the message, in any case; a space stands for any white space. ``probe``: how to see the error on a
     live host. ``sources``: public reports and documentation. ``supersedes``: ids that do not count where this one matches the same lines.
     ``symptom_of``: ids or layers of root causes that explain this error when they are in the same log; `any` stands for all.
-    ``is_retried``: programs only warn of it while they try again.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -109,7 +108,6 @@ class Signature(Model):
     probe: str = ""
     supersedes: frozenset[_Id] = frozenset()
     symptom_of: frozenset[_Id] = frozenset()
-    is_retried: bool = False
 
     @property
     def fix(self) -> tuple[str, ...]:
@@ -151,12 +149,10 @@ class ErrorShape(Model):
 
     ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it.
     ``patterns``: a space stands for white space within a line; of one with a group, the line in which the group is gets quoted.
-    ``within``: among how many last lines of a log such a line is taken for what ended it.
     ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger says INFO or WARNING.
     """
 
     id: _Id
-    within: int = 10
     says: Literal["exception", "reason", "sentence", "status", "word"]
     is_certain: bool = False
     patterns: Annotated[tuple[_LinePattern, ...], Field(min_length=1)]

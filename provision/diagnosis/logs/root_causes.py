@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from provision.base.problems import SEVERITIES
+from provision.base.problems import SEVERITIES, Severity
 from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
 from provision.diagnosis.logs.scanner import INFO, ORDINARY, Match, Matches, Scanner
@@ -17,8 +17,7 @@ SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
 STEPS, MANY_STEPS = 5, 100  # that a run takes behind what is certainly an error, or that something reports as its end, if it has overcome it
 FEW_LINES = 3  # of other kinds behind what looks like an error, if that ended the program
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
-_ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
-_WENT_WELL = "the run went on behind it, and nothing in the log says that it failed"
+_OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
 
 
 def findings(scanner: Scanner) -> list[Finding]:
@@ -28,19 +27,17 @@ def findings(scanner: Scanner) -> list[Finding]:
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
-    warned_of = {name for name in errors if made[name].severity != "error" or all(match.level == "warning" for match in errors[name].first)}
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
-    outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - warned_of - {each for each in errors if each not in causes}})
-    went_well = {name for name in errors if all(outcome.overcame(match) for match in errors[name].first)}
+    outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - (errors.keys() - causes)})
+    overcome = {name for name in errors if all(outcome.overcame(match, made[name].severity) for match in errors[name].first)}
     symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match)]
-    named = [errors[name].first[0] for name in errors.keys() - went_well]
-    unknown = None if causes - warned_of - went_well else _unknown(scanner, outcome, named, symptoms)
+    named = [errors[name].first[0] for name in errors.keys() - overcome]
+    warned_of = {name for name in errors if all(match.level == "warning" for match in errors[name].first)}
+    unknown = None if causes - overcome - warned_of else _unknown(scanner, outcome, named, symptoms)
     if unknown:
         made[UNKNOWN] = unknown
         cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
-    elif not symptoms and errors.keys() <= warned_of | went_well:
-        made |= {name: replace(made[name], severity="note", observed=_ONLY_WARNED_OF) for name in warned_of}
-    made |= {name: replace(made[name], severity="note", observed=_WENT_WELL) for name in went_well}
+    made |= {name: replace(made[name], severity="note", observed=_OVERCOME) for name in overcome}
     roots = [finding for name, finding in made.items() if name not in cause_of]
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
     if roots:
@@ -60,27 +57,24 @@ class _Outcome:
     def __init__(self, scanner: Scanner, failures: Mapping[str, Matches]) -> None:
         certain = [scanner.unknown[shape.id] for shape in error_shapes() if shape.is_certain]
         behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.level]
-        end = {file: max((each.first for each in behind if each.file == file), default=0) for file in range(len(scanner.files))}
-        self._failed = {each.file for name, matches in failures.items() if isinstance(all_signatures()[name], Symptom) for each in matches.first}
-        self._well = {
-            sign: {file: sorted(line for line in shown.values() if line >= end[file]) for file, shown in files.items()}
-            for sign, files in scanner.went_well.items()
-        }
+        self._end = {file: max((each.first for each in behind if each.file == file), default=0) for file in range(len(scanner.files))}
+        self._reported = {each.file for name, matches in failures.items() if isinstance(all_signatures()[name], Symptom) for each in matches.first}
+        self._well = scanner.went_well
 
-    def overcame(self, match: Match) -> bool:
-        """Whether the run ended well behind a match, or went on: the further, the more says that it failed."""
-        if self._behind("ended-well", match):
+    def overcame(self, match: Match, severity: Severity = "error") -> bool:
+        """Whether the run ended well behind a match, or went on: the further, the more says that it failed; or it is only warned of."""
+        if self._behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
             return True
         steps = self._behind("goes-on", match) + (0 if match.is_certain or match.level == "info" else self._behind(INFO, match))
-        return steps >= (MANY_STEPS if match.file in self._failed else STEPS if match.is_certain else 1)
+        return steps >= (MANY_STEPS if match.file in self._reported else STEPS if match.is_certain else 1)
 
     def has_the_last_word(self, match: Match) -> bool:
         """Whether hardly anything else is behind a match."""
         return self._behind(ORDINARY, match) < FEW_LINES
 
     def _behind(self, sign: str, match: Match) -> int:
-        lines = self._well.get(sign, {}).get(match.file, ())
-        return sum(line > match.last for line in lines)
+        """How many different lines with a sign are behind a match and the last failure."""
+        return sum(line > match.last and line >= self._end[match.file] for line in self._well[sign][match.file].values())
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:

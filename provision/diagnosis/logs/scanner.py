@@ -277,11 +277,11 @@ class _Block:
         self._texts = {rank: _Text(its_lines) if len(of_rank) > 1 else self._all for rank, its_lines in of_rank.items()}
 
     def is_caught(self, index: int) -> bool:
-        """Whether the line is in a traceback that a program prints behind words of its own that call nothing an error: it goes on."""
+        """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
         rank = self.lines[index].rank
         above = (self.lines[each] for each in range(index, index - LINES_BEFORE, -1) if each in self.lines)
-        head, begins, _ = next((line.latin1 for line in above if line.rank == rank and TRACEBACK in line.latin1), b"").partition(TRACEBACK)
-        return bool(begins and head.strip()) and not any(word in head.lower() for word in (b"error", b"exception", b"fatal", b"critical"))
+        head = next((line.latin1 for line in above if line.rank == rank and TRACEBACK in line.latin1), b"").partition(TRACEBACK)[0].lower()
+        return head.rstrip().endswith(b":") and not any(word in head for word in (b"error", b"exception", b"fatal", b"critical"))
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
