@@ -37,6 +37,8 @@ def findings(scanner: Scanner) -> list[Finding]:
     if unknown:
         made[UNKNOWN] = unknown
         cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
+    if unknown and unknown.severity == "error":
+        overcome -= warned_of
     made |= {name: replace(made[name], severity="note", observed=_OVERCOME) for name in overcome}
     roots = [finding for name, finding in made.items() if name not in cause_of]
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))

@@ -146,8 +146,8 @@ class Scanner:
         shown[ORDINARY] = {
             index
             for index, line in text.lines.items()
-            if line.text[:1].isalnum() and not end[index][1][:1].isspace() and line.level != "warning" and index not in alarming
-        }
+            if (line.text[:1].isalnum() or line.text[:1] in ":[<(") and not end[index][1][:1].isspace() and line.level != "warning"
+        } - alarming
         for name, indexes in shown.items():
             unless = [pattern for sign in self._outcomes if sign.id == name for pattern in sign.unless]
             for index in sorted(indexes):
