@@ -55,18 +55,13 @@ _HEADER = Pattern(
 )
 # Signs of a level in a message that stay in it.
 _WARNING = Pattern(
-    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:"
-    r"|(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|<(]?(?:WARN|WARNING|Warning|warning|note|Note)(?:[^\w\s]|\s\S|$)"  # but for Kubernetes' columns
-    r"|\S{1,160}: ?(?:warning|Warning|WARNING|note):"
-    r"|[^\[\n]{1,60}\[(?:WARNING|WARN)\]"
-    r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:warn)"
-    r"|[^\n]{0,100}\bUC[CSX]\s+WARN"
-    r"|W:|\[?W(?:\d{4} | )[^\]\n]{1,120}\])"
+    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:|(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|<(]?(?:WARN(?:ING)?|[Ww]arning|[Nn]ote)(?:[^\w\s]|\s\S|$)"
+    r"|\S{1,160}: ?(?:[Ww]arning|WARNING|note):|[^\[\n]{1,60}\[WARN(?:ING)?\]|W:|\[?W(?:\d{4} | )[^\]\n]{1,120}\]"
+    r"|[^\n]{0,100}\b(?:(?:level|lvl|severity)=\W?(?i:warn)|UC[CSX]\s+WARN))"
 )
 _INFO = Pattern(
-    r"(?:[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|debug1)\b"
-    r"|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace)"
-    r"|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\])"
+    r"(?:[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|debug1)\b|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\]"
+    r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
 )
 _LEVELS: dict[str, Level] = {**dict.fromkeys(("DEBUG", "TRACE", "INFO", "NOTICE"), "info"), **dict.fromkeys(("WARN", "WARNING"), "warning")}
 _MAX_PREFIXES = 8
@@ -98,8 +93,7 @@ def clean(raw: bytes) -> Line:
         plain, begin, own = latin1(text), 0, ""
         if found := _PREFIX.at(plain, 0):
             begin = found.end()
-            if plain.startswith(b"[   "):  # the kernel's time: its first 100 seconds, in which drivers probe
-                level = "info"
+            level = "info" if plain.startswith(b"[   ") else level  # the kernel's time: its first 100 seconds, in which drivers probe
             if plain[:1] in _BEFORE_RANKS:
                 rank = next((value.decode() for value in found.groups() if value), rank)
         elif found := _HEADER.at(plain, 0):

@@ -8,13 +8,13 @@ from dataclasses import replace
 from provision.base.problems import SEVERITIES, Severity
 from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
-from provision.diagnosis.logs.scanner import INFO, ORDINARY, Match, Matches, Scanner
+from provision.diagnosis.logs.scanner import ORDINARY, Match, Matches, Scanner
 from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
 SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
-STEPS, MANY_STEPS = 5, 100  # that a run takes behind what is certainly an error, or that something reports as its end, if it has overcome it
+STEPS, MANY_STEPS = 5, 100  # that a run takes behind an error that is certain, or where a launcher reports its end, if it overcame it
 FEW_LINES = 3  # of other kinds behind what looks like an error, if that ended the program
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
@@ -60,15 +60,16 @@ class _Outcome:
         certain = [scanner.unknown[shape.id] for shape in error_shapes() if shape.is_certain]
         behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.level]
         self._end = {file: max((each.first for each in behind if each.file == file), default=0) for file in range(len(scanner.files))}
-        self._reported = {each.file for name, matches in failures.items() if isinstance(all_signatures()[name], Symptom) for each in matches.first}
+        symptoms = (matches for name, matches in failures.items() if isinstance(all_signatures()[name], Symptom))
+        self._reported = {match.file for matches in symptoms for match in matches.first}
         self._well = scanner.went_well
 
     def overcame(self, match: Match, severity: Severity = "error") -> bool:
         """Whether the run ended well behind a match, or went on: the further, the more says that it failed; or it is only warned of."""
         if self._behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
             return True
-        steps = self._behind("goes-on", match) + (0 if match.is_certain or match.level == "info" else self._behind(INFO, match))
-        return steps >= (MANY_STEPS if match.file in self._reported else STEPS if match.is_certain else 1)
+        is_far = match.level == "info" or match.file in self._reported
+        return self._behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
 
     def has_the_last_word(self, match: Match) -> bool:
         """Whether hardly anything else is behind a match."""
@@ -76,7 +77,8 @@ class _Outcome:
 
     def _behind(self, sign: str, match: Match) -> int:
         """How many different lines with a sign are behind a match and the last failure."""
-        return sum(line > match.last and line >= self._end[match.file] for line in self._well[sign][match.file].values())
+        lines = self._well[sign].get(match.file, {}) if sign in self._well else {}
+        return sum(line > match.last and line >= self._end[match.file] for line in lines.values())
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:

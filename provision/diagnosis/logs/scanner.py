@@ -26,7 +26,6 @@ LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message ma
 BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
-INFO = "info"  # lines whose logger says so
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
 TRACEBACK = b"Traceback (most recent call last)"
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
@@ -42,8 +41,7 @@ ONE_LINE = 200  # bytes; longer lines count as several
 class Match:
     """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`.
 
-    ``is_header``: the line announces what the next one says, which is in ``text``, too. ``is_certain``: such a line is only where something went
-    wrong, whatever is behind it.
+    ``is_header``: the line announces what the next ones say, which is in ``text``, too. ``is_certain``: as in `ErrorShape`.
     """
 
     file: int
@@ -75,6 +73,7 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
+_BEGINS = Pattern(r"[\w:\[<(]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
 
@@ -87,7 +86,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         worlds: id of a world that the logs show → its matches.
-        went_well: id of a sign, `INFO` or `ORDINARY` → file → those of its last lines that have it, and where each is last.
+        went_well: id of a sign, or `ORDINARY` → file → those of its last lines that have it, and where each is last.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -105,7 +104,7 @@ class Scanner:
         self.worlds: dict[str, Matches] = defaultdict(Matches)
         self._found = {"known": self.known, "unknown": self.unknown, "world": self.worlds}
         self._outcomes = [sign for sign in signs() if sign.kind == "outcome"]
-        self.went_well: dict[str, dict[int, dict[bytes, int]]] = defaultdict(lambda: defaultdict(dict))
+        self.went_well: dict[str, dict[int, dict[bytes, int]]] = defaultdict(dict)
         self.is_complete = True
 
     def read(self, stream: BinaryIO, label: str) -> None:
@@ -140,19 +139,15 @@ class Scanner:
 
     def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
         text = _Text({index: clean(line[:LONGEST_SIGN]) for index, (_, line) in enumerate(end)})
-        shown = {sign.id: {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)} for sign in self._outcomes}
+        shown = {each.id: {text.line_at(found.end() - 1) for one in each.patterns for found in text.all(one)} for each in self._outcomes}
         alarming = {text.line_at(found.start()) for pattern in error_shapes()[0].patterns for found in text.all(pattern)}
-        shown[INFO] = {index for index, line in text.lines.items() if line.level == "info" and index not in alarming}
-        shown[ORDINARY] = {
-            index
-            for index, line in text.lines.items()
-            if (line.text[:1].isalnum() or line.text[:1] in ":[<(") and not end[index][1][:1].isspace() and line.level != "warning"
-        } - alarming
+        calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
+        shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
+        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
+        for sign in self._outcomes:
+            shown[sign.id] -= {index for index in shown[sign.id] if any(each.first(text.lines[index].latin1) for each in sign.unless)}
         for name, indexes in shown.items():
-            unless = [pattern for sign in self._outcomes if sign.id == name for pattern in sign.unless]
-            for index in sorted(indexes):
-                if not any(pattern.first(text.lines[index].latin1) for pattern in unless):
-                    self.went_well[name][len(self.files) - 1][text.lines[index].latin1] = end[index][0]
+            self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes)}
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
@@ -222,16 +217,17 @@ class Scanner:
         }
         certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
         for rule, span in sorted(found, key=lambda each: (each[1].candidates[0], each[0].number)):
-            if ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
+            matches = self._found[rule.kind][rule.id]
+            if matches.is_full or ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
                 continue
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
                 is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
                 is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain or not rule.shape)
-                level: Level = "warning" if is_minor else line.level
+                level = "warning" if is_minor else line.level
                 match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
-                self._found[rule.kind][rule.id].add(match)
+                matches.add(match)
 
 
 class _Span(NamedTuple):
@@ -405,7 +401,8 @@ class _Rules:
         for signature in all_signatures().values():
             made += [("known", signature.id, pattern, None) for pattern in signature.patterns]
         made += [("unknown", shape.id, pattern, shape) for shape in error_shapes() for pattern in shape.patterns]
-        made += [("world", sign.id, pattern, None) for sign in signs() if sign.kind not in ("outcome", "remark") for pattern in sign.patterns]
+        worlds = (sign for sign in signs() if sign.kind not in ("outcome", "remark"))
+        made += [("world", sign.id, pattern, None) for sign in worlds for pattern in sign.patterns]
         made += [("harmless", "", pattern, None) for entry in harmless() for pattern in entry.patterns]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]
