@@ -90,7 +90,6 @@ class Signature(Model):
     expressions for the stable part of the message, in any case; a space stands for any white space. ``probe``: how to see the error on a
     live host. ``sources``: public reports and documentation. ``supersedes``: ids that do not count where this one matches the same lines.
     ``symptom_of``: ids or layers of root causes that explain this error when they are in the same log; `any` stands for all.
-    ``is_retried``: programs only warn of it while they try again.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -109,7 +108,6 @@ class Signature(Model):
     probe: str = ""
     supersedes: frozenset[_Id] = frozenset()
     symptom_of: frozenset[_Id] = frozenset()
-    is_retried: bool = False
 
     @property
     def fix(self) -> tuple[str, ...]:
@@ -151,12 +149,10 @@ class ErrorShape(Model):
 
     ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it.
     ``patterns``: a space stands for white space within a line; of one with a group, the line in which the group is gets quoted.
-    ``within``: among how many last lines of a log such a line is taken for what ended it.
     ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger says INFO or WARNING.
     """
 
     id: _Id
-    within: int = 100
     says: Literal["exception", "reason", "sentence", "status", "word"]
     is_certain: bool = False
     patterns: Annotated[tuple[_LinePattern, ...], Field(min_length=1)]
@@ -168,14 +164,14 @@ SAYS = get_args(ErrorShape.model_fields["says"].annotation)  # the best first; a
 
 
 class Sign(Model):
-    """What a log tells about its run (signs.yaml): where it ran, or (``kind`` outcome), at the end of the log, how it went.
+    """What a log tells about its run (signs.yaml): where it ran, or how it went: (``kind`` outcome) at its end, (remark) in a line.
 
     ``unless``: patterns of lines that do not count. ``steps``: words of steps that fit where it ran and in no other world of the kind.
     ``is_default``: the world of its kind where a log shows none.
     """
 
     id: _Id
-    kind: Literal["outcome", "vendor", "framework", "place", "rights"]
+    kind: Literal["outcome", "remark", "vendor", "framework", "place", "rights"]
     is_default: bool = False
     patterns: _Patterns
     unless: tuple[_Pattern, ...] = ()
@@ -210,6 +206,15 @@ def _entries(model: type[_Entry], name: str) -> tuple[_Entry, ...]:
 harmless = partial(_entries, Harmless, "harmless")
 error_shapes = partial(_entries, ErrorShape, "error_shapes")
 signs = partial(_entries, Sign, "signs")
+
+
+def is_remark(text: bytes, *, is_certain: bool) -> bool:
+    """Whether a line shows that it ends nothing; of one that is otherwise certain, only what it says itself counts."""
+    remarks = (sign for sign in signs() if sign.kind == "remark" and not (is_certain and sign.id == "optional"))
+    return any(
+        any(pattern.first(text) for pattern in sign.patterns) and not any(pattern.first(text) for pattern in sign.unless)
+        for sign in remarks
+    )
 
 
 def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def _root_cause(group: Sequence[Finding], console: Console) -> None:
             seen.setdefault(each.observed + expected, []).append(each)
     for observed, those in seen.items():
         console.prose(f"  observed{f' on {_names(those)}' if len(seen) > 1 else ''}: {observed}")
-    evidence = [line for each in group for line in each.evidence[:2]]
+    evidence = [line for each in group for line in each.evidence[:3]]
     for line in list(dict.fromkeys(evidence))[:MAX_QUOTES]:
         console.say(f"  {line.file}:{line.line}: {line.text[:LONGEST_QUOTE]}", "cyan")
     if finding.times > 2:

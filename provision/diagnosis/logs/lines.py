@@ -6,7 +6,7 @@ import codecs
 import json
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from provision.diagnosis.patterns import Pattern, latin1
 
@@ -40,6 +40,7 @@ _PREFIX = Pattern(
     r"|(?:[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:)?\d{1,9}:|[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:"  # grep -H, -n
     r")"
 )
+Level = Literal["", "info", "warning"]
 _LEVEL = "(DEBUG|TRACE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL)"
 # What loggers put in front of a message, the level in one of the groups.
 _HEADER = Pattern(
@@ -53,13 +54,16 @@ _HEADER = Pattern(
     r")"
 )
 # Signs of a level in a message that stay in it.
-_LESSER = Pattern(
-    r"(?:(?:[\w./-]+\.py:\d+: )?\w*Warning:"
-    r"|[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|WARN|WARNING|Warning|warning|debug1)\b"
-    r"|[^\[\n]{1,60}\[(?:WARNING|WARN|INFO|NOTICE|DEBUG)\]"
-    r"|[IW]:|\[?[IWD](?:\d{4} | )[^\]\n]{1,120}\])"
+_WARNING = Pattern(
+    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:|(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|<(]?(?:WARN(?:ING)?|[Ww]arning|[Nn]ote)(?:[^\w\s]|\s\S|$)"
+    r"|\S{1,160}: ?(?:[Ww]arning|WARNING|note):|[^\[\n]{1,60}\[WARN(?:ING)?\]|W:|\[?W(?:\d{4} | )[^\]\n]{1,120}\]"
+    r"|[^\n]{0,100}\b(?:(?:level|lvl|severity)=\W?(?i:warn)|UC[CSX]\s+WARN))"
 )
-_CALLED_LESSER = frozenset({"DEBUG", "TRACE", "INFO", "NOTICE", "WARN", "WARNING"})
+_INFO = Pattern(
+    r"(?:[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|debug1)\b|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\]"
+    r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
+)
+_LEVELS: dict[str, Level] = {**dict.fromkeys(("DEBUG", "TRACE", "INFO", "NOTICE"), "info"), **dict.fromkeys(("WARN", "WARNING"), "warning")}
 _MAX_PREFIXES = 8
 _BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
@@ -68,13 +72,13 @@ _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]
 class Line(NamedTuple):
     """The message, the same in `patterns.latin1`, and the rank that printed it, if the line names one.
 
-    ``is_lesser``: its logger says that it is less than an error.
+    ``level``: what its logger says; at "info" launchers pass on what their children print. Empty for an error, or none.
     """
 
     text: str
     latin1: bytes
     rank: str | None
-    is_lesser: bool
+    level: Level
 
 
 def clean(raw: bytes) -> Line:
@@ -83,29 +87,30 @@ def clean(raw: bytes) -> Line:
     if "\x1b" in text:
         text = _ANSI.replace("", text)
     text = text.replace("\r", " ").replace("\x00", "").strip()
-    rank, is_lesser = None, False
+    rank: str | None = None
+    level: Level = ""
     for _ in range(_MAX_PREFIXES):
         plain, begin, own = latin1(text), 0, ""
         if found := _PREFIX.at(plain, 0):
             begin = found.end()
-            is_lesser |= plain.startswith(b"[   ")  # the kernel's time: its first 100 seconds, in which drivers probe
+            level = "info" if plain.startswith(b"[   ") else level  # the kernel's time: its first 100 seconds, in which drivers probe
             if plain[:1] in _BEFORE_RANKS:
                 rank = next((value.decode() for value in found.groups() if value), rank)
         elif found := _HEADER.at(plain, 0):
-            level, at = next((value.decode(), found.start(number)) for number, value in enumerate(found.groups(), 1) if value)
-            is_lesser = level in _CALLED_LESSER
-            if not is_lesser:  # an error's level stays
+            word, at = next((value.decode(), found.start(number)) for number, value in enumerate(found.groups(), 1) if value)
+            level = _LEVELS.get(word, "")
+            if not level:  # an error's level stays
                 text = text[at - plain[:at].endswith(b"[") :].strip()
                 break
             begin = found.end()
         elif message := _from_json(text):
-            own, level = message
-            is_lesser = level in _CALLED_LESSER or is_lesser
+            own, word = message
+            level = _LEVELS.get(word, level)
         else:
             break
         text = (own or text[begin:]).strip()
     plain = latin1(text)
-    return Line(text, plain, rank, is_lesser or bool(_LESSER.at(plain, 0)))
+    return Line(text, plain, rank, "warning" if _WARNING.at(plain, 0) else level or ("info" if _INFO.at(plain, 0) else ""))
 
 
 _LEVEL_KEYS = ("level", "severity", "levelname", "lvl", "log_level")
@@ -131,7 +136,7 @@ def _from_json(text: str) -> tuple[str, str] | None:
     said = [each.strip() for key in _TEXT_KEYS if isinstance(each := value.get(key), str) and each.strip()]
     if not said:
         return None
-    head = head or (f"{level}:" if level and level not in _CALLED_LESSER else "")
+    head = head or (f"{level}:" if level and level not in _LEVELS else "")
     return " ".join((head, *said)).strip(), level
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from provision.base.problems import SEVERITIES
+from provision.base.problems import SEVERITIES, Severity
 from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
-from provision.diagnosis.logs.scanner import Match, Matches, Scanner
+from provision.diagnosis.logs.scanner import ORDINARY, Match, Matches, Scanner
 from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
-LAST_LINES = 100  # with steps behind an error, after which it was overcome
+SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
+STEPS, MANY_STEPS = 5, 100  # that a run takes behind an error that is certain, or where a launcher reports its end, if it overcame it
+FEW_LINES = 3  # of other kinds behind what looks like an error, if that ended the program
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
-_ONLY_WARNED_OF = "the log only warns of it, and nothing in it says that something failed: a retry may have gone well"
-_WENT_WELL = "the run went on behind it, and nothing in the log says that it failed"
+_OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
 
 
 def findings(scanner: Scanner) -> list[Finding]:
@@ -26,20 +27,19 @@ def findings(scanner: Scanner) -> list[Finding]:
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
     made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
-    warned_of = {name for name in errors if signatures[name].is_retried and all(match.is_lesser for match in errors[name].first)}
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
-    outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - warned_of - {each for each in errors if each not in causes}})
-    minor = {name for name in errors if signatures[name].is_retried or made[name].severity != "error"}
-    went_well = {name for name in errors if all(outcome.overcame(match, is_minor=name in minor) for match in errors[name].first)}
-    symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match, is_minor=True)]
-    named = [errors[name].first[0] for name in errors.keys() - went_well]
-    unknown = None if causes - warned_of - went_well else _unknown(scanner, outcome, named, symptoms)
+    outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - (errors.keys() - causes)})
+    overcome = {name for name in errors if all(outcome.overcame(match, made[name].severity) for match in errors[name].first)}
+    symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match)]
+    named = [errors[name].first[0] for name in errors.keys() - overcome]
+    warned_of = {name for name in errors if all(match.level == "warning" for match in errors[name].first)}
+    unknown = None if causes - overcome - warned_of else _unknown(scanner, outcome, named, symptoms)
     if unknown:
         made[UNKNOWN] = unknown
         cause_of |= {name: UNKNOWN for name in errors if "any" in signatures[name].symptom_of}
-    elif not symptoms and errors.keys() <= warned_of | went_well:
-        made |= {name: replace(made[name], severity="warning", observed=_ONLY_WARNED_OF) for name in causes}
-    made |= {name: replace(made[name], severity="note", observed=_WENT_WELL) for name in went_well}
+    if unknown and unknown.severity == "error":
+        overcome -= warned_of
+    made |= {name: replace(made[name], severity="note", observed=_OVERCOME) for name in overcome}
     roots = [finding for name, finding in made.items() if name not in cause_of]
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
     if roots:
@@ -58,16 +58,27 @@ class _Outcome:
 
     def __init__(self, scanner: Scanner, failures: Mapping[str, Matches]) -> None:
         certain = [scanner.unknown[shape.id] for shape in error_shapes() if shape.is_certain]
-        behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.is_lesser]
-        self._well = {
-            sign: {file: line for file, line in lines.items() if not any(each.file == file and each.first > line for each in behind)}
-            for sign, lines in scanner.went_well.items()
-        }
+        behind = [match for matches in (*failures.values(), *certain) for match in matches.first if not match.level]
+        self._end = {file: max((each.first for each in behind if each.file == file), default=0) for file in range(len(scanner.files))}
+        symptoms = (matches for name, matches in failures.items() if isinstance(all_signatures()[name], Symptom))
+        self._reported = {match.file for matches in symptoms for match in matches.first}
+        self._well = scanner.went_well
 
-    def overcame(self, match: Match, *, is_minor: bool) -> bool:
-        """Whether the run ended well behind a match, or went on: for long, unless the match is minor."""
-        ended, went_on = (self._well[sign].get(match.file, 0) for sign in ("ended-well", "goes-on"))
-        return ended > match.first or went_on > match.first + (0 if is_minor else LAST_LINES)
+    def overcame(self, match: Match, severity: Severity = "error") -> bool:
+        """Whether the run ended well behind a match, or went on: the further, the more says that it failed; or it is only warned of."""
+        if self._behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
+            return True
+        is_far = match.level == "info" or match.file in self._reported
+        return self._behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
+
+    def has_the_last_word(self, match: Match) -> bool:
+        """Whether hardly anything else is behind a match."""
+        return self._behind(ORDINARY, match) < FEW_LINES
+
+    def _behind(self, sign: str, match: Match) -> int:
+        """How many different lines with a sign are behind a match and the last failure."""
+        lines = self._well[sign].get(match.file, {}) if sign in self._well else {}
+        return sum(line > match.last and line >= self._end[match.file] for line in lines.values())
 
 
 def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
@@ -136,8 +147,13 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         symptoms: what else says that the run failed. Where nothing does, it is a note.
     """
     begin = min(map(_place, named), default=None)
-    shape_of = {(*_place(match), match.text): (shape, match) for shape in error_shapes() for match in scanner.unknown[shape.id].first}
-    left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match, is_minor=not shape.is_certain)]
+    remark = error_shapes()[0]
+    shape_of = {
+        (*_place(match), match.text): (remark if match.level == "warning" else shape, match)
+        for shape in error_shapes()
+        for match in scanner.unknown[shape.id].first
+    }
+    left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match)]
     candidates = []
     for shape, match in left:
         says = "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says
@@ -147,9 +163,9 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         candidates = [(0, False, _place(match), match) for match in symptoms]
     if not candidates:
         return None
-    match = min(candidates, key=lambda each: each[:3])[-1]
+    match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]
     at_the_end = (  # so are, it is assumed, those of which no more were looked for
-        shape for shape, match in left if match.last > scanner.lines_of[match.file] - shape.within or scanner.unknown[shape.id].is_full
+        shape for shape, match in left if outcome.has_the_last_word(match) or scanner.unknown[shape.id].is_full
     )
     failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""
@@ -161,7 +177,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         summary=f"The doctor does not know it; the line that says most about it is quoted{by}.",
         cause=f"Not known. The error's line{by}: {match.text}",
         fix=("Read the log around the quoted line", "provision doctor HOSTS   # what is wrong with the hosts themselves"),
-        evidence=_evidence(scanner, match),
+        evidence=_evidence(scanner, match, *others),
     )
 
 

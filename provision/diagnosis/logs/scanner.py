@@ -13,20 +13,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import BinaryIO, Literal, NamedTuple
 
 from provision.catalog import OURS, Catalog
-from provision.diagnosis.logs.lines import PART, Line, blocks, clean, with_short_lines
+from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, signs
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, signs
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
+ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
+TRACEBACK = b"Traceback (most recent call last)"
+ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
 # Lines with a word of patterns that are examined; then the word is no longer looked for. After `EARLY_LINES` with any, only new ones are.
@@ -37,9 +40,9 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``is_lesser`` as in `lines.Line`.
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`.
 
-    ``is_header``: the line announces what the next one says, which is in ``text``, too.
+    ``is_header``: the line announces what the next ones say, which is in ``text``, too. ``is_certain``: as in `ErrorShape`.
     """
 
     file: int
@@ -47,8 +50,9 @@ class Match:
     last: int
     text: str
     rank: str | None
-    is_lesser: bool = False
+    level: Level = ""
     is_header: bool = False
+    is_certain: bool = False
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
+_BEGINS = Pattern(r"[\w:\[<(]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
 
@@ -83,7 +88,7 @@ class Scanner:
         known: id of a signature → its matches.
         unknown: id of an error shape → its matches.
         worlds: id of a world that the logs show → its matches.
-        went_well: id of a sign → file → the last of its last lines with it.
+        went_well: id of a sign, or `ORDINARY` → file → those of its last lines that have it, and where each is last.
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
@@ -101,7 +106,8 @@ class Scanner:
         self.unknown: dict[str, Matches] = defaultdict(Matches)
         self.worlds: dict[str, Matches] = defaultdict(Matches)
         self._found = {"known": self.known, "unknown": self.unknown, "world": self.worlds}
-        self.went_well: dict[str, dict[int, int]] = {sign.id: {} for sign in signs() if sign.kind == "outcome"}
+        self._outcomes = [sign for sign in signs() if sign.kind == "outcome"]
+        self.went_well: dict[str, dict[int, dict[bytes, int]]] = defaultdict(dict)
         self.is_complete = True
 
     def read(self, stream: BinaryIO, label: str) -> None:
@@ -136,11 +142,15 @@ class Scanner:
 
     def _look_for_signs(self, end: Sequence[tuple[int, bytes]]) -> None:
         text = _Text({index: clean(line[:LONGEST_SIGN]) for index, (_, line) in enumerate(end)})
-        for sign in (sign for sign in signs() if sign.kind == "outcome"):
-            shown = {text.line_at(found.end() - 1) for pattern in sign.patterns for found in text.all(pattern)}
-            for index in sorted(shown):
-                if not any(pattern.first(text.lines[index].latin1) for pattern in sign.unless):
-                    self.went_well[sign.id][len(self.files) - 1] = end[index][0]
+        shown = {each.id: {text.line_at(found.end() - 1) for one in each.patterns for found in text.all(one)} for each in self._outcomes}
+        alarming = {text.line_at(found.start()) for pattern in error_shapes()[0].patterns for found in text.all(pattern)}
+        calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
+        shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
+        shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
+        for sign in self._outcomes:
+            shown[sign.id] -= {index for index in shown[sign.id] if any(each.first(text.lines[index].latin1) for each in sign.unless)}
+        for name, indexes in shown.items():
+            self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes)}
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
@@ -208,14 +218,19 @@ class Scanner:
         claimed = {
             index for rule, span in found if rule.kind == "known" for index in range(span.first, span.last + 1) if index not in ignored
         }
+        certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
         for rule, span in sorted(found, key=lambda each: (each[1].candidates[0], each[0].number)):
-            if ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
+            matches = self._found[rule.kind][rule.id]
+            if matches.is_full or ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
                 continue
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, line.is_lesser, span.is_header)
-                self._found[rule.kind][rule.id].add(match)
+                is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
+                is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain or not rule.shape)
+                level = "warning" if is_minor else line.level
+                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
+                matches.add(match)
 
 
 class _Span(NamedTuple):
@@ -259,6 +274,13 @@ class _Block:
         for index, line in self.lines.items():
             of_rank[line.rank][index] = line
         self._texts = {rank: _Text(its_lines) if len(of_rank) > 1 else self._all for rank, its_lines in of_rank.items()}
+
+    def is_caught(self, index: int) -> bool:
+        """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
+        rank = self.lines[index].rank
+        above = (self.lines[each] for each in range(index, index - LINES_BEFORE, -1) if each in self.lines)
+        head = next((line.latin1 for line in above if line.rank == rank and TRACEBACK in line.latin1), b"").partition(TRACEBACK)[0].lower()
+        return head.rstrip().endswith(b":") and not any(word in head for word in (b"error", b"exception", b"fatal", b"critical"))
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
@@ -321,8 +343,8 @@ class _Text:
         text = text[begin : end if end >= 0 else len(text)].strip()
         if not text.endswith(":"):
             return index, text, False
-        following = (self.lines[each].text for each in self._indexes[number + 1 : number + 3])
-        return index, f"{text} {next(filter(None, following), '')}".strip(), True
+        following = filter(None, (self.lines[each].text for each in self._indexes[number + 1 : number + 2 + ANNOUNCED_LINES]))
+        return index, " ".join((text, *islice(following, ANNOUNCED_LINES)))[:LONGEST_SIGN], True
 
 
 def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -369,7 +391,7 @@ class _Rule:
 
 def _counts(shape: ErrorShape, line: Line, quoted: str) -> bool:
     """Whether what looks like an error is one in this line."""
-    if line.is_lesser and not shape.at_any_level:
+    if line.level and not shape.at_any_level:
         return False
     return not (shape.unless and any(pattern.first(latin1(quoted)) for pattern in shape.unless))
 
@@ -382,7 +404,8 @@ class _Rules:
         for signature in all_signatures().values():
             made += [("known", signature.id, pattern, None) for pattern in signature.patterns]
         made += [("unknown", shape.id, pattern, shape) for shape in error_shapes() for pattern in shape.patterns]
-        made += [("world", sign.id, pattern, None) for sign in signs() if sign.kind != "outcome" for pattern in sign.patterns]
+        worlds = (sign for sign in signs() if sign.kind not in ("outcome", "remark"))
+        made += [("world", sign.id, pattern, None) for sign in worlds for pattern in sign.patterns]
         made += [("harmless", "", pattern, None) for entry in harmless() for pattern in entry.patterns]
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]
