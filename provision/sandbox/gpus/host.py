@@ -1,0 +1,349 @@
+"""What a host with these GPUs and these faults shows, as files. Pure.
+
+The names of the files, below ``gpus/`` of the host's folder: ``tree/…`` is laid over ``/sys`` and ``/proc`` (``host/gpus.sh``),
+``state.txt`` is what the stand-in library answers from (``nvml.c``), ``kernel.log`` what dmesg prints, ``set/NAME`` one setting each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from provision import catalog
+from provision.sandbox.gpus.model import Fault, Gpus, HostFault, Profile, faults, profiles
+
+Settings = Mapping[str, int | str]
+
+#: PCI buses on which servers with eight GPUs have them.
+BUSES = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
+_SWITCH_BUS, _CARD_BUS = 0x05, 0xE0
+_MODULE_BYTES = {"nvidia": 104_071_168, "nvidia_uvm": 2_019_328, "nvidia_peermem": 16_384, "nouveau": 3_096_576, "amdgpu": 19_718_144}
+_SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_EFI_ATTRIBUTES = "\x06\x00\x00\x00"
+# NVML's numbers (nvml.h): architectures by the lowest compute capability, topology levels, fields.
+_ARCHITECTURES = (("10.0", 10), ("9.0", 9), ("8.9", 8), ("8.0", 7), ("7.5", 6), ("7.0", 5))
+_SYSTEM, _NODE = 50, 40
+_LINKS, _SPEED, _STATE, _VERSION, _REPLAYS, _RECOVERIES, _CRC = 91, 164, 165, 166, 161, 162, 163
+_ON_SWITCH, _REMOTE_LINK, _MEMORY_TEMPERATURE = 147, 146, 82
+_LIMITS = {187: 1, 188: 2, 189: 0, 190: 0}  # power limits among the fields: least, most, default, current
+_NOT_LOADED, _MISMATCH = 9, 18
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of a host, with the words that faults' texts are filled with."""
+
+    number: int
+    bus: str
+    uuid: str
+
+    def words(self, gpus: Gpus) -> dict[str, object]:
+        kind = gpus.kind
+        return {
+            "number": self.number,
+            "bus": self.bus,
+            "short": self.bus.rpartition(".")[0],
+            "uuid": self.uuid,
+            "pci": kind.pci,
+            "gpus": gpus.count,
+            "version": gpus.driver,
+            "library": f"{gpus.driver}.1",
+            "half_power": (kind.power or (0, 0, 0))[0] * 500,
+            "slowdown": (kind.temperatures or (95, 90))[1] + 1,
+        }
+
+
+def files(host: str, gpus: Gpus, wrong: Iterable[HostFault] = ()) -> dict[str, str]:
+    """The files of a host. ``wrong``: faults of any host, of which its own count."""
+    known = faults()
+    own = [(known[each.name], each.gpu) for each in wrong if each.host == host]
+    cards = [_gpu(host, number) for number in range(gpus.count)]
+    settings: dict[str, int | str] = {"shm_mb": 2048}
+    for fault, _ in own:
+        settings |= fault.host
+    if "branch" in settings:
+        gpus = Gpus(gpus.profile, gpus.count, _other_driver(gpus, str(settings["branch"])), gpus.fabric)
+    said = [line.format(**cards[at].words(gpus)) for fault, at in own for line in fault.log]
+    log = [f"[{at:5}.000000] {line}" for at, line in enumerate([*_usual_log(gpus, settings), *said])]
+    tree = {_SECURE_BOOT: _EFI_ATTRIBUTES + chr(int(settings.get("secure_boot", 0)))}
+    tree |= _amd(gpus, cards) if gpus.kind.vendor == "amd" else _nvidia(gpus, cards, settings)
+    tree |= _fabric(gpus, settings)
+    made = {f"tree/{path}": text for path, text in tree.items()}
+    made["kernel.log"] = "".join(f"{line}\n" for line in log)
+    loaded = str(settings.get("driver", "loaded"))
+    if gpus.kind.vendor == "amd":
+        made["amd-smi"] = _amd_smi(gpus, cards)
+        made["devices"] = "/dev/kfd " + " ".join(f"/dev/dri/renderD{128 + card.number}" for card in cards)
+    else:
+        made["state.txt"] = _state(gpus, cards, settings, own)
+        made["devices"] = " ".join(_devices(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
+        made["programs"] = " ".join(_programs(gpus, settings)) if loaded == "loaded" else ""
+        made["set/nvidia_smi"] = str(int(loaded not in ("none", "nouveau")))
+        made["set/libcuda"] = str(int(bool(settings.get("libcuda", 1)) and loaded not in ("none", "nouveau")))
+    made["set/shm_mb"] = str(settings["shm_mb"])
+    return made
+
+
+def _gpu(host: str, number: int) -> Gpu:
+    digits = hashlib.sha256(f"{host}/{number}".encode()).hexdigest()
+    uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
+    return Gpu(number, f"0000:{BUSES[number]:02x}:00.0", uuid)
+
+
+def _usual_log(gpus: Gpus, settings: Settings) -> list[str]:
+    """What the kernel of a healthy host says."""
+    loaded = gpus.kind.vendor == "nvidia" and settings.get("driver", "loaded") in ("loaded", "mismatched")
+    return ["Linux version 6.1.0-40-amd64 (simulated)", *([f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {gpus.driver}"] if loaded else [])]
+
+
+def _other_driver(gpus: Gpus, branch: str) -> str:
+    known = catalog.cuda().toolkits.drivers.values()
+    return next((each for each in known if each.split(".")[0] == branch and each != gpus.driver), f"{branch}.1")
+
+
+def _device(bus: str, vendor: str, device: str, pci_class: str) -> dict[str, str]:
+    """A device on the PCI bus, as sysfs has it."""
+    values = {"vendor": f"0x{vendor}", "device": f"0x{device}", "class": f"0x{pci_class}00", "numa_node": "0"}
+    return {f"sys/bus/pci/devices/{bus}/{name}": f"{value}\n" for name, value in values.items()}
+
+
+def _modules(**versions: str) -> dict[str, str]:
+    """Loaded modules: in /sys/module, and in the list that lsmod prints."""
+    found = {f"sys/module/{name}/version": f"{version}\n" for name, version in versions.items()}
+    found["proc/modules"] = "".join(f"{name} {_MODULE_BYTES.get(name, 65_536)} 0 - Live 0x0000000000000000 (OE)\n" for name in versions)
+    return found
+
+
+def _nvidia(gpus: Gpus, cards: list[Gpu], settings: Settings) -> dict[str, str]:
+    kind, loaded = gpus.kind, settings.get("driver", "loaded")
+    tree: dict[str, str] = {}
+    for card in cards:
+        tree |= _device(card.bus, "10de", kind.pci, kind.pci_class)
+    for number in range(kind.switches.count if kind.switches and gpus.count > 1 else 0):
+        tree |= _device(f"0000:{_SWITCH_BUS + number:02x}:00.0", "10de", kind.switches.pci if kind.switches else "", "0680")
+    if loaded == "nouveau":
+        return tree | _modules(nouveau="")
+    if loaded not in ("loaded", "mismatched"):
+        return tree | _modules()
+    is_open = bool(settings.get("open", kind.open))
+    flavour = "Open Kernel Module for x86_64" if is_open else "x86_64 Kernel Module"
+    tree["proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {flavour}  {gpus.driver}  Release Build\nGCC version:  gcc version 12.2.0\n"
+    for card in cards:
+        said = f"Model: \t\t {kind.name}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-{card.uuid}\nBus Type: \t PCIe\nBus Location: \t {card.bus}\nDevice Minor: \t {card.number}\n"
+        tree[f"proc/driver/nvidia/gpus/{card.bus}/information"] = said
+    modules = {"nvidia": gpus.driver, "nvidia_uvm": gpus.driver}
+    if gpus.fabric and settings.get("peer_memory", 1):
+        modules["nvidia_peermem"] = gpus.driver
+    return tree | _modules(**modules)
+
+
+def _devices(gpus: Gpus, settings: Settings) -> list[str]:
+    """Device nodes, which are ordinary files here."""
+    nodes = [f"/dev/nvidia{number}" for number in range(gpus.count)] + ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+    nodes += [f"/dev/nvidia-nvswitch{number}" for number in range(gpus.kind.switches.count if gpus.kind.switches and gpus.count > 1 else 0)]
+    if "imex" in gpus.kind.features and settings.get("imex_channel", 1):
+        nodes.append("/dev/nvidia-caps-imex-channels/channel0")
+    return nodes
+
+
+def _programs(gpus: Gpus, settings: Settings) -> list[str]:
+    """Services that run, by their names."""
+    found = ["nv-fabricmanager"] if _has_fabric(gpus) and "imex" not in gpus.kind.features and settings.get("fabric_manager", 1) else []
+    return found + (["nvidia-imex"] if "imex" in gpus.kind.features and settings.get("imex", 1) else [])
+
+
+def _has_fabric(gpus: Gpus) -> bool:
+    """Whether NVSwitches connect the GPUs: on the host, or in its rack."""
+    return bool(gpus.kind.nvlink) and not gpus.kind.mesh and (gpus.count > 1 or "imex" in gpus.kind.features)
+
+
+def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> str:
+    """The text from which the stand-in library answers."""
+    cuda = (catalog.cuda().toolkits.of_branch(gpus.driver) or "0.0").split(".")
+    loaded = settings.get("driver", "loaded")
+    host: dict[str, object] = {"driver": gpus.driver, "library": f"{cuda[0]}.{gpus.driver}", "cuda": int(cuda[0]) * 1000 + int(cuda[1]) * 10}
+    if loaded in ("unloaded", "mismatched"):
+        host["error"] = _NOT_LOADED if loaded == "unloaded" else _MISMATCH
+    lines = [f"- {name} {value}" for name, value in host.items()]
+    hidden = {"all": gpus.count}.get(str(settings.get("hidden", 0)), 0) or int(settings.get("hidden", 0) or 0)
+    shown = cards[: gpus.count - hidden]
+    for card in shown:
+        values = _values(gpus, card, shown)
+        for fault, at in own:
+            changed = {**fault.all, **(fault.gpu if at == card.number else {})}
+            values |= {name: str(value).format(**card.words(gpus)) for name, value in changed.items()}
+        lines += [f"{card.number} {name} {value}" for name, value in values.items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
+    """What a healthy GPU answers, by the stand-in library's keys. Bytes, milliwatts, MHz, °C."""
+    kind = gpus.kind
+    values: dict[str, object] = {
+        "name": kind.name,
+        "uuid": f"GPU-{card.uuid}",
+        "serial": str(int(card.uuid[:8], 16)),
+        "bus": f"0000{card.bus}",
+        "pci.id": f"0x{kind.pci}10de",
+        "brand": 14,
+        "architecture": next((number for oldest, number in _ARCHITECTURES if _key(kind.capability) >= _key(oldest)), 10),
+        "capability.major": kind.capability.split(".")[0],
+        "capability.minor": kind.capability.split(".")[1],
+        "persistence": 1,
+        "compute_mode": 0,
+        "display": 0,
+        "virtualization": 0,
+        "pstate": 0,
+        "utilization": 0,
+        "throttled": "0x1",
+        "throttle_reasons": "0x1ff",
+        "temperature.0": 34,
+        "clock.0": 345,
+        "clock.1": 345,
+        "clock.2": kind.clocks[1],
+        "max_clock.0": kind.clocks[0],
+        "max_clock.1": kind.clocks[0],
+        "max_clock.2": kind.clocks[1],
+    }
+    if kind.memory_mb:
+        values |= {"memory": kind.memory_mb << 20, "memory.reserved": 600 << 20, "bar1": kind.memory_mb << 21}
+    if kind.temperatures:
+        values |= {"threshold.0": kind.temperatures[0], "threshold.1": kind.temperatures[1], "threshold.3": kind.temperatures[1] - 2}
+    if kind.fan is not None:
+        values["fan"] = kind.fan
+    if kind.power:
+        values |= {"power.managed": 1, "power.draw": 70_000, "power.limit": kind.power[0] * 1000, "power.default": kind.power[0] * 1000}
+        values |= {"power.min": kind.power[1] * 1000, "power.max": kind.power[2] * 1000, "field.185": 70_000, "field.186": 70_000}
+        values |= {f"field.{number}": kind.power[place] * 1000 for number, place in _LIMITS.items()}
+    if kind.pcie:
+        values |= {"pcie.generation": kind.pcie, "pcie.max_generation": kind.pcie, "pcie.width": 16, "pcie.max_width": 16, "pcie.replays": 0}
+    if "clocks" in kind.features:
+        values |= {f"{which}.{clock}": kind.clocks[clock == 2] for which in ("set_clock", "default_clock") for clock in (0, 1, 2)}
+    if "gsp" in kind.features:
+        values |= {"gsp": gpus.driver, "gsp.enabled": 1}
+    if "mig" in kind.features:
+        values |= {"mig": 0, "mig.pending": 0, "mig.max": 7}
+    return values | _memory_values(kind) | _link_values(gpus, card, cards)
+
+
+def _memory_values(kind: Profile) -> dict[str, object]:
+    values: dict[str, object] = {}
+    if "ecc" in kind.features:
+        values |= {"ecc": 1, "ecc.pending": 1}
+        places = ("dram", "sram", "total") if "rows" in kind.features else ("dram", "l1", "l2", "registers", "total")
+        values |= {
+            f"ecc.{error}correctable.{counter}.{place}": 0
+            for error in ("", "un")
+            for counter in ("volatile", "aggregate")
+            for place in places
+        }
+    if "rows" in kind.features:
+        values |= {f"remapped.{name}": 0 for name in ("correctable", "uncorrectable", "pending", "failed")}
+    if "pages" in kind.features:
+        values |= {"retired_pages.0": 0, "retired_pages.1": 0, "retirement_pending": 0}
+    return values
+
+
+def _link_values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
+    """NVLinks, the way to the other GPUs, and the fabric."""
+    kind, values = gpus.kind, dict[str, object]()
+    half = gpus.count // 2 if gpus.count > 4 else gpus.count
+    for other in cards:
+        values[f"topology.{other.number}"] = _NODE if card.number // half == other.number // half else _SYSTEM
+    if not kind.nvlink or not (gpus.count > 1 or _has_fabric(gpus)):
+        return values
+    peers = [other.bus for other in cards if kind.mesh for _ in range(int(kind.mesh[card.number][other.number]))]
+    links = len(peers) if kind.mesh else kind.nvlink.links
+    values |= {f"field.{_LINKS}": links, f"field.{_SPEED}": kind.nvlink.mbps, f"field.{_STATE}": 1, f"field.{_VERSION}": kind.nvlink.version}
+    values |= {f"field.{each}": 0 for each in (_REPLAYS, _RECOVERIES, _CRC)}
+    for link in range(links):
+        remote = peers[link] if kind.mesh else f"0000:{_SWITCH_BUS + link % (kind.switches.count if kind.switches else 2):02x}:00.0"
+        values |= {f"nvlink.active.{link}": 1, f"nvlink.version.{link}": kind.nvlink.version, f"nvlink.remote.{link}": f"0000{remote}"}
+    if not kind.mesh:
+        values[f"field.{_ON_SWITCH}"] = links
+    for other in cards:
+        values[f"p2p.{other.number}"] = 0 if not kind.mesh or other.bus in peers else 3
+    if "fabric" in kind.features:
+        cluster = hashlib.sha256(b"rack").hexdigest()[:32] if "imex" in kind.features else "0" * 32
+        values |= {"fabric.state": 3, "fabric.status": 0, "fabric.clique": 0, "fabric.cluster": cluster, "fabric.health": 0}
+    return values
+
+
+def _fabric(gpus: Gpus, settings: Settings) -> dict[str, str]:
+    """Cards for RDMA, each with one port, whose faults the settings name."""
+    tree: dict[str, str] = {}
+    if not gpus.fabric:
+        return tree
+    card = profiles().fabric[gpus.fabric]  # type: ignore[index]
+    count = min(gpus.count, 8)
+    wrong = count if settings.get("ports") == "all" else int(settings.get("ports", 0))
+    for number in range(count):
+        bad: Settings = settings if number < wrong else {}
+        tree |= _device(f"0000:{_CARD_BUS + number:02x}:00.0", card.vendor, "1021", "0207" if gpus.fabric == "ib" else "0200")
+        top = f"sys/class/infiniband/{card.device}_{number}"
+        port = f"{top}/ports/1"
+        values = {
+            f"{top}/device/vendor": f"0x{card.vendor}",
+            f"{port}/state": bad.get("port_state", "4: ACTIVE"),
+            f"{port}/phys_state": bad.get("port_phys", "5: LinkUp"),
+            f"{port}/rate": bad.get("port_rate", card.rate),
+            f"{port}/link_layer": card.link_layer,
+            f"{port}/counters/symbol_error": bad.get("port_errors", 0),
+            f"{port}/counters/link_downed": 0,
+            f"{port}/gid_attrs/types/0": "RoCE v2" if gpus.fabric == "roce" else "IB/RoCE v1",
+        }
+        tree |= {path: f"{value}\n" for path, value in values.items()}
+    return tree
+
+
+def _amd(gpus: Gpus, cards: list[Gpu]) -> dict[str, str]:
+    """PCI devices, the kernel's topology of compute devices (KFD), and the module."""
+    kind = gpus.kind
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    tree = {f"{nodes}/0/gpu_id": "0\n", f"{nodes}/0/properties": "cpu_cores_count 96\nsimd_count 0\ngfx_target_version 0\n"}
+    for card in cards:
+        tree |= _device(card.bus, "1002", kind.pci, kind.pci_class)
+        tree[f"sys/bus/pci/devices/{card.bus}/mem_info_vram_total"] = f"{kind.memory_mb << 20}\n"
+        properties = {
+            "cpu_cores_count": 0, "simd_count": kind.units * 4, "mem_banks_count": 1, "wave_front_size": 64,
+            "gfx_target_version": _gfx_number(kind.gfx), "vendor_id": 0x1002, "device_id": int(kind.pci, 16),
+            "location_id": BUSES[card.number] << 8, "domain": 0, "drm_render_minor": 128 + card.number, "simd_per_cu": 4,
+            "local_mem_size": kind.memory_mb << 20, "unique_id": int(card.uuid[:8], 16),
+        }  # fmt: skip
+        node = f"{nodes}/{card.number + 1}"
+        tree[f"{node}/properties"] = "".join(f"{name} {value}\n" for name, value in properties.items())
+        tree[f"{node}/gpu_id"] = f"{int(card.uuid[:4], 16)}\n"
+        tree[f"{node}/name"] = "ip discovery\n"
+    return tree | _modules(amdgpu=gpus.driver)
+
+
+def _gfx_number(name: str) -> int:
+    """KFD's number of a target: 90402 of gfx942. The last two characters are hexadecimal digits."""
+    digits = name.removeprefix("gfx")
+    return int(digits[:-2]) * 10000 + int(digits[-2], 16) * 100 + int(digits[-1], 16)
+
+
+def _amd_smi(gpus: Gpus, cards: list[Gpu]) -> str:
+    """A stand-in for amd-smi that prints recorded answers: `list`, `static` and `version`, as JSON whether or not that is asked for."""
+    kind = gpus.kind
+    listed = [{"gpu": card.number, "bdf": card.bus, "uuid": card.uuid, "node_id": card.number + 1} for card in cards]
+    static = [
+        {
+            "gpu": card.number,
+            "asic": {"market_name": kind.name, "vendor_id": "0x1002", "device_id": f"0x{kind.pci}", "num_compute_units": kind.units,
+                     "target_graphics_version": kind.gfx},
+            "bus": {"bdf": card.bus, "max_pcie_width": 16},
+            "driver": {"name": "amdgpu", "version": gpus.driver},
+            "vram": {"type": "HBM3", "size": {"value": kind.memory_mb, "unit": "MB"}},
+        }
+        for card in cards
+    ]  # fmt: skip
+    version = [{"tool": "AMDSMI Tool", "version": "simulated", "amdgpu_version": gpus.driver}]
+    answers = "".join(f"{name}) cat <<'END'\n{json.dumps(said)}\nEND\n;;\n" for name, said in (("list", listed), ("static", static), ("version", version)))
+    return f"#!/bin/sh\n# Recorded answers of a simulated host.\ncase ${{1:-}} in\n{answers}*) echo 'not simulated' >&2; exit 1 ;;\nesac\n"
+
+
+def _key(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
