@@ -89,7 +89,7 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
         devices=answer.gpus,
         gpus=gpus,
         nvlinks=tuple(each.model_copy(update={"errors": (errors or {}).get(each.gpu, {})}) for each in status or ()),
-        topology=parsed("topology", topology) if gpus else None,
+        topology=parsed("topology", topology) if gpus and not any(gpu.lost for gpu in gpus.gpus) else None,  # one that is lost fails it
         xids=tuple(xids(answer.kernel_log.lines)) if answer.kernel_log.readable else None,
         rdma=answer.rdma,
         dcgm=parsed("dcgm", dcgm, "dcgm") if "dcgm" in asked else None,

@@ -29,6 +29,7 @@ _LINKS, _SPEED, _STATE, _VERSION, _REPLAYS, _RECOVERIES, _CRC = 91, 164, 165, 16
 _ON_SWITCH, _REMOTE_LINK, _MEMORY_TEMPERATURE = 147, 146, 82
 _LIMITS = {187: 1, 188: 2, 189: 0, 190: 0}  # power limits among the fields: least, most, default, current
 _NOT_LOADED, _MISMATCH = 9, 18
+_IN_PROGRESS, _COMPLETED = 2, 3  # of the fabric
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def files(host: str, gpus: Gpus, wrong: Iterable[HostFault] = ()) -> dict[str, s
     else:
         made["state.txt"] = _state(gpus, cards, settings, own)
         made["devices"] = " ".join(_devices(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
-        made["programs"] = " ".join(_programs(gpus, settings)) if loaded == "loaded" else ""
+        made["programs"] = " ".join(_programs(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
         made["set/nvidia_smi"] = str(int(loaded not in ("none", "nouveau")))
         made["set/libcuda"] = str(int(bool(settings.get("libcuda", 1)) and loaded not in ("none", "nouveau")))
     made["set/shm_mb"] = str(settings["shm_mb"])
@@ -170,7 +171,9 @@ def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fau
     hidden = {"all": gpus.count}.get(str(settings.get("hidden", 0)), 0) or int(settings.get("hidden", 0) or 0)
     shown = cards[: gpus.count - hidden]
     for card in shown:
-        values = _values(gpus, card, shown)
+        values = _values(gpus, card, cards)
+        if "fabric.state" in values and not settings.get("fabric_manager", 1):
+            values["fabric.state"] = _IN_PROGRESS
         for fault, at in own:
             changed = {**fault.all, **(fault.gpu if at == card.number else {})}
             values |= {name: str(value).format(**card.words(gpus)) for name, value in changed.items()}
@@ -267,7 +270,7 @@ def _link_values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
         values[f"p2p.{other.number}"] = 0 if not kind.mesh or other.bus in peers else 3
     if "fabric" in kind.features:
         cluster = hashlib.sha256(b"rack").hexdigest()[:32] if "imex" in kind.features else "0" * 32
-        values |= {"fabric.state": 3, "fabric.status": 0, "fabric.clique": 0, "fabric.cluster": cluster, "fabric.health": 0}
+        values |= {"fabric.state": _COMPLETED, "fabric.status": 0, "fabric.clique": 0, "fabric.cluster": cluster, "fabric.health": 0}
     return values
 
 

@@ -23,6 +23,8 @@ from provision.catalog.models import File, Sourced
 FabricName = Literal["ib", "roce"]
 _DRIVER = re.compile(r"\d{1,4}(\.\d{1,5}){0,3}")
 _REQUEST = re.compile(r"([\w.-]+)(?::(\d{1,3}))?")
+#: What faults need besides features of a profile, in words.
+_NEEDS = {"several": "several GPUs", "hosts": "three hosts or more", "rdma": "RDMA cards (--fabric)", "switches": "NVSwitches on the PCI bus"}
 _FAULT = re.compile(r"([\w.-]+)@([\w.-]+)(?::(\d{1,3}))?")
 
 
@@ -92,7 +94,7 @@ class Profiles(File, Sourced):
 
 class Fault(Model):
     """A fault: what it changes of one GPU, of all, or of the host (``host.py``), what the kernel logs, and which findings the doctor
-    has of it."""
+    has of it. ``amd``: hosts with AMD's GPUs can have it, too."""
 
     what: str
     finds: tuple[str, ...]
@@ -102,6 +104,7 @@ class Fault(Model):
     all: dict[str, int | str] = {}
     host: dict[str, int | str] = {}
     log: tuple[str, ...] = ()
+    amd: bool = False
 
     @field_validator("finds")
     @classmethod
@@ -180,9 +183,8 @@ class Gpus:
     @property
     def features(self) -> frozenset[str]:
         """What faults can need of a host with these GPUs."""
-        also = {self.kind.vendor}
-        also |= {"several"} if self.count > 1 else set()
-        also |= {"ib", self.fabric} if self.fabric else set()
+        also = {"several"} if self.count > 1 else set[str]()
+        also |= {"rdma"} if self.fabric else set()
         also |= {"pcie"} if self.kind.pcie else set()
         also |= {"power"} if self.kind.power else set()
         also |= {"switches"} if self.kind.switches else set()
@@ -247,13 +249,7 @@ def refusal(fault: Fault, gpus: Gpus, hosts: int) -> str | None:
     """Why such hosts cannot have a fault, as half a sentence; None where they can."""
     features: Collection[str] = gpus.features | ({"hosts"} if hosts > 2 else set())
     if missing := [each for each in fault.needs if each not in features]:
-        return f"it needs {missing[0]}"
+        return f"it needs {_NEEDS.get(missing[0], missing[0])}"
     if found := [each for each in fault.not_with if each in features]:
         return f"it does not happen with {found[0]}"
-    concerns_nvidia = fault.gpu or fault.all or fault.log or set(fault.host) - {"shm_mb"} and "ib" not in fault.needs
-    return "it is a fault of NVIDIA's GPUs" if gpus.kind.vendor != "nvidia" and concerns_nvidia else None
-
-
-def checked(texts: Iterable[str], hosts: Sequence[str], gpus: Gpus) -> list[HostFault]:
-    """The requested faults, each once. Raises UsageError as `HostFault.requested` does."""
-    return list(dict.fromkeys(HostFault.requested(text, hosts, gpus) for text in texts))
+    return "it is a fault of NVIDIA's GPUs" if gpus.kind.vendor != "nvidia" and not fault.amd else None
