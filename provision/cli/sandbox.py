@@ -61,12 +61,16 @@ def _simulation(gpus: str, driver: str, fabric: str, faults: list[str], count: i
         if driver or fabric or faults:
             raise UsageError("--driver, --fabric and --fault need --gpus", hint="for example: --gpus h100:8")
         return None
-    return Simulation(Gpus.requested(gpus, driver, fabric)).changed(faults, [f"node{number}" for number in range(1, count + 1)], clear=False)
+    return Simulation(Gpus.requested(gpus, driver, fabric)).changed(
+        faults, [f"node{number}" for number in range(1, count + 1)], clear=False
+    )
 
 
 @app.command()
 def fault(
-    faults: Annotated[list[str] | None, typer.Argument(metavar="FAULT@HOST…", help="Such as xid79@node2, or xid79@node2:3 for its GPU 3.")] = None,
+    faults: Annotated[
+        list[str] | None, typer.Argument(metavar="FAULT@HOST…", help="Such as xid79@node2, or xid79@node2:3 for its GPU 3.")
+    ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Clear these faults, or all.")] = False,
     name: Name = "default",
 ) -> None:

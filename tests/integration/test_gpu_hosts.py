@@ -70,7 +70,9 @@ def wrong_with(gpus: Gpus, faults: dict[str, str], found: dict[str, list[Finding
     for host, seen in found.items():
         name, ids = faults.get(host), {each.id for each in seen}
         own = set(model.faults()[name].finds) if name else set[str]()
-        others = {each for other, fault in faults.items() if other != host for each in model.faults()[fault].finds} - ALSO.get(name or "", own)
+        others = {each for other, fault in faults.items() if other != host for each in model.faults()[fault].finds} - ALSO.get(
+            name or "", own
+        )
         if missing := own - ids:
             said.append(f"{gpus.profile} × {name} on {host}: {sorted(missing)} missing, found {sorted(ids)}")
         if strange := ids & (others - own) | ids & {"gpu-health-unreadable"}:

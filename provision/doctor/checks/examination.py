@@ -54,7 +54,10 @@ def examine(
         found += [each for each in in_log if name not in healths or not any(xids((each.observed,)))]
     for name, reachability in connections.items():
         found += _of_logins(name, reachability, hosts[name])
-    return sorted(_without_explained(list(_merged(found))), key=lambda each: (SEVERITIES.index(each.severity), LAYERS.index(each.layer), each.host or ""))
+    return sorted(
+        _without_explained(list(_merged(found))),
+        key=lambda each: (SEVERITIES.index(each.severity), LAYERS.index(each.layer), each.host or ""),
+    )
 
 
 def _without_explained(found: Sequence[Finding]) -> Iterator[Finding]:

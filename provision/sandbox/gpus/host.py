@@ -96,7 +96,10 @@ def _gpu(host: str, number: int) -> Gpu:
 def _usual_log(gpus: Gpus, settings: Settings) -> list[str]:
     """What the kernel of a healthy host says."""
     loaded = gpus.kind.vendor == "nvidia" and settings.get("driver", "loaded") in ("loaded", "mismatched")
-    return ["Linux version 6.1.0-40-amd64 (simulated)", *([f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {gpus.driver}"] if loaded else [])]
+    return [
+        "Linux version 6.1.0-40-amd64 (simulated)",
+        *([f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {gpus.driver}"] if loaded else []),
+    ]
 
 
 def _other_driver(gpus: Gpus, branch: str) -> str:
@@ -130,10 +133,19 @@ def _nvidia(gpus: Gpus, cards: list[Gpu], settings: Settings) -> dict[str, str]:
         return tree | _modules()
     is_open = bool(settings.get("open", kind.open))
     flavour = "Open Kernel Module for x86_64" if is_open else "x86_64 Kernel Module"
-    tree["proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {flavour}  {gpus.driver}  Release Build\nGCC version:  gcc version 12.2.0\n"
+    tree["proc/driver/nvidia/version"] = (
+        f"NVRM version: NVIDIA UNIX {flavour}  {gpus.driver}  Release Build\nGCC version:  gcc version 12.2.0\n"
+    )
     for card in cards:
-        said = f"Model: \t\t {kind.name}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-{card.uuid}\nBus Type: \t PCIe\nBus Location: \t {card.bus}\nDevice Minor: \t {card.number}\n"
-        tree[f"proc/driver/nvidia/gpus/{card.bus}/information"] = said
+        said = {
+            "Model": kind.name,
+            "IRQ": 0,
+            "GPU UUID": f"GPU-{card.uuid}",
+            "Bus Type": "PCIe",
+            "Bus Location": card.bus,
+            "Device Minor": card.number,
+        }
+        tree[f"proc/driver/nvidia/gpus/{card.bus}/information"] = "".join(f"{name}: \t {value}\n" for name, value in said.items())
     modules = {"nvidia": gpus.driver, "nvidia_uvm": gpus.driver}
     if gpus.fabric and settings.get("peer_memory", 1):
         modules["nvidia_peermem"] = gpus.driver
@@ -164,7 +176,11 @@ def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fau
     """The text from which the stand-in library answers."""
     cuda = (catalog.cuda().toolkits.of_branch(gpus.driver) or "0.0").split(".")
     loaded = settings.get("driver", "loaded")
-    host: dict[str, object] = {"driver": gpus.driver, "library": f"{cuda[0]}.{gpus.driver}", "cuda": int(cuda[0]) * 1000 + int(cuda[1]) * 10}
+    host: dict[str, object] = {
+        "driver": gpus.driver,
+        "library": f"{cuda[0]}.{gpus.driver}",
+        "cuda": int(cuda[0]) * 1000 + int(cuda[1]) * 10,
+    }
     if loaded in ("unloaded", "mismatched"):
         host["error"] = _NOT_LOADED if loaded == "unloaded" else _MISMATCH
     lines = [f"- {name} {value}" for name, value in host.items()]
@@ -211,7 +227,7 @@ def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
         "max_clock.2": kind.clocks[1],
     }
     if kind.memory_mb:
-        values |= {"memory": kind.memory_mb << 20, "memory.reserved": 600 << 20, "bar1": kind.memory_mb << 21}
+        values |= {"memory": kind.memory_mb << 20, "memory.reserved": 600 << 20, "bar1": 1 << kind.memory_mb.bit_length() + 20}
     if kind.temperatures:
         values |= {"threshold.0": kind.temperatures[0], "threshold.1": kind.temperatures[1], "threshold.3": kind.temperatures[1] - 2}
     if kind.fan is not None:
@@ -221,7 +237,13 @@ def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
         values |= {"power.min": kind.power[1] * 1000, "power.max": kind.power[2] * 1000, "field.185": 70_000, "field.186": 70_000}
         values |= {f"field.{number}": kind.power[place] * 1000 for number, place in _LIMITS.items()}
     if kind.pcie:
-        values |= {"pcie.generation": kind.pcie, "pcie.max_generation": kind.pcie, "pcie.width": 16, "pcie.max_width": 16, "pcie.replays": 0}
+        values |= {
+            "pcie.generation": kind.pcie,
+            "pcie.max_generation": kind.pcie,
+            "pcie.width": 16,
+            "pcie.max_width": 16,
+            "pcie.replays": 0,
+        }
     if "clocks" in kind.features:
         values |= {f"{which}.{clock}": kind.clocks[clock == 2] for which in ("set_clock", "default_clock") for clock in (0, 1, 2)}
     if "gsp" in kind.features:
@@ -259,7 +281,12 @@ def _link_values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
         return values
     peers = [other.bus for other in cards if kind.mesh for _ in range(int(kind.mesh[card.number][other.number]))]
     links = len(peers) if kind.mesh else kind.nvlink.links
-    values |= {f"field.{_LINKS}": links, f"field.{_SPEED}": kind.nvlink.mbps, f"field.{_STATE}": 1, f"field.{_VERSION}": kind.nvlink.version}
+    values |= {
+        f"field.{_LINKS}": links,
+        f"field.{_SPEED}": kind.nvlink.mbps,
+        f"field.{_STATE}": 1,
+        f"field.{_VERSION}": kind.nvlink.version,
+    }
     values |= {f"field.{each}": 0 for each in (_REPLAYS, _RECOVERIES, _CRC)}
     for link in range(links):
         remote = peers[link] if kind.mesh else f"0000:{_SWITCH_BUS + link % (kind.switches.count if kind.switches else 2):02x}:00.0"
@@ -344,7 +371,9 @@ def _amd_smi(gpus: Gpus, cards: list[Gpu]) -> str:
         for card in cards
     ]  # fmt: skip
     version = [{"tool": "AMDSMI Tool", "version": "simulated", "amdgpu_version": gpus.driver}]
-    answers = "".join(f"{name}) cat <<'END'\n{json.dumps(said)}\nEND\n;;\n" for name, said in (("list", listed), ("static", static), ("version", version)))
+    answers = "".join(
+        f"{name}) cat <<'END'\n{json.dumps(said)}\nEND\n;;\n" for name, said in (("list", listed), ("static", static), ("version", version))
+    )
     return f"#!/bin/sh\n# Recorded answers of a simulated host.\ncase ${{1:-}} in\n{answers}*) echo 'not simulated' >&2; exit 1 ;;\nesac\n"
 
 

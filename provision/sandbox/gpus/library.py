@@ -19,7 +19,7 @@ _SECONDS = 60
 
 
 def built() -> dict[str, bytes]:
-    """Name → library, for hosts of this machine's architecture and of its C library or a newer one. Raises ProvisionError without compiler."""
+    """Name → library, for hosts of this machine's architecture. Raises ProvisionError without a compiler."""
     source = resources.files(__package__).joinpath("nvml.c").read_bytes()
     folder = paths.cache() / "sandbox" / f"nvml-{os.uname().machine}-{hashlib.sha256(source).hexdigest()[:12]}"
     if not folder.exists():
@@ -40,7 +40,18 @@ def _compile(source: Path, library: Path) -> None:
     if compiler is None:
         what = "Simulated GPU hosts need a C compiler on this machine, for the library that answers nvidia-smi."
         raise ProvisionError(what, hint="Install one: `sudo apt-get install gcc libc6-dev`.")
-    command = [compiler, "-std=c99", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
+    command = [
+        compiler,
+        "-std=c99",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        f"-Wl,-soname,{library.name}",
+        "-o",
+        str(library),
+        str(source),
+    ]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:

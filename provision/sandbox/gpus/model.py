@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -24,7 +24,12 @@ FabricName = Literal["ib", "roce"]
 _DRIVER = re.compile(r"\d{1,4}(\.\d{1,5}){0,3}")
 _REQUEST = re.compile(r"([\w.-]+)(?::(\d{1,3}))?")
 #: What faults need besides features of a profile, in words.
-_NEEDS = {"several": "several GPUs", "hosts": "three hosts or more", "rdma": "RDMA cards (--fabric)", "switches": "NVSwitches on the PCI bus"}
+_NEEDS = {
+    "several": "several GPUs",
+    "hosts": "three hosts or more",
+    "rdma": "RDMA cards (--fabric)",
+    "switches": "NVSwitches on the PCI bus",
+}
 _FAULT = re.compile(r"([\w.-]+)@([\w.-]+)(?::(\d{1,3}))?")
 
 
@@ -100,9 +105,9 @@ class Fault(Model):
     finds: tuple[str, ...]
     needs: tuple[str, ...] = ()
     not_with: tuple[str, ...] = ()
-    gpu: dict[str, int | str] = {}
-    all: dict[str, int | str] = {}
-    host: dict[str, int | str] = {}
+    gpu: dict[str, int | str] = Field(default_factory=dict)
+    all: dict[str, int | str] = Field(default_factory=dict)
+    host: dict[str, int | str] = Field(default_factory=dict)
     log: tuple[str, ...] = ()
     amd: bool = False
 
@@ -159,13 +164,15 @@ class Gpus:
         found = _REQUEST.fullmatch(text)
         if found is None or found[1] not in known:
             close = did_you_mean(found[1] if found else text, known)
-            raise UsageError(f"invalid --gpus: expected PROFILE:COUNT, such as h100:8, not `{text}`{close}", hint=f"profiles: {', '.join(known)}")
+            raise UsageError(
+                f"invalid --gpus: expected PROFILE:COUNT, such as h100:8, not `{text}`{close}", hint=f"profiles: {', '.join(known)}"
+            )
         name, profile = found[1], known[found[1]]
         count = int(found[2]) if found[2] else profile.max
         if not 1 <= count <= profile.max:
             raise UsageError(f"invalid --gpus: expected 1 to {profile.max} GPUs of {name} in a host, not {count}")
         if fabric and fabric not in get_args(FabricName):
-            raise UsageError(f"invalid --fabric: expected {' or '.join(get_args(FabricName))}, not `{fabric}`{did_you_mean(fabric, get_args(FabricName))}")
+            raise UsageError(f"invalid --fabric: expected ib or roce, not `{fabric}`{did_you_mean(fabric, get_args(FabricName))}")
         return cls(name, count, version_of(driver or profile.driver, profile), fabric)
 
     @classmethod
@@ -188,7 +195,9 @@ class Gpus:
         also |= {"pcie"} if self.kind.pcie else set()
         also |= {"power"} if self.kind.power else set()
         also |= {"switches"} if self.kind.switches else set()
-        also |= {"open-only"} if self.kind.capability and key(self.kind.capability) >= key(catalog.driver().modules.open_only_from) else set()
+        also |= (
+            {"open-only"} if self.kind.capability and key(self.kind.capability) >= key(catalog.driver().modules.open_only_from) else set()
+        )
         return self.kind.features | also
 
     def __str__(self) -> str:

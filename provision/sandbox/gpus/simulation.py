@@ -77,10 +77,10 @@ def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simul
 
 
 def _change(host: str, process: int, content: Mapping[str, str | bytes]) -> None:
-    """Replace the host's folder of GPUs, then run the script in it. Through the host's own mounts: an overlay must not change from below."""
+    """Replace the host's folder of GPUs, then run the script in it. Through its own mounts: an overlay must not change from below."""
     folder = Path(f"/proc/{process}/root", FOLDER)
     if os.geteuid() != 0:
-        raise ProvisionError("Simulated GPUs need root on this machine: their files are mounted over the host's /sys and /proc.", where=host)
+        raise ProvisionError("Simulated GPUs need root on this machine: they are mounted over the host's /sys and /proc.", where=host)
     if not process or not folder.is_dir():
         hint = "The engine must run on this machine itself (see DOCKER_HOST)."
         raise ProvisionError("The host does not run, or not on this machine.", where=host, hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from provision.sandbox.gpus.simulation import Simulation
 
 PROFILES = model.profiles().profiles
 FAULTS = model.faults()
+RECORDED = Path(__file__).parents[2] / "data/gpu_health"
 HOSTS = ["node1", "node2", "node3"]
 SOURCE = Path(str(library.__file__)).with_name("nvml.c").read_text(encoding="utf-8")
 #: Keys that nvml.c makes of a text and a number, or of several texts.
-COMPOSED = re.compile(r"(temperature|threshold|clock|max_clock|set_clock|default_clock|topology|p2p|retired_pages|field|ecc|nvlink)\.[\w.]+")
+COMPOSED = re.compile(
+    r"(temperature|threshold|clock|max_clock|set_clock|default_clock|topology|p2p|retired_pages|field|ecc|nvlink)\.[\w.]+"
+)
 
 
 def on_fabric(profile: str) -> Gpus:
@@ -47,6 +51,36 @@ def test_a_profile_agrees_with_the_catalogue(name):
         assert [links[column] for column in range(8)] == [profile.mesh[column][row] for column in range(8)]
         assert profile.nvlink
         assert sum(map(int, links)) == profile.nvlink.links
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded"), [("h100", "h100-vm-580"), ("b200", "b200-580"), ("t4", "t4-595"), ("a10g", "a10g-515"), ("a100", "a100-535")]
+)
+def test_a_profile_agrees_with_what_real_gpus_were_recorded_to_say(name, recorded):
+    text = (RECORDED / f"{recorded}.xml").read_text(encoding="utf-8")
+    profile, gpu = PROFILES[name], ElementTree.fromstring(text[text.index("<?xml") :]).find("gpu")  # noqa: S314  our own file
+    assert gpu is not None
+    assert gpu.findtext("product_name") == profile.name
+
+    def number(*paths: str) -> int | None:
+        said = (re.match(r"\d+", gpu.findtext(path) or "") for path in paths)
+        return next((int(each[0]) for each in said if each), None)
+
+    stated = {
+        "memory": (number("fb_memory_usage/total"), profile.memory_mb),
+        "power": (
+            number("gpu_power_readings/default_power_limit", "power_readings/default_power_limit"),
+            profile.power and profile.power[0],
+        ),
+        "least power": (number("gpu_power_readings/min_power_limit"), profile.power and profile.power[1]),
+        "clock": (number("max_clocks/graphics_clock"), profile.clocks[0]),
+        "memory clock": (number("max_clocks/mem_clock"), profile.clocks[1]),
+        "pcie": (number("pci/pci_gpu_link_info/pcie_gen/max_device_link_gen"), profile.pcie),
+        "shut down": (number("temperature/gpu_temp_max_threshold"), profile.temperatures and profile.temperatures[0]),
+    }
+    differing = {what: pair for what, pair in stated.items() if pair[0] is not None and pair[0] != pair[1]}
+    # That A100 is of a server with 500 W; it is sold with 400.
+    assert differing == ({"power": (500, 400)} if name == "a100" else {})
 
 
 def test_the_doctor_knows_what_every_fault_is_called():
