@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from provision import catalog
-from provision.sandbox.gpus.model import Fault, Gpus, HostFault, Profile, faults, profiles
+from provision.sandbox.gpus.model import Fault, Gpus, HostFault, faults, profiles
 
 Settings = Mapping[str, int | str]
 
@@ -22,14 +22,12 @@ _SWITCH_BUS, _CARD_BUS = 0x05, 0xE0
 _MODULE_BYTES = {"nvidia": 104_071_168, "nvidia_uvm": 2_019_328, "nvidia_peermem": 16_384, "nouveau": 3_096_576, "amdgpu": 19_718_144}
 _SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _EFI_ATTRIBUTES = "\x06\x00\x00\x00"
-# NVML's numbers (nvml.h): architectures by the lowest compute capability, topology levels, fields.
+# NVML's numbers (nvml.h): architectures by the lowest compute capability, topology levels, states.
 _ARCHITECTURES = (("10.0", 10), ("9.0", 9), ("8.9", 8), ("8.0", 7), ("7.5", 6), ("7.0", 5))
 _SYSTEM, _NODE = 50, 40
-_LINKS, _SPEED, _STATE, _VERSION, _REPLAYS, _RECOVERIES, _CRC = 91, 164, 165, 166, 161, 162, 163
-_ON_SWITCH, _REMOTE_LINK, _MEMORY_TEMPERATURE = 147, 146, 82
-_LIMITS = {187: 1, 188: 2, 189: 0, 190: 0}  # power limits among the fields: least, most, default, current
+_NOT_CONNECTED = 3
 _NOT_LOADED, _MISMATCH = 9, 18
-_IN_PROGRESS, _COMPLETED = 2, 3  # of the fabric
+_IN_PROGRESS = 2  # of the fabric
 
 
 @dataclass(frozen=True)
@@ -42,18 +40,20 @@ class Gpu:
 
     def words(self, gpus: Gpus) -> dict[str, object]:
         kind = gpus.kind
+        power, heat, links = kind.power or (0, 0, 0), kind.temperatures or (0, 0), kind.nvlink
         return {
-            "number": self.number,
-            "bus": self.bus,
-            "short": self.bus.rpartition(".")[0],
-            "uuid": self.uuid,
-            "pci": kind.pci,
-            "gpus": gpus.count,
-            "version": gpus.driver,
-            "library": f"{gpus.driver}.1",
-            "half_power": (kind.power or (0, 0, 0))[0] * 500,
-            "slowdown": (kind.temperatures or (95, 90))[1] + 1,
-        }
+            "name": kind.name, "number": self.number, "bus": self.bus, "short": self.bus.rpartition(".")[0], "uuid": self.uuid,
+            "serial": int(self.uuid[:8], 16), "pci": kind.pci, "gpus": gpus.count, "version": gpus.driver, "library": f"{gpus.driver}.1",
+            "major": kind.capability.partition(".")[0], "minor": kind.capability.partition(".")[2],
+            "architecture": next((number for oldest, number in _ARCHITECTURES if _key(kind.capability) >= _key(oldest)), 0),
+            "clock": kind.clocks[0], "memory_clock": kind.clocks[1], "pcie": kind.pcie, "fan": kind.fan,
+            "memory": kind.memory_mb << 20, "bar1": 1 << kind.memory_mb.bit_length() + 20,
+            "power": power[0] * 1000, "half_power": power[0] * 500, "least_power": power[1] * 1000, "most_power": power[2] * 1000,
+            "shutdown": heat[0], "slowdown": heat[1], "hottest": heat[1] - 2, "hot": heat[1] + 1,
+            "links": len(_peers(gpus, self.number)) or (links and links.links),
+            "link_mbps": links and links.mbps, "link_version": links and links.version,
+            "cluster": hashlib.sha256(b"rack").hexdigest()[:32] if "imex" in kind.features else "0" * 32,
+        }  # fmt: skip
 
 
 def files(host: str, gpus: Gpus, wrong: Iterable[HostFault] = ()) -> dict[str, str]:
@@ -76,11 +76,11 @@ def files(host: str, gpus: Gpus, wrong: Iterable[HostFault] = ()) -> dict[str, s
     loaded = str(settings.get("driver", "loaded"))
     if gpus.kind.vendor == "amd":
         made["amd-smi"] = _amd_smi(gpus, cards)
-        made["devices"] = "/dev/kfd " + " ".join(f"/dev/dri/renderD{128 + card.number}" for card in cards)
+        made["devices"] = "/dev/kfd\n" + "".join(f"/dev/dri/renderD{128 + card.number}\n" for card in cards)
     else:
         made["state.txt"] = _state(gpus, cards, settings, own)
-        made["devices"] = " ".join(_devices(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
-        made["programs"] = " ".join(_programs(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
+        made["devices"] = "".join(f"{each}\n" for each in _devices(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
+        made["programs"] = "".join(f"{each}\n" for each in _programs(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
         made["set/nvidia_smi"] = str(int(loaded not in ("none", "nouveau")))
         made["set/libcuda"] = str(int(bool(settings.get("libcuda", 1)) and loaded not in ("none", "nouveau")))
     made["set/shm_mb"] = str(settings["shm_mb"])
@@ -96,10 +96,8 @@ def _gpu(host: str, number: int) -> Gpu:
 def _usual_log(gpus: Gpus, settings: Settings) -> list[str]:
     """What the kernel of a healthy host says."""
     loaded = gpus.kind.vendor == "nvidia" and settings.get("driver", "loaded") in ("loaded", "mismatched")
-    return [
-        "Linux version 6.1.0-40-amd64 (simulated)",
-        *([f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {gpus.driver}"] if loaded else []),
-    ]
+    said = [f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {gpus.driver}"] if loaded else []
+    return ["Linux version 6.1.0-40-amd64 (simulated)", *said]
 
 
 def _other_driver(gpus: Gpus, branch: str) -> str:
@@ -133,18 +131,9 @@ def _nvidia(gpus: Gpus, cards: list[Gpu], settings: Settings) -> dict[str, str]:
         return tree | _modules()
     is_open = bool(settings.get("open", kind.open))
     flavour = "Open Kernel Module for x86_64" if is_open else "x86_64 Kernel Module"
-    tree["proc/driver/nvidia/version"] = (
-        f"NVRM version: NVIDIA UNIX {flavour}  {gpus.driver}  Release Build\nGCC version:  gcc version 12.2.0\n"
-    )
+    tree["proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {flavour}  {gpus.driver}  Release Build\n"
     for card in cards:
-        said = {
-            "Model": kind.name,
-            "IRQ": 0,
-            "GPU UUID": f"GPU-{card.uuid}",
-            "Bus Type": "PCIe",
-            "Bus Location": card.bus,
-            "Device Minor": card.number,
-        }
+        said = {"Model": kind.name, "IRQ": 0, "GPU UUID": f"GPU-{card.uuid}", "Bus Location": card.bus, "Device Minor": card.number}
         tree[f"proc/driver/nvidia/gpus/{card.bus}/information"] = "".join(f"{name}: \t {value}\n" for name, value in said.items())
     modules = {"nvidia": gpus.driver, "nvidia_uvm": gpus.driver}
     if gpus.fabric and settings.get("peer_memory", 1):
@@ -163,24 +152,16 @@ def _devices(gpus: Gpus, settings: Settings) -> list[str]:
 
 def _programs(gpus: Gpus, settings: Settings) -> list[str]:
     """Services that run, by their names."""
-    found = ["nv-fabricmanager"] if _has_fabric(gpus) and "imex" not in gpus.kind.features and settings.get("fabric_manager", 1) else []
-    return found + (["nvidia-imex"] if "imex" in gpus.kind.features and settings.get("imex", 1) else [])
-
-
-def _has_fabric(gpus: Gpus) -> bool:
-    """Whether NVSwitches connect the GPUs: on the host, or in its rack."""
-    return bool(gpus.kind.nvlink) and not gpus.kind.mesh and (gpus.count > 1 or "imex" in gpus.kind.features)
+    if "imex" in gpus.kind.features:
+        return ["nvidia-imex"] if settings.get("imex", 1) else []
+    return ["nv-fabricmanager"] if _has_links(gpus) and not gpus.kind.mesh and settings.get("fabric_manager", 1) else []
 
 
 def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> str:
     """The text from which the stand-in library answers."""
     cuda = (catalog.cuda().toolkits.of_branch(gpus.driver) or "0.0").split(".")
     loaded = settings.get("driver", "loaded")
-    host: dict[str, object] = {
-        "driver": gpus.driver,
-        "library": f"{cuda[0]}.{gpus.driver}",
-        "cuda": int(cuda[0]) * 1000 + int(cuda[1]) * 10,
-    }
+    host: dict[str, object] = {"driver": gpus.driver, "library": f"{cuda[0]}.{gpus.driver}", "cuda": f"{cuda[0]}0{cuda[1]}0"}
     if loaded in ("unloaded", "mismatched"):
         host["error"] = _NOT_LOADED if loaded == "unloaded" else _MISMATCH
     lines = [f"- {name} {value}" for name, value in host.items()]
@@ -189,7 +170,7 @@ def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fau
     for card in shown:
         values = _values(gpus, card, cards)
         if "fabric.state" in values and not settings.get("fabric_manager", 1):
-            values["fabric.state"] = _IN_PROGRESS
+            values["fabric.state"] = str(_IN_PROGRESS)
         for fault, at in own:
             changed = {**fault.all, **(fault.gpu if at == card.number else {})}
             values |= {name: str(value).format(**card.words(gpus)) for name, value in changed.items()}
@@ -197,107 +178,44 @@ def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fau
     return "".join(f"{line}\n" for line in lines)
 
 
-def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
-    """What a healthy GPU answers, by the stand-in library's keys. Bytes, milliwatts, MHz, °C."""
-    kind = gpus.kind
-    values: dict[str, object] = {
-        "name": kind.name,
-        "uuid": f"GPU-{card.uuid}",
-        "serial": str(int(card.uuid[:8], 16)),
-        "bus": f"0000{card.bus}",
-        "pci.id": f"0x{kind.pci}10de",
-        "brand": 14,
-        "architecture": next((number for oldest, number in _ARCHITECTURES if _key(kind.capability) >= _key(oldest)), 10),
-        "capability.major": kind.capability.split(".")[0],
-        "capability.minor": kind.capability.split(".")[1],
-        "persistence": 1,
-        "compute_mode": 0,
-        "display": 0,
-        "virtualization": 0,
-        "pstate": 0,
-        "utilization": 0,
-        "throttled": "0x1",
-        "throttle_reasons": "0x1ff",
-        "temperature.0": 34,
-        "clock.0": 345,
-        "clock.1": 345,
-        "clock.2": kind.clocks[1],
-        "max_clock.0": kind.clocks[0],
-        "max_clock.1": kind.clocks[0],
-        "max_clock.2": kind.clocks[1],
-    }
-    if kind.memory_mb:
-        values |= {"memory": kind.memory_mb << 20, "memory.reserved": 600 << 20, "bar1": 1 << kind.memory_mb.bit_length() + 20}
-    if kind.temperatures:
-        values |= {"threshold.0": kind.temperatures[0], "threshold.1": kind.temperatures[1], "threshold.3": kind.temperatures[1] - 2}
-    if kind.fan is not None:
-        values["fan"] = kind.fan
-    if kind.power:
-        values |= {"power.managed": 1, "power.draw": 70_000, "power.limit": kind.power[0] * 1000, "power.default": kind.power[0] * 1000}
-        values |= {"power.min": kind.power[1] * 1000, "power.max": kind.power[2] * 1000, "field.185": 70_000, "field.186": 70_000}
-        values |= {f"field.{number}": kind.power[place] * 1000 for number, place in _LIMITS.items()}
-    if kind.pcie:
-        values |= {
-            "pcie.generation": kind.pcie,
-            "pcie.max_generation": kind.pcie,
-            "pcie.width": 16,
-            "pcie.max_width": 16,
-            "pcie.replays": 0,
-        }
-    if "clocks" in kind.features:
-        values |= {f"{which}.{clock}": kind.clocks[clock == 2] for which in ("set_clock", "default_clock") for clock in (0, 1, 2)}
-    if "gsp" in kind.features:
-        values |= {"gsp": gpus.driver, "gsp.enabled": 1}
-    if "mig" in kind.features:
-        values |= {"mig": 0, "mig.pending": 0, "mig.max": 7}
-    return values | _memory_values(kind) | _link_values(gpus, card, cards)
+def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
+    """What a healthy GPU answers, by the stand-in library's keys."""
+    kind, words = gpus.kind, card.words(gpus)
+    has = gpus.features | {"always"} | {name for name, value in (("memory", kind.memory_mb), ("temperatures", kind.temperatures)) if value}
+    has |= {"fan"} if kind.fan is not None else set()
+    if _has_links(gpus):
+        has |= {"links"} if kind.mesh else {"links", "switched"}
+    else:
+        has -= {"fabric"}
+    answers = profiles().answers.items()
+    values = {key: str(value).format(**words) for group, each in answers if group in has for key, value in each.items()}
+    return values | (_links(gpus, card, cards) if _has_links(gpus) else {}) | _ways(gpus, card, cards)
 
 
-def _memory_values(kind: Profile) -> dict[str, object]:
-    values: dict[str, object] = {}
-    if "ecc" in kind.features:
-        values |= {"ecc": 1, "ecc.pending": 1}
-        places = ("dram", "sram", "total") if "rows" in kind.features else ("dram", "l1", "l2", "registers", "total")
-        values |= {
-            f"ecc.{error}correctable.{counter}.{place}": 0
-            for error in ("", "un")
-            for counter in ("volatile", "aggregate")
-            for place in places
-        }
-    if "rows" in kind.features:
-        values |= {f"remapped.{name}": 0 for name in ("correctable", "uncorrectable", "pending", "failed")}
-    if "pages" in kind.features:
-        values |= {"retired_pages.0": 0, "retired_pages.1": 0, "retirement_pending": 0}
-    return values
+def _has_links(gpus: Gpus) -> bool:
+    """Whether NVLinks lead from a GPU to another one: of the host, or of its rack."""
+    return bool(gpus.kind.nvlink) and (gpus.count > 1 or "imex" in gpus.kind.features)
 
 
-def _link_values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, object]:
-    """NVLinks, the way to the other GPUs, and the fabric."""
-    kind, values = gpus.kind, dict[str, object]()
+def _peers(gpus: Gpus, number: int) -> list[int]:
+    """The GPU at the other end of each NVLink of a GPU in a mesh."""
+    return [other for other in range(gpus.count) if gpus.kind.mesh for _ in range(int(gpus.kind.mesh[number][other]))]
+
+
+def _ways(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
+    """The ways over PCI Express to the other GPUs: of more than four, half are next to each processor."""
     half = gpus.count // 2 if gpus.count > 4 else gpus.count
-    for other in cards:
-        values[f"topology.{other.number}"] = _NODE if card.number // half == other.number // half else _SYSTEM
-    if not kind.nvlink or not (gpus.count > 1 or _has_fabric(gpus)):
-        return values
-    peers = [other.bus for other in cards if kind.mesh for _ in range(int(kind.mesh[card.number][other.number]))]
-    links = len(peers) if kind.mesh else kind.nvlink.links
-    values |= {
-        f"field.{_LINKS}": links,
-        f"field.{_SPEED}": kind.nvlink.mbps,
-        f"field.{_STATE}": 1,
-        f"field.{_VERSION}": kind.nvlink.version,
-    }
-    values |= {f"field.{each}": 0 for each in (_REPLAYS, _RECOVERIES, _CRC)}
-    for link in range(links):
-        remote = peers[link] if kind.mesh else f"0000:{_SWITCH_BUS + link % (kind.switches.count if kind.switches else 2):02x}:00.0"
-        values |= {f"nvlink.active.{link}": 1, f"nvlink.version.{link}": kind.nvlink.version, f"nvlink.remote.{link}": f"0000{remote}"}
-    if not kind.mesh:
-        values[f"field.{_ON_SWITCH}"] = links
-    for other in cards:
-        values[f"p2p.{other.number}"] = 0 if not kind.mesh or other.bus in peers else 3
-    if "fabric" in kind.features:
-        cluster = hashlib.sha256(b"rack").hexdigest()[:32] if "imex" in kind.features else "0" * 32
-        values |= {"fabric.state": _COMPLETED, "fabric.status": 0, "fabric.clique": 0, "fabric.cluster": cluster, "fabric.health": 0}
+    return {f"topology.{each.number}": str(_NODE if card.number // half == each.number // half else _SYSTEM) for each in cards}
+
+
+def _links(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
+    """Each NVLink, with what it leads to, and which GPUs are reached by them."""
+    kind, peers = gpus.kind, _peers(gpus, card.number)
+    switches = [f"0000:{_SWITCH_BUS + number:02x}:00.0" for number in range(kind.switches.count if kind.switches else 2)]
+    values = {f"p2p.{each.number}": str(0 if not kind.mesh or each.number in peers else _NOT_CONNECTED) for each in cards}
+    for link in range(len(peers) or (kind.nvlink.links if kind.nvlink else 0)):
+        remote = cards[peers[link]].bus if peers else switches[link % len(switches)]
+        values |= {f"nvlink.active.{link}": "1", f"nvlink.remote.{link}": f"0000{remote}"}
     return values
 
 

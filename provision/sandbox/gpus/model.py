@@ -95,6 +95,7 @@ class FabricCard(Model):
 class Profiles(File, Sourced):
     profiles: dict[str, Profile]
     fabric: dict[FabricName, FabricCard]
+    answers: dict[str, dict[str, int | str]]
 
 
 class Fault(Model):

@@ -222,7 +222,6 @@ SELECTED(nvmlDeviceGetClockInfo, "clock")
 SELECTED(nvmlDeviceGetMaxClockInfo, "max_clock")
 SELECTED(nvmlDeviceGetApplicationsClock, "set_clock")
 SELECTED(nvmlDeviceGetDefaultApplicationsClock, "default_clock")
-SELECTED(nvmlDeviceGetPcieThroughput, "pcie.throughput")
 PAIR(nvmlDeviceGetEccMode, "ecc", "ecc.pending")
 PAIR(nvmlDeviceGetMigMode, "mig", "mig.pending")
 PAIR(nvmlDeviceGetCudaComputeCapability, "capability.major", "capability.minor")
@@ -306,7 +305,6 @@ EXPORT nvmlDeviceGetFieldValues(Gpu *gpu, int count, Field *fields) {
 /* NVLink */
 
 SELECTED(nvmlDeviceGetNvLinkState, "nvlink.active")
-SELECTED(nvmlDeviceGetNvLinkVersion, "nvlink.version")
 EXPORT nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *out) {
     char key[80];
     int why;

@@ -50,7 +50,7 @@ lay_over() {
     [ ! -d $live/cgroup ] || mount --rbind $live/cgroup /sys/fs/cgroup
     mount -o bind,ro "$tree/proc/driver" /proc/driver
     [ ! -e /proc/modules ] || mount -o bind,ro "$tree/proc/modules" /proc/modules
-    for old in $live/tree.*; do
+    for old in "$live"/tree.*; do
         [ "$old" = "$tree" ] || rm -rf "$old"
     done
     mount -o "remount,size=$(setting shm_mb 2048)m" /dev/shm
@@ -58,9 +58,9 @@ lay_over() {
 
 make_devices() {
     rm -rf /dev/nvidia* /dev/kfd /dev/dri
-    for node in $(cat $here/devices); do
+    while read -r node; do
         install -D -m 666 /dev/null "$node"
-    done
+    done <$here/devices
 }
 
 give_programs() {
@@ -83,7 +83,7 @@ give_programs() {
     fi
     ldconfig
     for program in nv-fabricmanager nvidia-imex; do
-        wanted=$(tr ' ' '\n' <$here/programs 2>/dev/null | grep -cx $program || true)
+        wanted=$(grep -cx $program $here/programs 2>/dev/null || true)
         pid=$(pgrep -x "$(echo $program | cut -c -15)" || true) # the kernel keeps 15 letters of a name
         if [ "$wanted" = 0 ]; then
             [ -z "$pid" ] || kill "$pid"
