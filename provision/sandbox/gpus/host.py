@@ -26,6 +26,7 @@ _EFI_ATTRIBUTES = "\x06\x00\x00\x00"
 _ARCHITECTURES = (("10.0", 10), ("9.0", 9), ("8.9", 8), ("8.0", 7), ("7.5", 6), ("7.0", 5))
 _SYSTEM, _NODE = 50, 40
 _NOT_CONNECTED = 3
+_CLUSTER = "6b1d2f0a-7c35-4e91-9a44-5d8e0c2b7f13"  # of the rack, where there is one
 _NOT_LOADED, _MISMATCH = 9, 18
 _IN_PROGRESS = 2  # of the fabric
 
@@ -52,7 +53,7 @@ class Gpu:
             "shutdown": heat[0], "slowdown": heat[1], "hottest": heat[1] - 2, "hot": heat[1] + 1,
             "links": len(_peers(gpus, self.number)) or (links and links.links),
             "link_mbps": links and links.mbps, "link_version": links and links.version,
-            "cluster": hashlib.sha256(b"rack").hexdigest()[:32] if "imex" in kind.features else "0" * 32,
+            "cluster": _CLUSTER.replace("-", "") if "imex" in kind.features else "0" * 32,
         }  # fmt: skip
 
 
@@ -81,6 +82,8 @@ def files(host: str, gpus: Gpus, wrong: Iterable[HostFault] = ()) -> dict[str, s
         made["state.txt"] = _state(gpus, cards, settings, own)
         made["devices"] = "".join(f"{each}\n" for each in _devices(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
         made["programs"] = "".join(f"{each}\n" for each in _programs(gpus, settings)) if loaded in ("loaded", "mismatched") else ""
+        if "imex" in gpus.kind.features:
+            made["cluster"] = _CLUSTER
         made["set/nvidia_smi"] = str(int(loaded not in ("none", "nouveau")))
         made["set/libcuda"] = str(int(bool(settings.get("libcuda", 1)) and loaded not in ("none", "nouveau")))
     made["set/shm_mb"] = str(settings["shm_mb"])

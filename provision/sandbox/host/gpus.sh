@@ -63,6 +63,19 @@ make_devices() {
     done <$here/devices
 }
 
+# The archive's nvidia-smi is of a driver that does not show the NVLink domain of a rack: a script adds the line.
+add_cluster() {
+    mv /usr/bin/nvidia-smi $shown/nvidia-smi
+    cat >/usr/bin/nvidia-smi <<END
+#!/bin/sh
+said=\$($shown/nvidia-smi "\$@")
+code=\$?
+echo "\$said" | sed '/^    Fabric/,/Status/s/^        Status.*/&\\n        ClusterUUID                       : $1/'
+exit \$code
+END
+    chmod 755 /usr/bin/nvidia-smi
+}
+
 give_programs() {
     install -d -m 755 $shown
     install -m 644 $here/kernel.log $shown/kernel.log
@@ -75,6 +88,7 @@ give_programs() {
         if [ "$(setting nvidia_smi)" = 1 ]; then
             fetch_nvidia_smi
             install -m 755 $kept /usr/bin/nvidia-smi
+            [ ! -e $here/cluster ] || add_cluster "$(cat $here/cluster)"
             install -m 644 $here/libnvidia-ml.so.1 /usr/local/lib/libnvidia-ml.so.1
         fi
         [ "$(setting libcuda)" != 1 ] || install -m 644 $here/libcuda.so.1 /usr/local/lib/libcuda.so.1
