@@ -82,7 +82,7 @@ give_programs() {
     # The kernel's log is this machine's: no namespace has one of its own.
     printf '#!/bin/sh\n# The log of a simulated GPU host.\nexec cat %s/kernel.log\n' $shown >/usr/local/bin/dmesg
     chmod 755 /usr/local/bin/dmesg
-    rm -f /usr/bin/nvidia-smi /usr/local/lib/libnvidia-ml.so.1 /usr/local/lib/libcuda.so.1
+    rm -f /usr/bin/nvidia-smi /usr/local/bin/amd-smi /usr/local/lib/libnvidia-ml.so.1 /usr/local/lib/libcuda.so.1
     if [ -e $here/state.txt ]; then
         install -m 644 $here/state.txt $shown/gpus.txt
         if [ "$(setting nvidia_smi)" = 1 ]; then
@@ -97,9 +97,8 @@ give_programs() {
     fi
     ldconfig
     for program in nv-fabricmanager nvidia-imex; do
-        wanted=$(grep -cx $program $here/programs 2>/dev/null || true)
         pid=$(pgrep -x "$(echo $program | cut -c -15)" || true) # the kernel keeps 15 letters of a name
-        if [ "$wanted" = 0 ]; then
+        if ! grep -qsx $program $here/programs; then
             [ -z "$pid" ] || kill "$pid"
         elif [ -z "$pid" ]; then
             cp /bin/sleep $live/$program
