@@ -17,6 +17,7 @@ from provision.sandbox import names
 from provision.sandbox.gpus.model import Gpus, refusal
 from provision.sandbox.gpus.model import faults as known_faults
 from provision.sandbox.gpus.simulation import Simulation
+from provision.sandbox.lifecycle import simulate
 
 app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd, or Linux namespaces.")
 
@@ -51,7 +52,7 @@ def up(
     ranks = slots or (wanted.gpus.count if wanted else 2)
     made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=ranks, engine=kind)
     if wanted:
-        sandbox.simulate(name, wanted)
+        simulate(name, wanted)
         terminal.say(_LIMITS)
     terminal.out().say(str(made.inventory))
 
@@ -82,7 +83,7 @@ def fault(
     hosts = [host.name for host in found.hosts]
     if faults or clear:
         shown = shown.changed(faults or [], hosts, clear=clear)
-        sandbox.simulate(name, shown)
+        simulate(name, shown)
     else:
         set_on = {each: ", ".join(str(one) for one in shown.faults if one.name == each) for each in known_faults()}
         rows = [

@@ -4,19 +4,7 @@
 """
 
 from provision.sandbox.containers.container_engine import engine_available
-from provision.sandbox.lifecycle import down, engine_for_hosts, every, simulate, status, up
+from provision.sandbox.lifecycle import down, engine_for_hosts, every, status, up
 from provision.sandbox.model import EngineName, Sandbox, SandboxHost, SudoMode
 
-__all__ = [
-    "EngineName",
-    "Sandbox",
-    "SandboxHost",
-    "SudoMode",
-    "down",
-    "engine_available",
-    "engine_for_hosts",
-    "every",
-    "simulate",
-    "status",
-    "up",
-]
+__all__ = ["EngineName", "Sandbox", "SandboxHost", "SudoMode", "down", "engine_available", "engine_for_hosts", "every", "status", "up"]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hosts import good, provision, report
 
-from provision import sandbox as sandboxes
 from provision.base import resources
+from provision.base.errors import ProvisionError
 from provision.diagnosis.findings import Finding
 from provision.doctor.checks import examine
 from provision.doctor.health.collect import HealthRequest, parse
@@ -22,6 +22,7 @@ from provision.sandbox import Sandbox, SandboxHost
 from provision.sandbox.gpus import model
 from provision.sandbox.gpus.model import Gpus, HostFault
 from provision.sandbox.gpus.simulation import Simulation
+from provision.sandbox.lifecycle import simulate
 from provision.survey import Facts, parse_survey
 
 PROFILES = model.profiles().profiles
@@ -38,7 +39,7 @@ def gpu_hosts(sandbox_factory) -> Sandbox:
 
 
 def show(hosts: Sandbox, gpus: Gpus, *faults: HostFault) -> None:
-    sandboxes.simulate(hosts.name, Simulation(gpus, faults), say=lambda _line: None)
+    simulate(hosts.name, Simulation(gpus, faults), say=lambda _line: None)
 
 
 def looked_at(hosts: Sandbox, host: SandboxHost, ssh: Any) -> tuple[Facts, Health]:
@@ -96,6 +97,24 @@ def test_six_faults_are_set_named_on_their_hosts_and_cleared(gpu_hosts, ssh):
         good(provision("sandbox", "fault", "--clear", "--name", gpu_hosts.name))
     healthy = findings(gpu_hosts, ssh)
     assert not any(healthy.values()), healthy
+
+
+def test_an_archive_without_nvidia_smi_is_an_error_that_names_it(gpu_hosts, ssh):
+    host, kept = gpu_hosts.hosts[2], "/etc/provision-sandbox/nvidia-smi"
+    lists = "/etc/apt/sources.list /etc/apt/sources.list.d"
+    script = f"sudo sh -c 'cp -a {kept} /root/kept 2>/dev/null; rm -f {kept}; tar -cf /root/lists.tar {lists}; rm -rf {lists}; {{}}'"
+    good(
+        ssh(gpu_hosts, host, script.format("mkdir -p /etc/apt/sources.list.d; echo deb file:/nothing bookworm main >/etc/apt/sources.list"))
+    )
+    try:
+        with pytest.raises(ProvisionError) as caught:
+            show(gpu_hosts, Gpus.requested("t4:1"))
+        assert "nvidia-smi is not in the archive's part non-free: file:/nothing bookworm" in caught.value.what
+        assert caught.value.hint
+        assert "non-free" in caught.value.hint
+    finally:
+        good(ssh(gpu_hosts, host, f"sudo sh -c 'rm -rf {lists}; tar -xf /root/lists.tar -C /; mv /root/kept {kept} || true'"))
+    show(gpu_hosts, Gpus.requested("t4:1"))
 
 
 @pytest.mark.slow

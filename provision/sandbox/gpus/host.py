@@ -218,7 +218,7 @@ def _links(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
     values = {f"p2p.{each.number}": str(0 if not kind.mesh or each.number in peers else _NOT_CONNECTED) for each in cards}
     for link in range(len(peers) or (kind.nvlink.links if kind.nvlink else 0)):
         remote = cards[peers[link]].bus if peers else switches[link % len(switches)]
-        values |= {f"nvlink.active.{link}": "1", f"nvlink.remote.{link}": f"0000{remote}"}
+        values[f"nvlink.remote.{link}"] = f"0000{remote}"
     return values
 
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from provision import catalog
 from provision.base import validation
@@ -103,7 +103,7 @@ class Fault(Model):
     has of it. ``amd``: hosts with AMD's GPUs can have it, too."""
 
     what: str
-    finds: tuple[str, ...]
+    finds: Annotated[tuple[str, ...], Field(min_length=1)]
     needs: tuple[str, ...] = ()
     not_with: tuple[str, ...] = ()
     gpu: dict[str, int | str] = Field(default_factory=dict)
@@ -111,13 +111,6 @@ class Fault(Model):
     host: dict[str, int | str] = Field(default_factory=dict)
     log: tuple[str, ...] = ()
     amd: bool = False
-
-    @field_validator("finds")
-    @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("expected at least one finding")
-        return value
 
 
 class Faults(File, Sourced):

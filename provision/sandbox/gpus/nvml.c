@@ -95,6 +95,7 @@ static int text(const Gpu *gpu, const char *key, char *out, unsigned length) {
     const char *value = value_of(gpu, key, &why);
     return copied(value, why, out, length);
 }
+
 #define EXPORT __attribute__((visibility("default"))) int
 #define NONE(name) EXPORT name(void) { return NOT_SUPPORTED; }
 #define NUMBER(name, key) EXPORT name(Gpu *gpu, unsigned *out) { return number(gpu, key, out); }
@@ -115,7 +116,6 @@ EXPORT nvmlShutdown(void) { return SUCCESS; }
 EXPORT nvmlSystemGetDriverVersion(char *out, unsigned length) { return copied(find(HOST, "driver"), NOT_SUPPORTED, out, length); }
 EXPORT nvmlSystemGetNVMLVersion(char *out, unsigned length) { return copied(find(HOST, "library"), NOT_SUPPORTED, out, length); }
 EXPORT nvmlSystemGetCudaDriverVersion_v2(int *out) { *out = host_number("cuda"); return *out ? SUCCESS : NOT_SUPPORTED; }
-EXPORT nvmlSystemGetCudaDriverVersion(int *out) { return nvmlSystemGetCudaDriverVersion_v2(out); }
 EXPORT nvmlDeviceGetCount_v2(unsigned *out) { *out = (unsigned)gpu_count; return SUCCESS; }
 EXPORT nvmlGetExcludedDeviceCount(unsigned *out) { *out = 0; return SUCCESS; }
 EXPORT nvmlUnitGetCount(unsigned *out) { *out = 0; return SUCCESS; }
@@ -136,9 +136,8 @@ EXPORT nvmlEventSetFree(void *set) { (void)set; return SUCCESS; }
 
 static int handle(int index, Gpu **out) {
     if (index < 0 || index >= gpu_count) return INVALID_ARGUMENT;
-    const char *error = find(index, "handle_error");
     *out = &gpus[index];
-    return error ? atoi(error) : SUCCESS;
+    return SUCCESS;
 }
 
 EXPORT nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) { return handle((int)index, out); }
@@ -228,9 +227,7 @@ PAIR(nvmlDeviceGetCudaComputeCapability, "capability.major", "capability.minor")
 PAIR(nvmlDeviceGetGspFirmwareMode, "gsp.enabled", "gsp.enabled")
 EXPORT nvmlDeviceGetUtilizationRates(Gpu *gpu, unsigned out[2]) { out[1] = 0; return number(gpu, "utilization", out); }
 LARGE(nvmlDeviceGetCurrentClocksThrottleReasons, "throttled")
-LARGE(nvmlDeviceGetCurrentClocksEventReasons, "throttled")
 LARGE(nvmlDeviceGetSupportedClocksThrottleReasons, "throttle_reasons")
-LARGE(nvmlDeviceGetSupportedClocksEventReasons, "throttle_reasons")
 
 typedef struct { unsigned long long total, free, used; } Bar1;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory;
@@ -304,7 +301,6 @@ EXPORT nvmlDeviceGetFieldValues(Gpu *gpu, int count, Field *fields) {
 
 /* NVLink */
 
-SELECTED(nvmlDeviceGetNvLinkState, "nvlink.active")
 EXPORT nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *out) {
     char key[80];
     int why;

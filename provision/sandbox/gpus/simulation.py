@@ -55,7 +55,7 @@ class Simulation:
 
 
 def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simulation) -> None:
-    """Show this on all of the sandbox's hosts that show something else, and record it.
+    """Show this on all of the sandbox's hosts that show something else, and record it; what they show already is shown again.
 
     Raises:
         ProvisionError: a host cannot show it, with the reason.
@@ -66,7 +66,7 @@ def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simul
 
     def change(host: SandboxHost) -> None:
         made = files(host.name, wanted.gpus, wanted.faults)
-        if before is None or files(host.name, before.gpus, before.faults) != made:
+        if before in (None, wanted) or files(host.name, before.gpus, before.faults) != made:
             _change(host.name, runs.process(host), {**shared, **made})
 
     _record(sandbox).unlink(missing_ok=True)  # after a failure every host is shown everything again
