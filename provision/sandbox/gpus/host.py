@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from provision import catalog
+from provision.base.versions import key
 from provision.sandbox.gpus.model import Fault, Gpus, HostFault, faults, profiles
 
 Settings = Mapping[str, int | str]
@@ -46,13 +47,15 @@ class Gpu:
             "name": kind.name, "number": self.number, "bus": self.bus, "short": self.bus.rpartition(".")[0], "uuid": self.uuid,
             "serial": int(self.uuid[:8], 16), "pci": kind.pci, "gpus": gpus.count, "version": gpus.driver, "library": f"{gpus.driver}.1",
             "major": kind.capability.partition(".")[0], "minor": kind.capability.partition(".")[2],
-            "architecture": next((number for oldest, number in _ARCHITECTURES if _key(kind.capability) >= _key(oldest)), 0),
+            "architecture": next((number for oldest, number in _ARCHITECTURES if key(kind.capability or "0") >= key(oldest)), 0),
             "clock": kind.clocks[0], "memory_clock": kind.clocks[1], "pcie": kind.pcie, "fan": kind.fan,
             "memory": kind.memory_mb << 20, "bar1": 1 << kind.memory_mb.bit_length() + 20,
             "power": power[0] * 1000, "half_power": power[0] * 500, "least_power": power[1] * 1000, "most_power": power[2] * 1000,
             "shutdown": heat[0], "slowdown": heat[1], "hottest": heat[1] - 2, "hot": heat[1] + 1,
             "links": len(_peers(gpus, self.number)) or (links and links.links),
             "link_mbps": links and links.mbps, "link_version": links and links.version,
+            "gfx": int(kind.gfx[3:-2]) * 10000 + int(kind.gfx[-2], 16) * 100 + int(kind.gfx[-1], 16) if kind.gfx else 0,  # 90402 of gfx942
+            "simds": kind.units * 4, "location": BUSES[self.number] << 8, "device": int(kind.pci, 16), "render": 128 + self.number,
             "cluster": _CLUSTER.replace("-", "") if "imex" in kind.features else "0" * 32,
         }  # fmt: skip
 
@@ -191,7 +194,7 @@ def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
     else:
         has -= {"fabric"}
     answers = profiles().answers.items()
-    values = {key: str(value).format(**words) for group, each in answers if group in has for key, value in each.items()}
+    values = {name: str(value).format(**words) for group, each in answers if group in has for name, value in each.items()}
     return values | (_links(gpus, card, cards) if _has_links(gpus) else {}) | _ways(gpus, card, cards)
 
 
@@ -257,12 +260,7 @@ def _amd(gpus: Gpus, cards: list[Gpu]) -> dict[str, str]:
     for card in cards:
         tree |= _device(card.bus, "1002", kind.pci, kind.pci_class)
         tree[f"sys/bus/pci/devices/{card.bus}/mem_info_vram_total"] = f"{kind.memory_mb << 20}\n"
-        properties = {
-            "cpu_cores_count": 0, "simd_count": kind.units * 4, "mem_banks_count": 1, "wave_front_size": 64,
-            "gfx_target_version": _gfx_number(kind.gfx), "vendor_id": 0x1002, "device_id": int(kind.pci, 16),
-            "location_id": BUSES[card.number] << 8, "domain": 0, "drm_render_minor": 128 + card.number, "simd_per_cu": 4,
-            "local_mem_size": kind.memory_mb << 20, "unique_id": int(card.uuid[:8], 16),
-        }  # fmt: skip
+        properties = {name: str(value).format(**card.words(gpus)) for name, value in profiles().answers["kfd"].items()}
         node = f"{nodes}/{card.number + 1}"
         tree[f"{node}/properties"] = "".join(f"{name} {value}\n" for name, value in properties.items())
         tree[f"{node}/gpu_id"] = f"{int(card.uuid[:4], 16)}\n"
@@ -270,33 +268,15 @@ def _amd(gpus: Gpus, cards: list[Gpu]) -> dict[str, str]:
     return tree | _modules(amdgpu=gpus.driver)
 
 
-def _gfx_number(name: str) -> int:
-    """KFD's number of a target: 90402 of gfx942. The last two characters are hexadecimal digits."""
-    digits = name.removeprefix("gfx")
-    return int(digits[:-2]) * 10000 + int(digits[-2], 16) * 100 + int(digits[-1], 16)
-
-
 def _amd_smi(gpus: Gpus, cards: list[Gpu]) -> str:
     """A stand-in for amd-smi that prints recorded answers: `list`, `static` and `version`, as JSON whether or not that is asked for."""
     kind = gpus.kind
     listed = [{"gpu": card.number, "bdf": card.bus, "uuid": card.uuid, "node_id": card.number + 1} for card in cards]
-    static = [
-        {
-            "gpu": card.number,
-            "asic": {"market_name": kind.name, "vendor_id": "0x1002", "device_id": f"0x{kind.pci}", "num_compute_units": kind.units,
-                     "target_graphics_version": kind.gfx},
-            "bus": {"bdf": card.bus, "max_pcie_width": 16},
-            "driver": {"name": "amdgpu", "version": gpus.driver},
-            "vram": {"type": "HBM3", "size": {"value": kind.memory_mb, "unit": "MB"}},
-        }
-        for card in cards
-    ]  # fmt: skip
+    asic = {"market_name": kind.name, "device_id": f"0x{kind.pci}", "num_compute_units": kind.units, "target_graphics_version": kind.gfx}
+    driver, vram = {"name": "amdgpu", "version": gpus.driver}, {"size": {"value": kind.memory_mb, "unit": "MB"}}
+    static = [{"gpu": card.number, "asic": asic, "bus": {"bdf": card.bus}, "driver": driver, "vram": vram} for card in cards]
     version = [{"tool": "AMDSMI Tool", "version": "simulated", "amdgpu_version": gpus.driver}]
     answers = "".join(
         f"{name}) cat <<'END'\n{json.dumps(said)}\nEND\n;;\n" for name, said in (("list", listed), ("static", static), ("version", version))
     )
     return f"#!/bin/sh\n# Recorded answers of a simulated host.\ncase ${{1:-}} in\n{answers}*) echo 'not simulated' >&2; exit 1 ;;\nesac\n"
-
-
-def _key(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
