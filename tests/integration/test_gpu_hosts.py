@@ -42,10 +42,8 @@ def show(hosts: Sandbox, gpus: Gpus, *faults: HostFault) -> None:
     simulate(hosts.name, Simulation(gpus, faults), say=lambda _line: None)
 
 
-def looked_at(hosts: Sandbox, host: SandboxHost, ssh: Any) -> tuple[Facts, Health]:
+def looked_at(hosts: Sandbox, host: SandboxHost, ssh: Any, scripts: str) -> tuple[Facts, Health]:
     """What the survey and the check of health find there, in one login."""
-    order = json.dumps({"tests": [], "dcgm_level": 1})
-    scripts = f"{resources.inline_command('survey')}; echo '{order}' | {resources.inline_command('gpu_health.py')}"
     done = good(ssh(hosts, host, scripts))
     facts = parse_survey(done.stdout)
     assert isinstance(facts, Facts), facts
@@ -54,8 +52,11 @@ def looked_at(hosts: Sandbox, host: SandboxHost, ssh: Any) -> tuple[Facts, Healt
 
 def findings(hosts: Sandbox, ssh: Any) -> dict[str, list[Finding]]:
     """Host → the doctor's findings on its GPUs and fabric, but for what the machine itself lacks."""
+    order = json.dumps({"tests": [], "dcgm_level": 1})
+    scripts = f"{resources.inline_command('survey')}; echo '{order}' | {resources.inline_command('gpu_health.py')}"
     with ThreadPoolExecutor(len(hosts.hosts)) as pool:
-        seen = dict(zip((host.name for host in hosts.hosts), pool.map(lambda host: looked_at(hosts, host, ssh), hosts.hosts), strict=True))
+        answers = pool.map(lambda host: looked_at(hosts, host, ssh, scripts), hosts.hosts)
+        seen = dict(zip((host.name for host in hosts.hosts), answers, strict=True))
     facts = {name: each[0] for name, each in seen.items()}
     found = examine(facts, healths={name: each[1] for name, each in seen.items()})
     return {name: [each for each in found if each.host == name and each.id not in OF_THIS_MACHINE] for name in facts}

@@ -160,7 +160,7 @@ def _programs(gpus: Gpus, settings: Settings) -> list[str]:
     """Services that run, by their names."""
     if "imex" in gpus.kind.features:
         return ["nvidia-imex"] if settings.get("imex", 1) else []
-    return ["nv-fabricmanager"] if _has_links(gpus) and not gpus.kind.mesh and settings.get("fabric_manager", 1) else []
+    return ["nv-fabricmanager"] if "nvlink" in gpus.features and not gpus.kind.mesh and settings.get("fabric_manager", 1) else []
 
 
 def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> str:
@@ -189,18 +189,11 @@ def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
     kind, words = gpus.kind, card.words(gpus)
     has = gpus.features | {"always"} | {name for name, value in (("memory", kind.memory_mb), ("temperatures", kind.temperatures)) if value}
     has |= {"fan"} if kind.fan is not None else set()
-    if _has_links(gpus):
+    if "nvlink" in has:
         has |= {"links"} if kind.mesh else {"links", "switched"}
-    else:
-        has -= {"fabric"}
     answers = profiles().answers.items()
     values = {name: str(value).format(**words) for group, each in answers if group in has for name, value in each.items()}
-    return values | (_links(gpus, card, cards) if _has_links(gpus) else {}) | _ways(gpus, card, cards)
-
-
-def _has_links(gpus: Gpus) -> bool:
-    """Whether NVLinks lead from a GPU to another one: of the host, or of its rack."""
-    return bool(gpus.kind.nvlink) and (gpus.count > 1 or "imex" in gpus.kind.features)
+    return values | (_links(gpus, card, cards) if "nvlink" in has else {}) | _ways(gpus, card, cards)
 
 
 def _peers(gpus: Gpus, number: int) -> list[int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -169,14 +168,6 @@ class Gpus:
             raise UsageError(f"invalid --fabric: expected ib or roce, not `{fabric}`{did_you_mean(fabric, get_args(FabricName))}")
         return cls(name, count, version_of(driver or profile.driver, profile), fabric)
 
-    @classmethod
-    def of_label(cls, text: str) -> Gpus | None:
-        """What `label` made; None of an empty text."""
-        return cls(**json.loads(text)) if text else None
-
-    def label(self) -> str:
-        return json.dumps(asdict(self))
-
     @property
     def kind(self) -> Profile:
         return profiles().profiles[self.profile]
@@ -184,15 +175,13 @@ class Gpus:
     @property
     def features(self) -> frozenset[str]:
         """What faults can need of a host with these GPUs."""
-        also = {"several"} if self.count > 1 else set[str]()
-        also |= {"rdma"} if self.fabric else set()
-        also |= {"pcie"} if self.kind.pcie else set()
-        also |= {"power"} if self.kind.power else set()
-        also |= {"switches"} if self.kind.switches else set()
-        also |= (
-            {"open-only"} if self.kind.capability and key(self.kind.capability) >= key(catalog.driver().modules.open_only_from) else set()
-        )
-        return self.kind.features | also
+        kind, several = self.kind, self.count > 1
+        also = {
+            "several": several, "switches": several and kind.switches, "rdma": self.fabric, "pcie": kind.pcie, "power": kind.power,
+            "open-only": kind.capability and key(kind.capability) >= key(catalog.driver().modules.open_only_from),
+        }  # fmt: skip
+        alone = set[str]() if several or "imex" in kind.features else {"nvlink", "fabric"}
+        return (kind.features - alone) | {name for name, has in also.items() if has}
 
     def __str__(self) -> str:
         return f"{self.count} × {self.kind.name}, driver {self.driver}" + (f", {self.fabric}" if self.fabric else "")

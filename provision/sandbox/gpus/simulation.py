@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +16,14 @@ from provision.sandbox.engine import Engine
 from provision.sandbox.gpus import library
 from provision.sandbox.gpus.host import files
 from provision.sandbox.gpus.model import Gpus, HostFault
-from provision.sandbox.host_files import FOLDER
+from provision.sandbox.host_files import FOLDER, archive
 from provision.sandbox.model import SandboxHost
 
 _FOLDER, _SCRIPT = "gpus", "gpus.sh"
 _AT_ONCE = 8  # hosts
 _SECONDS = 300  # a mirror may be slow
 _NO_NVIDIA_SMI = 4  # of gpus.sh
+_REPLACE = f"cd / && rm -rf {FOLDER}/{_FOLDER} && tar -x && exec sh {FOLDER}/{_FOLDER}/{_SCRIPT} </dev/null"
 
 
 @dataclass(frozen=True)
@@ -77,28 +77,16 @@ def show(runs: Engine, sandbox: str, hosts: Sequence[SandboxHost], wanted: Simul
 
 
 def _change(host: str, process: int, content: Mapping[str, str | bytes]) -> None:
-    """Replace the host's folder of GPUs, then run the script in it. Through its own mounts: an overlay must not change from below."""
-    folder = Path(f"/proc/{process}/root", FOLDER)
+    """Replace the host's folder of GPUs, then run the script in it. Both happen inside: a link of the host must not lead to files here."""
     if os.geteuid() != 0:
         raise ProvisionError("Simulated GPUs need root on this machine: they are mounted over the host's /sys and /proc.", where=host)
-    if not process or not folder.is_dir():
-        hint = "The engine must run on this machine itself (see DOCKER_HOST)."
-        raise ProvisionError("The host does not run, or not on this machine.", where=host, hint=hint)
-    new, there = folder / f"{_FOLDER}.new", folder / _FOLDER
-    shutil.rmtree(new, ignore_errors=True)
-    for name, text in content.items():
-        path = new / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
-    shutil.rmtree(there, ignore_errors=True)
-    new.rename(there)
-    enter = ["nsenter", "--target", str(process), "--mount", "--pid", "--net", "--uts", "--ipc"]
+    if not process:
+        raise ProvisionError("The host does not run.", where=host, hint="Remove the sandbox, and start it again.")
+    enter = ["nsenter", "--target", str(process), "--mount", "--pid", "--net", "--uts", "--ipc", "sh", "-c", _REPLACE]
+    given = archive({f"{_FOLDER}/{name}": text for name, text in content.items()})
+    env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     try:
-        done = subprocess.run(
-            [*enter, "sh", f"/{FOLDER}/{_FOLDER}/{_SCRIPT}"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, timeout=_SECONDS, check=False,
-        )  # fmt: skip
+        done = subprocess.run(enter, input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, timeout=_SECONDS, check=False)
     except FileNotFoundError as error:
         raise ProvisionError("nsenter is not installed on this machine.", hint="Install it: `sudo apt-get install util-linux`.") from error
     except subprocess.TimeoutExpired as error:

@@ -157,6 +157,12 @@ def test_a_driver_is_a_branch_or_a_version():
     assert Gpus.requested("h100").count == 8
 
 
+def test_a_gpu_alone_has_no_links():
+    assert not {"nvlink", "fabric", "switches", "several"} & Gpus.requested("h100:1").features
+    assert {"nvlink", "fabric"} <= Gpus.requested("gb200:1").features  # of its rack
+    assert "field.91" not in host.files("node1", Gpus.requested("h100:1"))["state.txt"]
+
+
 def test_faults_are_set_and_cleared_one_by_one():
     healthy = Simulation(Gpus.requested("h100"))
     both = healthy.changed(["xid79@node1:3", "xid48@node2"], HOSTS, clear=False)
@@ -204,10 +210,10 @@ def test_the_library_needs_a_compiler(tmp_path, monkeypatch):
         library.built()
 
 
-def test_gpus_need_root_and_a_host_of_this_machine(monkeypatch):
+def test_gpus_need_root_and_a_host_that_runs(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ProvisionError, match="need root"):
         simulation._change("node1", 1, {})
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    with pytest.raises(ProvisionError, match="does not run, or not on this machine"):
+    with pytest.raises(ProvisionError, match="does not run"):
         simulation._change("node1", 0, {})
