@@ -70,7 +70,7 @@ def _simulation(gpus: str, driver: str, fabric: str, faults: list[str], count: i
 @app.command()
 def fault(
     faults: Annotated[
-        list[str] | None, typer.Argument(metavar="FAULT@HOST…", help="Such as xid79@node2, or xid79@node2:3 for its GPU 3.")
+        list[str] | None, typer.Argument(metavar="FAULT@HOST", help="Such as xid79@node2, or xid79@node2:3 for its GPU 3.")
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Clear these faults, or all.")] = False,
     name: Name = "default",
