@@ -25,7 +25,9 @@ def test_values_that_nvidia_smi_lacks() -> None:
 
 
 def test_a_lost_gpu_has_no_name_of_its_own() -> None:
-    gpus, _ = survey.read_gpu_table("[GPU is lost], [GPU is lost], [GPU is lost], 580.1, 00000000:61:00.0, [GPU is lost]\n", survey.GPU_FIELDS)
+    gpus, _ = survey.read_gpu_table(
+        "[GPU is lost], [GPU is lost], [GPU is lost], 580.1, 00000000:61:00.0, [GPU is lost]\n", survey.GPU_FIELDS
+    )
     assert (gpus[0]["name"], gpus[0]["bus"], gpus[0]["compute_capability"]) == ("NVIDIA GPU", "00000000:61:00.0", None)
 
 
