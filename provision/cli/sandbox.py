@@ -8,14 +8,23 @@ import typer
 
 from provision import sandbox
 from provision.base import terminal
+from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import MAX_COUNT, max_here
 from provision.cli.help import App
 from provision.cli.options import one_of
 from provision.sandbox import names
+from provision.sandbox.gpus.model import Gpus, refusal
+from provision.sandbox.gpus.model import faults as known_faults
+from provision.sandbox.gpus.simulation import Simulation
+from provision.sandbox.lifecycle import simulate
 
 app = App(no_args_is_help=True, help="Throw-away hosts on this machine: containers with sshd, or Linux namespaces.")
 
+_LIMITS = (
+    "The GPUs are simulated: survey, plan, doctor and nvidia-smi see them, and no program can run on one (CUDA finds none). "
+    "nvidia-smi is the distribution's own, with a stand-in for its library; dmesg is a stand-in."
+)
 Name = Annotated[str, typer.Option("--name", help="Name of the sandbox; several can exist side by side.")]
 
 
@@ -27,16 +36,63 @@ def up(
     ] = None,
     name: Name = "default",
     sudo: Annotated[str, typer.Option("--sudo", help="How the user becomes root: nopasswd, password or none.")] = "nopasswd",
-    slots: Annotated[int, typer.Option("--slots", min=1, max=MAX_COUNT, help="Ranks per host.")] = 2,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, max=MAX_COUNT, help="Ranks per host; default: 2, or its GPUs.")] = None,
     engine: Annotated[
         str, typer.Option("--engine", help="What runs the hosts: docker, or namespaces (root); default: the first possible.")
     ] = "",
+    gpus: Annotated[str, typer.Option("--gpus", help="Simulate GPUs on each host, such as h100:8; no program can run on them.")] = "",
+    driver: Annotated[str, typer.Option("--driver", help="Branch or version of their driver.")] = "",
+    fabric: Annotated[str, typer.Option("--fabric", help="Simulate RDMA cards, one for each GPU: ib or roce.")] = "",
+    fault: Annotated[list[str] | None, typer.Option("--fault", help="Fault of a host, such as xid79@node2; can be repeated.")] = None,
 ) -> None:
     """Start hosts and write an inventory of them."""
+    wanted = _simulation(gpus, driver, fabric, fault or [], count)
     mode = one_of("--sudo", sudo, get_args(sandbox.SudoMode))
     kind = one_of("--engine", engine, get_args(sandbox.EngineName)) if engine else None
-    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=slots, engine=kind)
+    ranks = slots or (wanted.gpus.count if wanted else 2)
+    made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=ranks, engine=kind)
+    if wanted:
+        simulate(name, wanted)
+        terminal.say(_LIMITS)
     terminal.out().say(str(made.inventory))
+
+
+def _simulation(gpus: str, driver: str, fabric: str, faults: list[str], count: int) -> Simulation | None:
+    if not gpus:
+        if driver or fabric or faults:
+            raise UsageError("--driver, --fabric and --fault need --gpus", hint="for example: --gpus h100:8")
+        return None
+    return Simulation(Gpus.requested(gpus, driver, fabric)).changed(
+        faults, [f"node{number}" for number in range(1, count + 1)], clear=False
+    )
+
+
+@app.command()
+def fault(
+    faults: Annotated[
+        list[str] | None, typer.Argument(metavar="FAULT@HOST", help="Such as xid79@node2, or xid79@node2:3 for its GPU 3.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Clear these faults, or all.")] = False,
+    name: Name = "default",
+) -> None:
+    """Set or clear faults of simulated GPU hosts while they run; without a fault, list those that they can have."""
+    found = sandbox.status(name)
+    shown = Simulation.of(name) if found else None
+    if found is None or shown is None:
+        raise UsageError(f"sandbox '{name}' has no simulated GPUs", hint=f"start it: {names.command('up', name)} --gpus h100:8")
+    hosts = [host.name for host in found.hosts]
+    if faults or clear:
+        shown = shown.changed(faults or [], hosts, clear=clear)
+        simulate(name, shown)
+    else:
+        set_on = {each: ", ".join(str(one) for one in shown.faults if one.name == each) for each in known_faults()}
+        rows = [
+            {"fault": each, "is": entry.what, "doctor finds": joined(entry.finds), "set": set_on[each]}
+            for each, entry in known_faults().items()
+            if refusal(entry, shown.gpus, len(hosts)) is None
+        ]
+        terminal.out().print(terminal.table(rows))
+    terminal.out().say("set: " + (", ".join(map(str, shown.faults)) or "none"))
 
 
 @app.command()
@@ -58,6 +114,8 @@ def status(name: Name = "default") -> None:
     terminal.out().print(
         terminal.table([{"host": host.name, "address": host.address, "base": host.base, "state": host.state} for host in found.hosts])
     )
+    if shown := Simulation.of(name):
+        terminal.out().say(f"simulated on each host: {shown.gpus}; faults: {', '.join(map(str, shown.faults)) or 'none'}")
     terminal.out().say(f"inventory: {found.inventory}")
 
 

@@ -76,6 +76,9 @@ class DockerEngine:
         container.start()
         return _host(container)
 
+    def process(self, host: SandboxHost) -> int:
+        return int(self._container(host).attrs["State"]["Pid"])
+
     def public_keys(self, host: SandboxHost) -> str | None:
         try:
             code, output = self._container(host).exec_run(["sh", "-c", f"test -e /{FOLDER}/settled && cat /etc/ssh/ssh_host_*_key.pub"])

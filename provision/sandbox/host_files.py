@@ -91,15 +91,15 @@ def sources_for(settings: Settings, release: Mapping[str, str]) -> str:
     return aptsources.sources_list(settings.mirror, suite)
 
 
-def archive(files: Mapping[str, str]) -> bytes:
+def archive(files: Mapping[str, str | bytes]) -> bytes:
     """A tar of the files in ``FOLDER``, all of them owned by root and readable by root alone."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         top = tarfile.TarInfo(FOLDER)
         top.type, top.mode = tarfile.DIRTYPE, 0o700
         tar.addfile(top)
-        for name, text in files.items():
-            data = text.encode()
+        for name, content in files.items():
+            data = content.encode() if isinstance(content, str) else content
             entry = tarfile.TarInfo(f"{FOLDER}/{name}")
             entry.size, entry.mode = len(data), 0o600
             tar.addfile(entry, io.BytesIO(data))

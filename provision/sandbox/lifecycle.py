@@ -18,6 +18,8 @@ from provision.sandbox import debootstrap, names, namespaces
 from provision.sandbox.containers import container_engine, controller_settings, ssh_keys
 from provision.sandbox.docker_engine import DockerEngine
 from provision.sandbox.engine import Engine, Say
+from provision.sandbox.gpus import simulation
+from provision.sandbox.gpus.simulation import Simulation
 from provision.sandbox.host_files import Login, host_files
 from provision.sandbox.model import EngineName, Sandbox, SandboxHost, SudoMode
 from provision.sandbox.namespaces import NamespaceEngine
@@ -131,6 +133,22 @@ def down(name: str = "default", say: Say = terminal.say) -> list[str]:
     names.check(name)
     with _locked(name), _engine(f"removing sandbox {name}", _engine_of(name)) as runs:
         return _remove(runs, name, say)
+
+
+def simulate(name: str, wanted: Simulation, say: Say = terminal.say) -> None:
+    """Show GPUs and their faults on all hosts of a sandbox, instead of what they show now.
+
+    Raises:
+        UsageError: there is no such sandbox, or a host of it does not run.
+        ProvisionError: a host cannot show it: no compiler here, no nvidia-smi in its distribution's archive, or no right to mount.
+    """
+    names.check(name)
+    with _locked(name), _engine(f"simulating GPUs in sandbox {name}", _engine_of(name)) as runs:
+        hosts = runs.hosts(name)
+        if not hosts or not all(host.state == "running" for host in hosts):
+            raise UsageError(f"sandbox '{name}' does not run", hint=f"Start it: `{names.command('up', name)} --gpus h100:8`.")
+        say(f"simulating on {len(hosts)} host(s): {wanted.gpus}" + "".join(f", {fault}" for fault in wanted.faults))
+        simulation.show(runs, name, hosts, wanted)
 
 
 def _make(runs: Engine, name: str, base_of: list[str], sudo: SudoMode, slots: int, say: Say) -> Sandbox:

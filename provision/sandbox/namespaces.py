@@ -156,6 +156,9 @@ class NamespaceEngine:
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=here, env=env, check=True)
         return _host(sandbox, host, network)
 
+    def process(self, host: SandboxHost) -> int:
+        return next(filter(_is_first, _processes(host.container)), 0)
+
     def public_keys(self, host: SandboxHost) -> str | None:
         upper = _folder_of(host) / "upper"
         # A key of this machine that the host has removed is a device there, as overlays mark what is gone.
@@ -268,6 +271,13 @@ def _processes(namespace: str) -> list[int]:
         if not Path("/run/netns", namespace).exists():  # removed meanwhile
             return []
         raise
+
+
+def _is_first(pid: int) -> bool:
+    """Whether it is the first process of a host."""
+    with contextlib.suppress(FileNotFoundError):
+        return bool(re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.MULTILINE))
+    return False
 
 
 def _end(namespace: str) -> None:

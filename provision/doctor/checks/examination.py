@@ -17,6 +17,8 @@ from provision.survey import Facts
 
 LOGIN_FIX = ("provision up HOSTS   # sets up ssh between all hosts, host keys included", "ssh -v ADDRESS true   # on this host, to see why")
 
+_WITHOUT_NVIDIA_SMI = {"nvml-driver-mismatch", "nvidia-smi-no-driver", "nouveau-loaded", "nvidia-driver-unsupported-gpu"}
+
 
 def examine(
     hosts: Mapping[str, Facts],
@@ -54,7 +56,16 @@ def examine(
         found += [each for each in in_log if name not in healths or not any(xids((each.observed,)))]
     for name, reachability in connections.items():
         found += _of_logins(name, reachability, hosts[name])
-    return sorted(_merged(found), key=lambda each: (SEVERITIES.index(each.severity), LAYERS.index(each.layer), each.host or ""))
+    return sorted(
+        _without_explained(list(_merged(found))),
+        key=lambda each: (SEVERITIES.index(each.severity), LAYERS.index(each.layer), each.host or ""),
+    )
+
+
+def _without_explained(found: Sequence[Finding]) -> Iterator[Finding]:
+    """Findings without those that nvidia-smi cannot be read, on hosts of which another finding says why it fails."""
+    explained = {each.host for each in found if each.id in _WITHOUT_NVIDIA_SMI}
+    return (each for each in found if not (each.id == "gpu-health-unreadable" and each.host in explained))
 
 
 def _merged(found: Iterable[Finding]) -> Iterable[Finding]:

@@ -41,7 +41,9 @@ _LARGEST_COUNT = 10**15
 
 # A fault of cooling, power supply or board; the others (idle, a set clock, the power cap) are how GPUs work.
 _FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
-_NOTHING = frozenset({"", "n/a", "[n/a]", "none", "not supported", "[not supported]", "requested functionality has been deprecated"})
+_NOTHING = frozenset(
+    {"", "n/a", "[n/a]", "none", "not supported", "[not supported]", "requested functionality has been deprecated", "gpu is lost"}
+)
 _LOST = re.compile(r"GPU is lost|GPU requires reset", re.IGNORECASE)
 _UNKNOWN = re.compile(r"Unknown Error", re.IGNORECASE)
 _ALWAYS_KNOWN = ("uuid", "pci/pci_bus_id", "fb_memory_usage/total")  # of a GPU that answers; fans and sensors fail without it
@@ -89,7 +91,7 @@ def health(answer: HostAnswer, asked: tuple[Test, ...] = ()) -> Health:
         devices=answer.gpus,
         gpus=gpus,
         nvlinks=tuple(each.model_copy(update={"errors": (errors or {}).get(each.gpu, {})}) for each in status or ()),
-        topology=parsed("topology", topology) if gpus else None,
+        topology=parsed("topology", topology) if gpus and not any(gpu.lost for gpu in gpus.gpus) else None,  # one that is lost fails it
         xids=tuple(xids(answer.kernel_log.lines)) if answer.kernel_log.readable else None,
         rdma=answer.rdma,
         dcgm=parsed("dcgm", dcgm, "dcgm") if "dcgm" in asked else None,

@@ -49,7 +49,7 @@ def read_gpu_table(text, fields):
         capability = row.get("compute_cap", "")
         gpus.append(
             {
-                "name": row["name"],
+                "name": "NVIDIA GPU" if row["name"].startswith("[") else row["name"],  # such as [GPU is lost]
                 "compute_capability": capability if re.match(r"^\d+\.\d+$", capability) else None,
                 "memory_mb": number(row["memory.total"].split()[0] if row["memory.total"] else ""),
                 "uuid": row["uuid"],

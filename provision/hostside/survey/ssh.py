@@ -55,7 +55,7 @@ def ssh(machine):
 
 
 # Lines of the kernel's log that name a failure of a GPU, of memory or of a disk.
-KERNEL_FAILURES = re.compile(r"NVRM: |nouveau|oom-kill|Out of memory|invoked oom-killer|I/O error|Remounting filesystem read-only")
+KERNEL_FAILURES = re.compile(r"NVRM: |nouveau|oom-kill|Out of memory|invoked oom-killer|I/O error|Remounting filesystem read-only|Loading of .*is rejected")
 KERNEL_LINES = 60
 
 

@@ -377,6 +377,30 @@ def test_what_a_check_cannot_read_is_a_finding_on_that_host_alone() -> None:
     ]
 
 
+def test_a_lost_gpu_needs_no_topology_and_has_no_name() -> None:
+    """nvidia-smi then says: `Failed to run topology matrix`."""
+    root = ElementTree.fromstring(text("h100-vm-580.xml"))  # noqa: S314  a file of ours
+    for path in ("product_name", "uuid"):
+        element = root.find(f"gpu/{path}")
+        assert element is not None
+        element.text = "GPU is lost"
+    said = '<?xml version="1.0" ?>' + ElementTree.tostring(root, encoding="unicode")
+    found = parsers.health(answer(nvidia_smi=said, topology="Failed to run topology matrix"))
+    assert set(judged(found)) == {"gpu-lost"}
+    assert found.gpus
+    assert found.gpus.gpus[0].name == "GPU"
+
+
+def test_nvidia_smi_that_fails_is_one_finding_where_the_survey_knows_why() -> None:
+    said = "Failed to initialize NVML: Driver/library version mismatch"
+    health = parsers.health(answer(nvidia_smi=said))
+    assert set(judged(health)) == {"gpu-health-unreadable"}
+    facts = stated({"nvidia": {"smi": "/usr/bin/nvidia-smi", "smi_error": said, "pci_devices": ["0000:1b:00.0"]}})
+    found = {each.id for each in examine({"h": facts}, (), {}, {"h": health})}
+    assert "nvml-driver-mismatch" in found
+    assert "gpu-health-unreadable" not in found
+
+
 @pytest.mark.parametrize(
     ("path", "is_lost"),
     [("fan_speed", False), ("temperature/gpu_temp", False), ("uuid", True), ("pci/pci_bus_id", True), ("fb_memory_usage/total", True)],

@@ -24,6 +24,13 @@ def test_values_that_nvidia_smi_lacks() -> None:
     assert (driver, gpus[0]["memory_mb"], gpus[0]["compute_capability"]) == ("390.1", None, None)
 
 
+def test_a_lost_gpu_has_no_name_of_its_own() -> None:
+    gpus, _ = survey.read_gpu_table(
+        "[GPU is lost], [GPU is lost], [GPU is lost], 580.1, 00000000:61:00.0, [GPU is lost]\n", survey.GPU_FIELDS
+    )
+    assert (gpus[0]["name"], gpus[0]["bus"], gpus[0]["compute_capability"]) == ("NVIDIA GPU", "00000000:61:00.0", None)
+
+
 def test_cuda_toolkits_by_either_version_file(tmp_path: Path) -> None:
     files = {
         "/usr/local/cuda-12.2/version.json": '{"cuda": {"name": "CUDA SDK", "version": "12.2.140"}}',

@@ -1,0 +1,219 @@
+"""Simulated GPU hosts: profiles and faults as data, what a host shows of them, and the library that answers nvidia-smi."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from provision import catalog
+from provision.base.errors import ProvisionError, UsageError
+from provision.diagnosis.signatures import is_known
+from provision.sandbox.gpus import host, library, model, simulation
+from provision.sandbox.gpus.model import Gpus, HostFault
+from provision.sandbox.gpus.simulation import Simulation
+
+PROFILES = model.profiles().profiles
+FAULTS = model.faults()
+RECORDED = Path(__file__).parents[2] / "data/gpu_health"
+HOSTS = ["node1", "node2", "node3"]
+SOURCE = Path(str(library.__file__)).with_name("nvml.c").read_text(encoding="utf-8")
+#: Keys that nvml.c makes of a text and a number, or of several texts.
+COMPOSED = re.compile(
+    r"(temperature|threshold|clock|max_clock|set_clock|default_clock|topology|p2p|retired_pages|field|ecc|nvlink)\.[\w.]+"
+)
+
+
+def on_fabric(profile: str) -> Gpus:
+    return Gpus.requested(profile, fabric="ib")
+
+
+def possible(profile: str) -> list[str]:
+    return [name for name, fault in FAULTS.items() if model.refusal(fault, on_fabric(profile), len(HOSTS)) is None]
+
+
+def test_there_are_the_promised_gpus_and_faults():
+    assert set(PROFILES) == {"v100", "t4", "a100", "a10g", "l40s", "h100", "h200", "b200", "gb200", "rtx5090", "gb10", "mi300x"}
+    assert len(FAULTS) >= 25
+    assert {fault for profile in PROFILES for fault in possible(profile)} == set(FAULTS), "no profile can have a fault"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_agrees_with_the_catalogue(name):
+    profile = PROFILES[name]
+    if profile.vendor == "nvidia":
+        assert catalog.hardware().pci_ids.capability(profile.pci) == profile.capability
+        assert ("imex" in profile.features) == (profile.pci in catalog.hardware().fabric.imex)
+    for row, links in enumerate(profile.mesh):
+        assert [links[column] for column in range(8)] == [profile.mesh[column][row] for column in range(8)]
+        assert profile.nvlink
+        assert sum(map(int, links)) == profile.nvlink.links
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded"), [("h100", "h100-vm-580"), ("b200", "b200-580"), ("t4", "t4-595"), ("a10g", "a10g-515"), ("a100", "a100-535")]
+)
+def test_a_profile_agrees_with_what_real_gpus_were_recorded_to_say(name, recorded):
+    text = (RECORDED / f"{recorded}.xml").read_text(encoding="utf-8")
+    profile, gpu = PROFILES[name], ElementTree.fromstring(text[text.index("<?xml") :]).find("gpu")  # noqa: S314  our own file
+    assert gpu is not None
+    assert gpu.findtext("product_name") == profile.name
+
+    def number(*paths: str) -> int | None:
+        said = (re.match(r"\d+", gpu.findtext(path) or "") for path in paths)
+        return next((int(each[0]) for each in said if each), None)
+
+    stated = {
+        "memory": (number("fb_memory_usage/total"), profile.memory_mb),
+        "power": (
+            number("gpu_power_readings/default_power_limit", "power_readings/default_power_limit"),
+            profile.power and profile.power[0],
+        ),
+        "least power": (number("gpu_power_readings/min_power_limit"), profile.power and profile.power[1]),
+        "clock": (number("max_clocks/graphics_clock"), profile.clocks[0]),
+        "memory clock": (number("max_clocks/mem_clock"), profile.clocks[1]),
+        "pcie": (number("pci/pci_gpu_link_info/pcie_gen/max_device_link_gen"), profile.pcie),
+        "shut down": (number("temperature/gpu_temp_max_threshold"), profile.temperatures and profile.temperatures[0]),
+    }
+    differing = {what: pair for what, pair in stated.items() if pair[0] is not None and pair[0] != pair[1]}
+    # That A100 is of a server with 500 W; it is sold with 400.
+    assert differing == ({"power": (500, 400)} if name == "a100" else {})
+
+
+def test_the_doctor_knows_what_every_fault_is_called():
+    assert {name: each for name, fault in FAULTS.items() for each in fault.finds if not is_known(each)} == {}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_fault_changes_its_host_and_no_other_one(profile):
+    gpus = on_fabric(profile)
+    healthy = {name: host.files(name, gpus) for name in HOSTS}
+    for fault in possible(profile):
+        wrong = [HostFault(fault, "node2")]
+        changed = [name for name in HOSTS if host.files(name, gpus, wrong) != healthy[name]]
+        assert changed == ["node2"], fault
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_fault_changes_only_what_a_healthy_gpu_answers(profile):
+    """Or it would say something that no such GPU says: its key is misspelt, or the fault lacks a need."""
+    healthy = host.files("node1", on_fabric(profile)).get("state.txt", "")
+    known = {line.split()[1] for line in healthy.splitlines()} | {"error"}
+    for fault in possible(profile):
+        changed = {**FAULTS[fault].gpu, **FAULTS[fault].all}
+        assert [key for key in changed if key not in known and re.sub(r"\.\d+$", "", key) not in known] == [], fault
+
+
+def test_the_library_reads_every_key_that_a_host_states():
+    stated = {line.split()[1] for name in PROFILES for line in host.files("node1", on_fabric(name)).get("state.txt", "").splitlines()}
+    quoted = set(re.findall(r'"([\w.]+)"', SOURCE))
+    assert {key for key in stated if key not in quoted and not COMPOSED.fullmatch(key)} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "driver", "fabric", "said"),
+    [
+        ("h10:8", "", "", "not `h10:8`; did you mean `h100`?"),
+        ("h100:9", "", "", "expected 1 to 8 GPUs of h100 in a host, not 9"),
+        ("gb10:2", "", "", "expected 1 to 1 GPUs of gb10"),
+        ("h100:0", "", "", "not 0"),
+        ("h100:many", "", "", "expected PROFILE:COUNT"),
+        ("h100", "580; reboot", "", "expected a branch or version"),
+        ("h100", "999", "", "unknown branch 999"),
+        ("v100", "590", "", "590.44.01 does not run Tesla V100-SXM2-32GB: GPUs of compute capability 7.0"),
+        ("h100", "", "ibb", "expected ib or roce, not `ibb`; did you mean `ib`?"),
+    ],
+)
+def test_invalid_gpus_are_refused(text, driver, fabric, said):
+    with pytest.raises(UsageError) as caught:
+        Gpus.requested(text, driver, fabric)
+    assert said in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("xid7@node1", "unknown is `xid7`; did you mean `xid79`?"),
+        ("xid79@node7", "there is no host `node7`"),
+        ("xid79", "expected FAULT@HOST"),
+        ("xid79@node1:8", "node1 has no GPU 8, only 0 to 7"),
+        ("imex-down@node1", "8 × h100 cannot have imex-down: it needs imex"),
+        ("ib-down@node1", "it needs RDMA cards (--fabric)"),
+        ("dropped-gpu@node1", "it does not happen with gsp"),
+    ],
+)
+def test_invalid_faults_are_refused(text, said):
+    with pytest.raises(UsageError) as caught:
+        Simulation(Gpus.requested("h100")).changed([text], HOSTS, clear=False)
+    assert said in caught.value.what
+
+
+def test_a_driver_is_a_branch_or_a_version():
+    assert Gpus.requested("h100:4", "570") == Gpus("h100", 4, "570.26")
+    assert Gpus.requested("h100:4", "580.95.05").driver == "580.95.05"
+    assert Gpus.requested("h100").count == 8
+
+
+def test_a_gpu_alone_has_no_links():
+    assert not {"nvlink", "fabric", "switches", "several"} & Gpus.requested("h100:1").features
+    assert {"nvlink", "fabric"} <= Gpus.requested("gb200:1").features  # of its rack
+    assert "field.91" not in host.files("node1", Gpus.requested("h100:1"))["state.txt"]
+
+
+def test_faults_are_set_and_cleared_one_by_one():
+    healthy = Simulation(Gpus.requested("h100"))
+    both = healthy.changed(["xid79@node1:3", "xid48@node2"], HOSTS, clear=False)
+    assert list(map(str, both.faults)) == ["xid79@node1:3", "xid48@node2"]
+    assert both.changed(["xid48@node2"], HOSTS, clear=False) == both
+    assert list(map(str, both.changed(["xid79@node1:3"], HOSTS, clear=True).faults)) == ["xid48@node2"]
+    assert both.changed([], HOSTS, clear=True) == healthy
+
+
+def test_amd_hosts_show_the_kernels_topology_and_answers_of_amd_smi():
+    files = host.files("node1", Gpus.requested("mi300x:2"))
+    properties = files["tree/sys/class/kfd/kfd/topology/nodes/2/properties"]
+    assert "gfx_target_version 90402\n" in properties
+    assert "simd_count 1216\n" in properties
+    assert '"target_graphics_version": "gfx942"' in files["amd-smi"]
+    assert "/dev/kfd" in files["devices"]
+
+
+def test_the_library_answers_from_the_text_and_finds_no_cuda_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path / "cache"))
+    state = tmp_path / "state.txt"
+    state.write_text(host.files("node1", on_fabric("h100"), [HostFault("xid79", "node1", 2)])["state.txt"], encoding="utf-8")
+    monkeypatch.setenv("PROVISION_SIMULATED_GPUS", str(state))
+    for name, content in library.built().items():
+        (tmp_path / name).write_bytes(content)
+    nvml = ctypes.CDLL(str(tmp_path / "libnvidia-ml.so.1"))
+    count, gpu, text, limit = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96), ctypes.c_uint()
+    assert nvml.nvmlInit_v2() == 0
+    assert (nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value) == (0, 8)
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(8, ctypes.byref(gpu)) == 2
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(1, ctypes.byref(gpu)) == 0
+    assert (nvml.nvmlDeviceGetName(gpu, text, 96), text.value) == (0, b"NVIDIA H100 80GB HBM3")
+    assert nvml.nvmlDeviceGetName(gpu, text, 4) == 7
+    assert (nvml.nvmlDeviceGetPowerManagementLimit(gpu, ctypes.byref(limit)), limit.value) == (0, 700_000)
+    assert nvml.nvmlDeviceGetFanSpeed(gpu, ctypes.byref(limit)) == 3
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(2, ctypes.byref(gpu)) == 0
+    assert nvml.nvmlDeviceGetName(gpu, text, 96) == 15
+    assert ctypes.CDLL(str(tmp_path / "libcuda.so.1")).cuInit(0) == 100
+
+
+def test_the_library_needs_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROVISION_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProvisionError, match="need a C compiler"):
+        library.built()
+
+
+def test_gpus_need_root_and_a_host_that_runs(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(ProvisionError, match="need root"):
+        simulation._change("node1", 1, {})
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(ProvisionError, match="does not run"):
+        simulation._change("node1", 0, {})
