@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from provision import catalog
 from provision.base.versions import key
+from provision.catalog import OURS
 from provision.sandbox.gpus.model import Fault, Gpus, HostFault, faults, profiles
 
 Settings = Mapping[str, int | str]
@@ -107,7 +107,7 @@ def _usual_log(gpus: Gpus, settings: Settings) -> list[str]:
 
 
 def _other_driver(gpus: Gpus, branch: str) -> str:
-    known = catalog.cuda().toolkits.drivers.values()
+    known = OURS.cuda().toolkits.drivers.values()
     return next((each for each in known if each.split(".")[0] == branch and each != gpus.driver), f"{branch}.1")
 
 
@@ -165,7 +165,7 @@ def _programs(gpus: Gpus, settings: Settings) -> list[str]:
 
 def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fault, int]]) -> str:
     """The text from which the stand-in library answers."""
-    cuda = (catalog.cuda().toolkits.of_branch(gpus.driver) or "0.0").split(".")
+    cuda = (OURS.cuda().toolkits.of_branch(gpus.driver) or "0.0").split(".")
     loaded = settings.get("driver", "loaded")
     host: dict[str, object] = {"driver": gpus.driver, "library": f"{cuda[0]}.{gpus.driver}", "cuda": f"{cuda[0]}0{cuda[1]}0"}
     if loaded in ("unloaded", "mismatched"):

@@ -12,11 +12,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from provision import catalog
 from provision.base import validation
 from provision.base.errors import UsageError
 from provision.base.validation import Model, did_you_mean
 from provision.base.versions import key
+from provision.catalog import OURS
 from provision.catalog.models import File, Sourced
 
 FabricName = Literal["ib", "roce"]
@@ -178,7 +178,7 @@ class Gpus:
         kind, several = self.kind, self.count > 1
         also = {
             "several": several, "switches": several and kind.switches, "rdma": self.fabric, "pcie": kind.pcie, "power": kind.power,
-            "open-only": kind.capability and key(kind.capability) >= key(catalog.driver().modules.open_only_from),
+            "open-only": kind.capability and key(kind.capability) >= key(OURS.driver().modules.open_only_from),
         }  # fmt: skip
         alone = set[str]() if several or "imex" in kind.features else {"nvlink", "fabric"}
         return (kind.features - alone) | {name for name, has in also.items() if has}
@@ -194,12 +194,12 @@ def version_of(driver: str, profile: Profile) -> str:
         raise UsageError(f"invalid --driver: expected a branch or version, such as 580 or 580.65.06, not `{driver}`")
     if profile.vendor == "amd":
         return driver
-    known = sorted(catalog.cuda().toolkits.drivers.values(), key=key)
+    known = sorted(OURS.cuda().toolkits.drivers.values(), key=key)
     version = driver if "." in driver else next((each for each in reversed(known) if each.split(".")[0] == driver), "")
     if not version:
         branches = ", ".join(dict.fromkeys(each.split(".")[0] for each in known[-9:]))
         raise UsageError(f"invalid --driver: unknown branch {driver}", hint=f"branches: {branches}; or a whole version")
-    if misfit := catalog.driver().gpus.misfit(version, [profile.capability]):
+    if misfit := OURS.driver().gpus.misfit(version, [profile.capability]):
         raise UsageError(f"invalid --driver: {version} does not run {profile.name}: {misfit}")
     return version
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provision import catalog
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.diagnosis.signatures import is_known
 from provision.sandbox.gpus import host, library, model, simulation
 from provision.sandbox.gpus.model import Gpus, HostFault
@@ -45,8 +45,8 @@ def test_there_are_the_promised_gpus_and_faults():
 def test_a_profile_agrees_with_the_catalogue(name):
     profile = PROFILES[name]
     if profile.vendor == "nvidia":
-        assert catalog.hardware().pci_ids.capability(profile.pci) == profile.capability
-        assert ("imex" in profile.features) == (profile.pci in catalog.hardware().fabric.imex)
+        assert OURS.hardware().pci_ids.capability(profile.pci) == profile.capability
+        assert ("imex" in profile.features) == (profile.pci in OURS.hardware().fabric.imex)
     for row, links in enumerate(profile.mesh):
         assert [links[column] for column in range(8)] == [profile.mesh[column][row] for column in range(8)]
         assert profile.nvlink
