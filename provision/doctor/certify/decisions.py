@@ -1,0 +1,376 @@
+"""Decisions of a certification: what is measured next, and what is wrong. Pure: measurements in, rounds and findings out.
+
+After the hosts themselves, rounds of a tournament pair every host with log2(n) others. A host that is bad is bad with all of them, a link with
+one only: two more rounds pair suspects with hosts that are good, and the two ends of a suspect link once more, before anything is accused.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from provision import catalog
+from provision.doctor.certify.model import Core, Device, Found, HostMeasured, Pair, PairMeasured
+
+EXTRA_ROUNDS = 2  # that pin down what the tournament has shown
+_SHARE_BAD = 0.6  # of a guilty host's pairs; noise of a busy machine meets some pairs
+_ENOUGH = 3  # cores, hosts or devices of a kind: of fewer none is an outlier
+_Key = TypeVar("_Key")
+
+
+class Round(NamedTuple):
+    """What is measured at the same time: hosts by themselves, and pairs (the side that calls, the other one)."""
+
+    hosts: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class State:
+    """All measurements so far.
+
+    Attributes:
+        hosts: in the order of the inventory.
+        seed: of the choice of partners.
+        speeds: host → Mbit/s that its interface is made for, where it is known and true (not of virtual ones).
+        measured: host → its measurements; none where it did not answer.
+        lost: host → why it did not answer.
+    """
+
+    hosts: Sequence[str]
+    seed: int = 0
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    measured: dict[str, list[HostMeasured]] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+    rounds: int = 0
+
+    @property
+    def able(self) -> list[str]:
+        """The hosts that have answered."""
+        return [host for host in self.hosts if host in self.measured and host not in self.lost]
+
+    @property
+    def planned(self) -> int:
+        """Rounds of hosts and tournament."""
+        return 1 + (len(self.hosts) - 1).bit_length()
+
+    def pinning(self, pair: Pair) -> bool:
+        """Whether it was measured because of a suspicion."""
+        return pair.round > self.planned
+
+    def mtu(self, *hosts: str) -> int:
+        """The smallest MTU that these hosts say they have."""
+        return min((each.mtu for host in hosts for each in self.measured.get(host, ())[-1:] if each.mtu), default=0) or 1500
+
+
+def next_round(state: State) -> Round | None:
+    """What to measure next; None when everything is decided."""
+    if state.rounds == 0:
+        return Round(tuple(state.hosts), ())
+    able = state.able
+    if state.rounds < state.planned:
+        return Round((), tuple(_tournament(state.hosts, state.rounds - 1, state.seed, set(able))))
+    extra = state.rounds - state.planned
+    if extra >= EXTRA_ROUNDS or not able:
+        return None
+    again = (
+        tuple(dict.fromkeys(each.host for each in _of_hosts(state) if each.host in able and each.id in _MEASURED_AGAIN))
+        if not extra
+        else ()
+    )
+    pairs = tuple(_pins(state, again=extra > 0, busy=set(again)))
+    return Round(tuple(str(host) for host in again), pairs) if again or pairs else None
+
+
+def _tournament(hosts: Sequence[str], number: int, seed: int, able: set[str]) -> Iterator[tuple[str, str]]:
+    """A round of a tournament in which every two hosts meet once; which of its rounds come first depends on the seed."""
+    seats: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    turn = random.Random(seed).sample(range(len(seats) - 1), len(seats) - 1)[number]  # noqa: S311  no secret
+    circle = [seats[0], *seats[1 + turn :], *seats[1 : 1 + turn]]
+    for one, other in zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]), strict=True):
+        if one is not None and other is not None and {one, other} <= able:
+            yield (one, other) if (number + seats.index(one)) % 2 else (other, one)
+
+
+def _pins(state: State, *, again: bool, busy: set[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of suspects: hosts with others that are good, and the ends of links, first with such hosts and then with each other."""
+    judged = [_blame(state, symptom, final=False) for symptom in _SYMPTOMS]
+    hosts = list(dict.fromkeys(host for each in judged for host in each.guilty))
+    links = list(dict.fromkeys(link for each in judged for link in each.links))
+    suspects = {*hosts, *(host for link in links for host in link)}
+    met = {frozenset(pair.hosts) for pair in state.pairs}
+    clean = [host for host in state.able if host not in suspects | busy]
+
+    def partner(host: str) -> str | None:
+        new = next((one for one in clean if frozenset((one, host)) not in met), next(iter(clean), None))
+        if new is not None:
+            clean.remove(new)
+        return new
+
+    paired = set(busy)
+    for link in links:
+        if not paired & set(link) and (again or len(clean) < 2):
+            paired |= set(link)
+            yield link
+    for host in [*hosts, *(host for link in links for host in link)]:
+        if host not in paired and (other := partner(host)):
+            paired.add(host)
+            yield host, other
+
+
+class Symptom(NamedTuple):
+    """What can be wrong between two hosts. ``shows``: whether a measurement shows it, ``says``: in words."""
+
+    id: str
+    shows: Callable[[State, Pair], bool]
+    says: Callable[[State, Sequence[Pair]], str]
+    hint: str
+
+
+class Blame(NamedTuple):
+    """Hosts and links with the bad measurements that they explain."""
+
+    guilty: dict[str, list[Pair]]
+    links: dict[tuple[str, str], list[Pair]]
+
+
+def _blame(state: State, symptom: Symptom, *, final: bool) -> Blame:
+    """Who explains the bad measurements. ``final``: only what was measured again, and was bad again."""
+    bad = {id(pair) for pair in state.pairs if symptom.shows(state, pair)}
+    left = list(state.pairs)
+    guilty: dict[str, list[Pair]] = {}
+    while True:
+        of_host: dict[str, list[Pair]] = defaultdict(list)
+        for pair in left:
+            for host in pair.hosts:
+                of_host[host].append(pair)
+        shares = {host: sum(id(pair) in bad for pair in those) / len(those) for host, those in of_host.items()}
+        found = next(
+            (host for host in sorted(shares, key=lambda host: -shares[host]) if _is_guilty(state, host, of_host[host], bad, final)), None
+        )
+        if found is None:
+            break
+        guilty[found] = [pair for pair in of_host[found] if id(pair) in bad]
+        left = [pair for pair in left if found not in pair.hosts]
+    links: dict[tuple[str, str], list[Pair]] = {}
+    for pair in left:
+        of_link = [each for each in left if each.link == pair.link]
+        if all(id(each) in bad for each in of_link) and (not final or len(of_link) > 1):
+            links[pair.link] = of_link
+    return Blame(guilty, links)
+
+
+def _is_guilty(state: State, host: str, pairs: Sequence[Pair], bad: set[int], final: bool) -> bool:
+    those = [pair for pair in pairs if id(pair) in bad]
+    partners = {name for pair in those for name in pair.hosts} - {host}
+    pins = [pair for pair in pairs if state.pinning(pair)]
+    confirmed = any(pair in those for pair in pins) if pins else not final
+    return len(partners) > 1 and len(those) >= _SHARE_BAD * len(pairs) and confirmed
+
+
+def _good(state: State) -> list[PairMeasured]:
+    return [pair.measured for pair in state.pairs if pair.measured.error is None]
+
+
+def _silent(_: State, pair: Pair) -> bool:
+    return pair.measured.error is not None or pair.measured.lost == pair.measured.sent
+
+
+def _nominal(state: State, pair: Pair) -> float | None:
+    return min((state.speeds[host] for host in pair.hosts if host in state.speeds), default=None)
+
+
+def usual_mbps(state: State) -> float:
+    """The median of all pairs; as a share of what the interfaces are made for, where that is known of all hosts."""
+    return statistics.median([_mbps(state, pair) for pair in state.pairs if pair.measured.error is None] or [0.0])
+
+
+def _mbps(state: State, pair: Pair) -> float:
+    known = _nominal(state, pair) if len(state.speeds) == len(state.hosts) else None
+    return pair.measured.mbps / (known or 1.0)
+
+
+def _slow(state: State, pair: Pair) -> bool:
+    limits, nominal = catalog.gpu_health().network, _nominal(state, pair)
+    floor = limits.tcp_share * min(nominal, limits.tcp_max_mbps) if nominal else 0.0
+    return not _silent(state, pair) and (_mbps(state, pair) < limits.slow_share * usual_mbps(state) or pair.measured.mbps < floor)
+
+
+def _loses(_: State, pair: Pair) -> bool:
+    return not _silent(_, pair) and pair.measured.lost > max(1, catalog.gpu_health().network.loss_share * pair.measured.sent)
+
+
+def _cuts(state: State, pair: Pair) -> bool:
+    return not _silent(state, pair) and pair.measured.big_lost > pair.measured.big_sent / 2
+
+
+def _late(state: State, pair: Pair) -> bool:
+    limits, usual = catalog.gpu_health().network, statistics.median([each.latency_us for each in _good(state)] or [0.0])
+    return not _silent(state, pair) and pair.measured.latency_us > limits.late_times * usual + limits.late_us
+
+
+def _figures(pairs: Iterable[PairMeasured], figure: Callable[[PairMeasured], float]) -> str:
+    return ", ".join(f"{figure(each):.4g}" for each in list(pairs)[:8])
+
+
+_SYMPTOMS = (
+    Symptom(
+        "no-connection",
+        _silent,
+        lambda _, pairs: f"no connection: {next((pair.measured.error for pair in pairs if pair.measured.error), 'no ping came back')}",
+        "check cable, switch port, address and firewall: provision doctor",
+    ),
+    Symptom(
+        "slow-network",
+        _slow,
+        lambda state, pairs: f"{_figures([each.measured for each in pairs], lambda each: each.mbps)} Mbit/s, where "
+        f"{statistics.median([each.mbps for each in _good(state)]):.4g} are usual",
+        "check cable and transceiver, the interface's speed (ethtool), its errors and the switch port",
+    ),
+    Symptom(
+        "packet-loss",
+        _loses,
+        lambda _, pairs: f"{sum(each.measured.lost for each in pairs)} of {sum(each.measured.sent for each in pairs)} packets lost",
+        "check cable and transceiver, and the counters of interface and switch port (ethtool -S, ip -s link)",
+    ),
+    Symptom(
+        "path-mtu",
+        _cuts,
+        lambda state, pairs: f"packets of {state.mtu(*pairs[0].hosts)} bytes do not arrive, smaller ones do",
+        "set the MTU of the switch ports to that of the hosts, or that of the hosts to the network's",
+    ),
+    Symptom(
+        "high-latency",
+        _late,
+        lambda state, pairs: f"{_figures([each.measured for each in pairs], lambda each: each.latency_us)} µs for a packet to and back, where "
+        f"{statistics.median([each.latency_us for each in _good(state)]):.4g} are usual",
+        "check the path through the switches, and the interface's settings (ethtool -c)",
+    ),
+)  # fmt: skip
+
+
+def findings(state: State) -> list[Found]:
+    """What is wrong, with evidence: of hosts alone, then of the network."""
+    found = [Found(id="no-answer", host=host, what=why, hint=f"provision doctor {host}") for host, why in state.lost.items()]
+    found += _of_hosts(state)
+    found += _of_mtus(state)
+    for symptom in _SYMPTOMS:
+        blame = _blame(state, symptom, final=True)
+        for host, pairs in blame.guilty.items():
+            others = sorted({name for pair in pairs for name in pair.hosts} - {host})
+            said = symptom.says(state, pairs)
+            found.append(
+                Found(
+                    id=symptom.id, host=host, what=f"{said} (with {', '.join(others[:8])}, which are good with others)", hint=symptom.hint
+                )
+            )
+        for link, pairs in blame.links.items():
+            said = f"{symptom.says(state, pairs)}, measured {len(pairs)} times"
+            alone = "" if len(state.able) == 2 else "; both are good with others"
+            found.append(Found(id=symptom.id, link=link, what=f"{said}{alone}", hint=symptom.hint))
+    return found
+
+
+_MEASURED_AGAIN = ("slow-core", "slow-memory", "slow-gpu", "slow-gpu-memory", "slow-pcie")
+
+
+def _of_mtus(state: State) -> Iterator[Found]:
+    """Hosts whose MTU is another one than that of most."""
+    mtus = {host: state.measured[host][-1].mtu for host in state.able if state.measured[host][-1].mtu}
+    usual, count = next(iter(Counter(mtus.values()).most_common(1)), (0, 0))
+    for host, mtu in mtus.items() if count > len(mtus) / 2 else ():
+        if mtu != usual:
+            yield Found(
+                id="mtu-differs", host=host, what=f"its MTU is {mtu}; {count} other hosts have {usual}", hint=f"ip link set mtu {usual}"
+            )
+
+
+def _of_hosts(state: State) -> list[Found]:
+    """What is wrong with hosts alone. Of several measurements the best counts, but each wrong result."""
+    found = []
+    cores: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
+    memory: dict[frozenset[str], dict[str, float]] = defaultdict(dict)
+    devices: dict[str, dict[tuple[str, int], Device]] = defaultdict(dict)
+    for host in state.able:
+        for measured in state.measured[host]:
+            for core in measured.cores:
+                cores[core.kind][host, core.core] = max(core.speed, cores[core.kind].get((host, core.core), 0.0))
+                found += _wrong(host, f"core {core.core}", core)
+            kinds = frozenset(core.kind for core in measured.cores)
+            memory[kinds][host] = max(measured.memory_gbs, memory[kinds].get(host, 0.0))
+            for number, device in enumerate(measured.devices):
+                devices[device.name][host, number] = _best(device, devices[device.name].get((host, number), device))
+                found += _wrong(host, f"GPU {number} ({device.name})", device)
+    limits = catalog.gpu_health()
+    hint = "check cooling, power and the governor: cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_cur_freq"
+    for of_kind in cores.values():
+        for (host, number), speed, usual in _outliers(of_kind, limits.products.slow_core_share):
+            found.append(
+                Found(
+                    id="slow-core",
+                    host=host,
+                    what=f"core {number} computes at {speed / usual:.0%} of the usual speed of its kind",
+                    hint=hint,
+                )
+            )
+    for of_hosts in memory.values():
+        for host, speed, usual in _outliers(of_hosts, limits.products.slow_memory_share):
+            found.append(
+                Found(
+                    id="slow-memory",
+                    host=host,
+                    what=f"memory is copied at {speed:.3g} GB/s, where {usual:.3g} are usual",
+                    hint="check its modules: dmidecode -t memory",
+                )
+            )
+    for name, those in devices.items():
+        found += _of_devices(name, those)
+    return list(dict.fromkeys(found))
+
+
+def _wrong(host: str, where: str, each: Core | Device) -> Iterator[Found]:
+    if each.wrong or each.nan:
+        what = f"{where} computed {each.wrong} of {each.made} matrix products wrong" + (f", {each.nan} with nan" if each.nan else "")
+        yield Found(id="wrong-sums", host=host, what=what, hint="take the host out of use; replace the part, or ask its vendor")
+    if each.error:
+        yield Found(id="gpu-failed", host=host, what=f"{where}: {each.error}", hint=f"provision doctor {host} --gpu")
+
+
+def _best(one: Device, other: Device) -> Device:
+    names = ("median", "memory_gbs", "to_gbs", "from_gbs")
+    return one.model_copy(update={name: max(getattr(one, name), getattr(other, name)) for name in names})
+
+
+def _of_devices(name: str, those: Mapping[tuple[str, int], Device]) -> Iterator[Found]:
+    """GPUs of one model that are slower than the catalogue expects, or than the others."""
+    limits = catalog.gpu_health()
+    expected = next((each for each in limits.products.expected if each.gpu == name), None)
+    figures = (
+        ("slow-gpu", "TFLOPS of a matrix product", lambda each: each.median / 1e3, expected and expected.tf32_tflops, limits.products.product_share),
+        ("slow-gpu-memory", "GB/s of memory", lambda each: each.memory_gbs, expected and expected.memory_gbs, limits.products.memory_share),
+        ("slow-pcie", "GB/s over PCI Express", lambda each: min(each.to_gbs, each.from_gbs), expected and expected.pcie_gbs, limits.products.pcie_share),
+    )  # fmt: skip
+    for kind, unit, figure, full, share in figures:
+        values = {where: figure(each) for where, each in those.items() if each.error is None}
+        slow = {where: usual for where, _, usual in _outliers(values, limits.limits.slowest_gpu_share)}
+        for (host, number), value in values.items():
+            if full and value < share * full:
+                what = f"{value:.4g} {unit}; expected at least {share * full:.4g} ({share:.0%} of {full:g})"
+            elif (host, number) in slow:
+                what = f"{value:.4g} {unit}, where {slow[host, number]:.4g} are usual"
+            else:
+                continue
+            yield Found(id=kind, host=host, what=f"GPU {number} ({name}): {what}", hint=f"provision doctor {host} --gpu")
+
+
+def _outliers(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, float, float]]:
+    """(key, its value, the median) of those below this share of the median."""
+    usual = statistics.median(values.values()) if len(values) >= _ENOUGH else 0.0
+    for key, value in values.items():
+        if value < share * usual:
+            yield key, value, usual
