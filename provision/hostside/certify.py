@@ -4,10 +4,11 @@ Python 3.6+, standard library only; PyTorch is used where the Python that runs t
 ``seconds`` after which the process is ended by the kernel, and one of::
 
     {"task": "host", "address": …, "torch": bool}
-    {"task": "pair", "call": bool, "key": hex, "me": name, "peer": name, "address": …, "peer_address": …, "ports": [n, …], "mtu": n, "wait": s}
+    {"task": "pair", "call": bool, "key": hex, "me": name, "peer": name, "address": …, "peer_address": …, "ports": [n, …], "mtu": n,
+     "wait": s}
 
-What it prints of a host: ``mtu``, ``memory_gbs``, ``cores`` and ``devices`` (see `doctor/certify/model.py`); of a pair: ``latency_us``, ``sent``,
-``lost``, ``big_sent``, ``big_lost``, ``up_mbps`` and ``down_mbps``, or ``error``. All is measured by the side that calls.
+What it prints of a host: ``mtu``, ``mbps``, ``memory_gbs``, ``cores`` and ``devices`` (see `doctor/certify/model.py`); of a pair:
+``latency_us``, ``sent``, ``lost``, ``big_sent``, ``big_lost``, ``up_mbps`` and ``down_mbps``, or ``error``. The side that calls measures.
 
 Times of cores are processor time and the best of several samples: what else runs on the host does not make a core slow.
 """
@@ -184,17 +185,20 @@ def kind_of(core, by):
     return ", ".join([platform.machine()] + models + [highest, by])[:200]
 
 
-def mtu_of(address):
-    """Of the interface with this address; 0 where it is not known."""
+def interface_of(address):
+    """MTU and Mbit/s of the interface with this address; 0 where it is not known, the speed also where it is not of a device."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         for _, name in socket.if_nameindex():
             try:
                 request = struct.pack("256s", name.encode()[:15])
-                if socket.inet_ntoa(fcntl.ioctl(link, SIOCGIFADDR, request)[20:24]) == address:
-                    return struct.unpack("i", fcntl.ioctl(link, SIOCGIFMTU, request)[16:20])[0]
+                if socket.inet_ntoa(fcntl.ioctl(link, SIOCGIFADDR, request)[20:24]) != address:
+                    continue
+                place = "/sys/class/net/%s/" % name
+                speed = read(place + "speed").strip() if os.path.exists(place + "device") else ""
+                return struct.unpack("i", fcntl.ioctl(link, SIOCGIFMTU, request)[16:20])[0], int(speed) if speed.isdigit() else 0
             except OSError:
                 continue
-    return 0
+    return 0, 0
 
 
 def host(order):
@@ -211,7 +215,8 @@ def host(order):
     with ThreadPoolExecutor(max(len(devices), 1)) as pool:
         gpus = list(pool.map(lambda number: torch_device(torch, number), devices))
     cores = [dict(each, kind=kind_of(each["core"], by)) for each in found]
-    return {"mtu": mtu_of(order["address"]), "memory_gbs": copy_speed(), "cores": cores, "devices": gpus}
+    mtu, mbps = interface_of(order["address"])
+    return {"mtu": mtu, "mbps": mbps, "memory_gbs": copy_speed(), "cores": cores, "devices": gpus}
 
 
 # Two hosts.

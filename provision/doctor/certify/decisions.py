@@ -1,7 +1,8 @@
 """Decisions of a certification: what is measured next, and what is wrong. Pure: measurements in, rounds and findings out.
 
-After the hosts themselves, rounds of a tournament pair every host with log2(n) others. A host that is bad is bad with all of them, a link with
-one only: two more rounds pair suspects with hosts that are good, and the two ends of a suspect link once more, before anything is accused.
+After the hosts themselves, rounds of a tournament pair every host with log2(n) others. A host that is bad is bad with all of them, a link
+with one only: two more rounds pair suspects with hosts that are good, and the two ends of a suspect link once more, before anything is
+accused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from provision import catalog
+from provision.base.text import joined
 from provision.doctor.certify.model import Core, Device, Found, HostMeasured, Pair, PairMeasured
 
 EXTRA_ROUNDS = 2  # that pin down what the tournament has shown
@@ -36,14 +38,12 @@ class State:
     Attributes:
         hosts: in the order of the inventory.
         seed: of the choice of partners.
-        speeds: host → Mbit/s that its interface is made for, where it is known and true (not of virtual ones).
         measured: host → its measurements; none where it did not answer.
         lost: host → why it did not answer.
     """
 
     hosts: Sequence[str]
     seed: int = 0
-    speeds: Mapping[str, float] = field(default_factory=dict)
     measured: dict[str, list[HostMeasured]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
@@ -71,7 +71,7 @@ class State:
 def next_round(state: State) -> Round | None:
     """What to measure next; None when everything is decided."""
     if state.rounds == 0:
-        return Round(tuple(state.hosts), ())
+        return Round(tuple(host for host in state.hosts if host not in state.lost), ())
     able = state.able
     if state.rounds < state.planned:
         return Round((), tuple(_tournament(state.hosts, state.rounds - 1, state.seed, set(able))))
@@ -124,98 +124,95 @@ def _pins(state: State, *, again: bool, busy: set[str]) -> Iterator[tuple[str, s
 
 
 class Symptom(NamedTuple):
-    """What can be wrong between two hosts. ``shows``: whether a measurement shows it, ``says``: in words."""
+    """What can be wrong between two hosts. ``bad``: the measurements that show it; ``says``: in words."""
 
     id: str
-    shows: Callable[[State, Pair], bool]
+    bad: Callable[[State], Iterable[Pair]]
     says: Callable[[State, Sequence[Pair]], str]
     hint: str
 
 
 class Blame(NamedTuple):
-    """Hosts and links with the bad measurements that they explain."""
+    """Hosts and links with the bad measurements that they explain; or that most of all measurements are bad."""
 
     guilty: dict[str, list[Pair]]
     links: dict[tuple[str, str], list[Pair]]
+    most: list[Pair]
 
 
 def _blame(state: State, symptom: Symptom, *, final: bool) -> Blame:
     """Who explains the bad measurements. ``final``: only what was measured again, and was bad again."""
-    bad = {id(pair) for pair in state.pairs if symptom.shows(state, pair)}
-    left = list(state.pairs)
-    guilty: dict[str, list[Pair]] = {}
+    bad = {id(pair) for pair in symptom.bad(state)}
+    if len(state.able) > 2 and 2 * len(bad) > len(state.pairs):
+        return Blame({}, {}, [pair for pair in state.pairs if id(pair) in bad])
+    left, guilty = list(state.pairs), dict[str, list[Pair]]()
     while True:
-        of_host: dict[str, list[Pair]] = defaultdict(list)
+        of_host = defaultdict[str, list[Pair]](list)
         for pair in left:
             for host in pair.hosts:
                 of_host[host].append(pair)
         shares = {host: sum(id(pair) in bad for pair in those) / len(those) for host, those in of_host.items()}
-        found = next(
-            (host for host in sorted(shares, key=lambda host: -shares[host]) if _is_guilty(state, host, of_host[host], bad, final)), None
-        )
+        worst = sorted((host for host in shares if shares[host] >= _SHARE_BAD), key=lambda host: -shares[host])
+        found = next((host for host in worst if _is_guilty(state, host, of_host[host], bad, final)), None)
         if found is None:
             break
         guilty[found] = [pair for pair in of_host[found] if id(pair) in bad]
         left = [pair for pair in left if found not in pair.hosts]
-    links: dict[tuple[str, str], list[Pair]] = {}
+    links = defaultdict[tuple[str, str], list[Pair]](list)
     for pair in left:
-        of_link = [each for each in left if each.link == pair.link]
-        if all(id(each) in bad for each in of_link) and (not final or len(of_link) > 1):
-            links[pair.link] = of_link
-    return Blame(guilty, links)
+        links[pair.link].append(pair)
+    suspect = {link: those for link, those in links.items() if all(id(each) in bad for each in those) and (not final or len(those) > 1)}
+    return Blame(guilty, suspect, [])
 
 
 def _is_guilty(state: State, host: str, pairs: Sequence[Pair], bad: set[int], final: bool) -> bool:
-    those = [pair for pair in pairs if id(pair) in bad]
-    partners = {name for pair in those for name in pair.hosts} - {host}
-    pins = [pair for pair in pairs if state.pinning(pair)]
-    confirmed = any(pair in those for pair in pins) if pins else not final
-    return len(partners) > 1 and len(those) >= _SHARE_BAD * len(pairs) and confirmed
+    """Whether it is bad with several others, and was so again when it was measured with a good one."""
+    partners = {name for pair in pairs if id(pair) in bad for name in pair.hosts} - {host}
+    pins = [id(pair) in bad for pair in pairs if state.pinning(pair)]
+    return len(partners) > 1 and (any(pins) if pins else not final)
 
 
-def _good(state: State) -> list[PairMeasured]:
-    return [pair.measured for pair in state.pairs if pair.measured.error is None]
+def _answered(state: State) -> list[Pair]:
+    return [pair for pair in state.pairs if pair.measured.error is None and pair.measured.lost < pair.measured.sent]
 
 
-def _silent(_: State, pair: Pair) -> bool:
-    return pair.measured.error is not None or pair.measured.lost == pair.measured.sent
+def _silent(state: State) -> Iterable[Pair]:
+    there = {id(pair) for pair in _answered(state)}
+    return (pair for pair in state.pairs if id(pair) not in there)
 
 
-def _nominal(state: State, pair: Pair) -> float | None:
-    return min((state.speeds[host] for host in pair.hosts if host in state.speeds), default=None)
+def _slow(state: State) -> Iterator[Pair]:
+    """Compared with other pairs of interfaces of that speed, and with what these are made for."""
+    limits, alike = catalog.gpu_health().network, defaultdict[float, list[Pair]](list)
+    for pair in _answered(state):
+        alike[min(state.measured[host][-1].mbps for host in pair.hosts)].append(pair)  # 0: not known of both
+    for nominal, pairs in alike.items():
+        usual = statistics.median(pair.measured.mbps for pair in pairs)
+        least = max(limits.slow_share * usual, limits.tcp_share * min(nominal, limits.tcp_max_mbps))
+        yield from (pair for pair in pairs if pair.measured.mbps < least)
 
 
-def usual_mbps(state: State) -> float:
-    """The median of all pairs; as a share of what the interfaces are made for, where that is known of all hosts."""
-    return statistics.median([_mbps(state, pair) for pair in state.pairs if pair.measured.error is None] or [0.0])
+def _lossy(state: State) -> Iterator[Pair]:
+    share = catalog.gpu_health().network.loss_share
+    return (pair for pair in _answered(state) if pair.measured.lost > max(1, share * pair.measured.sent))
 
 
-def _mbps(state: State, pair: Pair) -> float:
-    known = _nominal(state, pair) if len(state.speeds) == len(state.hosts) else None
-    return pair.measured.mbps / (known or 1.0)
+def _cut(state: State) -> Iterator[Pair]:
+    return (pair for pair in _answered(state) if pair.measured.big_lost > pair.measured.big_sent / 2)
 
 
-def _slow(state: State, pair: Pair) -> bool:
-    limits, nominal = catalog.gpu_health().network, _nominal(state, pair)
-    floor = limits.tcp_share * min(nominal, limits.tcp_max_mbps) if nominal else 0.0
-    return not _silent(state, pair) and (_mbps(state, pair) < limits.slow_share * usual_mbps(state) or pair.measured.mbps < floor)
+def _late(state: State) -> Iterator[Pair]:
+    limits, usual = catalog.gpu_health().network, _usual(state, lambda each: each.latency_us)
+    return (pair for pair in _answered(state) if pair.measured.latency_us > limits.late_times * usual + limits.late_us)
 
 
-def _loses(_: State, pair: Pair) -> bool:
-    return not _silent(_, pair) and pair.measured.lost > max(1, catalog.gpu_health().network.loss_share * pair.measured.sent)
+def _usual(state: State, figure: Callable[[PairMeasured], float]) -> float:
+    return statistics.median([figure(pair.measured) for pair in _answered(state)] or [0.0])
 
 
-def _cuts(state: State, pair: Pair) -> bool:
-    return not _silent(state, pair) and pair.measured.big_lost > pair.measured.big_sent / 2
-
-
-def _late(state: State, pair: Pair) -> bool:
-    limits, usual = catalog.gpu_health().network, statistics.median([each.latency_us for each in _good(state)] or [0.0])
-    return not _silent(state, pair) and pair.measured.latency_us > limits.late_times * usual + limits.late_us
-
-
-def _figures(pairs: Iterable[PairMeasured], figure: Callable[[PairMeasured], float]) -> str:
-    return ", ".join(f"{figure(each):.4g}" for each in list(pairs)[:8])
+def _beside(state: State, pairs: Sequence[Pair], figure: Callable[[PairMeasured], float], unit: str) -> str:
+    shown = ", ".join(f"{figure(pair.measured):.4g}" for pair in pairs[:8])
+    return f"{shown} {unit}, where {_usual(state, figure):.4g} are usual"
 
 
 _SYMPTOMS = (
@@ -228,52 +225,48 @@ _SYMPTOMS = (
     Symptom(
         "slow-network",
         _slow,
-        lambda state, pairs: f"{_figures([each.measured for each in pairs], lambda each: each.mbps)} Mbit/s, where "
-        f"{statistics.median([each.mbps for each in _good(state)]):.4g} are usual",
+        lambda state, pairs: _beside(state, pairs, lambda each: each.mbps, "Mbit/s"),
         "check cable and transceiver, the interface's speed (ethtool), its errors and the switch port",
     ),
     Symptom(
         "packet-loss",
-        _loses,
+        _lossy,
         lambda _, pairs: f"{sum(each.measured.lost for each in pairs)} of {sum(each.measured.sent for each in pairs)} packets lost",
         "check cable and transceiver, and the counters of interface and switch port (ethtool -S, ip -s link)",
     ),
     Symptom(
         "path-mtu",
-        _cuts,
+        _cut,
         lambda state, pairs: f"packets of {state.mtu(*pairs[0].hosts)} bytes do not arrive, smaller ones do",
         "set the MTU of the switch ports to that of the hosts, or that of the hosts to the network's",
     ),
     Symptom(
         "high-latency",
         _late,
-        lambda state, pairs: f"{_figures([each.measured for each in pairs], lambda each: each.latency_us)} µs for a packet to and back, where "
-        f"{statistics.median([each.latency_us for each in _good(state)]):.4g} are usual",
+        lambda state, pairs: _beside(state, pairs, lambda each: each.latency_us, "µs for a packet to and back"),
         "check the path through the switches, and the interface's settings (ethtool -c)",
     ),
-)  # fmt: skip
+)
 
 
 def findings(state: State) -> list[Found]:
     """What is wrong, with evidence: of hosts alone, then of the network."""
-    found = [Found(id="no-answer", host=host, what=why, hint=f"provision doctor {host}") for host, why in state.lost.items()]
-    found += _of_hosts(state)
-    found += _of_mtus(state)
+    found = [Found(id="no-answer", host=host, what=why, hint="provision doctor HOSTS") for host, why in state.lost.items()]
+    found += [*_of_hosts(state), *_of_mtus(state)]
     for symptom in _SYMPTOMS:
         blame = _blame(state, symptom, final=True)
         for host, pairs in blame.guilty.items():
             others = sorted({name for pair in pairs for name in pair.hosts} - {host})
-            said = symptom.says(state, pairs)
-            found.append(
-                Found(
-                    id=symptom.id, host=host, what=f"{said} (with {', '.join(others[:8])}, which are good with others)", hint=symptom.hint
-                )
-            )
+            found.append(_found(state, symptom, pairs, f"with {joined(others)}", host=host))
         for link, pairs in blame.links.items():
-            said = f"{symptom.says(state, pairs)}, measured {len(pairs)} times"
-            alone = "" if len(state.able) == 2 else "; both are good with others"
-            found.append(Found(id=symptom.id, link=link, what=f"{said}{alone}", hint=symptom.hint))
+            found.append(_found(state, symptom, pairs, f"measured {len(pairs)} times", link=link))
+        if blame.most:
+            found.append(_found(state, symptom, blame.most, f"{len(blame.most)} of {len(state.pairs)} pairs"))
     return found
+
+
+def _found(state: State, symptom: Symptom, pairs: Sequence[Pair], where: str, **whose: object) -> Found:
+    return Found.model_validate({"id": symptom.id, "what": f"{symptom.says(state, pairs)} ({where})", "hint": symptom.hint, **whose})
 
 
 _MEASURED_AGAIN = ("slow-core", "slow-memory", "slow-gpu", "slow-gpu-memory", "slow-pcie")
@@ -292,7 +285,7 @@ def _of_mtus(state: State) -> Iterator[Found]:
 
 def _of_hosts(state: State) -> list[Found]:
     """What is wrong with hosts alone. Of several measurements the best counts, but each wrong result."""
-    found = []
+    found = list[Found]()
     cores: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
     memory: dict[frozenset[str], dict[str, float]] = defaultdict(dict)
     devices: dict[str, dict[tuple[str, int], Device]] = defaultdict(dict)
@@ -348,24 +341,21 @@ def _best(one: Device, other: Device) -> Device:
 
 def _of_devices(name: str, those: Mapping[tuple[str, int], Device]) -> Iterator[Found]:
     """GPUs of one model that are slower than the catalogue expects, or than the others."""
-    limits = catalog.gpu_health()
-    expected = next((each for each in limits.products.expected if each.gpu == name), None)
-    figures = (
-        ("slow-gpu", "TFLOPS of a matrix product", lambda each: each.median / 1e3, expected and expected.tf32_tflops, limits.products.product_share),
-        ("slow-gpu-memory", "GB/s of memory", lambda each: each.memory_gbs, expected and expected.memory_gbs, limits.products.memory_share),
-        ("slow-pcie", "GB/s over PCI Express", lambda each: min(each.to_gbs, each.from_gbs), expected and expected.pcie_gbs, limits.products.pcie_share),
-    )  # fmt: skip
-    for kind, unit, figure, full, share in figures:
+    products, others = catalog.gpu_health().products, catalog.gpu_health().limits.slowest_gpu_share
+    peak = next((each for each in products.expected if each.gpu == name), None)
+    tflops, memory, pcie = (peak.tf32_tflops, peak.memory_gbs, peak.pcie_gbs) if peak else (0.0, 0.0, 0.0)
+    figures: tuple[tuple[str, str, Callable[[Device], float], float], ...] = (
+        ("slow-gpu", "TFLOPS of a matrix product", lambda each: each.median / 1e3, products.product_share * tflops),
+        ("slow-gpu-memory", "GB/s of memory", lambda each: each.memory_gbs, products.memory_share * memory),
+        ("slow-pcie", "GB/s over PCI Express", lambda each: min(each.to_gbs, each.from_gbs), products.pcie_share * pcie),
+    )
+    for kind, unit, figure, least in figures:
         values = {where: figure(each) for where, each in those.items() if each.error is None}
-        slow = {where: usual for where, _, usual in _outliers(values, limits.limits.slowest_gpu_share)}
-        for (host, number), value in values.items():
-            if full and value < share * full:
-                what = f"{value:.4g} {unit}; expected at least {share * full:.4g} ({share:.0%} of {full:g})"
-            elif (host, number) in slow:
-                what = f"{value:.4g} {unit}, where {slow[host, number]:.4g} are usual"
-            else:
-                continue
-            yield Found(id=kind, host=host, what=f"GPU {number} ({name}): {what}", hint=f"provision doctor {host} --gpu")
+        below = {where: f"expected at least {least:.4g}" for where, value in values.items() if value < least}
+        below |= {where: f"{usual:.4g} are usual" for where, _, usual in _outliers(values, others)}
+        for (host, number), why in below.items():
+            what = f"GPU {number} ({name}): {values[host, number]:.4g} {unit}; {why}"
+            yield Found(id=kind, host=host, what=what, hint="provision doctor HOSTS --gpu")
 
 
 def _outliers(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, float, float]]:

@@ -41,9 +41,10 @@ class Device(_Products):
 
 
 class HostMeasured(Answer):
-    """A host's answer. ``mtu``: of the interface with its address, 0 where unknown; ``memory_gbs``: copied by one core."""
+    """A host's answer. ``mtu``, ``mbps``: of the interface with its address, 0 where unknown; ``memory_gbs``: copied by one core."""
 
     mtu: Annotated[int, Field(ge=0, le=1_000_000)]
+    mbps: _Figure = 0.0
     memory_gbs: _Figure
     cores: Annotated[tuple[Core, ...], Field(max_length=4096)]
     devices: Annotated[tuple[Device, ...], Field(max_length=256)] = ()
