@@ -16,11 +16,13 @@ from typing import NamedTuple, TypeVar
 
 from provision import catalog
 from provision.base.text import joined
-from provision.doctor.certify.model import Core, Device, Found, HostMeasured, Pair, PairMeasured
+from provision.doctor.certify.model import Core, Device, Found, Group, HostMeasured, Pair, PairMeasured
 
 EXTRA_ROUNDS = 2  # that pin down what the tournament has shown
 _SHARE_BAD = 0.6  # of a guilty host's pairs; noise of a busy machine meets some pairs
 _ENOUGH = 3  # cores, hosts or devices of a kind: of fewer none is an outlier
+_SLOW_ALLREDUCE, _SLOW_ALLREDUCE_US = 5.0, 5000.0  # times what is usual for as many hosts, and that much more: they share cores
+_REPLACE = "take the host out of use; replace the part, or ask its vendor"
 _Key = TypeVar("_Key")
 
 
@@ -329,7 +331,7 @@ def _of_hosts(state: State) -> list[Found]:
 def _wrong(host: str, where: str, each: Core | Device) -> Iterator[Found]:
     if each.wrong or each.nan:
         what = f"{where} computed {each.wrong} of {each.made} matrix products wrong" + (f", {each.nan} with nan" if each.nan else "")
-        yield Found(id="wrong-sums", host=host, what=what, hint="take the host out of use; replace the part, or ask its vendor")
+        yield Found(id="wrong-sums", host=host, what=what, hint=_REPLACE)
     if each.error:
         yield Found(id="gpu-failed", host=host, what=f"{where}: {each.error}", hint=f"provision doctor {host} --gpu")
 
@@ -364,3 +366,40 @@ def _outliers(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key
     for key, value in values.items():
         if value < share * usual:
             yield key, value, usual
+
+
+def of_groups(groups: Sequence[Group]) -> list[Found]:
+    """What allreduces of growing groups show: the smallest bad groups, and of pairs the host that two of them share."""
+    widths = defaultdict[int, list[float]](list)
+    for group in groups:
+        widths[len(group.hosts)].append(group.us)
+    usual = {width: statistics.median(times) for width, times in widths.items() if len(times) > _ENOUGH}
+    slow = [each for each in groups if each.us > _SLOW_ALLREDUCE * usual.get(len(each.hosts), 1e12) + _SLOW_ALLREDUCE_US]
+    found = []
+    for kind, bad in (("wrong-sums", [each for each in groups if each.wrong]), ("slow-allreduce", slow)):
+        smallest = [each for each in bad if not any(set(other.hosts) < set(each.hosts) for other in bad)]
+        met = Counter(host for each in smallest for host in each.hosts)
+        guilty = [
+            host
+            for host in met
+            if met[host] > 1 and not any(met[other] > met[host] for each in smallest if host in each.hosts for other in each.hosts)
+        ]
+        for host in guilty:
+            with_it = [each for each in smallest if host in each.hosts]
+            found.append(Found(id=kind, host=host, what=_group(with_it, usual), hint=_REPLACE))
+        for each in smallest:
+            if not set(guilty) & set(each.hosts):
+                link = (each.hosts[0], each.hosts[1]) if len(each.hosts) == 2 else None
+                found.append(
+                    Found(id=kind, link=link, what=_group([each], usual), hint="provision doctor HOSTS; certify its halves alone: --limit")
+                )
+    return found
+
+
+def _group(groups: Sequence[Group], usual: Mapping[int, float]) -> str:
+    said = [
+        f"an allreduce of {joined(each.hosts)} "
+        + (f"gave {each.wrong} wrong results" if each.wrong else f"took {each.us:.4g} µs, where {usual[len(each.hosts)]:.4g} are usual")
+        for each in groups[:4]
+    ]
+    return "; ".join(said)

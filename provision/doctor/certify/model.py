@@ -87,6 +87,11 @@ class Found(_Part):
     host: str | None = None
     link: tuple[str, str] | None = None
 
+    @property
+    def where(self) -> str:
+        """In words."""
+        return self.host or (" – ".join(self.link) if self.link else "cluster")
+
 
 class Pair(_Part):
     """A measurement of two hosts, in a round from 1 on."""
