@@ -33,10 +33,10 @@ def certify(
     *,
     passwords: Mapping[str, str],
 ) -> None:
-    """Certify hosts before work: measure cores, GPUs, memory and network, and name the bad host or link. It loads the hosts for two minutes.
+    """Certify hosts before work: measure cores, GPUs, memory and network, name the bad host or link. It loads them for two minutes.
 
-    Every host multiplies matrices whose product is known, then meets log2(n) others (latency, loss, MTU, bandwidth); suspects meet good hosts
-    before they are accused: log2(n) + 3 rounds. Where the engine is installed, growing groups of the good hosts run its allreduce.
+    Every host multiplies matrices whose product is known, then meets log2(n) others (latency, loss, MTU, bandwidth); suspects meet good
+    hosts before they are accused: log2(n) + 3 rounds. Where the engine is installed, growing groups of the good hosts run its allreduce.
 
     Exit code 0: all are good; 1: something is wrong; 2: wrong usage.
     """

@@ -3,9 +3,11 @@
 Python 3.6+, standard library only; PyTorch is used where the Python that runs this has it. The order is JSON on standard input, with
 ``seconds`` after which the process is ended by the kernel, and one of::
 
-    {"task": "host", "address": …, "torch": bool}
+    {"task": "host", "address": …, "torch": bool, "times": n}
     {"task": "pair", "call": bool, "key": hex, "me": name, "peer": name, "address": …, "peer_address": …, "ports": [n, …], "mtu": n,
-     "wait": s}
+     "wait": s, "times": n}
+
+``times``: how long, or often, is measured; the best counts.
 
 What it prints of a host: ``mtu``, ``mbps``, ``memory_gbs``, ``cores`` and ``devices`` (see `doctor/certify/model.py`); of a pair:
 ``latency_us``, ``sent``, ``lost``, ``big_sent``, ``big_lost``, ``up_mbps`` and ``down_mbps``, or ``error``. The side that calls measures.
@@ -72,10 +74,10 @@ def product():
     return zlib.crc32(repr([[sum(map(mul, row, column)) for column in right] for row in left]).encode())
 
 
-def python_core(core):
+def python_core(core, seconds):
     """Products of one core per second of processor time, and how many were wrong."""
     os.sched_setaffinity(0, {core})
-    best, wrong, made, end = 1e9, 0, 0, processor_time() + CORE_S
+    best, wrong, made, end = 1e9, 0, 0, processor_time() + seconds
     while processor_time() < end or made < 5:
         begin = processor_time()
         wrong += product() != CHECKSUM
@@ -84,21 +86,21 @@ def python_core(core):
     return {"core": core, "speed": 1 / max(best, 1e-9), "wrong": wrong, "nan": 0, "made": made}
 
 
-def in_process(core):
-    """The same in a process of its own; None where it was ended."""
+def in_process(core, seconds):
+    """The same in a process of its own: (its number, the pipe with the answer)."""
     source, sink = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.write(sink, json.dumps(python_core(core)).encode())
+            os.write(sink, json.dumps(python_core(core, seconds)).encode())
         finally:
             os._exit(0)
     os.close(sink)
     return child, source
 
 
-def python_cores(cores):
-    running = [(core,) + in_process(core) for core in cores]
+def python_cores(cores, seconds):
+    running = [(core,) + in_process(core, seconds) for core in cores]
     found = []
     for core, child, source in running:
         with os.fdopen(source, "rb") as pipe:
@@ -128,12 +130,12 @@ def torch_product(torch, device, size, seconds, clock=processor_time):
     return {"speed": speeds[0], "median": speeds[len(speeds) // 2], "wrong": wrong, "nan": nan, "made": len(took)}
 
 
-def torch_cores(torch, cores):
+def torch_cores(torch, cores, seconds):
     torch.set_num_threads(1)
 
     def one(core):
         os.sched_setaffinity(0, {core})  # of this thread
-        return dict(torch_product(torch, "cpu", 256, CORE_S), core=core)
+        return dict(torch_product(torch, "cpu", 256, seconds), core=core)
 
     with ThreadPoolExecutor(len(cores)) as pool:
         return list(pool.map(one, cores))
@@ -166,10 +168,10 @@ def torch_device(torch, number):
         return {"name": torch.cuda.get_device_name(number), "error": str(error)[:300]}
 
 
-def copy_speed():
-    """GB/s of a copy in memory by one core, the best of eight."""
+def copy_speed(times):
+    """GB/s of a copy in memory by one core, the best one."""
     source, target, best = memoryview(bytearray(COPIED)), memoryview(bytearray(COPIED)), 1e9
-    for _ in range(8):
+    for _ in range(8 * times):
         begin = processor_time()
         target[:] = source
         best = min(best, processor_time() - begin)
@@ -210,13 +212,14 @@ def host(order):
             pass
     cores = sorted(os.sched_getaffinity(0))[:MAX_CORES]
     by = "PyTorch %s" % torch.__version__ if torch else "Python %s" % platform.python_version()
-    found = torch_cores(torch, cores) if torch else python_cores(cores)
+    seconds = CORE_S * order["times"]
+    found = torch_cores(torch, cores, seconds) if torch else python_cores(cores, seconds)
     devices = range(torch.cuda.device_count()) if torch and torch.cuda.is_available() else ()
     with ThreadPoolExecutor(max(len(devices), 1)) as pool:
         gpus = list(pool.map(lambda number: torch_device(torch, number), devices))
     cores = [dict(each, kind=kind_of(each["core"], by)) for each in found]
     mtu, mbps = interface_of(order["address"])
-    return {"mtu": mtu, "mbps": mbps, "memory_gbs": copy_speed(), "cores": cores, "devices": gpus}
+    return {"mtu": mtu, "mbps": mbps, "memory_gbs": copy_speed(order["times"]), "cores": cores, "devices": gpus}
 
 
 # Two hosts.
@@ -372,11 +375,13 @@ def call(order):
         link.connect((order["peer_address"], port))
         trips, lost = ping(link, token, PINGS, 64)
         _, big_lost = ping(link, token, BIG_PINGS, order["mtu"] - HEADERS[family(order)])
-    with connect(order, port, "up") as link:
-        flood(link)
-        up = float(link.makefile().readline(32) or 0)
-    with connect(order, port, "down") as link:
-        down = drain(link)
+    up = down = 0.0
+    for _ in range(order["times"]):
+        with connect(order, port, "up") as link:
+            flood(link)
+            up = max(up, float(link.makefile().readline(32) or 0))
+        with connect(order, port, "down") as link:
+            down = max(down, drain(link))
     connect(order, port, "end").close()
     latency = 1e6 * trips[0] if trips else 0.0
     pings = {"latency_us": latency, "sent": PINGS, "lost": lost, "big_sent": BIG_PINGS, "big_lost": big_lost}

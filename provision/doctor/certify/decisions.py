@@ -1,8 +1,7 @@
 """Decisions of a certification: what is measured next, and what is wrong. Pure: measurements in, rounds and findings out.
 
 After the hosts themselves, rounds of a tournament pair every host with log2(n) others. A host that is bad is bad with all of them, a link
-with one only: two more rounds pair suspects with hosts that are good, and the two ends of a suspect link once more, before anything is
-accused.
+with one only: two more rounds pair suspect hosts with good ones, and the ends of suspect links again, before anything is accused.
 """
 
 from __future__ import annotations
@@ -80,13 +79,10 @@ def next_round(state: State) -> Round | None:
     extra = state.rounds - state.planned
     if extra >= EXTRA_ROUNDS or not able:
         return None
-    again = (
-        tuple(dict.fromkeys(each.host for each in _of_hosts(state) if each.host in able and each.id in _MEASURED_AGAIN))
-        if not extra
-        else ()
-    )
-    pairs = tuple(_pins(state, again=extra > 0, busy=set(again)))
-    return Round(tuple(str(host) for host in again), pairs) if again or pairs else None
+    slow = {each.host: None for each in _of_hosts(state) if each.host and each.id in _MEASURED_AGAIN}
+    pairs = tuple(_pins(state, set(slow)))
+    again = tuple(host for host in slow if all(host not in pair for pair in pairs))
+    return Round(again, pairs) if again or pairs else None
 
 
 def _tournament(hosts: Sequence[str], number: int, seed: int, able: set[str]) -> Iterator[tuple[str, str]]:
@@ -99,39 +95,40 @@ def _tournament(hosts: Sequence[str], number: int, seed: int, able: set[str]) ->
             yield (one, other) if (number + seats.index(one)) % 2 else (other, one)
 
 
-def _pins(state: State, *, again: bool, busy: set[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of suspects: hosts with others that are good, and the ends of links, first with such hosts and then with each other."""
-    judged = [_blame(state, symptom, final=False) for symptom in _SYMPTOMS]
-    hosts = list(dict.fromkeys(host for each in judged for host in each.guilty))
-    links = list(dict.fromkeys(link for each in judged for link in each.links))
-    suspects = {*hosts, *(host for link in links for host in link)}
-    met = {frozenset(pair.hosts) for pair in state.pairs}
-    clean = [host for host in state.able if host not in suspects | busy]
-
-    def partner(host: str) -> str | None:
-        new = next((one for one in clean if frozenset((one, host)) not in met), next(iter(clean), None))
-        if new is not None:
-            clean.remove(new)
-        return new
-
-    paired = set(busy)
-    for link in links:
-        if not paired & set(link) and (again or len(clean) < 2):
+def _pins(state: State, slow: set[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of suspects: links once more, hosts with good ones, as also the ends of links that have not met another good one."""
+    hosts, links, lonely = dict[str, None](), dict[tuple[str, str], None](), set[tuple[str, str]]()
+    for symptom in sorted(_SYMPTOMS, key=lambda each: each.enough):  # what chance shows least comes first
+        blame, bad = _blame(state, symptom, final=False), {id(pair) for pair in symptom.bad(state)}
+        fine = {host for pair in state.pairs if id(pair) not in bad for host in pair.hosts}
+        hosts |= dict.fromkeys(blame.guilty)
+        links |= dict.fromkeys(blame.links)
+        lonely |= {link for link in blame.links if not set(link) <= fine}
+    met = {pair.link for pair in state.pairs}
+    taken = {*slow, *hosts, *(host for link in links for host in link)}
+    clean = [host for host in state.able if host not in taken]
+    paired = set[str]()
+    for link in sorted(links, key=lambda link: -sum(pair.link == link for pair in state.pairs)):  # those that were bad again first
+        if not paired & set(link) and (link not in lonely or not clean):
             paired |= set(link)
             yield link
-    for host in [*hosts, *(host for link in links for host in link)]:
-        if host not in paired and (other := partner(host)):
+    for host in [*hosts, *(host for link in lonely for host in link)]:
+        if host not in paired and clean:
+            other = next((one for one in clean if tuple(sorted((one, host))) not in met), clean[0])
+            clean.remove(other)
             paired.add(host)
             yield host, other
 
 
 class Symptom(NamedTuple):
-    """What can be wrong between two hosts. ``bad``: the measurements that show it; ``says``: in words."""
+    """What can be wrong between two hosts. ``bad``: the measurements that show it; ``says``: in words; ``enough``: bad measurements of a
+    guilty link, the more the more often a healthy one shows it, too."""
 
     id: str
     bad: Callable[[State], Iterable[Pair]]
     says: Callable[[State, Sequence[Pair]], str]
     hint: str
+    enough: int = 2
 
 
 class Blame(NamedTuple):
@@ -163,7 +160,11 @@ def _blame(state: State, symptom: Symptom, *, final: bool) -> Blame:
     links = defaultdict[tuple[str, str], list[Pair]](list)
     for pair in left:
         links[pair.link].append(pair)
-    suspect = {link: those for link, those in links.items() if all(id(each) in bad for each in those) and (not final or len(those) > 1)}
+    suspect = {
+        link: those
+        for link, those in links.items()
+        if all(id(each) in bad for each in those) and (not final or len(those) >= symptom.enough)
+    }
     return Blame(guilty, suspect, [])
 
 
@@ -229,6 +230,7 @@ _SYMPTOMS = (
         _slow,
         lambda state, pairs: _beside(state, pairs, lambda each: each.mbps, "Mbit/s"),
         "check cable and transceiver, the interface's speed (ethtool), its errors and the switch port",
+        enough=3,
     ),
     Symptom(
         "packet-loss",
@@ -247,6 +249,7 @@ _SYMPTOMS = (
         _late,
         lambda state, pairs: _beside(state, pairs, lambda each: each.latency_us, "µs for a packet to and back"),
         "check the path through the switches, and the interface's settings (ethtool -c)",
+        enough=3,
     ),
 )
 
@@ -254,7 +257,9 @@ _SYMPTOMS = (
 def findings(state: State) -> list[Found]:
     """What is wrong, with evidence: of hosts alone, then of the network."""
     found = [Found(id="no-answer", host=host, what=why, hint="provision doctor HOSTS") for host, why in state.lost.items()]
-    found += [*_of_hosts(state), *_of_mtus(state)]
+    again = {host for host, those in state.measured.items() if len(those) > 1}
+    found += [each for each in _of_hosts(state) if each.id not in _MEASURED_AGAIN or each.host in again]
+    found += _of_mtus(state)
     for symptom in _SYMPTOMS:
         blame = _blame(state, symptom, final=True)
         for host, pairs in blame.guilty.items():

@@ -23,9 +23,13 @@ from provision.survey import parse_output
 
 _BEGIN = "===PROVISION-CERTIFY-BEGIN==="  # as hostside/certify.py writes it
 _PORTS = range(32768, 60999)  # as doctor/reachability.py
-_HOST_S, _PAIR_S = 90, 40  # of one answer: PyTorch is imported and every core and GPU works for seconds; a pair measures for three seconds
+_HOST_S, _PAIR_S = (
+    90,
+    40,
+)  # of one answer: PyTorch is imported and every core and GPU works for seconds; a pair measures for three to ten seconds
 _WAIT_S = 20  # the later side of a pair may begin that much later; more of them than ssh starts at once begin later still
 _PER_HOST_S = 0.3
+_TIMES_AGAIN = 3  # that a suspect is measured: the best counts, because a busy moment makes slow, and none fast
 _WHY = 300  # letters of an error
 
 _Measured = TypeVar("_Measured", bound=Answer)
@@ -50,9 +54,10 @@ def rounds(session: Session, targets: Mapping[str, Target], state: State) -> Non
 
 
 def _round(session: Session, targets: Mapping[str, Target], state: State, planned: Round) -> None:
-    orders = {name: _host_order(targets[name], len(planned.hosts)) for name in planned.hosts}
+    times = 1 if state.rounds <= state.planned else _TIMES_AGAIN
+    orders = {name: _host_order(targets[name], times, len(planned.hosts)) for name in planned.hosts}
     for pair in planned.pairs:
-        orders |= _pair_orders(pair, targets, state.mtu(*pair), len(planned.pairs))
+        orders |= _pair_orders(pair, targets, {"mtu": state.mtu(*pair), "times": times}, len(planned.pairs))
     scripts = {name: resources.inline_command("certify.py", interpreter=shlex.quote(targets[name].python)) for name in orders}
     stdin = {name: json.dumps(order).encode() for name, order in orders.items()}
     bound = max((float(str(order["seconds"])) for order in orders.values()), default=0.0) + ssh.TIMEOUT_S / 2
@@ -68,16 +73,19 @@ def _round(session: Session, targets: Mapping[str, Target], state: State, planne
         state.pairs.append(Pair(round=state.rounds, caller=caller, answerer=answerer, measured=found or PairMeasured(error=why)))
 
 
-def _host_order(target: Target, hosts: int) -> dict[str, object]:
+def _host_order(target: Target, times: int, hosts: int) -> dict[str, object]:
     # Hosts that share a machine, as in a sandbox, wait for each other.
-    return {"task": "host", "seconds": _HOST_S + int(_PER_HOST_S * hosts), "address": target.address, "torch": target.torch}
+    seconds = _HOST_S + int(_PER_HOST_S * hosts)
+    return {"task": "host", "seconds": seconds, "address": target.address, "torch": target.torch, "times": times}
 
 
-def _pair_orders(pair: tuple[str, str], targets: Mapping[str, Target], mtu: int, pairs: int) -> dict[str, dict[str, object]]:
+def _pair_orders(
+    pair: tuple[str, str], targets: Mapping[str, Target], figures: Mapping[str, int], pairs: int
+) -> dict[str, dict[str, object]]:
     """The orders of both sides; who does not know the key of this pair and round is not answered."""
     wait = _WAIT_S + int(_PER_HOST_S * min(2 * pairs, ssh.PARALLEL))
     key, ports = secrets.token_hex(32), secrets.SystemRandom().sample(_PORTS, 3)
-    same = {"task": "pair", "seconds": wait + _PAIR_S, "key": key, "ports": ports, "mtu": mtu, "wait": wait}
+    same = {"task": "pair", "seconds": wait + _PAIR_S, "key": key, "ports": ports, "wait": wait, **figures}
 
     def order(me: str, peer: str, *, call: bool) -> dict[str, object]:
         addresses = {"address": targets[me].address, "peer_address": targets[peer].address}
