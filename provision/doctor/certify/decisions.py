@@ -144,35 +144,30 @@ def _blame(state: State, symptom: Symptom, *, final: bool) -> Blame:
     bad = {id(pair) for pair in symptom.bad(state)}
     if len(state.able) > 2 and 2 * len(bad) > len(state.pairs):
         return Blame({}, {}, [pair for pair in state.pairs if id(pair) in bad])
-    left, guilty = list(state.pairs), dict[str, list[Pair]]()
+    left, guilty = defaultdict[tuple[str, str], list[Pair]](list), dict[str, list[Pair]]()
+    for pair in state.pairs:
+        left[pair.link].append(pair)
+    suspect = {link for link, pairs in left.items() if all(id(pair) in bad for pair in pairs)}
     while True:
-        of_host = defaultdict[str, list[Pair]](list)
-        for pair in left:
-            for host in pair.hosts:
-                of_host[host].append(pair)
-        shares = {host: sum(id(pair) in bad for pair in those) / len(those) for host, those in of_host.items()}
+        of_host = defaultdict[str, list[tuple[str, str]]](list)
+        for link in left:
+            for host in link:
+                of_host[host].append(link)
+        shares = {host: sum(link in suspect for link in links) / len(links) for host, links in of_host.items()}
         worst = sorted((host for host in shares if shares[host] >= _SHARE_BAD), key=lambda host: -shares[host])
-        found = next((host for host in worst if _is_guilty(state, host, of_host[host], bad, final)), None)
+        found = next((host for host in worst if _is_guilty(state, {link: left[link] for link in of_host[host]}, suspect, final)), None)
         if found is None:
             break
-        guilty[found] = [pair for pair in of_host[found] if id(pair) in bad]
-        left = [pair for pair in left if found not in pair.hosts]
-    links = defaultdict[tuple[str, str], list[Pair]](list)
-    for pair in left:
-        links[pair.link].append(pair)
-    suspect = {
-        link: those
-        for link, those in links.items()
-        if all(id(each) in bad for each in those) and (not final or len(those) >= symptom.enough)
-    }
-    return Blame(guilty, suspect, [])
+        guilty[found] = [pair for link in of_host[found] if link in suspect for pair in left[link]]
+        left = defaultdict(list, {link: pairs for link, pairs in left.items() if found not in link})
+    links = {link: pairs for link, pairs in left.items() if link in suspect and (not final or len(pairs) >= symptom.enough)}
+    return Blame(guilty, links, [])
 
 
-def _is_guilty(state: State, host: str, pairs: Sequence[Pair], bad: set[int], final: bool) -> bool:
-    """Whether it is bad with several others, and was so again when it was measured with a good one."""
-    partners = {name for pair in pairs if id(pair) in bad for name in pair.hosts} - {host}
-    pins = [id(pair) in bad for pair in pairs if state.pinning(pair)]
-    return len(partners) > 1 and (any(pins) if pins else not final)
+def _is_guilty(state: State, links: Mapping[tuple[str, str], Sequence[Pair]], suspect: set[tuple[str, str]], final: bool) -> bool:
+    """Whether a host with these links is bad with several others, also with one with which it was measured because of the suspicion."""
+    pinned = [link in suspect for link, pairs in links.items() if any(state.pinning(pair) for pair in pairs)]
+    return sum(link in suspect for link in links) > 1 and (any(pinned) if pinned else not final)
 
 
 def _answered(state: State) -> list[Pair]:
