@@ -181,8 +181,8 @@ def _silent(state: State) -> Iterable[Pair]:
 
 def _slow(state: State) -> Iterator[Pair]:
     """Compared with other pairs of interfaces of that speed, and with what these are made for."""
-    limits, alike = catalog.gpu_health().network, defaultdict[float, list[Pair]](list)
-    for pair in _answered(state):
+    limits, alike, cut = catalog.gpu_health().network, defaultdict[float, list[Pair]](list), set(map(id, _cut(state)))
+    for pair in (pair for pair in _answered(state) if id(pair) not in cut):  # of which nothing was sent
         alike[min(state.measured[host][-1].mbps for host in pair.hosts)].append(pair)  # 0: not known of both
     for nominal, pairs in alike.items():
         usual = statistics.median(pair.measured.mbps for pair in pairs)
