@@ -99,11 +99,11 @@ def _pins(state: State, slow: set[str]) -> Iterator[tuple[str, str]]:
     """Pairs of suspects: links once more, hosts with good ones, as also the ends of links that have not met another good one."""
     hosts, links, lonely = dict[str, None](), dict[tuple[str, str], None](), set[tuple[str, str]]()
     for symptom in sorted(_SYMPTOMS, key=lambda each: each.enough):  # what chance shows least comes first
-        blame, bad = _blame(state, symptom, final=False), {id(pair) for pair in symptom.bad(state)}
+        culprits, bad = _culprits(state, symptom, final=False), {id(pair) for pair in symptom.bad(state)}
         fine = {host for pair in state.pairs if id(pair) not in bad for host in pair.hosts}
-        hosts |= dict.fromkeys(blame.guilty)
-        links |= dict.fromkeys(blame.links)
-        lonely |= {link for link in blame.links if not set(link) <= fine}
+        hosts |= dict.fromkeys(culprits.guilty)
+        links |= dict.fromkeys(culprits.links)
+        lonely |= {link for link in culprits.links if not set(link) <= fine}
     met = {pair.link for pair in state.pairs}
     taken = {*slow, *hosts, *(host for link in links for host in link)}
     clean = [host for host in state.able if host not in taken]
@@ -131,7 +131,7 @@ class Symptom(NamedTuple):
     enough: int = 2
 
 
-class Blame(NamedTuple):
+class Culprits(NamedTuple):
     """Hosts and links with the bad measurements that they explain; or that most of all measurements are bad."""
 
     guilty: dict[str, list[Pair]]
@@ -139,11 +139,11 @@ class Blame(NamedTuple):
     most: list[Pair]
 
 
-def _blame(state: State, symptom: Symptom, *, final: bool) -> Blame:
+def _culprits(state: State, symptom: Symptom, *, final: bool) -> Culprits:
     """Who explains the bad measurements. ``final``: only what was measured again, and was bad again."""
     bad = {id(pair) for pair in symptom.bad(state)}
     if len(state.able) > 2 and 2 * len(bad) > len(state.pairs):
-        return Blame({}, {}, [pair for pair in state.pairs if id(pair) in bad])
+        return Culprits({}, {}, [pair for pair in state.pairs if id(pair) in bad])
     left, guilty = defaultdict[tuple[str, str], list[Pair]](list), dict[str, list[Pair]]()
     for pair in state.pairs:
         left[pair.link].append(pair)
@@ -161,7 +161,7 @@ def _blame(state: State, symptom: Symptom, *, final: bool) -> Blame:
         guilty[found] = [pair for link in of_host[found] if link in suspect for pair in left[link]]
         left = defaultdict(list, {link: pairs for link, pairs in left.items() if found not in link})
     links = {link: pairs for link, pairs in left.items() if link in suspect and (not final or len(pairs) >= symptom.enough)}
-    return Blame(guilty, links, [])
+    return Culprits(guilty, links, [])
 
 
 def _is_guilty(state: State, links: Mapping[tuple[str, str], Sequence[Pair]], suspect: set[tuple[str, str]], final: bool) -> bool:
@@ -208,7 +208,7 @@ def _usual(state: State, figure: Callable[[PairMeasured], float]) -> float:
     return statistics.median([figure(pair.measured) for pair in _answered(state)] or [0.0])
 
 
-def _beside(state: State, pairs: Sequence[Pair], figure: Callable[[PairMeasured], float], unit: str) -> str:
+def _next_to(state: State, pairs: Sequence[Pair], figure: Callable[[PairMeasured], float], unit: str) -> str:
     shown = ", ".join(f"{figure(pair.measured):.4g}" for pair in pairs[:8])
     return f"{shown} {unit}, where {_usual(state, figure):.4g} are usual"
 
@@ -223,7 +223,7 @@ _SYMPTOMS = (
     Symptom(
         "slow-network",
         _slow,
-        lambda state, pairs: _beside(state, pairs, lambda each: each.mbps, "Mbit/s"),
+        lambda state, pairs: _next_to(state, pairs, lambda each: each.mbps, "Mbit/s"),
         "check cable and transceiver, the interface's speed (ethtool), its errors and the switch port",
         enough=3,
     ),
@@ -242,7 +242,7 @@ _SYMPTOMS = (
     Symptom(
         "high-latency",
         _late,
-        lambda state, pairs: _beside(state, pairs, lambda each: each.latency_us, "µs for a packet to and back"),
+        lambda state, pairs: _next_to(state, pairs, lambda each: each.latency_us, "µs for a packet to and back"),
         "check the path through the switches, and the interface's settings (ethtool -c)",
         enough=3,
     ),
@@ -256,14 +256,14 @@ def findings(state: State) -> list[Found]:
     found += [each for each in _of_hosts(state) if each.id not in _MEASURED_AGAIN or each.host in again]
     found += _of_mtus(state)
     for symptom in _SYMPTOMS:
-        blame = _blame(state, symptom, final=True)
-        for host, pairs in blame.guilty.items():
+        culprits = _culprits(state, symptom, final=True)
+        for host, pairs in culprits.guilty.items():
             others = sorted({name for pair in pairs for name in pair.hosts} - {host})
             found.append(_found(state, symptom, pairs, f"with {joined(others)}", host=host))
-        for link, pairs in blame.links.items():
+        for link, pairs in culprits.links.items():
             found.append(_found(state, symptom, pairs, f"measured {len(pairs)} times", link=link))
-        if blame.most:
-            found.append(_found(state, symptom, blame.most, f"{len(blame.most)} of {len(state.pairs)} pairs"))
+        if culprits.most:
+            found.append(_found(state, symptom, culprits.most, f"{len(culprits.most)} of {len(state.pairs)} pairs"))
     return found
 
 
