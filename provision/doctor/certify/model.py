@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from provision.base.validation import Answer
 
@@ -13,31 +13,26 @@ _Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 _Text = Annotated[str, Field(max_length=300)]
 
 
-class _Products(Answer):
-    """Matrix products whose results are known. ``made``: how many; ``wrong``, ``nan``: of these; ``error``: what ended them."""
+class Core(Answer):
+    """Matrix products on a core. ``kind``: the same for cores that are as fast; ``speed``: compares with that kind alone; ``made``,
+    ``wrong``, ``nan``: how many products."""
 
     speed: _Figure = 0.0
     wrong: _Count = 0
     nan: _Count = 0
     made: _Count = 0
-    error: _Text | None = None
+    core: _Count = 0
+    kind: _Text = ""
 
 
-class Core(_Products):
-    """A core. ``kind``: what is the same for cores that are as fast; ``speed``: compares with cores of that kind alone."""
-
-    core: _Count
-    kind: _Text
-
-
-class Device(_Products):
-    """A GPU. ``speed``: GFLOPS of TF32 at most, ``median``: usually; memory and PCI Express in GB/s."""
+class Device(Core):
+    """The same on a GPU, in GFLOPS of TF32; memory and PCI Express in GB/s. ``error``: what ended it."""
 
     name: _Text
-    median: _Figure = 0.0
     memory_gbs: _Figure = 0.0
     to_gbs: _Figure = 0.0
     from_gbs: _Figure = 0.0
+    error: _Text | None = None
 
 
 class HostMeasured(Answer):
@@ -74,26 +69,7 @@ class PairMeasured(Answer):
         return min(self.up_mbps, self.down_mbps)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Found(_Part):
-    """What is wrong. ``host``: whose fault it is, else ``link``: between which two; neither: of the cluster."""
-
-    id: str
-    what: str
-    hint: str | None = None
-    host: str | None = None
-    link: tuple[str, str] | None = None
-
-    @property
-    def where(self) -> str:
-        """In words."""
-        return self.host or (" – ".join(self.link) if self.link else "cluster")
-
-
-class Pair(_Part):
+class Pair(BaseModel):
     """A measurement of two hosts, in a round from 1 on."""
 
     round: int
@@ -102,24 +78,40 @@ class Pair(_Part):
     measured: PairMeasured
 
     @property
-    def hosts(self) -> tuple[str, str]:
-        return (self.caller, self.answerer)
+    def link(self) -> tuple[str, str]:
+        """Both hosts, in order."""
+        return min(self.caller, self.answerer), max(self.caller, self.answerer)
 
     @property
-    def link(self) -> tuple[str, str]:
-        first, second = sorted(self.hosts)
-        return (first, second)
+    def figures(self) -> bool:
+        """Whether the two have met."""
+        return self.measured.error is None and self.measured.lost < self.measured.sent
 
 
-class Group(_Part):
-    """An allreduce of some hosts, one rank on each, in microseconds."""
+class Group(BaseModel):
+    """An allreduce of some hosts, one rank on each: its best time, and how many results were wrong."""
 
     hosts: tuple[str, ...]
     us: float
     wrong: int
 
 
-class Certificate(_Part):
+class Found(BaseModel, frozen=True):
+    """What is wrong. ``host``: whose fault it is, else ``link``: between which two; neither: of the cluster."""
+
+    id: str
+    what: str
+    hint: str
+    host: str | None = None
+    link: tuple[str, str] | None = None
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        return self.host or " – ".join(self.link or ("cluster",))
+
+
+class Certificate(BaseModel):
     """The whole document. ``when`` is in ISO 8601; ``notes``: what was not measured, and why; ``quarantined``: hosts to leave out."""
 
     schema_number: Literal[1] = Field(1, alias="schema")

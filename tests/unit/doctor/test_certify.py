@@ -157,13 +157,13 @@ def of_devices(*devices: Device) -> set[tuple[str | None, str]]:
 
 
 def test_gpus_are_compared_with_the_catalogue_and_with_each_other() -> None:
-    good = Device(name=H100, speed=350e3, median=340e3, made=100, memory_gbs=2800, to_gbs=55, from_gbs=55)
+    good = Device(name=H100, speed=340e3, made=100, memory_gbs=2800, to_gbs=55, from_gbs=55)
     assert of_devices(good, good) == set()
-    assert of_devices(good, good.model_copy(update={"median": 150e3})) == {("h1", "slow-gpu")}  # of 494.5
-    assert of_devices(good, good, good.model_copy(update={"median": 250e3})) == {("h2", "slow-gpu")}  # the others are faster
+    assert of_devices(good, good.model_copy(update={"speed": 150e3})) == {("h1", "slow-gpu")}  # of 494.5
+    assert of_devices(good, good, good.model_copy(update={"speed": 250e3})) == {("h2", "slow-gpu")}  # the others are faster
     assert of_devices(good.model_copy(update={"memory_gbs": 1000})) == {("h0", "slow-gpu-memory")}
     assert of_devices(good.model_copy(update={"from_gbs": 12})) == {("h0", "slow-pcie")}
-    assert of_devices(good.model_copy(update={"name": "another", "median": 1})) == set()  # nothing is known of it
+    assert of_devices(good.model_copy(update={"name": "another", "speed": 1})) == set()  # nothing is known of it
     assert of_devices(good.model_copy(update={"wrong": 1})) == {("h0", "wrong-sums")}
     assert of_devices(good.model_copy(update={"nan": 2})) == {("h0", "wrong-sums")}
     assert of_devices(Device(name=H100, error="CUDA error: uncorrectable ECC error encountered")) == {("h0", "gpu-failed")}
@@ -307,7 +307,7 @@ def certificate(**values: object) -> Certificate:
 def test_the_command_ends_with_1_and_quarantines_the_guilty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
     file = tmp_path / "quarantine"
-    guilty = Found(id="slow-network", host="b", what="1 Mbit/s, where 900 are usual")
+    guilty = Found(id="slow-network", host="b", what="1 Mbit/s, where 900 are usual", hint="")
     monkeypatch.setattr(command, "certified", lambda _session: certificate(found=(guilty,), quarantined=("b",)))
     done = CliRunner().invoke(app, ["certify", "a,b", "--json", "--quarantine", str(file), "-o", str(tmp_path / "page.html")])
     assert done.exit_code == 1, done.output
