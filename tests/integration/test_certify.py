@@ -54,3 +54,13 @@ def test_64_hosts(tmp_path: Path, seed: int) -> None:
     found = {(each["host"], each["id"]) for each in made["found"]}
     assert (code, found) == (bool(faults), {(f"node{number}", IDS[kind]) for number, kind in faults.items()})
     assert made["rounds"] <= 6 + 3
+
+
+def test_the_installed_engine_adds_groups_of_allreduces(ready_sandbox) -> None:
+    """Over real ssh."""
+    sandbox = ready_sandbox("certify", 3, 1)
+    done = provision("certify", str(sandbox.inventory), "--json")
+    made = json.loads(done.stdout)
+    assert (done.returncode, made["found"], made["notes"]) == (0, [], []), done.stderr
+    assert [each["wrong"] for each in made["groups"]] == [0] * len(made["groups"])
+    assert sorted(len(each["hosts"]) for each in made["groups"]) == [2, 2, 3]

@@ -62,7 +62,7 @@ def certify(session: Session) -> Certificate:
 
 def _target(facts: Facts, address: str) -> Target:
     plan = facts.installed.plan
-    if plan is not None and plan.torch:
+    if plan is not None and plan.torch and facts.gpus:
         return Target(address, f"{plan.prefix}/venv/bin/python", torch=True)
     return Target(address, facts.python.executable or "python3")
 
