@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from provision.base.errors import ProvisionError
+from provision.base.text import joined
 from provision.doctor.certify import allreduce, decisions, fabric, measure
 from provision.doctor.certify.decisions import State
 from provision.doctor.certify.measure import Target
@@ -44,7 +45,7 @@ def certify(session: Session) -> Certificate:
     groups, of_groups, notes = _allreduce(session, answered, _guilty(found))
     found += of_groups
     if bare := [name for name, facts in answered.items() if facts.gpus and not state.measured[name][-1].devices]:
-        notes.append(f"GPUs were not measured, because PyTorch for them is not installed: {measure.names_of(bare)}")
+        notes.append(f"GPUs were not measured, because PyTorch for them is not installed: {joined(bare)}")
     return Certificate(
         when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         ok=not found,
@@ -80,7 +81,7 @@ def _allreduce(session: Session, facts: Mapping[str, Facts], guilty: tuple[str, 
     """The engine's allreduce on hosts that are not guilty; what it shows; and why it was not measured, where it was not."""
     good = {name: each for name, each in facts.items() if name not in guilty}
     if bare := [name for name, each in good.items() if not each.installed.was_completed]:
-        return [], [], [f"no allreduce was measured, because the engine is not installed on {measure.names_of(bare)}: provision up"]
+        return [], [], [f"no allreduce was measured, because the engine is not installed on {joined(bare)}: provision up"]
     if len(good) < 2:
         return [], [], ["no allreduce was measured: fewer than two hosts are left"]
     try:

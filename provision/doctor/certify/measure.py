@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,15 +23,13 @@ from provision.survey import parse_output
 
 _BEGIN = "===PROVISION-CERTIFY-BEGIN==="  # as hostside/certify.py writes it
 _PORTS = range(32768, 60999)  # as doctor/reachability.py
-_HOST_S, _PAIR_S = (
-    90,
-    40,
-)  # of one answer: PyTorch is imported and every core and GPU works for seconds; a pair measures for three to ten seconds
+_HOST_S, _PAIR_S = 90, 40  # of one answer: every core and GPU works for seconds, and PyTorch is imported; TCP is measured six times
 _WAIT_S = 20  # the later side of a pair may begin that much later; more of them than ssh starts at once begin later still
 _PER_HOST_S = 0.3
 _TIMES_AGAIN = 3  # that a suspect is measured: the best counts, because a busy moment makes slow, and none fast
 _WHY = 300  # letters of an error
 
+_Pair = tuple[str, str]
 _Measured = TypeVar("_Measured", bound=Answer)
 
 
@@ -79,20 +77,17 @@ def _host_order(target: Target, times: int, hosts: int) -> dict[str, object]:
     return {"task": "host", "seconds": seconds, "address": target.address, "torch": target.torch, "times": times}
 
 
-def _pair_orders(
-    pair: tuple[str, str], targets: Mapping[str, Target], figures: Mapping[str, int], pairs: int
-) -> dict[str, dict[str, object]]:
+def _pair_orders(pair: _Pair, targets: Mapping[str, Target], figures: Mapping[str, int], pairs: int) -> dict[str, dict[str, object]]:
     """The orders of both sides; who does not know the key of this pair and round is not answered."""
     wait = _WAIT_S + int(_PER_HOST_S * min(2 * pairs, ssh.PARALLEL))
     key, ports = secrets.token_hex(32), secrets.SystemRandom().sample(_PORTS, 3)
     same = {"task": "pair", "seconds": wait + _PAIR_S, "key": key, "ports": ports, "wait": wait, **figures}
 
-    def order(me: str, peer: str, *, call: bool) -> dict[str, object]:
+    def order(me: str, peer: str) -> dict[str, object]:
         addresses = {"address": targets[me].address, "peer_address": targets[peer].address}
-        return {**same, "call": call, "me": me, "peer": peer, **addresses}
+        return {**same, "call": me == pair[0], "me": me, "peer": peer, **addresses}
 
-    caller, answerer = pair
-    return {caller: order(caller, answerer, call=True), answerer: order(answerer, caller, call=False)}
+    return {pair[0]: order(*pair), pair[1]: order(*reversed(pair))}
 
 
 def _read(model: type[_Measured], answer: ssh.Answer) -> tuple[_Measured | None, str]:
@@ -107,8 +102,3 @@ def _read(model: type[_Measured], answer: ssh.Answer) -> tuple[_Measured | None,
     except ProvisionError as error:
         said = answer.error if answer.code is None or answer.code > 0 else error.what
         return None, f"the measurement did not end: {said}"[:_WHY]
-
-
-def names_of(hosts: Sequence[str]) -> str:
-    """Some of many names."""
-    return ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
