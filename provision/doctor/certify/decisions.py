@@ -82,7 +82,8 @@ def next_round(state: State) -> Round | None:
     if state.rounds >= state.planned + EXTRA_ROUNDS:
         return None
     slow = {each.host: None for each in _of_hosts(state) if each.host and each.id in _MEASURED_AGAIN}
-    pairs = tuple(_pins(state, slow))
+    busy = {host for host in slow if state.rounds > state.planned and len(state.measured[host]) == 1}  # it is their last occasion
+    pairs = tuple(_pins(state, slow, busy))
     again = tuple(host for host in slow if all(host not in pair for pair in pairs))
     return Round(again, pairs) if again or pairs else None
 
@@ -97,7 +98,7 @@ def _tournament(hosts: Sequence[str], number: int, seed: int, able: Collection[s
             yield (one, other) if (number + seats.index(one)) % 2 else (other, one)
 
 
-def _pins(state: State, slow: Collection[str]) -> Iterator[_Link]:
+def _pins(state: State, slow: Collection[str], busy: Collection[str]) -> Iterator[_Link]:
     """Pairs of suspects: links once more, hosts with good ones, as also the ends of links that have not met another good one."""
     hosts, links, lonely = dict[str, None](), dict[_Link, None](), set[_Link]()
     for symptom in sorted(_SYMPTOMS, key=lambda each: each.enough):  # what chance shows least comes first
@@ -108,7 +109,7 @@ def _pins(state: State, slow: Collection[str]) -> Iterator[_Link]:
         lonely |= {link for link in culprits.links if not set(link) <= fine}
     times = Counter(pair.link for pair in state.pairs)
     clean = [host for host in state.able if host not in {*slow, *hosts, *(host for link in links for host in link)}]
-    paired = set[str]()
+    paired = set(busy)
     for link in sorted(links, key=lambda link: -times[link]):  # those that were bad again first
         if not paired & set(link) and (link not in lonely or not clean):
             paired |= set(link)
