@@ -851,6 +851,38 @@ class HealthTools(Sourced):
     packages: dict[Literal["dcgm", "nvbandwidth", "allreduce"], Text]
 
 
+class ExpectedProduct(Model):
+    """The peak of a GPU: TFLOPS of dense TF32, GB/s of its memory, and of PCI Express in one direction."""
+
+    gpu: Text
+    tf32_tflops: float
+    memory_gbs: float
+    pcie_gbs: float
+
+
+class Products(Sourced):
+    """The first three shares are of a GPU's peak, the others of what most cores and hosts have."""
+
+    product_share: float
+    memory_share: float
+    pcie_share: float
+    slow_core_share: float
+    slow_memory_share: float
+    expected: tuple[ExpectedProduct, ...]
+
+
+class NetworkLimits(Sourced):
+    """``tcp_share``: of an interface's speed, up to ``tcp_max_mbps``; ``slow_share``: of what most pairs of hosts have; ``loss_share``: of
+    packets; a latency counts above ``late_times`` the usual one plus ``late_us``."""
+
+    tcp_share: float
+    tcp_max_mbps: float
+    slow_share: float
+    loss_share: float
+    late_times: float
+    late_us: float
+
+
 class GpuHealth(File):
     """gpu_health.yaml."""
 
@@ -860,6 +892,8 @@ class GpuHealth(File):
     rdma_errors: CounterLimits
     limits: HealthLimits
     all_reduce: AllReduceBandwidths
+    products: Products
+    network: NetworkLimits
     dcgm: DcgmSeverities
     tools: HealthTools
 

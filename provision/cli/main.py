@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 #: Command → the module of this folder that has it: as `app` where it has commands of its own, else as a function of its name.
 _MODULES = {
-    **{name: name for name in ("up", "survey", "plan", "smoke", "run", "bundle", "remove", "bench", "schema", "ssh", "status")},
+    **{name: name for name in ("up", "survey", "plan", "smoke", "run", "bundle", "remove", "bench", "certify", "schema", "ssh", "status")},
     **dict.fromkeys(("runs", "report", "logs"), "report"),
     **{name: name for name in ("sandbox", "doctor", "image", "catalog")},
 }

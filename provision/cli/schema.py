@@ -15,6 +15,7 @@ from provision.base.errors import UsageError
 from provision.base.validation import did_you_mean
 from provision.bench.results import Measurements
 from provision.diagnosis.signatures import Signatures
+from provision.doctor.certify.model import Certificate
 from provision.plan.lock_file import LockDocument
 from provision.plan.model import PlanDocument
 from provision.plan.requirements import Requirements
@@ -28,6 +29,7 @@ Mode = Literal["validation", "serialization"]  # of what is read, keys with a de
 # A document's name, as it is typed → its model. A new document is one line here.
 DOCUMENTS: Mapping[str, tuple[type[object], Mode]] = {
     "bench": (Measurements, "serialization"),
+    "certificate": (Certificate, "serialization"),
     "facts": (FactsFile, "validation"),
     "lock": (LockDocument, "validation"),
     "plan": (PlanDocument, "validation"),

@@ -14,8 +14,6 @@ The document that it prints::
 Both sides of a connection prove that they know the key, which is made for one run; everybody else is cut off.
 """
 
-import hashlib
-import hmac
 import json
 import os
 import socket
@@ -25,26 +23,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from .proof import proof, receive
+
 BEGIN, END = "===PROVISION-REACH-BEGIN===", "===END==="
 CONNECT_S = 2.0
-PROOF = 32  # bytes
 RETRY_S = 1.0  # between calls to a peer that may not have begun
 LOGINS = 4  # at once; sshd refuses some when ten wait (MaxStartups)
 LOGIN_S = 10
-
-
-def proof(key, what, sender, receiver):
-    return hmac.new(bytes.fromhex(key), json.dumps([what, sender, receiver]).encode(), hashlib.sha256).digest()
-
-
-def receive(link):
-    data = b""
-    while len(data) < PROOF:
-        more = link.recv(PROOF - len(data))
-        if not more:
-            raise OSError("closed")
-        data += more
-    return data
 
 
 class Listener:

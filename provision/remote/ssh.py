@@ -32,7 +32,7 @@ ANSWER = "===PROVISION-ANSWER==="
 UNREACHABLE = 255
 #: A ssh master that outlives the command would hold its output open, one that is there already could be stopped or cut off.
 OWN_CONNECTION = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
-_PARALLEL = 64  # hosts
+PARALLEL = 64  # hosts on which a command is started at the same time
 _POLL_S = 0.2  # how soon an interrupt is noticed
 _LONGEST_LINE = 1 << 20  # bytes; longer ones come in parts
 _WAITS_S = 30.0  # after which it is said who is waited for; then after twice as long, again and again
@@ -252,7 +252,7 @@ def _run(
             return Answer(None, out, f"it printed more than {_MAX_ANSWER >> 20} MB")
         return Answer(None if was_late else process.returncode, out, err)
 
-    with ThreadPoolExecutor(min(len(scripts), _PARALLEL) or 1) as pool:
+    with ThreadPoolExecutor(min(len(scripts), PARALLEL) or 1) as pool:
         answers, pause = {name: pool.submit(run_on, name) for name in scripts}, _WAITS_S
         while wait(answers.values(), pause).not_done:
             waiting(f"waiting for {joined([name for name, each in answers.items() if not each.done()] or ['a host'])}")

@@ -21,7 +21,7 @@ from provision.doctor.checks import Reachability, examine
 from provision.inventory import Host
 from provision.survey import Facts
 
-SCRIPT = resources.hostside("reach.py")
+SCRIPT = resources.script("reach.py")
 
 
 def facts(number: int, **more: Any) -> Facts:
@@ -43,7 +43,7 @@ def made(count: int) -> dict[str, Any]:
 
 
 def start(order: dict[str, Any]) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     process.stdin.write(json.dumps(order))
     process.stdin.close()

@@ -1,0 +1,77 @@
+"""`provision certify` on the command line: parse, call one function, print."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provision.base import terminal
+from provision.base.errors import ProvisionError, UsageError
+from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
+from provision.doctor.certify import page
+from provision.doctor.certify.certification import certify as certified
+from provision.doctor.certify.model import Certificate
+from provision.doctor.health.verdict import Verdict, write_quarantine
+from provision.inventory import listed
+from provision.remote import progress
+from provision.remote.session import Session
+
+
+@with_options(passwords=passwords)
+def certify(
+    hosts: Hosts,
+    limit: Limit = None,
+    quarantine: Annotated[
+        Path | None, typer.Option("--quarantine", help="List the bad hosts in this file, for `--limit '!@FILE'`.", dir_okay=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page, too.", metavar="FILE", dir_okay=False)] = None,
+    json_: Json = False,
+    *,
+    passwords: Mapping[str, str],
+) -> None:
+    """Certify hosts before work: measure cores, GPUs, memory and network, name the bad host or link. It loads them for two minutes.
+
+    Every host multiplies matrices whose product is known, then meets log2(n) others (latency, loss, MTU, bandwidth); suspects meet good
+    hosts before they are accused: log2(n) + 3 rounds. Where the engine is installed, growing groups of the good hosts run its allreduce.
+
+    Exit code 0: all are good; 1: something is wrong; 2: wrong usage.
+    """
+    inventory = inventory_of(hosts, limit)
+    if quarantine is not None and quarantine.exists():
+        listed(quarantine)  # a file of something else is an error before hosts are measured
+    if out is not None and not os.access(out.absolute().parent, os.W_OK):
+        raise UsageError("the page cannot be written there", where=str(out.absolute().parent), hint="name another place: -o FILE")
+    with progress.make() as shown, Session(inventory, shown, passwords, command="provision certify") as session:
+        made = certified(session)
+        session.record.exit_code = 0 if made.ok else 1
+        session.write("certificate.json", made.model_dump(by_alias=True))
+    if out is not None:
+        try:
+            out.write_text(page.render(made), encoding="utf-8")
+        except OSError as error:
+            raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
+    if json_:
+        terminal.print_json(made.model_dump(by_alias=True, mode="json"))
+    else:
+        _print(made)
+    if quarantine is not None:
+        bad = set(made.quarantined)
+        names = write_quarantine(quarantine, [Verdict(host, "unfit" if host in bad else "healthy", "") for host in made.hosts])
+        terminal.say(f"{len(names)} host{'s' * (len(names) != 1)} listed in {quarantine}; to leave them out: --limit '!@{quarantine}'")
+    if not made.ok:
+        raise typer.Exit(1)
+
+
+def _print(made: Certificate) -> None:
+    console = terminal.out()
+    for each in made.found:
+        console.say(f"error: {each.where}: {each.what} [{each.id}]", hint=each.hint)
+    for note in made.notes:
+        console.prose(f"note: {note}")
+    good = len(made.hosts) - len(made.quarantined)
+    counted = f"{good} of {len(made.hosts)} hosts are good" if made.found else f"all {len(made.hosts)} hosts are good"
+    console.say(f"{counted} ({made.rounds} rounds, {len(made.pairs)} pairs, {made.seconds:.0f} s)")

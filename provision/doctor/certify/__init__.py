@@ -1,0 +1,1 @@
+"""Certification of hosts before work: what each computes, and how they reach each other, measured, judged and reported."""
