@@ -39,6 +39,11 @@ options:
     description: Packages among the requirements that must come from a file of this checksum, by name. Another one's is replaced.
     type: dict
     default: {}
+  sdists:
+    description: Packages that are source distributions and are built here; of all others wheels alone are used.
+    type: list
+    elements: str
+    default: []
   locked:
     description: >-
       Files of an earlier run, each with C(name), C(version) and C(sha256); what is installed now must be the same. A package that is not
@@ -266,6 +271,11 @@ class Uv:
         return self.run(what, "pip", command, "--python", os.path.join(self.venv, "bin", "python"), *words)
 
 
+def wheels_only(module):
+    """The options of uv by which it builds nothing but the allowed packages."""
+    return ["--only-binary", ":all:", *(word for name in module.params["sdists"] for word in ("--no-binary", name))]
+
+
 def resolve(module, uv, requirements, scratch):
     """The packages that the requirements come to, as `parse_pylock`; of locked ones the versions and files of the lock alone."""
     locked = {}
@@ -278,7 +288,7 @@ def resolve(module, uv, requirements, scratch):
         file.writelines(f"{name}=={version}\n" for name, version in sorted({(n, e["version"]) for n, es in locked.items() for e in es}))
     words = [word for path in [versions, *uv.constraints] for word in ("--constraints", path)]
     what = "find " + " ".join(requirements)
-    words += ["--quiet", "--only-binary", ":all:", "--generate-hashes", "--format", "pylock.toml", "-o", output]
+    words += [*wheels_only(module), "--quiet", "--generate-hashes", "--format", "pylock.toml", "-o", output]
     uv.pip(what, "compile", *words, wanted)
     with open(output) as file:
         packages = uv_support.parse_pylock(file.read())
@@ -322,7 +332,7 @@ def install(module, uv, venv, again, scratch):
     """Install the requirements; those in ``again`` also where their version is installed. Returns the packages that the lock lacks."""
     packages, unlocked = resolve(module, uv, module.params["requirements"], scratch)
     path = write_hashed(scratch, packages)
-    words = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", path]
+    words = [*wheels_only(module), "--quiet", "--no-deps", "--require-hashes", "-r", path]
     words += [word for pin in again for word in ("--reinstall-package", canonical(pin.partition("==")[0]))]
     uv.pip("install " + " ".join(module.params["requirements"]), "install", *words)
     versions = installed_versions(venv)
@@ -400,6 +410,7 @@ def main():
             "bundle": {"type": "path"},
             "files": {"type": "dict", "default": {}},
             "locked": {"type": "list", "elements": "dict", "default": []},
+            "sdists": {"type": "list", "elements": "str", "default": []},
             "verify": {"type": "bool", "default": False},
             "base": {"type": "path"},
             "resolved": {"type": "list", "elements": "dict", "default": []},

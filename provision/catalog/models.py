@@ -20,6 +20,8 @@ Release = Annotated[str, Form(r"\d+(\.\d+)*(-[\w.+~]+)*", "a version, such as 2.
 Cuda = Annotated[str, Form(r"\d+\.\d+", "a CUDA version, such as 12.4")]
 Number = Annotated[str, Form(r"\d+(\.\d+)*", "a number, such as 450.80.02")]
 Capability = Annotated[str, Form(r"\d+\.\d(\+PTX)?", "a compute capability, such as 8.0")]
+GFX = r"gfx\d{1,2}[0-9a-f]{2}"
+GfxTarget = Annotated[str, Form(GFX, "a target of AMD, such as gfx942")]
 Python = Annotated[str, Form(r"3\.\d+", "a Python version, such as 3.11")]
 System = Annotated[str, Form(r"[a-z]+\d+", "a system, such as ubuntu2204")]
 SystemRelease = Annotated[str, Form(r"[a-z]+ \d+(\.\d+)?", "a distribution and release, such as `ubuntu 22.04`")]
@@ -68,7 +70,7 @@ class File(Model):
 
 
 Condition = Literal[
-    "aarch64", "accelerators", "accelerators hidden", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus used", "imex",
+    "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus used", "imex",
     "infiniband", "jetson", "jetson without wheels", "mig", "nvlink domain", "opal prefix", "pxn off", "roce", "roce without gid",
     "several hosts", "small shm", "vgpu", "vgpu without licence", "wsl",
 ]  # fmt: skip
@@ -261,7 +263,7 @@ PciIds = Annotated[str, Form(r"[0-9a-f]{4}-[0-9a-f]{4}", "a range of PCI device 
 
 
 class PciAccelerators(Sourced):
-    """Accelerators that nothing here can use: a vendor's PCI devices of these classes, or of these devices where any are listed.
+    """Accelerators besides NVIDIA's: a vendor's PCI devices of these classes, or of these devices where any are listed.
 
     ``display_memory_mb``: from this memory on a display adapter (class 0300) counts, too.
     """
@@ -333,6 +335,16 @@ class Hardware(File, Sourced):
     tegra: Tegra
     dma_buf: DmaBuf
     efa_vendor: PciId
+    amd_vendor: PciId
+
+    def accelerator(self, vendor: str, device: str, pci_class: str, memory_mb: int | None) -> PciAccelerators | None:
+        """What a PCI device is; None for graphics of processors and of consoles."""
+        for known in self.accelerators:
+            classed = pci_class in known.classes and (not known.devices or device in known.devices)
+            large = known.display_memory_mb is not None and (memory_mb or 0) >= known.display_memory_mb
+            if vendor == known.vendor and (classed or (pci_class == "0300" and large)):
+                return known
+        return None
 
 
 Branch = Annotated[str, Form(r"\d{3}", "a driver branch, such as 580")]
@@ -540,9 +552,35 @@ class PytorchBuild(Model):
     weak: Text | None = None
 
 
+class RocmBuild(Model):
+    """What the builds for a ROCm have in common, which are all for x86_64.
+
+    Attributes:
+        code: the targets that they have code for.
+        rccl: the RCCL inside.
+        driver: the oldest amdgpu that runs them.
+        index: where they are, if not in the project's index.
+        device: the package with the code for a target, in addition; then a part of its ROCm is a source distribution, ``rocm``.
+    """
+
+    code: tuple[GfxTarget, ...]
+    rccl: Version | None
+    driver: Number
+    index: Url | None = None
+    device: Word | None = None
+    weak: Text | None = None
+
+
+class RocmBuilds(Sourced):
+    of: dict[Number, RocmBuild]
+
+
 class PytorchRelease(Model):
+    """``rocm``: for which there are builds."""
+
     pythons: tuple[Python, ...]
     builds: dict[Cuda, PytorchBuild]
+    rocm: tuple[Number, ...] = ()
 
 
 class PytorchDefault(Sourced):
@@ -556,7 +594,18 @@ class Pytorch(File, Sourced):
     index: Url
     defaults: tuple[PytorchDefault, ...]
     releases: dict[Version, PytorchRelease]
+    rocm: RocmBuilds
     known_bad: Troubles
+
+    @model_validator(mode="after")
+    def _rocms_are_listed(self) -> Pytorch:
+        refuse(
+            (("releases", version, "rocm", place), f"{each} is not listed under rocm.of")
+            for version, release in self.releases.items()
+            for place, each in enumerate(release.rocm)
+            if each not in self.rocm.of
+        )
+        return self
 
     @model_validator(mode="after")
     def _defaults_are_listed(self) -> Pytorch:
@@ -596,6 +645,7 @@ class PythonPackages(File, Sourced):
 class NeededMb(Model):
     cpu: int
     cuda: int
+    rocm: int
 
 
 class WithoutRoot(Model):

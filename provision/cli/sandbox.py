@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple, get_args
 
 import typer
 
@@ -12,7 +13,7 @@ from provision.base.errors import UsageError
 from provision.base.text import joined
 from provision.base.validation import MAX_COUNT, max_here
 from provision.cli.help import App
-from provision.cli.options import one_of
+from provision.cli.options import one_of, with_options
 from provision.sandbox import names
 from provision.sandbox.gpus.model import Gpus, refusal
 from provision.sandbox.gpus.model import faults as known_faults
@@ -28,7 +29,25 @@ _LIMITS = (
 Name = Annotated[str, typer.Option("--name", help="Name of the sandbox; several can exist side by side.")]
 
 
+class _GpuOptions(NamedTuple):
+    gpus: Gpus | None
+    faults: Sequence[str]
+
+
+def gpu_options(
+    gpus: Annotated[str, typer.Option("--gpus", help="Simulate GPUs on each host, such as h100:8; no program can run on them.")] = "",
+    driver: Annotated[str, typer.Option("--driver", help="Branch or version of their driver.")] = "",
+    fabric: Annotated[str, typer.Option("--fabric", help="Simulate RDMA cards, one for each GPU: ib or roce.")] = "",
+    fault: Annotated[list[str] | None, typer.Option("--fault", help="Fault of a host, such as xid79@node2; can be repeated.")] = None,
+) -> _GpuOptions:
+    """The GPUs to simulate, and their faults."""
+    if not gpus and (driver or fabric or fault):
+        raise UsageError("--driver, --fabric and --fault need --gpus", hint="for example: --gpus h100:8")
+    return _GpuOptions(Gpus.requested(gpus, driver, fabric) if gpus else None, fault or ())
+
+
 @app.command()
+@with_options(simulated=gpu_options)
 def up(
     count: Annotated[int, typer.Option("-n", "--count", min=1, max=max_here(), help="Number of hosts.")] = 2,
     base: Annotated[
@@ -40,13 +59,12 @@ def up(
     engine: Annotated[
         str, typer.Option("--engine", help="What runs the hosts: docker, or namespaces (root); default: the first possible.")
     ] = "",
-    gpus: Annotated[str, typer.Option("--gpus", help="Simulate GPUs on each host, such as h100:8; no program can run on them.")] = "",
-    driver: Annotated[str, typer.Option("--driver", help="Branch or version of their driver.")] = "",
-    fabric: Annotated[str, typer.Option("--fabric", help="Simulate RDMA cards, one for each GPU: ib or roce.")] = "",
-    fault: Annotated[list[str] | None, typer.Option("--fault", help="Fault of a host, such as xid79@node2; can be repeated.")] = None,
+    *,
+    simulated: _GpuOptions,
 ) -> None:
     """Start hosts and write an inventory of them."""
-    wanted = _simulation(gpus, driver, fabric, fault or [], count)
+    hosts = [f"node{number}" for number in range(1, count + 1)]
+    wanted = Simulation(simulated.gpus).changed(simulated.faults, hosts, clear=False) if simulated.gpus else None
     mode = one_of("--sudo", sudo, get_args(sandbox.SudoMode))
     kind = one_of("--engine", engine, get_args(sandbox.EngineName)) if engine else None
     ranks = slots or (wanted.gpus.count if wanted else 2)
@@ -55,16 +73,6 @@ def up(
         simulate(name, wanted)
         terminal.say(_LIMITS)
     terminal.out().say(str(made.inventory))
-
-
-def _simulation(gpus: str, driver: str, fabric: str, faults: list[str], count: int) -> Simulation | None:
-    if not gpus:
-        if driver or fabric or faults:
-            raise UsageError("--driver, --fabric and --fault need --gpus", hint="for example: --gpus h100:8")
-        return None
-    return Simulation(Gpus.requested(gpus, driver, fabric)).changed(
-        faults, [f"node{number}" for number in range(1, count + 1)], clear=False
-    )
 
 
 @app.command()

@@ -23,11 +23,13 @@ def main():
         "packages": {name: version(name) for name in PACKAGES},
         "mpirun": os.access(sys.argv[1] if len(sys.argv) > 1 else mpirun, os.X_OK),
         "cuda": False,
+        "hip": None,
     }
     if found["packages"]["torch"]:
         import torch
 
-        found["cuda"] = bool(torch.cuda.is_available())
+        found["cuda"] = bool(torch.cuda.is_available())  # also with AMD's GPUs
+        found["hip"] = getattr(torch.version, "hip", None)
     print(json.dumps(found))
 
 

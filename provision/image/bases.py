@@ -97,6 +97,8 @@ def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = No
     Raises:
         UsageError: there is none; the hint says what exists.
     """
+    if host_class.targets:
+        raise UsageError("images are for NVIDIA's GPUs and for CPUs, not for AMD's GPUs", hint="--cpu, or leave these hosts out: --limit")
     system, catalog = _system(host_class), host_class.catalog
     full = None if host_class.cuda is None or own is not None else _release(system, host_class.cuda, cuda, catalog)
     name = short(system) + (f"-cuda{minor(full or host_class.cuda)}" if host_class.cuda is not None else "")

@@ -23,6 +23,7 @@ class _Build(BaseModel, strict=True):
     packages: dict[str, str | None]
     mpirun: bool
     cuda: bool
+    hip: str | None
 
 
 def check(inventory: Inventory, python: str | None, progress: Progress, passwords: Mapping[str, str]) -> list[str]:
@@ -60,7 +61,7 @@ def _lines(host: str, build: _Build) -> list[str]:
     return [
         f"{host}: collective_core {packages['collective_core']}, Python {build.python}",
         "  Frameworks:",
-        box("PyTorch", packages["torch"], f"{packages['torch']}{', CUDA' if build.cuda else ''}"),
+        box("PyTorch", packages["torch"], f"{packages['torch']}{(f', HIP {build.hip}' if build.hip else ', CUDA') if build.cuda else ''}"),
         box("NumPy", packages["numpy"], packages["numpy"] or ""),
         "  Launchers:",
         box("own (--gloo)", packages["collective_core"]),

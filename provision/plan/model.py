@@ -184,7 +184,8 @@ class Wheel(Component):
         index: the package index besides the host's own; it may contain a login.
         file: name of the user's file.
         sha256: of the file, if known.
-        cuda: the CUDA of the build, e.g. ``12.4``.
+        cuda: the CUDA of the build, e.g. ``12.4``; None for one for CPUs or AMD's GPUs.
+        packages: pins of what has its code for the host's GPUs, where that is apart.
     """
 
     source: Literal["wheel", "index", "folder", "host"]
@@ -192,6 +193,7 @@ class Wheel(Component):
     file: str | None = None
     sha256: str | None = None
     cuda: str | None = None
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, config=_COMPONENT)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
+from pydantic.json_schema import SkipJsonSchema
 
 from provision.catalog import OURS, Catalog
 
@@ -59,7 +60,7 @@ class Choices:
                                          "are rebooted one after the other; without it drivers stay.")] = None
     python_downloads: bool = True
     packaged_pythons: bool = False
-    catalog: Catalog = OURS
+    catalog: SkipJsonSchema[Catalog] = OURS
 # fmt: on
 
 

@@ -27,7 +27,7 @@ from provision.resolve.host_classes import (
 from provision.resolve.hosts import conflicts as host_conflicts
 from provision.resolve.hosts import horovod_conflicts, prefix_conflict
 from provision.resolve.remedies import CPU_ONLY, Conflict, Proposal, Trial
-from provision.survey import Facts
+from provision.survey import Facts, amd
 
 __all__ = ["HostRequirements", "Requirements", "resolve"]
 
@@ -162,6 +162,13 @@ def _system_packages(host_class: HostClass, interpreter: Interpreter, openmpi: O
     return tuple(dict.fromkeys(packages))
 
 
+def _gpus(host: Facts, host_class: HostClass) -> int:
+    """The number of a host's GPUs that are used."""
+    if host_class.targets:
+        return len(amd.gpus(host, host_class.catalog))
+    return len(host.gpus) if host_class.uses_gpus else 0
+
+
 def _host_plan(
     name: str,
     host: Facts,
@@ -177,7 +184,7 @@ def _host_plan(
         system=host_class.system,
         arch=host_class.arch,
         prefix=requirements.prefix,
-        slots=requirements.slots or (len(host.gpus) if host_class.cuda is not None else 0) or 1,
+        slots=requirements.slots or _gpus(host, host_class) or 1,
         family=host.os.family,
         login=host.user.name or "",
         # The port that our own connection uses, else one that sshd listens on.

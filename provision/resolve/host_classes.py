@@ -13,7 +13,7 @@ from provision.base.text import joined
 from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.plan.model import Builder, Rejected, Repository
-from provision.survey import Facts, gpus, hardware
+from provision.survey import Facts, amd, gpus, hardware
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -70,6 +70,8 @@ class HostClass:
         arch: ``x86_64`` or ``aarch64``.
         driver: version of the NVIDIA driver, None without one.
         cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
+        targets: of AMD's GPUs, without duplicates, if these are used; empty otherwise.
+        amdgpu: version of AMD's driver; None without one, and for the kernel's own.
         cuda_why: the evidence for ``cuda``.
         driver_too_old: whether it has GPUs whose driver is too old for every known CUDA.
         toolkits: its CUDA toolkits in the order of preference; None if they are unknown, or without ``cuda``.
@@ -86,7 +88,7 @@ class HostClass:
         kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
         no_wheels: why wheels do not run on its system, where that is not one of the known families or too old.
-        obstacle: why its accelerators cannot be used with any driver: another vendor's, a Jetson's, partitioned ones.
+        obstacle: why its accelerators cannot be used: another vendor's, a Jetson's, partitioned ones, AMD's without a working driver.
         catalog: by which it was made; the same for all classes of a plan.
     """
 
@@ -115,6 +117,13 @@ class HostClass:
     obstacle: Problem | None
     catalog: Catalog
     no_wheels: str | None = None
+    targets: tuple[str, ...] = ()
+    amdgpu: str | None = None
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether programs compute on its GPUs."""
+        return self.cuda is not None or bool(self.targets)
 
     @property
     def system(self) -> str:
@@ -189,6 +198,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
     cuda, cuda_why = _cuda(facts, catalog) if fault is None else (None, fault.what)
     python, other_pythons = _interpreters(facts, catalog)
     root = facts.user.can_become
+    amd_gpus = [] if gpus.has_gpu(facts, catalog) else amd.gpus(facts, catalog)
     return HostClass(
         os_id=system.id,
         os_version=system.version,
@@ -215,6 +225,8 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         obstacle=hardware.obstacle(facts, catalog),
         catalog=catalog,
         no_wheels=catalog.os().others.fault(system.id, system.libc) if system.libc or system.family == "other" else None,
+        targets=tuple(sorted({gpu.target for gpu in amd_gpus if gpu.target})),
+        amdgpu=facts.amd.driver if facts.amd and amd_gpus else None,
     )
 
 
@@ -240,10 +252,10 @@ def _missing_build_tools(facts: Facts) -> tuple[str, ...]:
 
 def without_gpus(host_class: HostClass) -> HostClass:
     """The same class if its GPUs are not to be used."""
-    has_none = host_class.cuda is None and not host_class.driver_too_old and host_class.gpu_fault is None and host_class.obstacle is None
+    has_none = not host_class.uses_gpus and not host_class.driver_too_old and host_class.gpu_fault is None and host_class.obstacle is None
     why = host_class.cuda_why if has_none else "--cpu was requested; --no-cpu reverts it"
     without = replace(host_class, cuda=None, cuda_why=why, driver_too_old=False, gpu_fault=None, obstacle=None, toolkits=None)
-    return replace(without, kept_builds=(), installed_nccl=())
+    return replace(without, kept_builds=(), installed_nccl=(), targets=(), amdgpu=None)
 
 
 def with_packaged_pythons(host_class: HostClass) -> HostClass:
@@ -351,7 +363,9 @@ def _cuda(facts: Facts, catalog: Catalog) -> tuple[str | None, str]:
     """(the newest CUDA that the driver runs natively, evidence)"""
     driver = facts.driver
     if driver is None or not gpus.has_gpu(facts, catalog):
-        return None, "its container was given none of the machine's GPUs" if gpus.hidden_from_container(facts, catalog) else "it has no GPU"
+        hidden = gpus.hidden_from_container(facts, catalog) or (amd.on_bus(facts, catalog) and amd.hidden_from_container(facts))
+        none = "it has no NVIDIA GPU" if amd.gpus(facts, catalog) else "it has no GPU"
+        return None, "its container was given none of the machine's GPUs" if hidden else none
     if driver.cuda:
         return str(driver.cuda), f"the driver's CUDA is {driver.cuda}"
     if driver.version:

@@ -32,11 +32,17 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
     """(NCCL for every host class with a GPU and a driver, notes)
 
     Raises:
-        Conflict: no version fits all of them.
+        Conflict: no version fits all of them, or one is requested and there are hosts with GPUs of AMD.
     """
     host_classes = {host_class: names for host_class, names in all_host_classes.items() if host_class.cuda is not None}
+    values = _requested(requirements)
     if not host_classes:
-        return {}, _unused_options(requirements)
+        return {}, [f"--nccl {value} has no effect: none of these hosts has an NVIDIA GPU that is used" for value in values]
+    if values and (of_amd := sorted(name for host_class, names in all_host_classes.items() if host_class.targets for name in names)):
+        what = f"--nccl {' '.join(values)}: NCCL connects NVIDIA's GPUs only, and there are AMD's: {joined(of_amd)}"
+        text = "leave --nccl out: without it gradients between the vendors go through host memory"
+        defaults: dict[str, Any] = dict.fromkeys(("nccl_version", "nccl_local", "nccl_tarball", "nccl_tarball_version"))
+        raise Conflict("nccl-vendor", of_amd[0], what, (change_requirements(text, nccl_source="auto", **defaults), exclude(of_amd)))
     build_cudas = build_cudas_of(host_classes)
     found = {host_class: candidates(host_class, requirements, build_cudas[host_class]) for host_class in host_classes}
     builds = _choose(found, requirements.catalog)
@@ -57,14 +63,14 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
     return {host_class: choice.component(host_class) for host_class in host_classes}, notes
 
 
-def _unused_options(requirements: Requirements) -> list[str]:
-    """Notes on options for NCCL if no host gets it; those from a lock are not the user's."""
+def _requested(requirements: Requirements) -> list[str]:
+    """The values of --nccl; those from a lock are not the user's."""
     if "nccl" in requirements.kept:
         return []
-    values = [requirements.nccl_version, requirements.nccl_local, requirements.nccl_tarball]
+    values: list[str | None] = [requirements.nccl_version, requirements.nccl_local, requirements.nccl_tarball]
     if not any(values) and requirements.nccl_source != "auto":
         values = [requirements.nccl_source]
-    return [f"--nccl {value} has no effect: none of these hosts has a GPU that is used" for value in values if value]
+    return [value for value in values if value]
 
 
 def _choose(found: Mapping[HostClass, Candidates], catalog: Catalog) -> dict[HostClass, Build] | None:

@@ -11,7 +11,7 @@ from provision.catalog.models import Trouble
 from provision.plan.model import HostPlan, Knowledge
 from provision.resolve import torch
 from provision.resolve.host_classes import HostClass, grouped
-from provision.survey import Facts, gpus, hardware
+from provision.survey import Facts, amd, gpus, hardware
 
 # Facts that change the plan → what is assumed if they are missing.
 _ASSUMPTIONS = {
@@ -25,7 +25,7 @@ _ASSUMPTIONS = {
 
 def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plans: Mapping[str, HostPlan], catalog: Catalog) -> list[str]:
     """The notes on all hosts, besides those of the plan's components."""
-    gpus_used = any(host_class.cuda is not None for host_class in class_of.values())
+    gpus_used = any(host_class.uses_gpus for host_class in class_of.values())
     return [
         *_on_driver_branches(facts, catalog),
         *_without_root(plans),
@@ -76,15 +76,18 @@ def _without_root(plans: Mapping[str, HostPlan]) -> list[str]:
 
 def _on_unused_gpus(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], catalog: Catalog) -> list[str]:
     """GPUs that the plan does not use, by cause."""
-    having = (name for name in sorted(facts) if gpus.has_gpu(facts[name], catalog) or gpus.hidden_from_container(facts[name], catalog))
-    unused = grouped((class_of[name].cuda_why, name) for name in having if class_of[name].cuda is None)
-    count = {why: sum(len(facts[name].gpus) for name in names) for why, names in unused.items()}
+
+    def has_gpus(host: Facts) -> bool:
+        return gpus.has_gpu(host, catalog) or gpus.hidden_from_container(host, catalog) or amd.has_gpu(host, catalog)
+
+    unused = grouped((class_of[name].cuda_why, name) for name in sorted(facts) if has_gpus(facts[name]) and not class_of[name].uses_gpus)
+    count = {why: sum(len(facts[name].gpus or amd.gpus(facts[name], catalog)) for name in names) for why, names in unused.items()}
     return [f"{joined(names)}: {count[why] or 'all'} GPUs stay unused: {why}" for why, names in unused.items()]
 
 
 def _on_hosts_without_gpus(class_of: Mapping[str, HostClass]) -> Iterator[str]:
     """Hosts without GPUs among hosts that compute on theirs."""
-    without = sorted(name for name, host_class in class_of.items() if host_class.cuda is None)
+    without = sorted(name for name, host_class in class_of.items() if not host_class.uses_gpus)
     if without and len(without) < len(class_of):
         few = f" (--limit '{','.join(f'!{name}' for name in without)}' leaves {'it' if len(without) == 1 else 'them'} out)"
         yield (

@@ -13,8 +13,8 @@ from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter, with_driver_for, with_newest_driver, without_gpus
 
 ComponentConflict = Literal[
-    "nccl", "nccl-absent", "nccl-not-the-same", "nccl-source", "nccl-version", "openmpi", "openmpi-known-bad", "openmpi-version", "python",
-    "torch",
+    "nccl", "nccl-absent", "nccl-not-the-same", "nccl-source", "nccl-vendor", "nccl-version", "openmpi", "openmpi-known-bad",
+    "openmpi-version", "python", "torch",
 ]  # fmt: skip
 HostConflict = Literal[
     "accelerator", "architecture", "distribution", "distribution-too-old", "driver-misfit", "driver-too-old", "gpu-fault",

@@ -11,17 +11,26 @@ from provision.base.text import joined
 from provision.base.validation import did_you_mean
 from provision.base.versions import key
 from provision.catalog import Catalog, troubles
-from provision.catalog.models import PytorchBuild, PytorchDefault, PytorchRelease
+from provision.catalog.models import PytorchBuild, PytorchDefault, PytorchRelease, RocmBuild
 from provision.plan.model import Rejected, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve import python
 from provision.resolve.host_classes import HostClass, HostClasses, Interpreter
-from provision.resolve.remedies import CPU_ONLY, Conflict, Proposal, change_requirements, exclude, newer_drivers, other_pythons
+from provision.resolve.remedies import (
+    CPU_ONLY,
+    Conflict,
+    Proposal,
+    change_class,
+    change_requirements,
+    exclude,
+    newer_drivers,
+    other_pythons,
+)
 
-CPU = "cpu"
+CPU, CUDA, ROCM = "cpu", "cu", "rocm"  # tags of builds are one of these, with a version without dots for CUDA
 
 Interpreters = Mapping[HostClass, Interpreter]
-Tags = Mapping[HostClass, str]  # of the build of each host class: ``cpu``, ``cu126``, …
+Tags = Mapping[HostClass, str]  # of the build of each host class: ``cpu``, ``cu126``, ``rocm7.2``, …
 _Cost = tuple[bool, bool, bool, int]
 
 
@@ -100,6 +109,8 @@ def _components(host_classes: HostClasses, pythons: Interpreters, requirements: 
     }
     notes = [*_notes_on_an_older_release(selection, host_classes, pythons, requirements)]
     inside = _nccls(version, tags)
+    if {tag.startswith(ROCM) for tag in tags.values() if tag != CPU} == {True, False}:
+        notes.append(_note_on_two_vendors(host_classes, tags))
     if len(inside) > 1:
         listed = ", ".join(f"{tags[each]} on {host_classes[each][0]} {nccl}" for nccl, each in inside.items())
         notes.append(
@@ -156,13 +167,29 @@ def _default(version: str, catalog: Catalog) -> PytorchDefault | None:
 
 def nccl_inside(wheel: Wheel | None, catalog: Catalog) -> str | None:
     """The NCCL inside a build of PyTorch; None if the catalogue does not know it."""
-    build = _build(wheel.version.partition("+")[0], _tag(wheel.cuda), catalog) if wheel and wheel.cuda else None
+    release = catalog.pytorch().releases.get(wheel.version.partition("+")[0]) if wheel else None
+    build = release.builds.get(wheel.cuda) if release and wheel and wheel.cuda else None
     return build.nccl if build else None
 
 
-def _build(version: str, tag: str, catalog: Catalog) -> PytorchBuild | None:
+def _note_on_two_vendors(host_classes: HostClasses, tags: Tags) -> str:
+    """What it costs that no library of collectives connects GPUs of both vendors."""
+    of_amd, others = (
+        joined(sorted(name for each, names in host_classes.items() if tags[each].startswith(vendor) for name in names))
+        for vendor in (ROCM, CUDA)
+    )
+    return (
+        f"{of_amd}: AMD's GPUs, and {others} NVIDIA's: neither NCCL nor RCCL connects both, so all ranks send their gradients through host "
+        "memory: every step waits for a copy to the CPU and back and for the hosts' network, without GPUDirect; torch.distributed needs "
+        "gloo. A job on the hosts of one vendor (--limit) goes from GPU to GPU"
+    )
+
+
+def _build(version: str, tag: str, catalog: Catalog) -> PytorchBuild | RocmBuild | None:
     """A build with its tag; None for the CPU build, and where the catalogue does not know it."""
     release = catalog.pytorch().releases.get(version)
+    if tag.startswith(ROCM):
+        return catalog.pytorch().rocm.of[tag.removeprefix(ROCM)] if release and tag.removeprefix(ROCM) in release.rocm else None
     return release.builds.get(_cuda(tag)) if release else None
 
 
@@ -206,7 +233,9 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             reason = f"PyTorch {version} has no wheel for Python {python}"
             lifted_by = _fitting_python(release, host_class, requirements)
             found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
-        if not builds:
+        if not builds and host_class.targets:
+            found.append(_rejected_for_amd(version, release, host_class, names[0]))
+        elif not builds:
             gpus, driver = ", ".join(host_class.capabilities), f"a driver for CUDA {host_class.cuda}"
             if not any(_has_code(build.code.get(host_class.arch), host_class) for build in release.builds.values()):
                 reason = f"no build of PyTorch {version} for {host_class.arch} has code for compute capability {gpus}"
@@ -216,6 +245,30 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
                 reason = f"no build of PyTorch {version} runs on {driver}"
             found.append(Rejected(candidate, reason, id="driver", host=names[0], lifted_by=_fitting_driver(release, host_class)))
     return found
+
+
+def _rejected_for_amd(version: str, release: PytorchRelease, host_class: HostClass, host: str) -> Rejected:
+    """Why none of a release's builds for AMD's GPUs runs on a host class: what the build that is nearest to it lacks."""
+    known = host_class.catalog.pytorch().rocm.of
+    unfit = [misfit for each in release.rocm if (misfit := _misfit(each, host_class))]
+    nearest = max(unfit, key=lambda each: each.id == "driver", default=Rejected("", "none is known", id="absent"))
+    oldest = min((known[each].driver for each in release.rocm), key=key, default="")
+    lifted_by = f"amdgpu {oldest} or newer" if nearest.id == "driver" else ""
+    reason = f"no build of PyTorch {version} for AMD's GPUs fits: {nearest.cause}"
+    return Rejected(f"torch=={version}", reason, id=nearest.id, host=host, lifted_by=lifted_by)
+
+
+def _misfit(rocm: str, host_class: HostClass) -> Rejected | None:
+    """Why the builds for a ROCm do not run on a host class with GPUs of AMD. A GPU needs code for exactly its target."""
+    build = host_class.catalog.pytorch().rocm.of[rocm]
+    without_code = [each for each in host_class.targets if each not in build.code]
+    if host_class.arch != "x86_64":
+        return Rejected(ROCM + rocm, "those that are known are for x86_64", id="system")
+    if without_code:
+        return Rejected(ROCM + rocm, f"that for ROCm {rocm} has no code for {', '.join(without_code)}", id="gpu")
+    if host_class.amdgpu and key(host_class.amdgpu) < key(build.driver):
+        return Rejected(ROCM + rocm, f"that for ROCm {rocm} needs amdgpu {build.driver}, and {host_class.amdgpu} is loaded", id="driver")
+    return None
 
 
 def _fitting_python(release: PytorchRelease, host_class: HostClass, requirements: Requirements) -> str:
@@ -285,18 +338,27 @@ def _rejected_releases(selection: _Selection) -> Iterator[Rejected]:
 
 
 def _tags(version: str, host_class: HostClass, requirements: Requirements) -> list[str]:
-    """The tags of the builds that a host class can use, best first: ``cpu``, or ``cu126``, …; empty if there is none.
+    """The tags of the builds that a host class can use, best first: ``cpu``, or ``cu126``, … or ``rocm7.2``, …; empty if there is none.
 
     Best is: chosen by an earlier run; of the driver's CUDA major; without weak evidence; run natively (largest first) and not by
-    minor-version compatibility (smallest first). Of a release that the catalogue does not know: those of available wheels, else ``cpu``.
+    minor-version compatibility (smallest first); for AMD's GPUs after those without weak evidence the newest ROCm. Of a release that the
+    catalogue does not know: those of available wheels, else ``cpu``.
     """
-    if host_class.cuda is None:
+    if not host_class.uses_gpus:
         return [CPU]
     release = requirements.catalog.pytorch().releases.get(version)
+    vendor = ROCM if host_class.targets else CUDA
     if release is None:
-        named = re.compile(rf"torch-{re.escape(version)}\+(cu\d{{3}})-")
+        named = re.compile(rf"torch-{re.escape(version)}\+({vendor}\d[\d.]*)-")
         tags = {found[1] for each in (*requirements.files, *host_class.torch_wheels) if (found := named.match(each))}
+        if host_class.cuda is None:
+            return sorted(tags, key=key, reverse=True) or [CPU]
         return sorted((tag for tag in tags if host_class.runs(_cuda(tag))), key=lambda tag: key(_cuda(tag)), reverse=True) or [CPU]
+    if host_class.cuda is None:
+        known = requirements.catalog.pytorch().rocm.of
+        newest_first = sorted((each for each in release.rocm if not _misfit(each, host_class)), key=key, reverse=True)
+        by_evidence = sorted(newest_first, key=lambda each: (not _kept(version, ROCM + each, host_class), known[each].weak is not None))
+        return [ROCM + each for each in by_evidence]
     major = key(host_class.cuda)[0]
 
     def cost(cuda: str) -> tuple[bool, bool, bool, bool, tuple[int, ...]]:
@@ -323,16 +385,14 @@ def _kept(version: str, tag: str, host_class: HostClass) -> bool:
 
 def _with_same_nccl(version: str, host_classes: HostClasses, requirements: Requirements) -> Tags:
     """The best builds. Each has its own NCCL inside, and ranks with different ones refuse each other: if these differ and one build fits
-    all hosts with GPUs, all get that one."""
+    all hosts with GPUs of a vendor, all these get that one."""
     usable = {host_class: _tags(version, host_class, requirements) or [CPU] for host_class in host_classes}
     best = {host_class: tags[0] for host_class, tags in usable.items()}
-    if len(_nccls(version, best)) <= 1:
-        return best
-    common = set.intersection(*(set(tags) for host_class, tags in usable.items() if best[host_class] != CPU))
-    if not common:
-        return best
-    largest = max(common, key=lambda tag: key(_cuda(tag)))
-    return {host_class: tag if tag == CPU else largest for host_class, tag in best.items()}
+    for vendor in (CUDA, ROCM):
+        of_vendor = {host_class: tag for host_class, tag in best.items() if tag.startswith(vendor)}
+        if len(_nccls(version, of_vendor)) > 1 and (common := set.intersection(*(set(usable[each]) for each in of_vendor))):
+            best |= dict.fromkeys(of_vendor, max(common, key=lambda tag: key(tag.removeprefix(ROCM) if vendor == ROCM else _cuda(tag))))
+    return best
 
 
 def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterator[Rejected]:
@@ -354,12 +414,22 @@ def _rejected_builds(version: str, chosen: str, host_class: HostClass) -> Iterat
         else:
             cause = f"{chosen} fits the driver better, or fits the other hosts, too: ranks need the same NCCL inside"
         yield Rejected(f"torch=={version}+{_tag(cuda)}", cause)
+    for rocm in release.rocm if release and host_class.targets else ():
+        if ROCM + rocm != chosen:
+            weak, misfit = host_class.catalog.pytorch().rocm.of[rocm].weak, _misfit(rocm, host_class)
+            cause = misfit.cause if misfit else f"weak evidence: {weak}" if weak else f"{chosen} is newer, or an earlier run chose it"
+            yield Rejected(f"torch=={version}+{ROCM}{rocm}", cause)
 
 
 def _nccls(version: str, tags: Tags) -> dict[str, HostClass]:
-    """The NCCLs inside these builds, each with a host class that gets it."""
-    builds = {host_class: (tag, _build(version, tag, host_class.catalog)) for host_class, tag in tags.items() if tag != CPU}
-    return {(build and build.nccl) or f"of {tag}": host_class for host_class, (tag, build) in builds.items()}
+    """The NCCLs inside these builds, each with a host class that gets it; the RCCLs where those differ."""
+    inside: dict[str, dict[str, HostClass]] = {CUDA: {}, ROCM: {}}
+    for host_class, tag in tags.items():
+        build = _build(version, tag, host_class.catalog)
+        library = build.rccl if isinstance(build, RocmBuild) else build.nccl if build else None
+        if tag != CPU:
+            inside[ROCM if tag.startswith(ROCM) else CUDA][library or f"of {tag}"] = host_class
+    return max(inside.values(), key=len)
 
 
 def _tag(cuda: str) -> str:
@@ -375,15 +445,23 @@ def _component(
 ) -> Wheel:
     known = requirements.catalog.pytorch()
     exact = f"{version}+{tag}"
-    cuda = None if tag == CPU else _cuda(tag)
-    if cuda:
+    cuda = _cuda(tag) if tag.startswith(CUDA) else None
+    rocm = _build(version, tag, host_class.catalog) if tag.startswith(ROCM) else None
+    place, code = known.index, tuple[str, ...]()
+    if isinstance(rocm, RocmBuild):
+        driver = f"amdgpu {host_class.amdgpu} runs build {tag}" if host_class.amdgpu else f"build {tag}; the driver is the kernel's own"
+        why = [driver, f"it has code for {', '.join(host_class.targets)}, and its own ROCm inside"]
+        place = rocm.index or place
+        if rocm.device:
+            code = tuple(f"{rocm.device.format(target=each)}=={exact}" for each in host_class.targets)
+    elif cuda:
         why = [f"{host_class.cuda_why}, which runs build {tag}"]
         if key(cuda) > key(host_class.cuda or "0"):
             limit = "runs builds of the same major, without newer PTX"
             why.append(f"by minor-version compatibility: a driver for CUDA {host_class.cuda} {limit}")
         if host_class.capabilities:
             why.append(f"it has code for compute capability {', '.join(host_class.capabilities)}")
-    elif host_class.cuda is None:
+    elif not host_class.uses_gpus:
         why = [f"the CPU build: {host_class.cuda_why}"]
     else:
         why = [f"whichever build the index has: the catalogue knows none of PyTorch {version} that runs here"]
@@ -401,12 +479,12 @@ def _component(
         source = "host"
         why.append("the wheel is in a wheel folder from the settings of the host's pip")
     elif requirements.torch_index:
-        index, exact = requirements.torch_index, version
+        index, exact, code = requirements.torch_index, version, ()
         why.append("from the requested index")
     else:
-        index = known.index.format(tag=tag)
-        why.append("from the PyTorch project's index for this build")
-    return Wheel(exact, f"torch=={exact}", source, tuple(why), rejected, index=index, cuda=cuda, file=file, sha256=sha256)
+        index = place.format(tag=tag)
+        why.append(f"from {'the PyTorch project' if place == known.index else 'AMD'}'s index for this build")
+    return Wheel(exact, f"torch=={exact}", source, tuple(why), rejected, index, file, sha256, cuda, code)
 
 
 def _file_of(version: str, python: str, arch: str, wheels: Iterable[str]) -> str | None:
@@ -425,6 +503,12 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     pythons = {python for release in requirements.catalog.pytorch().releases.values() for python in release.pythons}
     yield from other_pythons(host_class, names, pythons)
     yield exclude(names)
-    yield from newer_drivers(host_class, names)
+    if host_class.targets:
+        for driver in sorted({each.driver for each in requirements.catalog.pytorch().rocm.of.values()}, key=key):
+            if host_class.amdgpu and key(host_class.amdgpu) < key(driver):
+                newer = replace(host_class, amdgpu=driver)
+                yield change_class(f"update the driver amdgpu of {joined(names)} to {driver} or newer", host_class, newer, "driver")
+    else:
+        yield from newer_drivers(host_class, names)
     yield CPU_ONLY
     yield change_requirements("--torch none: Open MPI and the engine's NumPy side only", torch=False)

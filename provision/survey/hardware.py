@@ -10,7 +10,7 @@ from provision.base.problems import Problem
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.catalog.models import Condition
-from provision.survey import gpus
+from provision.survey import amd, gpus
 from provision.survey.model import Facts, InfinibandPort
 
 _NO_CLUSTER = re.compile(r"[0-]*")  # NVML's answer where GPUs have no NVLink beyond their host
@@ -21,10 +21,11 @@ def obstacle(facts: Facts, catalog: Catalog) -> Problem | None:
     has ``{host}`` for the names of the hosts."""
     if board := tegra_without_wheels(facts, catalog):
         return Problem("error", board, id="jetson")
-    if not gpus.has_gpu(facts, catalog) and (found := other_accelerators(facts, catalog)) and not others_hidden_from_container(facts):
-        return Problem(
-            "error", f"it has {found} and no NVIDIA GPU; what is installed here uses NVIDIA's GPUs only", id="other-accelerators"
-        )
+    if not gpus.has_gpu(facts, catalog):
+        if (found := other_accelerators(facts, catalog)) and not others_hidden_from_container(facts) and not amd.gpus(facts, catalog):
+            what = f"it has {found} and no GPU of NVIDIA or AMD; what is installed here uses theirs only"
+            return Problem("error", what, id="other-accelerators")
+        return amd.fault(facts, catalog)
     return _mig_obstacle(facts)
 
 
@@ -41,14 +42,12 @@ def tegra_without_wheels(facts: Facts, catalog: Catalog) -> str | None:
 
 
 def other_accelerators(facts: Facts, catalog: Catalog) -> str:
-    """``8 x AMD GPU``: accelerators of other vendors; empty without any. Graphics of processors and of consoles do not count."""
-    counted: Counter[str] = Counter()
-    for device in facts.accelerators.devices:
-        for known in catalog.hardware().accelerators:
-            classed = device.pci_class in known.classes and (not known.devices or device.device in known.devices)
-            large = known.display_memory_mb is not None and (device.memory_mb or 0) >= known.display_memory_mb
-            if device.vendor == known.vendor and (classed or (device.pci_class == "0300" and large)):
-                counted[known.name] += 1
+    """``8 x Intel Gaudi (Habana)``: accelerators that are not used, AMD's next to NVIDIA's among them; empty without any."""
+    hardware, counted = catalog.hardware(), Counter[str]()
+    for each in facts.accelerators.devices:
+        known = hardware.accelerator(each.vendor, each.device, each.pci_class, each.memory_mb)
+        if known and (each.vendor != hardware.amd_vendor or gpus.has_gpu(facts, catalog)):
+            counted[known.name] += 1
     return " and ".join(f"{count} x {name}" for name, count in counted.items())
 
 
@@ -108,6 +107,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "aarch64": facts.arch == "aarch64",
         "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
+        "amd": not gpus.has_gpu(facts, catalog) and len(amd.gpus(facts, catalog)),
         "container": facts.container,
         "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,

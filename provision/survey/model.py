@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from provision.base.validation import Form, did_you_mean
 from provision.base.versions import VERSION
 from provision.catalog import OURS, Catalog
+from provision.catalog.models import GFX
 from provision.plan.manifest import UNREADABLE, Manifest
 from provision.plan.model import HostPlan
 
@@ -70,6 +71,7 @@ Hostname = Annotated[str, Form(r"(\w[\w.:-]*)?", "a host name")]
 Cuda = Annotated[str, Form(r"\d+\.\d+", 'a version, such as "12.2"')]  # `12` alone would be read as 12.0
 Capability = Annotated[str, BeforeValidator(lambda read: str(read) if isinstance(read, float) else read), Form(r"\d+\.\d+", 'like "8.0"')]
 PciId = Annotated[str, Form(r"[0-9a-f]{4}", 'a PCI device id, such as "2330"')]
+GfxTarget = Annotated[str, Form(GFX, 'a target of AMD, such as "gfx942"')]
 Address = Annotated[str, _like(_is_address, 'an address, such as "10.0.0.1/24"')]
 Port = Annotated[int, _like(lambda value: 0 < value < 65536, "a port, a number from 1 to 65535")]
 Number = int | float
@@ -299,9 +301,33 @@ class Nvidia(Section):
     imex_channels: bool | None = None
 
 
+class AmdGpu(Section):
+    """A GPU of AMD, or a partition of one: what code for it is compiled for (None for an invalid number), and its place on the PCI bus."""
+
+    target: GfxTarget | None = None
+    address: str | None = None
+
+
+class Amd(Section):
+    """AMD's kernel driver.
+
+    Attributes:
+        driver: its version; None for the kernel's own, which has none.
+        gpus: what it lists for computing.
+        usable: whether the login user may open /dev/kfd.
+        rocm: the ROCm in /opt/rocm, which PyTorch's wheels do not use.
+    """
+
+    driver: Version | None = None
+    gpus: Annotated[list[AmdGpu], Field(max_length=256)] = []
+    usable: bool = True
+    rocm: Version | None = None
+
+
 class PciDevice(Section):
     """A display controller or processing accelerator that is not NVIDIA's."""
 
+    address: str | None = None
     vendor: PciId
     device: PciId
     pci_class: PciId
@@ -630,6 +656,7 @@ class Facts(Section):
     gpus: list[Gpu] = []
     nvidia: Nvidia = Nvidia()
     accelerators: Accelerators = Accelerators()
+    amd: Amd | None = None
     tegra: Tegra | None = None
     efa_plugin: str | None = None
     cuda: CudaToolkits = CudaToolkits()
@@ -673,9 +700,9 @@ class Facts(Section):
         return facts.model_copy(update=update)
 
     def _unknown(self, stated: set[str]) -> list[str]:
-        """Facts that are not ``stated``. Driver and GPUs count as known, because most hosts have none; where there is a driver, its CUDA
+        """Facts that are not ``stated``. Drivers and GPUs count as known, because most hosts have none; where there is a driver, its CUDA
         and its GPUs' compute capabilities have to be stated."""
-        known = {*stated, "driver", "gpus", "missing", "errors"}
+        known = {*stated, "driver", "gpus", "amd", "missing", "errors"}
         unknown = [name for name, field in type(self).model_fields.items() if name not in known and not field.is_required()]
         unknown += ["gpus"] if self.driver and "gpus" not in stated else []
         unknown += ["driver.cuda"] if self.driver and self.driver.cuda is None else []

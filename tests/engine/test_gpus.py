@@ -17,7 +17,7 @@ from collective_core.torch import gpu, handles, nccl
 
 
 def told(**other):
-    return {"unsupported_reason": "", "setting": "auto", "gpu": "GPU-0", "version": [2, 27, 3], **other}
+    return {"unsupported_reason": "", "setting": "auto", "gpu": "GPU-0", "version": [2, 27, 3], "library": "NCCL", **other}
 
 
 def test_nccl_is_used_where_every_rank_has_a_gpu_of_its_own():
@@ -28,6 +28,9 @@ def test_nccl_is_used_where_every_rank_has_a_gpu_of_its_own():
     assert found.startswith("ranks 0 and 3 and 7; 2 and 6 use the same GPU")
     assert gpu.unsupported_reason_of([told(setting="on"), told(setting="on")], [0, 1]) == "", "NCCL itself says whether it can"
     assert gpu.unsupported_reason_of([told(), told(unsupported_reason="it has no GPU")], [4, 7]) == "rank 7: it has no GPU"
+    of_amd = told(gpu="b", library="RCCL")  # of the same number
+    assert gpu.unsupported_reason_of([told(), of_amd], [0, 1]) == "rank 0 has NCCL, and rank 1 a GPU of another vendor"
+    assert gpu.unsupported_reason_of([of_amd, told(gpu="c", library="RCCL")], [0, 1]) == ""
     assert gpu.unsupported_reason_of([told(), told(gpu="b", version=[2, 28, 0])], [0, 1]) == "ranks 0 and 1 have different versions of NCCL"
 
 

@@ -607,6 +607,9 @@ def test_ranks_for_the_gpus_and_the_cores_of_this_machine(monkeypatch):
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3,5")
     assert [ranks(word) for word in ("auto", "gpu", "cpu")] == [3, 3, cores.share(1)]
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,2")
+    assert ranks("gpu") == 2
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert ranks("auto") == cores.share(1)
     with pytest.raises(CollectiveError, match="no NVIDIA GPU"):

@@ -5,6 +5,8 @@ import re
 
 from .machine import number, section
 
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+MAX_KFD_NODES = 256  # are read: a host has 16 GPUs of AMD at most, each in 8 partitions, and a node for each processor
 MAX_DEVICES = 64  # are listed: a host has 16 accelerators at most, and 8 virtual functions of each
 ACCELERATOR_NODES = ("/dev/kfd", "/dev/dri/renderD*", "/dev/accel/accel*", "/dev/hl[0-9]*")
 # Where AWS's installer, its deep-learning images and Debian packages put the plugin.
@@ -37,6 +39,41 @@ def accelerators(machine):
     return {
         "devices": [each for each in found if each][:MAX_DEVICES],
         "nodes": [node for pattern in ACCELERATOR_NODES for node in machine.glob(pattern)][:MAX_DEVICES],
+    }
+
+
+def gfx_target(number_of_kfd):
+    """``gfx90a`` for KFD's 90010: major, minor and step, the last two as hexadecimal digits; None for a number that no GPU has."""
+    major, minor, step = number_of_kfd // 10000, number_of_kfd // 100 % 100, number_of_kfd % 100
+    return "gfx%d%x%x" % (major, minor, step) if 6 <= major < 100 and minor < 16 and step < 16 else None
+
+
+def gpu_of_kfd(text):
+    """A GPU from the properties of its node; None for a processor's."""
+    known = {name: int(value) for name, value in re.findall(r"^(\w{1,40}) (\d{1,20})$", text, re.M)}
+    if not known.get("gfx_target_version"):
+        return None
+    place = known.get("location_id", 0)  # bus, device, and a function, which is the partition's number
+    return {
+        "target": gfx_target(known["gfx_target_version"]),
+        "address": "%04x:%02x:%02x" % (known.get("domain", 0) & 0xFFFF, place >> 8 & 0xFF, place >> 3 & 0x1F),
+    }
+
+
+@section("amd")
+def amd(machine):
+    """AMD's driver and the GPUs that it lists for computing, but those that a container was not given; None where it is not loaded."""
+    if not machine.exists("/sys/module/amdgpu"):
+        return None
+    nodes = sorted(machine.listdir(KFD_NODES), key=lambda name: (len(name), name))[:MAX_KFD_NODES]
+    found = [gpu_of_kfd(machine.read("%s/%s/properties" % (KFD_NODES, node), 1 << 16) or "") for node in nodes]
+    rocm = re.match(r"\d+(\.\d+)+", machine.line("/opt/rocm/.info/version") or "")
+    version = re.match(r"\d+(\.\d+)+", machine.line("/sys/module/amdgpu/version") or "")  # the kernel's own driver has none
+    return {
+        "driver": version.group() if version else None,
+        "gpus": [gpu for gpu in found if gpu],
+        "usable": os.access(machine.path("/dev/kfd"), os.R_OK | os.W_OK),
+        "rocm": rocm.group() if rocm else None,
     }
 
 

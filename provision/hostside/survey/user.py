@@ -8,7 +8,7 @@ import time
 
 from .machine import SECRET_NAME, group_names, once, section, without_credentials
 
-VARIABLES_OF_INTEREST = re.compile(r"^(NCCL|OMPI|PMIX|PRTE|UCX|HOROVOD|COLLECTIVE|HWLOC|OMP_NUM|CUDA_VISIBLE|MASTER_(ADDR|PORT)$)")
+VARIABLES_OF_INTEREST = re.compile(r"^(NCCL|OMPI|PMIX|PRTE|UCX|HOROVOD|COLLECTIVE|HWLOC|OMP_NUM|(CUDA|HIP|ROCR)_VISIBLE|MASTER_(ADDR|PORT)$)")
 SYSCTLS = (
     "kernel.yama.ptrace_scope",
     "net.core.rmem_max",

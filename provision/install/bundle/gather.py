@@ -94,6 +94,11 @@ def _check(plan: Plan, folder: Path | None) -> None:
         if host.family != "debian":
             what = "bundles hold packages of Debian and Ubuntu only"
             raise ProvisionError(what, where=name, hint=f"leave it out: --limit '!{name}'")
+        if host.torch and host.torch.packages:
+            what = f"bundles hold wheels only, and the ROCm of torch {host.torch.version} has a source distribution (rocm)"
+            raise ProvisionError(
+                what, where=name, hint=f"--torch VERSION with a build of PyTorch's own, or leave it out: --limit '!{name}'"
+            )
         artifacts.torch_wheel(host, folder)  # the user's must be there
 
 

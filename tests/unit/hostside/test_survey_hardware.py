@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from survey_module import machine, survey
 
 from provision.catalog import OURS
-from provision.survey import Facts, hardware
+from provision.survey import Facts, amd, collect, hardware
 
 OUTPUTS = Path(__file__).parents[2] / "data" / "nvidia-smi"
 PCI = "/sys/bus/pci/devices"
@@ -32,24 +33,90 @@ def stated(found: dict[str, Any], **more: Any) -> Facts:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (pci(*[("1002", "74a1", "120000")] * 8), "8 x AMD GPU"),  # MI300X
-        (pci(("1002", "740f", "038000")), "1 x AMD GPU"),  # MI210
-        (pci(("1002", "164e", "030000"), mem_info_vram_total="536870912\n"), ""),  # a Ryzen's own graphics
-        (pci(("1002", "164e", "030000")), ""),
-        (pci(("1002", "744c", "030000"), mem_info_vram_total="25753026560\n"), "1 x AMD GPU"),  # Radeon RX 7900 XTX
+        (pci(*[("1002", "74a1", "120000")] * 8), ""),  # MI300X, for which there are builds
         (pci(("1da3", "1020", "120000"), ("1a03", "2000", "030000")), "1 x Intel Gaudi (Habana)"),
         (pci(*[("19e5", "d802", "120000")] * 8, ("19e5", "0222", "020000")), "8 x Huawei Ascend NPU"),  # and a network card
         (pci(("1d22", "3684", "120000")), "1 x Baidu Kunlun XPU"),
         (pci(("8086", "0bd5", "038000"), ("8086", "56c0", "038000")), "2 x Intel data-centre GPU"),
         (pci(("8086", "4680", "038000"), ("8086", "7d1d", "120000")), ""),  # a processor's graphics without a monitor, and its NPU
         (pci(("1a03", "2000", "030000"), ("10de", "2330", "030200")), ""),  # a server's console, an H100
-        (pci(("1002", "1478", "060400")), ""),  # a bridge
         ({f"{PCI}/0000:00:00.0/vendor": "0x1002\n"}, ""),
     ],
 )
 def test_accelerators_of_other_vendors(tmp_path: Path, files: dict[str, str], expected: str) -> None:
     found = survey.accelerators(machine(tmp_path, files))
     assert hardware.other_accelerators(stated({"accelerators": found}), OURS) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        (pci(*[("1002", "74a1", "120000")] * 8), 8),  # MI300X
+        (pci(("1002", "740f", "038000")), 1),  # MI210
+        (pci(("1002", "164e", "030000"), mem_info_vram_total="536870912\n"), 0),  # a Ryzen's own graphics
+        (pci(("1002", "164e", "030000")), 0),
+        (pci(("1002", "744c", "030000"), mem_info_vram_total="25753026560\n"), 1),  # Radeon RX 7900 XTX
+        (pci(("1002", "1478", "060400")), 0),  # a bridge
+    ],
+)
+def test_gpus_of_amd_on_the_bus(tmp_path: Path, files: dict[str, str], count: int) -> None:
+    assert amd.on_bus(stated({"accelerators": survey.accelerators(machine(tmp_path, files))}), OURS) == count
+
+
+def kfd(*versions: str, **more: str) -> dict[str, str]:
+    """KFD's nodes: a processor's, and one with each gfx_target_version; ``more``: further files below /sys/module/amdgpu."""
+    nodes = "/sys/class/kfd/kfd/topology/nodes"
+    files = {f"{nodes}/0/properties": "cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n", "/sys/module/amdgpu/initstate": "live\n"}
+    for place, version in enumerate(versions, 1):
+        files[f"{nodes}/{place}/properties"] = f"simd_count 1216\ngfx_target_version {version}\nlocation_id {place << 8}\ndomain 0\n"
+    return files | {f"/sys/module/amdgpu/{name}": text for name, text in more.items()}
+
+
+def test_what_amds_driver_lists(tmp_path: Path) -> None:
+    files = kfd(*["90402"] * 8, version="6.19.14.31400000\n") | {"/dev/kfd": "", "/opt/rocm/.info/version": "7.1.1-38\n"}
+    found = survey.amd(machine(tmp_path, files))
+    assert (found["driver"], found["rocm"], found["usable"]) == ("6.19.14.31400000", "7.1.1", True)
+    assert found["gpus"] == [{"target": "gfx942", "address": f"0000:{bus:02x}:00"} for bus in range(1, 9)]
+    known = stated({"amd": found})
+    assert len(amd.gpus(known, OURS)) == 8
+    assert collect.summary({"a": known})[0]["GPUs"] == "8 (amdgpu 6.19.14.31400000, ROCm 7.1.1)"
+    needed = OURS.system_packages().needed_mb
+    assert collect._needed_mb(known, OURS) == needed.rocm
+    assert collect._needed_mb(stated({"amd": {"gpus": []}}), OURS) == needed.cpu, "amdgpu for a console or a processor's graphics"
+    assert survey.amd(machine(tmp_path / "other")) is None
+    inbox = survey.amd(machine(tmp_path / "inbox", kfd("110000")))
+    assert (inbox["driver"], inbox["rocm"], inbox["usable"]) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("version", "target"),
+    [
+        *(("90402", "gfx942"), ("90010", "gfx90a"), ("110000", "gfx1100"), ("120001", "gfx1201"), ("80003", "gfx803"), ("90500", "gfx950")),
+        *(("7", None), ("99999999", None), ("91600", None), ("90016", None), ("12345678901234567890", None)),
+    ],
+)
+def test_a_target_is_that_of_a_gpu_or_invalid(tmp_path: Path, version: str, target: str | None) -> None:
+    found = survey.amd(machine(tmp_path, kfd(version)))
+    assert [gpu["target"] for gpu in found["gpus"]] == [target]
+    assert stated({"amd": found}).amd is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gfx_target_version", "gfx_target_version -90402\n", "gfx_target_version 9\x000402\n", "\xff" * 100000]
+)
+def test_what_is_no_property_is_no_gpu(tmp_path: Path, text: str) -> None:
+    hostile = {"version": "6.1; rm -rf /\n"}
+    files = kfd(**hostile) | {"/sys/class/kfd/kfd/topology/nodes/1/properties": text, "/opt/rocm/.info/version": "$(reboot)\n"}
+    assert survey.amd(machine(tmp_path, files)) == {"driver": "6.1", "gpus": [], "usable": False, "rocm": None}
+
+
+def test_a_host_of_a_thousand_gpus_of_amd_has_a_short_answer(tmp_path: Path) -> None:
+    found = survey.amd(machine(tmp_path, kfd(*["90402"] * 1000)))
+    assert len(found["gpus"]) == 255
+    with pytest.raises(ValidationError, match="at most 256"):
+        stated({"amd": {"gpus": found["gpus"] * 2}})
+    with pytest.raises(ValidationError, match="a target of AMD"):
+        stated({"amd": {"gpus": [{"target": "gfx942; reboot"}]}})
 
 
 def test_a_host_of_a_thousand_devices_has_a_short_answer(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_release_is_offered_where_the_driver_of_the_installed_build_runs_one_o
     (tmp_path / "requirements.txt").write_text("torch>=2.8,<2.9\n")
     there = base(packages={"torch": {"version": installed, "requires": []}})
     with pytest.raises(ProvisionError) as caught:
-        environments.resolve(environments.read(tmp_path / "requirements.txt"), there, "node1")
+        environments.resolve(environments.read(tmp_path / "requirements.txt"), there, "node1", catalog.OURS)
     offered = re.search(r"--torch (\S+)", str(caught.value))
     assert (offered and offered[1]) == release
 

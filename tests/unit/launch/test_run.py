@@ -894,7 +894,14 @@ def test_options_without_effect_say_so(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_variables_that_ranks_get_by_default() -> None:
-    known = {"HOROVOD_TIMELINE": "t", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "PYTHONPATH": "lib", "CUDA_LAUNCH_BLOCKING": "1"}
+    known = {
+        "HOROVOD_TIMELINE": "t",
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONPATH": "lib",
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "HIP_LAUNCH_BLOCKING": "1",
+    }
     here = {
         "HOME": "/h",
         "PATH": "/bin",
@@ -903,6 +910,8 @@ def test_variables_that_ranks_get_by_default() -> None:
         "PYTHONHOME": "/p",
         "SLURM_JOB_ID": "7",
         "CUDA_VISIBLE_DEVICES": "0",
+        "HIP_VISIBLE_DEVICES": "0",
+        "ROCR_VISIBLE_DEVICES": "0",
     }
     secret = {"COLLECTIVE_SECRET": "s", "WANDB_API_KEY": "s", "HF_TOKEN": "s", "TORCH_PASSWORD": "s", "AWS_SECRET_ACCESS_KEY": "s"}
     secret |= {"SSHPASS": "s", "MYSQL_PWD": "s", "GITHUB_PAT": "s", "SENTRY_DSN": "s", "HTTPS_PROXY": "http://me:word@proxy.example:1"}

@@ -202,19 +202,21 @@ def test_the_path_file_of_open_mpi_replaces_what_modules_of_another_one_set(tmp_
 # --- uv_packages ----------------------------------------------------------------------------------------------------------------
 
 
-def wheel(folder: Path, name: str, version: str) -> None:
-    """A real wheel with one module."""
+def wheel(folder: Path, name: str, version: str, *requires: str, modules: dict[str, str] | None = None) -> None:
+    """A real wheel with one module, or with these."""
     folder.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
-    module = f"version = {version!r}\n"
-    checksum = base64.urlsafe_b64encode(hashlib.sha256(module.encode()).digest()).decode().rstrip("=")
+    modules = modules or {f"{name}.py": f"version = {version!r}\n"}
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{name}.py", module)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        record = f"{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        for path, module in modules.items():
+            checksum = base64.urlsafe_b64encode(hashlib.sha256(module.encode()).digest()).decode().rstrip("=")
+            record = f"{path},sha256={checksum},{len(module)}\n{record}"
+            archive.writestr(path, module)
+        needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(
-            f"{info}/RECORD", f"{name}.py,sha256={checksum},{len(module)}\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
-        )
+        archive.writestr(f"{info}/RECORD", record)
 
 
 class Ran(NamedTuple):
@@ -309,6 +311,58 @@ def test_uv_packages_installs_again_what_was_altered(tmp_path: Path) -> None:
     assert keep(tmp_path, **source, check=True).kind == "changed"
     assert keep(tmp_path, **source, verify=True).result["created"] is None
     assert version_in(tmp_path, "pv_demo") == "1.0"
+
+
+# In-tree, so that the test needs no build tool from an index; the real one is setuptools'.
+ROCM_BACKEND = """
+import zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    name = "rocm-10.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(folder + "/" + name, "w") as archive:
+        archive.writestr("rocm_sdk.py", "version = '10.1.0'")
+        info = "rocm-10.1.0.dist-info/"
+        needs = "Requires-Dist: rocm-sdk-core==10.1.0\\nRequires-Dist: rocm-sdk-libraries==10.1.0; extra == 'libraries'"
+        archive.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: rocm\\nVersion: 10.1.0\\nProvides-Extra: libraries\\n" + needs)
+        archive.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr(info + "RECORD", "rocm_sdk.py,,\\n" + info + "METADATA,,\\n" + info + "WHEEL,,\\n" + info + "RECORD,,\\n")
+    return name
+"""
+
+
+def amd_index(folder: Path, torch: str, hip: str | None) -> None:
+    """Packages with the names and requirements of AMD's builds of PyTorch; what is in them is invented."""
+    version = f"version = type('version', (), {{'hip': {hip!r}}})\n__version__ = {torch!r}\n"
+    wheel(folder, "torch", torch, "rocm[libraries]==10.1.0", modules={"torch/__init__.py": version, "torch/_dynamo.py": ""})
+    wheel(folder, "amd_torch_device_gfx942", torch, "rocm-sdk-device-gfx942==10.1.0")
+    for part in ("core", "libraries", "device_gfx942"):
+        wheel(folder, f"rocm_sdk_{part}", "10.1.0")
+    project = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    with tarfile.open(folder / "rocm-10.1.0.tar.gz", "w:gz") as archive:
+        for name, text in {"backend.py": ROCM_BACKEND, "pyproject.toml": project, "PKG-INFO": "Name: rocm\nVersion: 10.1.0\n"}.items():
+            entry = tarfile.TarInfo(f"rocm-10.1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+@pytest.mark.parametrize(("hip", "fails"), [("7.16.26332", False), (None, True)])
+def test_amds_builds_with_their_code_apart_are_installed_and_the_one_that_is_not_amds_is_refused(
+    hip: str | None, fails: bool, tmp_path: Path
+) -> None:
+    torch = "2.14.0+rocm10.1.0"
+    amd_index(tmp_path / "wheels", torch, hip)
+    pins = (f"torch=={torch}", f"amd-torch-device-gfx942=={torch}")
+    assert keep(tmp_path, *pins).kind == "failed"  # nothing is built that was not allowed
+    ran = keep(tmp_path, *pins, sdists=["rocm"])
+    assert ran.kind == "changed", ran.text
+    assert keep(tmp_path, *pins, sdists=["rocm"], verify=True).kind == "ok"
+    noted = json.loads((tmp_path / "venv/provision-files.json").read_text())
+    assert noted["rocm"]["file"] == "rocm-10.1.0.tar.gz"
+    assert {"rocm-sdk-core", "rocm-sdk-libraries", "rocm-sdk-device-gfx942", "amd-torch-device-gfx942", "torch"} <= noted.keys()
+    (task,) = yaml.safe_load((resources.folder("playbooks") / "roles/pytorch/tasks/main.yml").read_text())
+    outcome, _ = play(tmp_path, [{**task, "vars": {"venv": str(tmp_path / "venv"), "host_plan": {"torch": {"version": torch}}}}])
+    assert bool(outcome.failed) is fails
+    failure = outcome.hosts["localhost"].failure
+    assert not fails or (failure and "torch.version.hip is missing" in failure.text)
 
 
 def test_uv_packages_notes_its_files_and_refuses_others_than_were_locked(tmp_path: Path) -> None:

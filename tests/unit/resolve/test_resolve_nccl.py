@@ -201,7 +201,7 @@ def test_the_same_release_for_a_larger_cuda_is_newer_too_and_one_for_a_smaller_i
     assert not plan_for({"a": gpu("12.4", packages={"libnccl2": "2.21.5-1+cuda12.2"})}, asked).conflicts
 
 
-NO_GPU = "none of these hosts has a GPU that is used"
+NO_GPU = "none of these hosts has an NVIDIA GPU that is used"
 
 
 @pytest.mark.parametrize(

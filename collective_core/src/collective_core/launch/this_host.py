@@ -38,8 +38,8 @@ def facts() -> dict[str, Any]:
 
 
 def gpus() -> int:
-    """NVIDIA GPUs of this host that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    """GPUs of this host that this process may use; AMD's where HIP_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
     with contextlib.suppress(OSError):

@@ -95,6 +95,7 @@ def _agree(device: torch.device, members: Members) -> str | None:
     """Why the ranks do not use NCCL, empty if they do; None while some have joined, which cannot connect."""
     settings = membership.current().config
     mine: dict[str, Any] = {"setting": settings.nccl, "unsupported_reason": _own_unsupported_reason(), "gpu": "", "version": []}
+    mine["library"] = "RCCL" if torch.version.hip else "NCCL"  # they cannot connect, also where both call themselves 2.27.7
     if not mine["unsupported_reason"]:
         mine.update(gpu=nccl.platform.identity(device), version=list(nccl.platform.version()))
 
@@ -117,9 +118,12 @@ def unsupported_reason_of(everyone: Sequence[dict[str, Any]], ranks: Sequence[in
     for rank, each in zip(ranks, everyone):
         if each["unsupported_reason"]:
             return f"rank {rank}: {each['unsupported_reason']}"
+    library = everyone[0]["library"]
+    if other := [rank for rank, each in zip(ranks, everyone) if each["library"] != library]:
+        return f"rank {ranks[0]} has {library}, and rank {other[0]} a GPU of another vendor"
     different = [rank for rank, each in zip(ranks, everyone) if each["version"] != everyone[0]["version"]]
     if different:
-        return f"ranks {ranks[0]} and {different[0]} have different versions of NCCL"
+        return f"ranks {ranks[0]} and {different[0]} have different versions of {library}"
     if everyone[0]["setting"] == "on":  # NCCL itself then says whether ranks can share a GPU
         return ""
     ranks_of: dict[str, list[int]] = {}
