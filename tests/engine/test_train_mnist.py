@@ -48,8 +48,8 @@ def toolkit(program: str, *words: str) -> Any:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """{"folder", "flags", "bar"} of the shipped digits for two ranks."""
     program = (
-        "import json, sys; from pathlib import Path; from provision.launch.smoke import mnist; "
-        "got = mnist.obtain(Path(sys.argv[1]), source='digits'); "
+        "import json, sys; from pathlib import Path; from provision.catalog import OURS; from provision.launch.smoke import mnist; "
+        "got = mnist.obtain(Path(sys.argv[1]), OURS, source='digits'); "
         "print(json.dumps({'folder': str(got.folder), 'flags': got.flags(2), 'bar': got.bar_for(2)}))"
     )
     return toolkit(program, str(tmp_path_factory.mktemp("cache")))
