@@ -15,6 +15,7 @@ from provision.base.validation import MAX_COUNT, max_here
 from provision.cli.help import App
 from provision.cli.options import one_of, with_options
 from provision.sandbox import names
+from provision.sandbox.gpus import simulation
 from provision.sandbox.gpus.model import Gpus, refusal
 from provision.sandbox.gpus.model import faults as known_faults
 from provision.sandbox.gpus.simulation import Simulation
@@ -68,6 +69,8 @@ def up(
     mode = one_of("--sudo", sudo, get_args(sandbox.SudoMode))
     kind = one_of("--engine", engine, get_args(sandbox.EngineName)) if engine else None
     ranks = slots or (wanted.gpus.count if wanted else 2)
+    if wanted:
+        simulation.check(wanted.gpus)
     made = sandbox.up(count=count, base=base or None, name=name, say=terminal.say, sudo=mode, slots=ranks, engine=kind)
     if wanted:
         simulate(name, wanted)

@@ -31,6 +31,7 @@ from .proof import proof, receive
 BEGIN, END = "===PROVISION-CERTIFY-BEGIN===", "===END==="
 SIZE, CHECKSUM = 40, 2434074165  # of the matrices that Python multiplies; crc32 of their product
 CORE_S, DEVICE_S, MAX_CORES = 0.4, 3.0, 1024
+UNKNOWN = "unknown"  # model of a GPU that does not start
 COPIED, GPU_COPIED = 32 << 20, 1 << 28  # bytes: more than caches hold
 PINGS, BIG_PINGS, IN_FLIGHT = 500, 10, 8
 LATE_S, LOST_S = 0.1, 2.0  # after which another ping is sent, and the last one is lost
@@ -89,7 +90,7 @@ def core_speeds(seconds):
         running.append((core, source))
     for core, source in running:
         with os.fdopen(source, "rb") as pipe:
-            found = json.loads(pipe.read().decode() or '{"speed": 0.0, "wrong": 1, "made": 1}')  # its process was ended
+            found = json.loads(pipe.read().decode() or "{}")  # its process was ended, or may not run there
         place = "/sys/devices/system/cpu/cpu%d/" % core
         lines = [line.partition(":") for line in read("/proc/cpuinfo").splitlines()]
         models = sorted({value.strip() for name, _, value in lines if name.strip() in ("model name", "CPU part", "cpu")})
@@ -127,7 +128,7 @@ def torch_product(torch, device, size, seconds):
 
 
 def torch_device(torch, number):
-    device, name = "cuda:%d" % number, torch.cuda.get_device_name(number)
+    device, name = "cuda:%d" % number, UNKNOWN
     torch.backends.cuda.matmul.allow_tf32 = True
 
     def copied(source, target):
@@ -141,22 +142,26 @@ def torch_device(torch, number):
         return GPU_COPIED / best / 1e9
 
     try:
+        name = torch.cuda.get_device_name(number)
         found = torch_product(torch, device, 8192, DEVICE_S)
         here, there = (torch.empty(GPU_COPIED, dtype=torch.uint8, device=device) for _ in range(2))
         pinned = torch.empty(GPU_COPIED, dtype=torch.uint8, pin_memory=True)
         memory = 2 * copied(here, there)  # each byte is read and written
         return dict(found, name=name, memory_gbs=memory, to_gbs=copied(pinned, here), from_gbs=copied(here, pinned))
-    except RuntimeError as error:  # as CUDA's errors are
+    except Exception as error:  # CUDA's errors are of several types
         return {"name": name, "error": str(error)[:300]}
 
 
 def torch_devices():
     try:
         import torch
-    except ImportError:
+
+        with ThreadPoolExecutor(64) as pool:
+            return list(pool.map(lambda number: torch_device(torch, number), range(torch.cuda.device_count())))
+    except ModuleNotFoundError:
         return []
-    with ThreadPoolExecutor(64) as pool:
-        return list(pool.map(lambda number: torch_device(torch, number), range(torch.cuda.device_count())))
+    except Exception as error:
+        return [{"name": UNKNOWN, "error": str(error)[:300]}]
 
 
 def interface_of(address):

@@ -80,7 +80,8 @@ def build(target: Target, tag: str, options: Options, progress: Progress, *, mir
             _refuse_other_processor(client, target)
             base = target.base.reference
             made = _MADE_BASE, debootstrap.suite_of(base) or ""
-            target = replace(target, base=replace(target.base, reference=base_image(client, base, made, settings, output.doing)))
+            base = base_image(client, base, made, settings, output.doing, remark=lambda text: _remark(text, output, progress))
+            target = replace(target, base=replace(target.base, reference=base))
             folder = work / "context"
             locked = _fetch_wheels(target, options, folder, output)
             render.write_files(folder, render.context(replace(target, locked=locked), fetched=True))
@@ -97,6 +98,12 @@ def build(target: Target, tag: str, options: Options, progress: Progress, *, mir
     finally:
         progress.close()
     return Built(tag, image, size, path)
+
+
+def _remark(text: str, output: BuildOutput, progress: Progress) -> None:
+    """A line that stays, on the terminal and in the log."""
+    output.note(text)
+    progress.line(text)
 
 
 def buildkit() -> list[str]:

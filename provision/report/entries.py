@@ -156,7 +156,7 @@ def task_failure(rollout: Rollout, event: Event) -> Problem:
     again = "run the same command again: finished steps are kept (--limit @failed: only the hosts that failed)"
     if event.kind == "unreachable":
         return replace(collect.connection_problem(host, event.text, rollout.request.options.catalog), what=event.text, where=step)
-    known = logs.root_cause(event.text, step)
+    known = logs.root_cause(event.text, step, rollout.request.options.catalog)
     hint = f"{known.what}: {known.fix[0]} (more: provision doctor explain {known.id}); then {again}" if known else f"fix it, then {again}"
     return Problem("error", event.text, hint, host=host.name, where=step, id=known.id if known else "task-failed")
 

@@ -198,7 +198,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
     cuda, cuda_why = _cuda(facts, catalog) if fault is None else (None, fault.what)
     python, other_pythons = _interpreters(facts, catalog)
     root = facts.user.can_become
-    amd_gpus = [] if gpus.has_gpu(facts, catalog) else amd.gpus(facts, catalog)
+    amd_gpus = [] if gpus.has_gpu(facts, catalog) or amd.hidden_from_container(facts) else amd.gpus(facts, catalog)
     return HostClass(
         os_id=system.id,
         os_version=system.version,

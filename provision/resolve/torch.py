@@ -479,7 +479,7 @@ def _component(
         source = "host"
         why.append("the wheel is in a wheel folder from the settings of the host's pip")
     elif requirements.torch_index:
-        index, exact, code = requirements.torch_index, version, ()
+        index, exact = requirements.torch_index, exact if isinstance(rocm, RocmBuild) else version  # a release alone may be CUDA's
         why.append("from the requested index")
     else:
         index = place.format(tag=tag)

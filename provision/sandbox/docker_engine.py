@@ -53,7 +53,7 @@ class DockerEngine:
     def image(self, sandbox: str, base: str, settings: Settings, say: Say) -> str:
         made = f"{names.REPOSITORY}/base", names.image_tag(sandbox, base)
         changes = [f"LABEL {names.LABEL}={sandbox}", f"LABEL {names.BASE}={base}"]
-        return base_image(self._client, base, made, settings, say, PACKAGES, changes)
+        return base_image(self._client, base, made, settings, say, PACKAGES, changes, prefer_made=True)
 
     def start(self, sandbox: str, host: str, image: str, labels: Mapping[str, str], settings: Settings, files: Files) -> SandboxHost:
         network = names.network(sandbox)
@@ -141,11 +141,16 @@ def base_image(
     say: Say,
     packages: Sequence[str] = (),
     changes: Sequence[str] = (),
+    *,
+    prefer_made: bool = False,
+    remark: Say | None = None,
 ) -> str:
     """The base's name in the engine: itself, or where Debian cannot be pulled, as in a sandbox, what debootstrap makes instead.
 
     Args:
         made: repository and tag of that; ``packages`` and ``changes``: what it has besides Debian's minimum.
+        prefer_made: do not try to pull where the cache has what debootstrap made.
+        remark: called instead of ``say`` where that replaces the base.
 
     Raises:
         ProvisionError: neither can be had.
@@ -154,7 +159,7 @@ def base_image(
         client.images.get(base)
         return base
     suite, name = debootstrap.suite_of(base), ":".join(made)
-    if suite is None or not debootstrap.tar(suite, packages).exists():
+    if suite is None or not prefer_made or not debootstrap.tar(suite, packages).exists():
         say(f"pulling {base}")
         try:
             for entry in client.api.pull(base, stream=True, decode=True):
@@ -171,7 +176,7 @@ def base_image(
                 what = f"the base image can be neither pulled ({reason}) nor made here ({missing})"
                 hint = "see that its registry can be reached, load it by hand (`docker load`), or begin with another: --base IMAGE"
                 raise ProvisionError(what, where=base, hint=hint) from failure
-            say(f"{base} cannot be pulled ({reason}); {name}, made by debootstrap, replaces it")
+            (remark or say)(f"{base} cannot be pulled ({reason}); {name}, made by debootstrap, replaces it")
     with suppress(docker.errors.ImageNotFound):
         client.images.get(name)  # another import would be another image, for which no earlier build counts
         return name

@@ -276,7 +276,7 @@ def _processes(namespace: str) -> list[int]:
 def _is_first(pid: int) -> bool:
     """Whether it is the first process of a host."""
     with contextlib.suppress(FileNotFoundError):
-        return bool(re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.MULTILINE))
+        return bool(re.search(r"^NSpid:\t\d+\t1$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.MULTILINE))
     return False
 
 

@@ -91,9 +91,10 @@ def _write(made: Update, folder: Path, sources: Sources, today: datetime.date) -
     source = f"`provision catalog update` from {', '.join(dict.fromkeys(places))}"
     texts: dict[str, str] = {}
     for name in dict.fromkeys((*made.rows, *(name for name, needed in _SUBJECTS.items() if needed <= made.seen))):
-        kept = before.files[name].rows if before and name in before.files else {}
-        head = {"schema": 1, "source": source, "date": today.isoformat(), "only_gaps": True}
-        content = {**head, **overlay.merge(kept, made.rows.get(name, {}))}
+        old = before.files.get(name) if before else None
+        only_gaps = old is None or old.head.only_gaps  # rows of the user's own stay above every feed
+        head = {"schema": 1, "source": source, "date": today.isoformat(), "only_gaps": only_gaps}
+        content = {**head, **overlay.merge(old.rows if old else {}, made.rows.get(name, {}))}
         texts[name] = _HEAD + yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None)
     if not texts and not invalid:
         return

@@ -57,9 +57,9 @@ def known_errors(text: str, where: str, catalog: Catalog = OURS) -> list[Finding
     return [finding for finding in findings(scanner) if finding.id != UNKNOWN]
 
 
-def root_cause(text: str, where: str) -> Finding | None:
+def root_cause(text: str, where: str, catalog: Catalog = OURS) -> Finding | None:
     """The first root cause in the output of a program, if it is a known error."""
-    return next((finding for finding in known_errors(text, where) if finding.is_root_cause), None)
+    return next((finding for finding in known_errors(text, where, catalog) if finding.is_root_cause), None)
 
 
 def _opened(name: str) -> AbstractContextManager[BinaryIO]:

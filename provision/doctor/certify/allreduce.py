@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from provision.base import resources
 from provision.base.validation import Answer
 from provision.doctor.certify import decisions
 from provision.doctor.certify.model import Found, Group
+from provision.hostside import certify_allreduce
 from provision.launch import jobs, launchers
 from provision.plan.model import Plan
 from provision.remote.session import Session
@@ -38,9 +39,9 @@ def measure(session: Session, plan: Plan) -> tuple[list[Group], list[Found]]:
     groups, found = _run(session, plan, names, 1)
     if any(each.id == "slow-allreduce" for each in decisions.of_groups(groups)):
         again, found = _run(session, plan, names, 2)
-        later = {each.hosts: each.us for each in again}
-        best = [each.model_copy(update={"us": min(each.us, later.get(each.hosts, each.us))}) for each in groups]
-        groups = [*best, *(each for each in again if each.wrong)]
+        later = {each.hosts: each for each in again}
+        both = [(each, later.get(each.hosts, each)) for each in groups]
+        groups = [one.model_copy(update={"us": min(one.us, two.us), "wrong": max(one.wrong, two.wrong)}) for one, two in both]
     return groups, [*found, *decisions.of_groups(groups)]
 
 
@@ -56,11 +57,23 @@ def _run(session: Session, plan: Plan, names: Sequence[str], number: int) -> tup
         session.abort()
     try:
         if result.code == 0:
-            report = _Report.model_validate_json(json.dumps(result.report))
-            return [Group(hosts=tuple(names[rank] for rank in each.ranks), us=each.us, wrong=each.wrong) for each in report.groups], []
+            return _groups(result.report, names), []
         what = jobs.no_report(result, job, log)
-    except (ValidationError, IndexError):
+    except ValueError:
         what = "the job's report is invalid"
     verdict = result.verdict
     host = jobs.name_of(verdict.host, job) if verdict is not None and verdict.kind in _OF_A_HOST else None
     return [], [Found(id="allreduce-failed", host=host if host in names else None, what=what, hint=f"read {log}")]
+
+
+def _groups(document: object, names: Sequence[str]) -> list[Group]:
+    """What rank 0 reports: of each group that the script makes of so many hosts, and of no other.
+
+    Raises:
+        ValueError: it reports something else.
+    """
+    report = _Report.model_validate_json(json.dumps(document))
+    known = [tuple(group) for level in certify_allreduce.levels(len(names)) for group in level]
+    if sorted(each.ranks for each in report.groups) != sorted(known):
+        raise ValueError("other groups")
+    return [Group(hosts=tuple(names[rank] for rank in each.ranks), us=each.us, wrong=each.wrong) for each in report.groups]

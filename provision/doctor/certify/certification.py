@@ -17,7 +17,7 @@ from provision.plan.model import Network
 from provision.remote.session import Session
 from provision.resolve.network import network
 from provision.resolve.remedies import Conflict
-from provision.survey import Facts, collect, installed
+from provision.survey import Facts, amd, collect, installed
 
 
 def certify(session: Session) -> Certificate:
@@ -35,6 +35,8 @@ def certify(session: Session) -> Certificate:
             if facts is None:
                 raise ProvisionError(next((each.what for each in survey.problems if each.host == host.name), "not surveyed"))
             networks[host.name] = network(host.name, facts, host.interface, alone=len(names) == 1)
+            if not networks[host.name].address:
+                raise ProvisionError("nothing is known of its network")
             targets[host.name] = _target(facts, networks[host.name].address)
         except (ProvisionError, Conflict) as error:
             state.lost[host.name] = str(error)
@@ -49,6 +51,8 @@ def certify(session: Session) -> Certificate:
     found += of_groups
     if bare := [name for name, facts in answered.items() if facts.gpus and not state.measured[name][-1].devices]:
         notes.append(f"GPUs were not measured, because PyTorch for them is not installed: {joined(bare)}")
+    if others := [name for name, facts in answered.items() if amd.has_gpu(facts, session.catalog)]:
+        notes.append(f"GPUs were not measured, because they are AMD's: {joined(others)}")
     return Certificate(
         when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         ok=not found,

@@ -1,7 +1,8 @@
 """Decisions of a certification: what is measured next, and what is wrong. Pure: measurements in, rounds and findings out.
 
-After the hosts themselves, rounds of a tournament pair every host with log2(n) others. A host that is bad is bad with all of them, a link
-with one only: two more rounds pair suspect hosts with good ones, and the ends of suspect links again, before anything is accused.
+After the hosts themselves, rounds of a tournament pair every host with log2(n) others, of three to five hosts with all. A host that is
+bad is bad with all of them, a link with one only: two more rounds pair suspect hosts with good ones, and the ends of suspect links again,
+before anything is accused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EXTRA_ROUNDS = 2  # that pin down what the tournament has shown
 _SHARE_BAD = 0.6  # of a guilty host's partners; noise of a busy machine meets some pairs
 _ENOUGH = 3  # cores, hosts or devices of a kind: of fewer none is an outlier
 _SLOW_ALLREDUCE, _SLOW_ALLREDUCE_US = 5.0, 5000.0  # times what is usual for as many hosts, and that much more: they may share cores
-_MEASURED_AGAIN = ("slow-core", "slow-memory", "slow-gpu", "slow-gpu-memory", "slow-pcie")
+_MEASURED_AGAIN = ("slow-core", "slow-memory", "slow-gpu", "slow-gpu-memory", "slow-pcie", "core-failed")
 _REPLACE = "take the host out of use; replace the part, or ask its vendor"
 _Key = TypeVar("_Key")
 _Link = tuple[str, str]
@@ -64,7 +65,8 @@ class State:
     @property
     def planned(self) -> int:
         """Rounds of hosts and tournament; what comes later is measured because of a suspicion."""
-        return 1 + (len(self.hosts) - 1).bit_length()
+        count = len(self.hosts)
+        return 1 + (count - 1 + count % 2 if 2 < count < 6 else (count - 1).bit_length())
 
     def mtu(self, *hosts: str) -> int:
         """The smallest MTU that these hosts say they have."""
@@ -137,7 +139,7 @@ class Symptom(NamedTuple):
 
 
 class Culprits(NamedTuple):
-    """Hosts and links with the bad measurements that they explain; or (``most``) that most of all measurements are bad."""
+    """Hosts and links with the bad measurements that they explain; or (``most``) that most are bad, whichever host is left out."""
 
     guilty: dict[str, list[Pair]]
     links: dict[_Link, list[Pair]]
@@ -147,7 +149,8 @@ class Culprits(NamedTuple):
 def _culprits(state: State, symptom: Symptom, *, final: bool) -> Culprits:
     """Who explains the bad measurements. ``final``: only what was measured again, and was bad again."""
     bad = set(map(id, symptom.bad(state)))
-    if len(state.able) > 2 and 2 * len(bad) > len(state.pairs):
+    of, bad_of = (Counter(host for pair in state.pairs if every or id(pair) in bad for host in pair.link) for every in (True, False))
+    if len(state.able) > 2 and all(2 * (len(bad) - bad_of[host]) > len(state.pairs) - of[host] for host in ("", *state.able)):
         return Culprits({}, {}, [pair for pair in state.pairs if id(pair) in bad])
     left, guilty = defaultdict[_Link, list[Pair]](list), dict[str, list[Pair]]()
     for pair in state.pairs:
@@ -274,7 +277,10 @@ def _of_hosts(state: State) -> list[Found]:
                     what = f"{where} computed {each.wrong} of {each.made} matrix products wrong, {each.nan} with nan"
                     check(host, "wrong-sums", what, _REPLACE)
     for of_kind in cores.values():
-        for (host, number), speed, usual in _outliers(of_kind, products.slow_core_share):
+        for host, number in (place for place, speed in of_kind.items() if not speed):
+            check(host, "core-failed", f"core {number} gave no result", "check limits of memory and the cpuset: dmesg, taskset -p 1")
+        ran = {place: speed for place, speed in of_kind.items() if speed}
+        for (host, number), speed, usual in _outliers(ran, products.slow_core_share):
             what = f"core {number} computes at {speed / usual:.0%} of the usual speed of its kind"
             check(host, "slow-core", what, "check cooling, power and the governor: grep MHz /proc/cpuinfo")
     for of_kind in memory.values():
@@ -320,7 +326,8 @@ def of_groups(groups: Sequence[Group]) -> list[Found]:
     slow = [each for each in groups if each.us > _SLOW_ALLREDUCE * usual[len(each.hosts)] + _SLOW_ALLREDUCE_US]
     found = []
     for id, bad in (("wrong-sums", [each for each in groups if each.wrong]), ("slow-allreduce", slow)):
-        smallest = [each for each in bad if not any(set(other.hosts) < set(each.hosts) for other in bad)]
+        sets = {frozenset(each.hosts): each for each in bad}
+        smallest = [each for hosts, each in sets.items() if not any(other < hosts for other in sets)]
         met = Counter(host for each in smallest for host in each.hosts)
         said = dict[tuple[str, ...], list[str]]()  # the guilty host, or the hosts of the group
         for each in smallest:

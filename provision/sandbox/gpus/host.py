@@ -171,20 +171,20 @@ def _state(gpus: Gpus, cards: list[Gpu], settings: Settings, own: list[tuple[Fau
     if loaded in ("unloaded", "mismatched"):
         host["error"] = _NOT_LOADED if loaded == "unloaded" else _MISMATCH
     lines = [f"- {name} {value}" for name, value in host.items()]
-    hidden = {"all": gpus.count}.get(str(settings.get("hidden", 0)), 0) or int(settings.get("hidden", 0) or 0)
-    shown = cards[: gpus.count - hidden]
-    for card in shown:
-        values = _values(gpus, card, cards)
+    missing = {at for fault, at in own if fault.host.get("hidden") == 1}
+    shown = [card for card in cards if settings.get("hidden") != "all" and card.number not in missing]
+    for index, card in enumerate(shown):  # the library counts those that it finds
+        values = {"minor": str(card.number)} | _values(gpus, card, cards, shown)
         if "fabric.state" in values and not settings.get("fabric_manager", 1):
             values["fabric.state"] = str(_IN_PROGRESS)
         for fault, at in own:
             changed = {**fault.all, **(fault.gpu if at == card.number else {})}
             values |= {name: str(value).format(**card.words(gpus)) for name, value in changed.items()}
-        lines += [f"{card.number} {name} {value}" for name, value in values.items()]
+        lines += [f"{index} {name} {value}" for name, value in values.items()]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
+def _values(gpus: Gpus, card: Gpu, cards: list[Gpu], shown: list[Gpu]) -> dict[str, str]:
     """What a healthy GPU answers, by the stand-in library's keys."""
     kind, words = gpus.kind, card.words(gpus)
     has = gpus.features | {"always"} | {name for name, value in (("memory", kind.memory_mb), ("temperatures", kind.temperatures)) if value}
@@ -193,7 +193,7 @@ def _values(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
         has |= {"links"} if kind.mesh else {"links", "switched"}
     answers = profiles().answers.items()
     values = {name: str(value).format(**words) for group, each in answers if group in has for name, value in each.items()}
-    return values | (_links(gpus, card, cards) if "nvlink" in has else {}) | _ways(gpus, card, cards)
+    return values | (_links(gpus, card, cards, shown) if "nvlink" in has else {}) | _ways(gpus, card, shown)
 
 
 def _peers(gpus: Gpus, number: int) -> list[int]:
@@ -201,17 +201,19 @@ def _peers(gpus: Gpus, number: int) -> list[int]:
     return [other for other in range(gpus.count) if gpus.kind.mesh for _ in range(int(gpus.kind.mesh[number][other]))]
 
 
-def _ways(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
+def _ways(gpus: Gpus, card: Gpu, shown: list[Gpu]) -> dict[str, str]:
     """The ways over PCI Express to the other GPUs: of more than four, half are next to each processor."""
     half = gpus.count // 2 if gpus.count > 4 else gpus.count
-    return {f"topology.{each.number}": str(_NODE if card.number // half == each.number // half else _SYSTEM) for each in cards}
+    near = [card.number // half == each.number // half for each in shown]
+    return {f"topology.{index}": str(_NODE if each else _SYSTEM) for index, each in enumerate(near)}
 
 
-def _links(gpus: Gpus, card: Gpu, cards: list[Gpu]) -> dict[str, str]:
+def _links(gpus: Gpus, card: Gpu, cards: list[Gpu], shown: list[Gpu]) -> dict[str, str]:
     """Each NVLink, with what it leads to, and which GPUs are reached by them."""
     kind, peers = gpus.kind, _peers(gpus, card.number)
     switches = [f"0000:{_SWITCH_BUS + number:02x}:00.0" for number in range(kind.switches.count if kind.switches else 2)]
-    values = {f"p2p.{each.number}": str(0 if not kind.mesh or each.number in peers else _NOT_CONNECTED) for each in cards}
+    connected = [not kind.mesh or each.number in peers for each in shown]
+    values = {f"p2p.{index}": str(0 if each else _NOT_CONNECTED) for index, each in enumerate(connected)}
     for link in range(len(peers) or (kind.nvlink.links if kind.nvlink else 0)):
         remote = cards[peers[link]].bus if peers else switches[link % len(switches)]
         values[f"nvlink.remote.{link}"] = f"0000{remote}"

@@ -144,12 +144,16 @@ EXPORT nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) { return handle(
 EXPORT nvmlDeviceGetHandleByPciBusId_v2(const char *bus, Gpu **out) {
     for (int i = 0; i < gpu_count; i++) {
         const char *value = find(i, "bus");
-        if (value && strlen(bus) >= 12 && !strcmp(value + strlen(value) - 12, bus + strlen(bus) - 12)) return handle(i, out);
+        if (value && strlen(value) >= 12 && strlen(bus) >= 12 && !strcmp(value + strlen(value) - 12, bus + strlen(bus) - 12)) return handle(i, out);
     }
     return NOT_FOUND;
 }
 EXPORT nvmlDeviceGetIndex(Gpu *gpu, unsigned *out) { *out = (unsigned)gpu->index; return SUCCESS; }
-EXPORT nvmlDeviceGetMinorNumber(Gpu *gpu, unsigned *out) { return nvmlDeviceGetIndex(gpu, out); }
+EXPORT nvmlDeviceGetMinorNumber(Gpu *gpu, unsigned *out) { /* another than the index, where a GPU before it is missing */
+    const char *value = find(gpu->index, "minor");
+    *out = value ? (unsigned)atoi(value) : (unsigned)gpu->index;
+    return SUCCESS;
+}
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; } Pci;
 
@@ -187,7 +191,7 @@ TEXT(nvmlDeviceGetSerial, "serial")
 TEXT(nvmlDeviceGetBoardPartNumber, "part_number")
 TEXT(nvmlDeviceGetVbiosVersion, "vbios")
 TEXT(nvmlDeviceGetInforomImageVersion, "inforom")
-EXPORT nvmlDeviceGetGspFirmwareVersion(Gpu *gpu, char *out) { return text(gpu, "gsp", out, 80); }
+EXPORT nvmlDeviceGetGspFirmwareVersion(Gpu *gpu, char *out) { return text(gpu, "gsp", out, 64); }
 NUMBER(nvmlDeviceGetBrand, "brand")
 NUMBER(nvmlDeviceGetArchitecture, "architecture")
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence")
@@ -327,7 +331,7 @@ static int fabric(const Gpu *gpu, unsigned char *cluster, int *status, unsigned 
     number(gpu, "fabric.status", (unsigned *)status);
     number(gpu, "fabric.clique", clique);
     const char *digits = value_of(gpu, "fabric.cluster", &why);
-    for (int i = 0; digits && i < 16 && sscanf(digits + 2 * i, "%2x", &byte) == 1; i++) cluster[i] = (unsigned char)byte;
+    for (int i = 0; digits && i < 16 && strlen(digits) >= 2 * ((size_t)i + 1) && sscanf(digits + 2 * i, "%2x", &byte) == 1; i++) cluster[i] = (unsigned char)byte;
     return SUCCESS;
 }
 EXPORT nvmlDeviceGetGpuFabricInfo(Gpu *gpu, Fabric *out) {

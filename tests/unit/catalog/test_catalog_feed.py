@@ -134,6 +134,8 @@ def test_what_an_update_found_before_a_feed_counts_only_where_the_feed_lacks_it(
     own = json.dumps({**head, "only_gaps": False, **found})
     (mine / "pytorch.yaml").write_text(own, encoding="utf-8")
     assert evidence() == of_index, "a file of the user's own counts"
+    update.update(Sources.of_folder(given(tmp_path / "given again"), overlay.own()), mine, NOW.date(), lambda _line: None)
+    assert evidence() == of_index, "also after an update has added to it"
 
 
 def test_bad_lists_of_a_feed_count(tmp_path: Path, mine: Path) -> None:

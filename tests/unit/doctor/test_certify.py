@@ -8,12 +8,15 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import random
 import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,15 +24,18 @@ from invented_hosts import changed, host
 from typer.testing import CliRunner
 
 from provision.base import resources
+from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import OURS
 from provision.cli import certify as command
 from provision.cli.main import app
-from provision.doctor.certify import decisions, fabric, measure, page
+from provision.doctor.certify import allreduce, certification, decisions, fabric, measure, page
 from provision.doctor.certify.decisions import Round, State
 from provision.doctor.certify.measure import Target
 from provision.doctor.certify.model import Certificate, Core, Device, Found, Group, HostMeasured, PairMeasured
 from provision.doctor.certify.model import Pair as Measured
 from provision.remote import ssh
+from provision.survey import collect
+from provision.survey.model import Amd, AmdGpu
 
 KINDS = ("slow", "loss", "mtu", "port-mtu", "core", "flips")
 IDS = {
@@ -108,7 +114,7 @@ def test_healthy_clusters_accuse_none_in_as_few_rounds_as_they_may(count: int) -
     for seed in range(50 if count == 64 else 10):
         state = Cluster(count, seed).certify()
         assert decisions.findings(state) == []
-        assert state.rounds <= math.ceil(math.log2(count)) + 3
+        assert state.rounds <= (count - 1 + count % 2 if 2 < count < 6 else math.ceil(math.log2(count))) + 3
 
 
 @pytest.mark.parametrize("faulty", [1, 2, 3])
@@ -145,6 +151,41 @@ def test_where_most_pairs_are_bad_no_host_is_accused() -> None:
     assert (found.host, found.link, found.id) == (None, None, "no-connection")
 
 
+@pytest.mark.parametrize(("kind", "count"), [*itertools.product(("cut", "loss", "slow", "port-mtu"), (3, 4, 5, 8))])
+def test_a_bad_host_of_a_few_is_named(kind: str, count: int) -> None:
+    for seed in range(20):
+        found = decisions.findings(Exact(count, seed, {"node2": kind}).certify())
+        assert accused(found) == {("node2", "no-connection" if kind == "cut" else IDS.get(kind, kind))}, seed
+
+
+def test_two_dead_hosts_of_eight_are_named_and_what_was_bad_once_is_nothing() -> None:
+    for seed in range(20):
+        found = decisions.findings(Exact(8, seed, {"node1": "cut", "node2": "cut"}).certify())
+        assert {each.host for each in found} == {"node1", "node2"}, seed
+        assert decisions.findings(Exact(3, seed, {"node2": "cut"}, transient=2).certify()) == []
+
+
+class Exact(Cluster):
+    """Measurements without noise. ``transient``: so many pairs are bad when they are measured first, and no other."""
+
+    def __init__(self, count: int, seed: int, faults: dict[str, str], transient: int | None = None) -> None:
+        super().__init__(count, seed, faults)
+        self.transient, self.met = transient, set[frozenset[str]]()
+
+    def host(self, _name: str, _times: int) -> HostMeasured:
+        return HostMeasured(mtu=1500, mbps=1000, memory_gbs=8, cores=())
+
+    def pair(self, one: str, other: str, _times: int) -> PairMeasured:
+        kinds, link = {self.faults.get(one), self.faults.get(other)} - {None}, frozenset((one, other))
+        if self.transient is not None and kinds:
+            kinds = kinds if link not in self.met and len(self.met) < self.transient else set()
+            self.met.add(link)
+        if "cut" in kinds:
+            return PairMeasured(error="timed out")
+        speed, lost, big_lost = 90 if "slow" in kinds else 940, 50 * ("loss" in kinds), 10 * ("port-mtu" in kinds)
+        return PairMeasured(latency_us=100, sent=500, lost=lost, big_sent=10, big_lost=big_lost, up_mbps=speed, down_mbps=speed)
+
+
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -168,6 +209,52 @@ def test_gpus_are_compared_with_the_catalogue_and_with_each_other() -> None:
     assert of_devices(good.model_copy(update={"wrong": 1})) == {("h0", "wrong-sums")}
     assert of_devices(good.model_copy(update={"nan": 2})) == {("h0", "wrong-sums")}
     assert of_devices(Device(name=H100, error="CUDA error: uncorrectable ECC error encountered")) == {("h0", "gpu-failed")}
+
+
+def test_a_core_whose_process_ends_is_not_accused_of_wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = script_space()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    monkeypatch.setitem(space, "core_speed", lambda core, _seconds: os._exit(9) if core else {"speed": 300.0, "made": 5})
+    cores = tuple(Core.model_validate(each) for each in space["core_speeds"](0.1))
+    assert [(core.made, core.wrong) for core in cores] == [(5, 0), (0, 0)]
+    state = State(["a"], measured={"a": [HostMeasured(mtu=0, memory_gbs=8, cores=cores)] * 2})
+    assert accused(decisions.findings(state)) == {("a", "core-failed")}
+    state.measured["a"][1] = HostMeasured(mtu=0, memory_gbs=8, cores=tuple(each.model_copy(update={"speed": 300.0}) for each in cores))
+    assert decisions.findings(state) == []
+
+
+def test_a_gpu_that_fails_at_its_start_leaves_the_other_measurements() -> None:
+    class Cuda:
+        def get_device_name(self, _number: int) -> str:
+            raise Exception("CUDA call failed lazily at initialization")  # as DeferredCudaCallError, of no other type
+
+    torch = SimpleNamespace(cuda=Cuda(), backends=SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace())))
+    device = Device.model_validate(script_space()["torch_device"](torch, 0))
+    assert of_devices(device) == {("h0", "gpu-failed")}
+
+
+@pytest.mark.parametrize("ranks", [[[0, 1], [1, 2]], [[0, 0], [1, 2], [0, 1, 2]], [[0, 1]] * 3, [[0, 1], [0, 2], [0, 1, 2]]])
+def test_a_report_of_other_groups_is_invalid(ranks: list[list[int]]) -> None:
+    made = [{"ranks": each, "us": 1.0, "wrong": 0} for each in [[0, 1], [1, 2], [0, 1, 2]]]
+    assert [each.hosts for each in allreduce._groups({"groups": made}, "abc")] == [("a", "b"), ("b", "c"), ("a", "b", "c")]
+    with pytest.raises(ValueError, match="other groups"):
+        allreduce._groups({"groups": [{"ranks": each, "us": 1.0, "wrong": 0} for each in ranks]}, "abc")
+
+
+def test_a_host_without_address_is_lost_and_gpus_of_amd_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare, gpu = host(interfaces=[], missing=["network"]), AmdGpu(address="0000:03:00.0")
+    with_amd = changed(host(), missing=[]).model_copy(update={"amd": Amd(gpus=[gpu])})
+    monkeypatch.setattr(collect, "survey_hosts", lambda _session: SimpleNamespace(hosts={"a": with_amd, "b": bare}, problems=[]))
+
+    def measured(_session: object, targets: dict[str, Target], state: State) -> None:
+        assert list(targets) == ["a"]
+        state.measured["a"] = [HostMeasured(mtu=1500, memory_gbs=8, cores=())]
+
+    monkeypatch.setattr(measure, "rounds", measured)
+    hosts = [SimpleNamespace(name=name, interface=None) for name in "ab"]
+    made = certification.certify(SimpleNamespace(inventory=SimpleNamespace(hosts=hosts), catalog=OURS))  # type: ignore[arg-type]
+    assert [(each.host, each.id, each.what) for each in made.found] == [("b", "no-answer", "nothing is known of its network")]
+    assert made.notes[-1] == "GPUs were not measured, because they are AMD's: a"
 
 
 def groups(**times: float) -> list[Group]:
@@ -260,12 +347,18 @@ def orders_of_a_silent_peer() -> dict[str, object]:
 
 
 def test_the_checksum_is_that_of_the_product() -> None:
-    space: dict[str, object] = {"__name__": "script"}
-    exec(resources.script("certify.py"), space)  # noqa: S102  our own
-    left, right = (np.array(each) for each in space["matrices"]())  # type: ignore[operator]
+    space = script_space()
+    left, right = (np.array(each) for each in space["matrices"]())
     assert zlib.crc32(repr((left @ right.T).tolist()).encode()) == space["CHECKSUM"]
     space["sum"] = lambda numbers: __builtins__["sum"](numbers) ^ 4  # a bit that flips
-    assert space["product"]() != space["CHECKSUM"]  # type: ignore[operator]
+    assert space["product"]() != space["CHECKSUM"]
+
+
+def script_space() -> dict[str, Any]:
+    """What the script defines."""
+    space: dict[str, Any] = {"__name__": "script"}
+    exec(resources.script("certify.py"), space)  # noqa: S102  our own
+    return space
 
 
 @pytest.mark.parametrize(
@@ -320,3 +413,20 @@ def test_the_command_ends_with_1_and_quarantines_the_guilty(tmp_path: Path, monk
     assert CliRunner().invoke(app, ["certify", "a,b", "--limit", f"!@{file}"]).exit_code == 0
     assert [each.name for each in seen[0].inventory.hosts] == ["a"]
     assert file.read_text() == "b\n"
+    cluster = Found(id="no-connection", what="timed out", hint="")
+    monkeypatch.setattr(command, "certified", lambda _session: certificate(found=(cluster,)))
+    assert CliRunner().invoke(app, ["certify", "a,b", "--quarantine", str(file)]).exit_code == 1
+    assert file.read_text() == "b\n"  # of a fault of the cluster, no host is known to be good
+
+
+def test_the_list_is_written_before_a_page_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    guilty = Found(id="slow-network", host="b", what="1 Mbit/s", hint="")
+    monkeypatch.setattr(command, "certified", lambda _session: certificate(found=(guilty,), quarantined=("b",)))
+    monkeypatch.setattr(page, "render", lambda _made: os.open(tmp_path, os.O_WRONLY))  # an OSError, as of a full disk
+    file = tmp_path / "quarantine"
+    done = CliRunner().invoke(app, ["certify", "a,b", "--quarantine", str(file), "-o", str(tmp_path / "page.html")])
+    assert isinstance(done.exception, ProvisionError)
+    assert file.read_text() == "b\n"
+    done = CliRunner().invoke(app, ["certify", "a,b", "--quarantine", str(tmp_path / "none/file")])
+    assert isinstance(done.exception, UsageError)

@@ -67,6 +67,11 @@ def test_code_that_only_amds_own_builds_have_comes_from_its_index_apart() -> Non
     assert "torch==2.14.0+rocm7.2" in {each.candidate for each in torch.rejected if each.cause.endswith(f"no code for {STRIX}")}
 
 
+def test_a_requested_index_has_to_have_amds_build() -> None:
+    made = plan_for({"a": amd(MI300X), "b": nvidia()}, Requirements(torch_index="https://index.example/simple"))
+    assert torches(made) == {"a": "2.14.1+rocm7.2", "b": "2.14.1"}
+
+
 def test_one_release_over_both_vendors_and_cpus_and_gradients_through_host_memory() -> None:
     made = plan_for({"amd": amd(MI300X), "cpu": host("10.0.0.3", system=("ubuntu", "22.04"), python="3.10.12"), "nv": nvidia()})
     assert torches(made) == {"amd": "2.14.1+rocm7.2", "cpu": "2.14.1+cpu", "nv": "2.14.1+cu130"}
@@ -115,8 +120,10 @@ def test_what_is_in_the_way_is_named_with_what_helps(one: Facts, what: str, reme
     assert any("GPUs stay unused: --cpu was requested" in note for note in cpu.notes)
 
 
-def test_a_container_without_kfd_was_given_none_of_the_gpus() -> None:
-    made = plan_for({"a": amd(container="docker", accelerators={**ON_BUS, "nodes": ["/dev/dri/renderD128"]}, amd={"gpus": []})})
+@pytest.mark.parametrize("listed", [[], [{"target": MI300X}]])  # a container may see the machine's KFD without being given it
+def test_a_container_without_kfd_was_given_none_of_the_gpus(listed: list[dict[str, str]]) -> None:
+    hidden = {"gpus": listed, "usable": False}
+    made = plan_for({"a": amd(container="docker", accelerators={**ON_BUS, "nodes": ["/dev/dri/renderD128"]}, amd=hidden)})
     assert torches(made)["a"].endswith("+cpu")
     assert [note for note in made.notes if "GPUs stay unused: its container was given none of the machine's GPUs" in note]
     given = plan_for({"a": amd(MI300X, container="docker")})

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import docker.errors
 import pytest
 
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import OURS
+from provision.cli import main
+from provision.cli import sandbox as cli
 from provision.diagnosis.signatures import is_known
+from provision.sandbox import docker_engine
+from provision.sandbox.containers.controller_settings import Settings
 from provision.sandbox.gpus import host, library, model, simulation
 from provision.sandbox.gpus.model import Gpus, HostFault
 from provision.sandbox.gpus.simulation import Simulation
+from provision.sandbox.model import SandboxHost
 
 PROFILES = model.profiles().profiles
 FAULTS = model.faults()
@@ -213,7 +224,96 @@ def test_the_library_needs_a_compiler(tmp_path, monkeypatch):
 def test_gpus_need_root_and_a_host_that_runs(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ProvisionError, match="need root"):
-        simulation._change("node1", 1, {})
-    monkeypatch.setattr("os.geteuid", lambda: 0)
+        simulation.check(Gpus.requested("h100"))
     with pytest.raises(ProvisionError, match="does not run"):
         simulation._change("node1", 0, {})
+
+
+def test_a_process_that_is_no_hosts_first_is_not_entered(monkeypatch):
+    def started(*_: object, **__: object) -> None:
+        pytest.fail("entered it")
+
+    monkeypatch.setattr(simulation.subprocess, "Popen", started)
+    for process in (os.getpid(), 1):
+        with pytest.raises(ProvisionError, match="is not this host's first one"):
+            simulation._change("node1", process, {})
+
+
+def test_what_a_host_runs_ends_with_an_interrupt(tmp_path):
+    stop, file = threading.Event(), tmp_path / "pid"
+    threading.Timer(0.6, stop.set).start()
+    with pytest.raises(simulation.subprocess.TimeoutExpired):
+        simulation._run(["sh", "-c", f"sleep 60 & echo $! >{file}; wait"], b"", dict(os.environ), stop)
+    deadline, process = time.monotonic() + 5, int(file.read_text(encoding="utf-8"))
+    while Path(f"/proc/{process}").exists() and "\tZ" not in Path(f"/proc/{process}/status").read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"gpus": {}}', '{"gpus": {"profile": "h900", "count": 1, "driver": "580.1"}, "faults": []}']
+)
+def test_a_record_that_cannot_be_read_is_none(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(simulation, "_record", lambda _name: tmp_path / "gpus.json")
+    assert Simulation.of("one") is None
+    (tmp_path / "gpus.json").write_text(text, encoding="utf-8")
+    assert Simulation.of("one") is None
+
+
+def test_only_hosts_that_differ_or_show_nothing_since_a_restart_are_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulation, "_record", lambda _name: tmp_path / "gpus.json")
+    monkeypatch.setattr(simulation, "check", lambda _gpus: None)
+    monkeypatch.setattr(simulation.library, "built", dict)
+    monkeypatch.setattr(simulation, "_shows", lambda process: process != 3)
+    changed: list[str] = []
+    monkeypatch.setattr(simulation, "_change", lambda host, *_: changed.append(host))
+    hosts = [SandboxHost(name, "", name, "", "", "running") for name in HOSTS]
+    runs: Any = SimpleNamespace(process=lambda each: int(each.name[-1]))
+    healthy = Simulation(Gpus.requested("h100"))
+    simulation.show(runs, "one", hosts, healthy)
+    assert (sorted(changed), Simulation.of("one")) == (HOSTS, healthy)
+    changed.clear()
+    simulation.show(runs, "one", hosts, healthy.changed(["xid79@node2"], HOSTS, clear=False))
+    assert sorted(changed) == ["node2", "node3"]
+
+
+def test_a_missing_gpu_is_the_one_that_was_named():
+    gpus = Gpus.requested("v100")
+    lines = host.files("node1", gpus, [HostFault("gpu-missing", "node1", 3), HostFault("gpu-missing", "node1", 5)])[
+        "state.txt"
+    ].splitlines()
+    minors = [line.split()[2] for line in lines if line.split()[1] == "minor"]
+    assert minors == ["0", "1", "2", "4", "6", "7"]
+    assert {line.split()[0] for line in lines} == {"-", "0", "1", "2", "3", "4", "5"}
+    assert "3 topology.3 40" in lines
+    assert not any(" p2p.6 " in line or " topology.6 " in line for line in lines)
+
+
+def test_faults_that_contradict_each_other_are_refused():
+    none = Simulation(Gpus.requested("h100")).changed(["no-driver@node1"], HOSTS, clear=False)
+    with pytest.raises(UsageError, match="nouveau@node1 contradicts no-driver@node1"):
+        none.changed(["nouveau@node1"], HOSTS, clear=False)
+    assert len(none.changed(["nouveau@node2", "shm-small@node1"], HOSTS, clear=False).faults) == 3
+
+
+def test_no_host_is_made_where_gpus_cannot_be_simulated(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(cli.sandbox, "up", lambda **_: pytest.fail("made hosts"))
+    with pytest.raises(ProvisionError, match="need root"):
+        main.app(["sandbox", "up", "--gpus", "h100:8"], standalone_mode=False)
+
+
+def test_only_sandboxes_take_a_base_from_the_cache_without_a_pull(monkeypatch, tmp_path):
+    def get(name: str) -> None:
+        if name != "made:1":
+            raise docker.errors.ImageNotFound("no such image")
+
+    engine: Any = SimpleNamespace(images=SimpleNamespace(get=get), api=SimpleNamespace(pull=lambda *_, **__: [{"error": "no such host"}]))
+    monkeypatch.setattr(docker_engine.debootstrap, "tar", lambda *_: tmp_path)
+    monkeypatch.setattr(docker_engine.debootstrap, "missing", lambda: None)
+    for prefer, wanted in ((True, []), (False, ["pulling debian:12"])):
+        said: list[str] = []
+        kept: list[str] = []
+        given = ("debian:12", ("made", "1"), Settings(), said.append)
+        assert docker_engine.base_image(engine, *given, prefer_made=prefer, remark=kept.append) == "made:1"
+        assert (said, len(kept)) == (wanted, len(wanted))
