@@ -56,6 +56,7 @@ def test_64_hosts(tmp_path: Path, seed: int) -> None:
     assert made["rounds"] <= 6 + 3
 
 
+@pytest.mark.slow
 def test_the_installed_engine_adds_groups_of_allreduces(ready_sandbox) -> None:
     """Over real ssh."""
     sandbox = ready_sandbox("certify", 3, 1)
