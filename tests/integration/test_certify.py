@@ -26,6 +26,7 @@ def certified(switch: Switch, *options: str) -> tuple[int, dict[str, object]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow  # it loads all cores, on which other tests run
 def test_three_faults_are_found_and_their_hosts_quarantined(tmp_path: Path) -> None:
     file = tmp_path / "quarantine"
     with Switch(tmp_path, 8) as switch:
