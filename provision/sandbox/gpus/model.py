@@ -226,7 +226,7 @@ class HostFault:
         if name not in known:
             raise UsageError(f"invalid fault: unknown is `{name}`{did_you_mean(name, known)}", hint="`provision sandbox fault` lists them")
         if host not in hosts:
-            raise UsageError(f"invalid fault: there is no host `{host}`{did_you_mean(host, hosts)}", hint=f"hosts: {', '.join(hosts)}")
+            raise UsageError(f"invalid fault: unknown host `{host}`{did_you_mean(host, hosts)}", hint=f"hosts: {', '.join(hosts)}")
         if gpu >= gpus.count:
             raise UsageError(f"invalid fault: {host} has no GPU {gpu}, only 0 to {gpus.count - 1}")
         if why := refusal(known[name], gpus, len(hosts)):

@@ -148,7 +148,7 @@ def test_invalid_gpus_are_refused(text, driver, fabric, said):
     ("text", "said"),
     [
         ("xid7@node1", "unknown is `xid7`; did you mean `xid79`?"),
-        ("xid79@node7", "there is no host `node7`"),
+        ("xid79@node7", "unknown host `node7`"),
         ("xid79", "expected FAULT@HOST"),
         ("xid79@node1:8", "node1 has no GPU 8, only 0 to 7"),
         ("imex-down@node1", "8 × h100 cannot have imex-down: it needs imex"),
