@@ -3,14 +3,22 @@
 // Inside a host: every rank streams what it has for ranks of its host through its buffer in[c % 2], chunk by chunk, and
 // after the barrier of a chunk every rank copies out what is for itself. Buffers as in broadcast.cpp.
 //
-// Between hosts: one rank after the other broadcasts what it has for other hosts, and everyone keeps its own part. With
-// two hosts no byte crosses the network in vain; with H hosts a byte passes up to H - 1 links of the ring instead of
-// the one that a direct connection would take, also where hosts with one rank each have those for their sums.
+// Between hosts, where all have a mesh: rank k of a host sends what it has for another host to rank k there, straight
+// from its tensor, and all connections move at once, so every byte crosses the network once. What is for rank k goes
+// straight to its place; what is for others of its host goes through its buffer in[round % 2], window by window, and
+// after the barrier of a round they copy it out. All ranks have the same number of rounds, and leave a round when
+// they have sent and received all of it: whoever is in the earliest one is owed nothing by those who wait for it.
+//
+// Elsewhere one rank after the other broadcasts what it has for other hosts, and everyone keeps its own part: with H
+// hosts a byte passes up to H - 1 links of the ring.
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <memory>
+#include <utility>
 #include <vector>
 
-#include "algorithms/collectives.h"
+#include "algorithms/slice_streams.h"
 #include "base/memory.h"
 #include "base/validation.h"
 
@@ -30,17 +38,16 @@ struct Stream {
   uint64_t bytes = 0;
 };
 
-Stream stream_of(const Topology& topology, const std::vector<int64_t>& splits, uint64_t row_bytes, int rank,
-                 bool same_host) {
+// Of what a rank with these splits sends to `ranks`, which are in order.
+Stream stream_of(const std::vector<int64_t>& splits, uint64_t row_bytes, const std::vector<int>& ranks) {
   Stream stream;
   uint64_t from = 0;
-  for (int to = 0; to < topology.size; ++to) {
+  int before = 0;
+  for (const int to : ranks) {
+    for (; before < to; ++before) from += static_cast<uint64_t>(splits[before]) * row_bytes;
     const uint64_t bytes = static_cast<uint64_t>(splits[to]) * row_bytes;
-    if ((topology.host_of(to) == topology.host_of(rank)) == same_host && bytes) {
-      stream.pieces.push_back({to, from, stream.bytes, bytes});
-      stream.bytes += bytes;
-    }
-    from += bytes;
+    if (bytes) stream.pieces.push_back({to, from, stream.bytes, bytes});
+    stream.bytes += bytes;
   }
   return stream;
 }
@@ -50,6 +57,163 @@ Piece within(const Piece& piece, uint64_t begin, uint64_t length) {
   const uint64_t first = std::max(piece.at, begin), end = std::min(piece.at + piece.bytes, begin + length);
   return {piece.to, piece.from + (first - piece.at), first - begin, end > first ? end - first : 0};
 }
+
+// A part of a window: where it lies in the stream, and in this process.
+struct Segment {
+  uint64_t at, bytes;
+  char* memory;
+};
+
+// One round between this rank and its partner on another host, over the connections of one number.
+class PairStream : public SliceStream {
+ public:
+  PairStream(const DataPhase& phase, int partner, int number, std::vector<Segment> sends, std::vector<Segment> receives)
+      : SliceStream(phase, partner, partner, number), sends_(std::move(sends)), receives_(std::move(receives)) {}
+
+  bool done() const override { return !wants_to_receive() && !wants_to_send(); }
+  bool wants_to_receive() const override { return received_ < receives_.size(); }
+  bool wants_to_send() const override { return posted_ < sends_.size() || outgoing.completed() < outgoing.posted(); }
+
+ private:
+  void advance() override {
+    for (; posted_ < sends_.size(); ++posted_) {
+      const Segment& next = sends_[posted_];
+      outgoing.post({operation_.header.sequence, Part::partial, next.at, next.bytes}, next.memory, next.bytes);
+    }
+    if (wants_to_send()) send();
+    if (!wants_to_receive()) return;
+    const SegmentHead* head = arrived();
+    const Segment& next = receives_[received_];
+    if (!head) return;
+    if (head->sequence != operation_.header.sequence || head->part != Part::partial || head->begin != next.at ||
+        head->length != next.bytes) {
+      unexpected_segment();
+    }
+    if (receive(next.memory, next.bytes)) ++received_;
+  }
+
+  const std::vector<Segment> sends_, receives_;  // in their order
+  size_t posted_ = 0, received_ = 0;
+};
+
+// What goes between this rank and its partner on another host.
+struct Pair {
+  int partner;
+  Stream sends;
+  std::vector<Stream> arrives;  // at this host, by the local rank whose partner sends it
+  std::vector<int> partners;    // theirs
+};
+
+class PairwiseExchange {
+ public:
+  // `offsets`: where in what this rank receives each rank's bytes start.
+  PairwiseExchange(const DataPhase& phase, const Splits& splits, const std::vector<uint64_t>& offsets)
+      : phase_(phase),
+        topology_(phase.topology()),
+        offsets_(offsets),
+        sockets_(phase.group.connections().to.begin()->second.size()),
+        window_(topology_.local_size() == 1 ? std::numeric_limits<uint64_t>::max()
+                                            : phase.group.memory().layout().chunk_bytes / (topology_.hosts.size() - 1) /
+                                                  cache_line * cache_line) {
+    const uint64_t row_bytes = phase.header().row_bytes();
+    for (int k = 1; k < topology_.host_count(); ++k) {
+      const std::vector<int>& there = topology_.hosts[(topology_.host + k) % topology_.host_count()];
+      Pair& pair = pairs_.emplace_back();
+      pair.partner = there[topology_.local_rank];
+      pair.sends = stream_of(splits[topology_.rank], row_bytes, there);
+      pair.partners = there;
+      for (const int rank : there) pair.arrives.push_back(stream_of(splits[rank], row_bytes, topology_.local_ranks()));
+    }
+    uint64_t longest = 0;  // of all streams between hosts, so that all ranks have as many rounds
+    for (const std::vector<int>& here : topology_.hosts) {
+      for (const std::vector<int>& there : topology_.hosts) {
+        for (const int rank : here) {
+          int64_t rows = 0;
+          for (const int to : there) rows += splits[rank][to];
+          if (&here != &there) longest = std::max(longest, static_cast<uint64_t>(rows) * row_bytes);
+        }
+      }
+    }
+    rounds_ = longest / window_ + (longest % window_ != 0);
+  }
+
+  void run() {
+    for (uint64_t round = 0; round < rounds_; ++round) {
+      move(round);
+      if (topology_.local_size() == 1) continue;
+      phase_.group.step_barrier(phase_.deadline);
+      copy_mine(round);
+    }
+  }
+
+ private:
+  // Where a part of what `rank` sends this one goes.
+  char* result(int rank, const Piece& part, const Piece& piece) const {
+    return phase_.operation.received_bytes() + offsets_[rank] + (part.from - piece.from);
+  }
+  // Where a part of what comes from the host of a pair, and is for others, lies meanwhile.
+  char* buffer(int local, size_t pair, uint64_t round, const Piece& part) const {
+    return phase_.group.memory().in(local, round) + pair * window_ + part.at;
+  }
+  // Calls `take` with the parts of the stream that lie in the round's window, and their pieces.
+  template <class Take>
+  void each_part(const Stream& stream, uint64_t round, Take take) const {
+    for (const Piece& piece : stream.pieces) {
+      const Piece part = within(piece, round * window_, window_);
+      if (part.bytes) take(part, piece);
+    }
+  }
+
+  void move(uint64_t round) {
+    char* input = const_cast<char*>(static_cast<const char*>(phase_.operation.input));
+    SliceStreams streams;
+    for (size_t p = 0; p < pairs_.size(); ++p) {
+      const Pair& pair = pairs_[p];
+      std::vector<std::vector<Segment>> sends(sockets_), receives(sockets_);
+      // In turn to the connections.
+      const auto deal = [&](std::vector<std::vector<Segment>>* all, const Piece& part, char* memory, size_t* count) {
+        for (uint64_t done = 0; done < part.bytes; done += segment_bytes) {
+          const uint64_t bytes = std::min<uint64_t>(segment_bytes, part.bytes - done);
+          (*all)[(*count)++ % sockets_].push_back({round * window_ + part.at + done, bytes, memory + done});
+        }
+      };
+      size_t sent = 0, received = 0;
+      each_part(pair.sends, round,
+                [&](const Piece& part, const Piece&) { deal(&sends, part, input + part.from, &sent); });
+      each_part(pair.arrives[topology_.local_rank], round, [&](const Piece& part, const Piece& piece) {
+        char* memory = part.to == topology_.rank ? result(pair.partner, part, piece)
+                                                 : buffer(topology_.local_rank, p, round, part);
+        deal(&receives, part, memory, &received);
+      });
+      for (size_t number = 0; number < sockets_; ++number) {
+        streams.push_back(std::make_unique<PairStream>(phase_, pair.partner, static_cast<int>(number),
+                                                       std::move(sends[number]), std::move(receives[number])));
+      }
+    }
+    run_streams(phase_.group, streams, phase_.deadline);
+  }
+
+  // What others of this host have received for this rank.
+  void copy_mine(uint64_t round) {
+    for (size_t p = 0; p < pairs_.size(); ++p) {
+      for (int local = 0; local < topology_.local_size(); ++local) {
+        if (local == topology_.local_rank) continue;
+        each_part(pairs_[p].arrives[local], round, [&](const Piece& part, const Piece& piece) {
+          if (part.to != topology_.rank) return;
+          std::memcpy(result(pairs_[p].partners[local], part, piece), buffer(local, p, round, part), part.bytes);
+        });
+      }
+    }
+  }
+
+  const DataPhase& phase_;
+  const Topology& topology_;
+  const std::vector<uint64_t>& offsets_;
+  const size_t sockets_;   // connections to a partner
+  const uint64_t window_;  // bytes that a rank sends another host in a round
+  std::vector<Pair> pairs_;
+  uint64_t rounds_ = 0;
+};
 
 }  // namespace
 
@@ -100,7 +264,7 @@ void alltoall(const DataPhase& phase) {
   std::vector<Stream> streams;
   uint64_t longest = 0;
   for (const int rank : topology.local_ranks()) {
-    streams.push_back(stream_of(topology, splits[rank], row_bytes, rank, true));
+    streams.push_back(stream_of(splits[rank], row_bytes, topology.local_ranks()));
     longest = std::max(longest, streams.back().bytes);
   }
   const uint64_t chunk_bytes = group.memory().layout().chunk_bytes;
@@ -118,11 +282,18 @@ void alltoall(const DataPhase& phase) {
   }
   if (topology.host_count() == 1) return;
 
-  // The last chunk may still be read: the broadcasts begin with a barrier's distance.
+  // The last chunk may still be read: what follows begins with a barrier's distance.
   group.step_barrier(phase.deadline);
+  if (group.has_mesh()) return PairwiseExchange(phase, splits, offsets).run();
   chunk = 0;
   for (int root = 0; root < topology.size; ++root) {
-    const Stream stream = stream_of(topology, splits[root], row_bytes, root, false);
+    std::vector<int> elsewhere;
+    for (const std::vector<int>& ranks : topology.hosts) {
+      if (&ranks != &topology.hosts[topology.host_of(root)])
+        elsewhere.insert(elsewhere.end(), ranks.begin(), ranks.end());
+    }
+    std::sort(elsewhere.begin(), elsewhere.end());
+    const Stream stream = stream_of(splits[root], row_bytes, elsewhere);
     if (!stream.bytes) continue;
     const std::unique_ptr<char[]> packed = memory_for(stream.bytes);
     if (root == topology.rank) {

@@ -19,7 +19,7 @@ void allreduce_local(const DataPhase& phase);
 void allreduce_direct(const DataPhase& phase);
 // For tensors that lie in the arena on every rank of this host.
 void allreduce_arena(const DataPhase& phase);
-// Among hosts with one rank each, where all have connections to each other (Group::has_mesh).
+// Among hosts with one rank each, where all have a mesh (Group::has_mesh).
 void allreduce_mesh(const DataPhase& phase);
 void allreduce_ring(const DataPhase& phase);
 

@@ -41,6 +41,8 @@ struct Topology {
   // Ranks per host that have a partner on every other host; each such rank carries a slice of the data over the
   // network.
   int channels() const;
+  // Whether all hosts have equally many ranks, so that each has such a partner.
+  bool is_even() const { return size == host_count() * channels(); }
   // "rank 3 (host node-b, pid 4711)", with the rank in the job
   std::string describe(int other_rank) const;
   std::string describe(const std::vector<int>& ranks) const;

@@ -57,8 +57,8 @@ class Group {
   // Waits until one of these connections is ready, where `ranks` are missing. Throws like every wait. `grace`: seconds
   // beyond the deadline, in which other ranks may say for whom they wait.
   void wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ranks, Deadline& deadline, double grace = 0);
-  // Whether this rank has data connections to and from all others.
-  bool has_mesh() const { return connections_.to.size() + 1 == topology_.peers.size(); }
+  // Whether every rank has data connections to and from its partners on all other hosts.
+  bool has_mesh() const { return topology_.is_even() && connections_.to.size() + 1 == topology_.hosts.size(); }
   int next_rank() const;  // on the ring of hosts
   int previous_rank() const;
 

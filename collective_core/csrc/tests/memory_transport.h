@@ -77,6 +77,7 @@ class MemoryNetwork {
   std::chrono::milliseconds slowness{0};      // between two parts of what is long
   Clock::duration longest_pause{0};           // between two times that bytes were received
   Clock::time_point received = Clock::now();  // the latest
+  uint64_t sent = 0;                          // bytes
   std::mutex mutex;                           // of all links
   std::condition_variable changed;            // something was sent, received or closed
 
@@ -104,6 +105,7 @@ class MemoryConnection final : public cc::Connection {
     const size_t body_sent = sent + done - std::min(sent + done, head_size);
     if (sent + done >= head_size && body_sent < body_size)
       done += queue.push(static_cast<const char*>(body) + body_sent, body_size - body_sent);
+    network_.sent += done;
     if (done) network_.changed.notify_all();
     return static_cast<ptrdiff_t>(done);
   }

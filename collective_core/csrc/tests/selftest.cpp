@@ -270,6 +270,10 @@ class NetworkInMemory : public Network {
  public:
   std::unique_ptr<cc::Transport> transport(int /*rank*/) override { return std::make_unique<MemoryTransport>(memory_); }
   void describe(cc::Peer* /*peer*/) const override {}
+  uint64_t sent() {  // bytes between hosts so far
+    const std::lock_guard<std::mutex> lock(memory_.mutex);
+    return memory_.sent;
+  }
   void be_slow(std::chrono::milliseconds slowness) { memory_.slowness = slowness; }
   // Seconds in which nothing was received, until now.
   double longest_pause() {
@@ -347,6 +351,65 @@ std::string check_departure() {
     return {};
   }
   return "a rank that has left was waited for";
+}
+
+// What crosses the network is what hosts must have of each other, once.
+std::string check_traffic() {
+  constexpr int hosts = 8, per_host = 2, size = hosts * per_host;
+  constexpr uint64_t part = 50000;  // elements from a rank to a rank
+  constexpr uint64_t pairs = size * (size - per_host);
+  struct Case {
+    const char* name;
+    Kind kind;
+    uint64_t count;                      // elements of a rank's tensor
+    int64_t (*split)(int from, int to);  // of an alltoall
+    uint64_t least;                      // elements
+  };
+  const auto none = [](int, int) { return int64_t(0); };
+  const Case cases[] = {
+      {"alltoall", Kind::alltoall, part * size, [](int, int) { return static_cast<int64_t>(part); }, part * pairs},
+      {"gather", Kind::alltoall, part, [](int, int to) { return static_cast<int64_t>(to == 5 ? part : 0); },
+       part * (size - per_host)},
+      {"allgather", Kind::allgather, part, none, part * size * (hosts - 1)},
+      {"broadcast", Kind::broadcast, part * size, none, part * size * (hosts - 1)},
+  };
+  for (const Case& each : cases) {
+    NetworkInMemory network;
+    const std::vector<cc::Peer> peers = peers_of(network, size, hosts);
+    std::vector<std::string> errors(size);
+    std::atomic<uint64_t> before{0}, after{0};
+    std::vector<std::thread> threads;
+    threads.reserve(size);
+    for (int r = 0; r < size; ++r) {
+      threads.emplace_back([&, r] {
+        cc::Engine engine(
+            std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s, timeout_s));
+        std::vector<float> in(each.count, static_cast<float>(r)), out(each.count);
+        const auto run = [&](const std::shared_ptr<cc::Task>& task) {
+          engine.run(task);
+          if (!task->error.empty()) errors[r] = task->error;
+        };
+        run(make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "before"));
+        if (r == 0) before = network.sent();
+        const auto task = make_task(each.kind, DType::f32, each.count, in.data(),
+                                    each.kind == Kind::broadcast ? out.data() : nullptr, each.name);
+        for (int to = 0; each.kind == Kind::alltoall && to < size; ++to)
+          task->operation.splits.push_back(each.split(r, to));
+        run(task);
+        run(make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "after"));
+        if (r == 0) after = network.sent();
+        run(make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "end"));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& error : errors) {
+      if (!error.empty()) return std::string(each.name) + ": " + error;
+    }
+    const double ratio = static_cast<double>(after - before) / static_cast<double>(each.least * sizeof(float));
+    if (ratio < 1 || ratio > 1.02)
+      return std::string(each.name) + " sent " + std::to_string(ratio) + " of what it must";
+  }
+  return {};
 }
 
 // Hosts with different numbers of ranks on a slow network: those that have nothing to do wait for longer than the
@@ -445,7 +508,7 @@ void run_cases_in_memory() {
   NetworkInMemory too_many;  // connections for a mesh
   run_case(too_many, 3, 3, 33, 70001);
   for (const std::string& error :
-       {check_lost_host(), check_slow_network(Kind::allreduce), check_slow_network(Kind::broadcast)}) {
+       {check_lost_host(), check_traffic(), check_slow_network(Kind::allreduce), check_slow_network(Kind::broadcast)}) {
     if (!error.empty()) std::printf("%s\n", error.c_str());
     failures += error.empty() ? 0 : 1;
   }

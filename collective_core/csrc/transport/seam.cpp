@@ -5,8 +5,8 @@
 namespace cc {
 namespace {
 
-// Of one rank to all others. A host receives from all of them at once, and the more there are the less their exchange
-// saves: of many hosts nearly as many bytes pass each link as on the ring.
+// Of one rank to its partners on all other hosts. A host receives from all of them at once, and the more there are the
+// less their exchange saves: of many hosts nearly as many bytes pass each link as on the ring.
 constexpr int max_mesh_connections = 64;
 
 template <class End>
@@ -31,7 +31,7 @@ ConnectionPlan plan_connections(const Topology& t, int sockets) {
       if (host != t.host) pair_with(t.leader_of(host), Purpose::control);
     }
   }
-  const bool is_mesh = t.size == hosts && (hosts - 1) * sockets <= max_mesh_connections;
+  const bool is_mesh = t.is_even() && (hosts - 1) * sockets <= max_mesh_connections;
   // Each begins with the next host, so that they do not all call the first one at the same time.
   for (int k = 1; k < hosts && t.local_rank < t.channels(); ++k) {
     const int host = (t.host + k) % hosts;

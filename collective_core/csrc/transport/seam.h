@@ -142,9 +142,9 @@ class StreamReceiver final : public Receiver {
 //   local    between every two ranks of a host (unix socket): passes the shared memory, then stays open only so that
 //            its hang-up tells that the other process ended
 //   control  between the first ranks ("leaders") of every two hosts: headers, small payloads, announced failures
-//   data     from local rank k of each host to local rank k of the next host, for k < channels, and from every host to
-//            every other one ("mesh") where each has one rank and they are not too many: tensors, over one connection
-//            or several
+//   data     from local rank k of each host to local rank k of the next host, for k < channels, and of every other one
+//            ("mesh") where all have equally many ranks and they are not too many: tensors, over one connection or
+//            several
 enum class Purpose : uint8_t { none = 0, local = 1, control = 2, data = 3 };
 
 struct PlannedConnection {  // seen from this rank
