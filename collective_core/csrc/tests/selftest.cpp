@@ -384,7 +384,8 @@ std::string check_traffic() {
       threads.emplace_back([&, r] {
         cc::Engine engine(
             std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s, timeout_s));
-        std::vector<float> in(each.count, static_cast<float>(r)), out(each.count);
+        std::vector<float> in(each.count), out(each.count);
+        for (uint64_t i = 0; i < each.count; ++i) in[i] = value(r, i);
         const auto run = [&](const std::shared_ptr<cc::Task>& task) {
           engine.run(task);
           if (!task->error.empty()) errors[r] = task->error;
@@ -396,6 +397,15 @@ std::string check_traffic() {
         for (int to = 0; each.kind == Kind::alltoall && to < size; ++to)
           task->operation.splits.push_back(each.split(r, to));
         run(task);
+        const auto* received = reinterpret_cast<const float*>(task->operation.gathered.get());
+        for (int from = 0; each.kind == Kind::alltoall && from < size; ++from) {
+          int64_t at = 0;
+          for (int to = 0; to < r; ++to) at += each.split(from, to);
+          for (const int64_t end = at + each.split(from, r); at < end; ++at) {
+            if (*received++ != value(from, static_cast<uint64_t>(at)))
+              errors[r] = "wrong part from rank " + std::to_string(from);
+          }
+        }
         run(make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "after"));
         if (r == 0) after = network.sent();
         run(make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "end"));
