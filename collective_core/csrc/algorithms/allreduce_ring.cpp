@@ -8,13 +8,7 @@
 // of slice k on a ring of its own (K = channels() rings); segments of a slice follow each other, so that all links are
 // busy at once.
 //
-// Where the tensors of all ranks of every host can be reached, because the rank is alone on its host, because they
-// lie in the arena or by cross-memory attach, worker k moves slice k of the whole tensor: from the inputs, into all
-// outputs of its host. By attach it copies a segment of each other rank here before it adds it, and every result there.
-// Otherwise the tensor is cut into chunks, and per chunk
-//   1. every rank copies its chunk into its buffer in[c % 2]; barrier;
-//   2. worker k moves slice k around its ring into out[c % 2]; barrier;
-//   3. every rank copies out[c % 2] into its tensor. (The barrier of the next step 1 protects the buffers.)
+// Where the tensors lie meanwhile: host_buffers.h.
 //
 // Network, per tensor of N bytes, all rings of a host together:
 //   host 0 and the hosts 1..H-3 send 2N, host H-2 and host H-1 send N; nobody sends or receives more than 2N. The
@@ -32,9 +26,9 @@
 // matter.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <vector>
 
+#include "algorithms/host_buffers.h"
 #include "algorithms/slice_streams.h"
 
 namespace cc {
@@ -43,31 +37,15 @@ namespace {
 constexpr size_t window = 4;                                    // partial sums that are ready and not sent yet
 constexpr size_t staging_bytes = (window + 1) * segment_bytes;  // of a stream: they, and a segment of another rank
 
-// Where a slice lies on this host.
-struct SliceBuffers {
-  uint64_t begin;                   // element of the tensor
-  size_t length;                    // elements
-  std::vector<const char*> inputs;  // of this host's ranks, in their order
-  std::vector<char*> outputs;       // where the result goes: may be the inputs
-  bool attaches = false;            // they are this rank's alone: those of the others take cross-memory attach
-
-  SliceBuffers part(const Slice& slice, size_t element) const {
-    SliceBuffers buffers{begin + slice.begin, slice.length, inputs, outputs, attaches};
-    for (const char*& input : buffers.inputs) input += slice.begin * element;
-    for (char*& output : buffers.outputs) output += slice.begin * element;
-    return buffers;
-  }
-};
-
 // A slice on its way around the ring.
 class RingStream : public SliceStream {
  public:
-  RingStream(const DataPhase& phase, int number, char* staging, const SliceBuffers& slice)
+  RingStream(const DataPhase& phase, int number, char* staging, const HostBuffers& slice)
       : SliceStream(phase, phase.group.next_rank(), phase.group.previous_rank(), number),
+        phase_(phase),
         slice_(slice),
         staging_(staging),
         accumulator_(accumulator_size_of(phase.header().dtype)),
-        sources_(slice.inputs.size()),
         host_(topology_.host),
         last_(topology_.host_count() - 1),
         segment_(segment_bytes / accumulator_) {}
@@ -110,45 +88,15 @@ class RingStream : public SliceStream {
 
   // Adds this host's ranks to the partial sum of `length` elements from `at`, and passes it on.
   void add_own(size_t at, size_t length) {
-    for (size_t r = 0; r < sources_.size(); ++r) sources_[r] = slice_.inputs[r] + at * element_;
-    const int ranks = static_cast<int>(sources_.size());
     summed_ = at + length;
     const bool as_it_is = host_ == 0 && topology_.local_size() == 1 && accumulator_ == element_ &&
                           reduction_.prescale == 1.0 && reduction_.dtype != DType::boolean;
-    if (as_it_is) return pass_on(Part::partial, at, length, static_cast<const char*>(sources_[0]), accumulator_);
-    if (slice_.attaches) {
-      accumulate_attached(at, length);
-    } else {
-      kernels().accumulate(reduction_, staged(at), host_ == 0, sources_.data(), ranks, length);
-    }
+    if (as_it_is) return pass_on(Part::partial, at, length, slice_.inputs[0] + at * element_, accumulator_);
+    slice_.add_to(staged(at), host_ == 0, at, length, phase_, staging_ + window * segment_bytes);
     if (host_ < last_) return pass_on(Part::partial, at, length, staged(at), accumulator_);
     kernels().finish(reduction_, result(at), staged(at), length);
     pass_on(Part::result, at, length, result(at), element_);
-    spread(at, length);
-  }
-
-  // The same sum as of inputs within reach, of one rank after the other.
-  void accumulate_attached(size_t at, size_t length) {
-    char* block = staging_ + window * segment_bytes;
-    for (int r = 0; r < topology_.local_size(); ++r) {
-      const void* source = sources_[0];
-      if (r != topology_.local_rank) {
-        group_.cross_memory().read_input(r, (slice_.begin + at) * element_, block, length * element_);
-        source = block;
-      }
-      kernels().accumulate(reduction_, staged(at), host_ == 0 && r == 0, &source, 1, length);
-    }
-  }
-
-  // Copies a result to the other ranks of this host.
-  void spread(size_t at, size_t length) {
-    for (int r = 0; slice_.attaches && r < topology_.local_size(); ++r) {
-      if (r == topology_.local_rank) continue;
-      group_.cross_memory().write_output(r, (slice_.begin + at) * element_, result(at), length * element_);
-    }
-    for (size_t r = 1; r < slice_.outputs.size(); ++r) {
-      std::memcpy(slice_.outputs[r] + at * element_, result(at), length * element_);
-    }
+    slice_.spread(at, length, phase_);
   }
 
   void receive_next() {
@@ -162,7 +110,7 @@ class RingStream : public SliceStream {
     if (!receive(target, length * (partial ? accumulator_ : element_))) return;
     if (partial) return add_own(at, length);
     results_ = at + length;
-    spread(at, length);
+    slice_.spread(at, length, phase_);
     if ((host_ + 1) % topology_.host_count() != last_) pass_on(Part::result, at, length, target, element_);
   }
 
@@ -174,10 +122,10 @@ class RingStream : public SliceStream {
     }
   }
 
-  const SliceBuffers slice_;
+  const DataPhase& phase_;
+  const HostBuffers slice_;
   char* const staging_;
   const size_t accumulator_;  // bytes of an element of a partial sum
-  std::vector<const void*> sources_;
   const int host_, last_;
   const size_t segment_;
 
@@ -187,7 +135,7 @@ class RingStream : public SliceStream {
 };
 
 // Over all connections, each of which takes a part of the slice.
-void run_ring(const DataPhase& phase, const SliceBuffers& slice) {
+void run_ring(const DataPhase& phase, const HostBuffers& slice) {
   const size_t element = size_of(phase.header().dtype);
   const int most = static_cast<int>(phase.group.connections().to.at(phase.group.next_rank()).size());
   char* staging = phase.group.staging(staging_bytes * static_cast<size_t>(most));
@@ -200,84 +148,10 @@ void run_ring(const DataPhase& phase, const SliceBuffers& slice) {
   run_streams(phase.group, streams, phase.deadline);
 }
 
-bool in_arena(const std::vector<int>& ranks, const std::vector<const Header*>& headers) {
-  return std::all_of(ranks.begin(), ranks.end(),
-                     [&](int r) { return headers[r]->input_location && headers[r]->output_location; });
-}
-
-bool attachable(const std::vector<int>& ranks, const std::vector<const Header*>& headers) {
-  return std::all_of(ranks.begin(), ranks.end(), [&](int r) { return headers[r]->attachable != 0; });
-}
-
-// Whether all tensors can be accessed where they lie, on every host: decided from the headers, so every host decides
-// alike.
-bool all_accessible(const Topology& topology, const std::vector<const Header*>& headers) {
-  return std::all_of(topology.hosts.begin(), topology.hosts.end(), [&](const std::vector<int>& ranks) {
-    return ranks.size() == 1 || in_arena(ranks, headers) || attachable(ranks, headers);
-  });
-}
-
-void in_place(const DataPhase& phase, bool attaches) {
-  const Topology& topology = phase.topology();
-  const Operation& operation = phase.operation;
-  const size_t element = size_of(operation.header.dtype);
-  const Slice slice = slice_of(operation.header.count, topology.local_rank, topology.channels(), element);
-  SliceBuffers buffers{0, operation.header.count, {}, {}, attaches};
-  if (attaches || topology.local_size() == 1) {
-    buffers.inputs = {static_cast<const char*>(operation.input)};
-    buffers.outputs = {static_cast<char*>(operation.output)};
-  } else {
-    const Arena& arena = *phase.group.arena();
-    for (const int r : topology.local_ranks()) {
-      const int global_rank = topology.peers[r].global_rank;
-      buffers.inputs.push_back(arena.at(global_rank, phase.headers[r]->input_location));
-      buffers.outputs.push_back(arena.at(global_rank, phase.headers[r]->output_location));
-    }
-  }
-  run_ring(phase, buffers.part(slice, element));
-}
-
-void in_chunks(const DataPhase& phase) {
-  Group& group = phase.group;
-  const Header& header = phase.header();
-  const Topology& topology = phase.topology();
-  const size_t element = size_of(header.dtype);
-  const uint64_t chunk_elements = group.memory().layout().chunk_bytes / element;
-  const char* input = static_cast<const char*>(phase.operation.input);
-  char* output = static_cast<char*>(phase.operation.output);
-  uint64_t chunk = 0;
-  for (uint64_t begin = 0; begin < header.count; begin += chunk_elements, ++chunk) {
-    const size_t length = static_cast<size_t>(std::min(chunk_elements, header.count - begin));
-    std::memcpy(group.memory().in(topology.local_rank, chunk), input + begin * element, length * element);
-    group.step_barrier(phase.deadline);
-    if (topology.local_rank < topology.channels()) {
-      const Slice slice = slice_of(length, topology.local_rank, topology.channels(), element);
-      SliceBuffers buffers{begin + slice.begin, slice.length, {}, {group.memory().out(chunk) + slice.begin * element}};
-      for (int r = 0; r < topology.local_size(); ++r) {
-        buffers.inputs.push_back(group.memory().in(r, chunk) + slice.begin * element);
-      }
-      run_ring(phase, buffers);
-    }
-    group.step_barrier(phase.deadline);
-    std::memcpy(output + begin * element, group.memory().out(chunk), length * element);
-  }
-}
-
 }  // namespace
 
 void allreduce_ring(const DataPhase& phase) {
-  const Topology& topology = phase.topology();
-  if (!all_accessible(topology, phase.headers)) return in_chunks(phase);
-  const bool attaches = topology.local_size() > 1 && !in_arena(topology.local_ranks(), phase.headers);
-  CrossMemory& cross_memory = phase.group.cross_memory();
-  try {
-    if (attaches) cross_memory.publish(phase.operation.input, phase.operation.output, phase.deadline);
-    if (topology.local_rank < topology.channels()) in_place(phase, attaches);
-    phase.group.step_barrier(phase.deadline);
-  } catch (...) {
-    if (attaches) cross_memory.close();
-    throw;
-  }
+  run_between_hosts(phase, run_ring);
 }
 
 }  // namespace cc

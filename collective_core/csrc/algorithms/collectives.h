@@ -19,7 +19,7 @@ void allreduce_local(const DataPhase& phase);
 void allreduce_direct(const DataPhase& phase);
 // For tensors that lie in the arena on every rank of this host.
 void allreduce_arena(const DataPhase& phase);
-// Among hosts with one rank each, where all have a mesh (Group::has_mesh).
+// Where Group::adds_by_mesh().
 void allreduce_mesh(const DataPhase& phase);
 void allreduce_ring(const DataPhase& phase);
 
@@ -58,6 +58,9 @@ inline Reduction reduction_of(const Operation& operation) {
   return {header.dtype, header.reduce, header.reduce == ReduceOp::average ? operation.contributors : 1, header.prescale,
           header.postscale};
 }
+
+// out = the sums, which `accumulate` has made, added in their order and rounded. The first is overwritten.
+void finish_sums(const Reduction& reduction, void* out, const std::vector<const void*>& sums, size_t length);
 
 // The part of n elements that worker `index` of `workers` takes; boundaries lie on cache lines so that no two workers
 // write one line. Later slices may be shorter or empty.

@@ -1,24 +1,28 @@
-// Allreduce and reduce-scatter of large tensors among H hosts with one rank each, which all have connections to each
-// other: host k owns slice k.
+// Allreduce and reduce-scatter of large tensors among H hosts that all have a mesh, rank k of each with rank k of the
+// others (worker k): of slice k host h owns the h-th part.
 //
-//   1. every host sends each other host its values of the slice that this one owns, segment after segment;
-//   2. the owner adds a segment when it has it from all hosts, in rank order, and rounds it once;
+//   1. every host sends each other host its values of the part that this one owns, segment after segment: its rank's
+//      or, with several ranks, the sum of their values in their order, which it forms just before;
+//   2. the owner adds a segment when it has it from all hosts, in their order, and rounds it once;
 //   3. allreduce: it sends the sum to all others, before further values, while it is in cache.
 // Host h sends to h + 1 first, then to h + 2, ..., so that the hosts do not all send to one of them at a time. All
 // connections move at once; one whose next segment cannot be added yet is left alone until the other hosts' are there.
 // That cannot block: a host always has values to send, and takes whatever it still needs for its own sum.
 //
 // Network, for a tensor of N bytes: 2 (H-1)/H N sent and received by every host, which is the least, and half of it for
-// a reduce-scatter. Values travel as they are, so half types take half of what float32 takes. Latency: two segments.
-// With several ranks per host the owner would need the values of each of them: they take the ring (allreduce_ring.cpp).
+// a reduce-scatter. With a rank per host values travel as they are, so half types take half of what float32 takes; sums
+// of several ranks' half types travel as float32. Latency: two segments.
 //
-// Buffers: a segment of each other host. Results go straight to their place.
+// Buffers: a segment of every host; of several ranks the segment that is sent to a host, and one of another rank
+// (host_buffers.h). Results go straight to their place.
 //
-// Order: ((x0 + x1) + x2) + ... for every element; slice, segment and connection do not matter.
+// Order: host by host, and within a host rank by rank: ((x0 + x1) + ...) + ((xp + x(p+1)) + ...) + ... for every
+// element, which with a rank per host is the rank order; slice, part, segment and connection do not matter.
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "algorithms/host_buffers.h"
 #include "algorithms/slice_streams.h"
 
 namespace cc {
@@ -31,45 +35,76 @@ size_t mesh_segment_bytes(int hosts) {
   return std::min(segment_bytes, std::max(least, share));
 }
 
-// The part of this host's slice that the connections of one number carry.
+// The values of a host that travel: those of its rank, or sums of its ranks'.
+class HostValues {
+ public:
+  HostValues(const DataPhase& phase, const HostBuffers& of_host, char* block)
+      : buffers(of_host),
+        are_sums(phase.topology().local_size() > 1),
+        width(are_sums ? accumulator_size_of(phase.header().dtype) : size_of(phase.header().dtype)),
+        phase_(phase),
+        block_(block) {}
+
+  // `length` of them from element `at` on: where they lie, or in `staging`.
+  const char* get(size_t at, size_t length, char* staging) const {
+    if (!are_sums) return buffers.inputs[0] + at * width;
+    buffers.add_to(staging, true, at, length, phase_, block_);
+    return staging;
+  }
+  // out = the hosts' values, the first of which may be overwritten, added in their order, and rounded.
+  void reduce(void* out, const std::vector<const void*>& hosts, size_t length) const {
+    const Reduction reduction = reduction_of(phase_.operation);
+    if (are_sums) return finish_sums(reduction, out, hosts, length);
+    kernels().reduce(reduction, out, hosts.data(), static_cast<int>(hosts.size()), length);
+  }
+
+  const HostBuffers& buffers;
+  const bool are_sums;
+  const size_t width;  // bytes of a value
+
+ private:
+  const DataPhase& phase_;
+  char* const block_;
+};
+
+// The part of this host's own that the connections of one number carry.
 class OwnPart {
  public:
-  OwnPart(const DataPhase& phase, const Slice& part, char* result, char* staging)
+  // `result`: where its sum goes.
+  OwnPart(const DataPhase& phase, const HostValues& values, const Slice& part, char* result, char* staging)
       : slice(part),
+        values_(values),
         result_(result),
-        reduction_(reduction_of(phase.operation)),
         element_(size_of(phase.header().dtype)),
         host_(phase.topology().host),
-        input_(static_cast<const char*>(phase.operation.input) + part.begin * element_),
-        segment_(mesh_segment_bytes(phase.topology().host_count()) / element_),
+        segment_(mesh_segment_bytes(phase.topology().host_count()) / values.width),
         sources_(phase.topology().hosts.size()),
         staging_(staging) {}
 
   size_t segment() const { return segment_; }  // elements
-  // Where the segment of another host goes that is to be added next.
-  char* staging_of(int host) const { return staging_ + static_cast<size_t>(host) * segment_ * element_; }
+  // Where the segment of a host goes that is to be added next.
+  char* staging_of(int host) const { return staging_ + static_cast<size_t>(host) * segment_ * values_.width; }
   const char* result(size_t at) const { return result_ + at * element_; }
   size_t summed() const { return summed_; }
 
-  // One more host's segment is there.
-  void add(size_t length) {
-    if (++here_ + 1 < sources_.size()) return;
+  // One more host's segment is there. Returns whether all are, and have been added.
+  bool add(size_t length) {
+    if (++here_ + 1 < sources_.size()) return false;
     here_ = 0;
     for (size_t host = 0; host < sources_.size(); ++host) sources_[host] = staging_of(static_cast<int>(host));
-    sources_[static_cast<size_t>(host_)] = input_ + summed_ * element_;
-    kernels().reduce(reduction_, result_ + summed_ * element_, sources_.data(), static_cast<int>(sources_.size()),
-                     length);
+    sources_[static_cast<size_t>(host_)] = values_.get(slice.begin + summed_, length, staging_of(host_));
+    values_.reduce(result_ + summed_ * element_, sources_, length);
     summed_ += length;
+    return true;
   }
 
-  const Slice slice;  // of the tensor
+  const Slice slice;  // of the host's buffers
 
  private:
+  const HostValues& values_;
   char* const result_;
-  const Reduction reduction_;
   const size_t element_;
   const int host_;
-  const char* const input_;
   const size_t segment_;
   std::vector<const void*> sources_;
   char* const staging_;
@@ -80,29 +115,38 @@ class OwnPart {
 // What goes between this host and another one.
 class MeshStream : public SliceStream {
  public:
-  // `theirs`: the part of the other host's slice. `results`: where the tensor's sums go, or null where nobody wants
-  // them.
-  MeshStream(const DataPhase& phase, int host, int number, OwnPart& own, const Slice& theirs, char* results)
-      : SliceStream(phase, phase.topology().leader_of(host), phase.topology().leader_of(host), number),
+  // `theirs`: the part that the other host owns. `wants_results`: of an allreduce. `staging`: for sums to send.
+  MeshStream(const DataPhase& phase, int host, int number, const HostValues& values, OwnPart& own, const Slice& theirs,
+             bool wants_results, char* staging)
+      : SliceStream(phase, partner_on(phase, host), partner_on(phase, host), number),
+        phase_(phase),
         host_(host),
+        values_(values),
         own_(own),
         theirs_(theirs),
-        results_(results) {}
+        wants_results_(wants_results),
+        staging_(staging) {}
 
   bool done() const override {
-    return is_received() && is_idle() && asked_ == theirs_.length && (!results_ || answered_ == own_.slice.length);
+    return is_received() && is_idle() && asked_ == theirs_.length &&
+           (!wants_results_ || answered_ == own_.slice.length);
   }
   bool wants_to_receive() const override { return !is_received() && !must_wait(); }
   bool wants_to_send() const override { return !is_idle(); }
-  bool is_owed() const override { return values_ == own_.summed() && values_ < own_.slice.length; }
+  bool is_owed() const override { return got_values_ == own_.summed() && got_values_ < own_.slice.length; }
 
  private:
-  bool is_received() const { return values_ == own_.slice.length && (!results_ || got_results_ == theirs_.length); }
+  static int partner_on(const DataPhase& phase, int host) {
+    return phase.topology().hosts[host][phase.topology().local_rank];
+  }
+  bool is_received() const {
+    return got_values_ == own_.slice.length && (!wants_results_ || got_results_ == theirs_.length);
+  }
   bool is_idle() const { return outgoing.completed() == outgoing.posted(); }
   // The next thing to receive are values, and those before them have not been added yet.
   bool must_wait() const {
     const SegmentHead* head = incoming.head();
-    return head && !incoming.is_posted() && head->part == Part::partial && values_ > own_.summed();
+    return head && !incoming.is_posted() && head->part == Part::partial && got_values_ > own_.summed();
   }
 
   void advance() override {
@@ -113,16 +157,18 @@ class MeshStream : public SliceStream {
 
   // The next segment to send, if there is one.
   void choose() {
-    if (results_ && answered_ < own_.summed()) {
-      begin(Part::result, own_.slice, own_.result(answered_), &answered_);
+    if (wants_results_ && answered_ < own_.summed()) {
+      // As they were added: a receiver expects segments of one length, but for the last.
+      const size_t length = std::min(own_.segment(), own_.slice.length - answered_);
+      begin(Part::result, own_.slice, own_.result(answered_), length * element_, length, &answered_);
     } else if (asked_ < theirs_.length) {
-      const char* input = static_cast<const char*>(operation_.input);
-      begin(Part::partial, theirs_, input + (theirs_.begin + asked_) * element_, &asked_);
+      const size_t length = std::min(own_.segment(), theirs_.length - asked_);
+      const char* values = values_.get(theirs_.begin + asked_, length, staging_);
+      begin(Part::partial, theirs_, values, length * values_.width, length, &asked_);
     }
   }
-  void begin(Part part, const Slice& of, const char* bytes, size_t* done) {
-    const size_t length = std::min(own_.segment(), of.length - *done);
-    outgoing.post({operation_.header.sequence, part, of.begin + *done, length}, bytes, length * element_);
+  void begin(Part part, const Slice& of, const char* bytes, size_t size, size_t length, size_t* done) {
+    outgoing.post({operation_.header.sequence, part, values_.buffers.begin + of.begin + *done, length}, bytes, size);
     *done += length;
   }
 
@@ -132,86 +178,108 @@ class MeshStream : public SliceStream {
     const SegmentHead head = *arriving;
     if (!incoming.is_posted()) check(head);
     if (must_wait()) return;
-    const bool values = head.part == Part::partial;
     const auto length = static_cast<size_t>(head.length);
-    if (!receive(values ? own_.staging_of(host_) : results_ + head.begin * element_, length * element_)) return;
-    (values ? values_ : got_results_) += length;
-    if (values) own_.add(length);
+    if (head.part == Part::partial) {
+      if (!receive(own_.staging_of(host_), length * values_.width)) return;
+      got_values_ += length;
+      const size_t before = own_.summed();
+      if (own_.add(length) && wants_results_) values_.buffers.spread(own_.slice.begin + before, length, phase_);
+    } else {
+      const size_t at = theirs_.begin + got_results_;
+      if (!receive(values_.buffers.outputs[0] + at * element_, length * element_)) return;
+      got_results_ += length;
+      values_.buffers.spread(at, length, phase_);
+    }
   }
 
   void check(const SegmentHead& head) const {
     const bool values = head.part == Part::partial;
     const Slice& of = values ? own_.slice : theirs_;
-    const size_t before = values ? values_ : got_results_;
-    if (head.sequence != operation_.header.sequence || (!values && (head.part != Part::result || !results_)) ||
-        before == of.length || head.begin != of.begin + before ||
+    const size_t before = values ? got_values_ : got_results_;
+    if (head.sequence != operation_.header.sequence || (!values && (head.part != Part::result || !wants_results_)) ||
+        before == of.length || head.begin != values_.buffers.begin + of.begin + before ||
         head.length != std::min(own_.segment(), of.length - before)) {
       unexpected_segment();
     }
   }
 
+  const DataPhase& phase_;
   const int host_;
+  const HostValues& values_;
   OwnPart& own_;
   const Slice theirs_;
-  char* const results_;
+  const bool wants_results_;
+  char* const staging_;
 
-  size_t asked_ = 0;        // elements of their slice that were sent
+  size_t asked_ = 0;        // elements of their part that were sent
   size_t answered_ = 0;     // elements of the own one whose sums were sent
-  size_t values_ = 0;       // elements of the own one that have come
-  size_t got_results_ = 0;  // elements of their slice whose sums have come
+  size_t got_values_ = 0;   // elements of the own one that have come
+  size_t got_results_ = 0;  // elements of their part whose sums have come
 };
 
-// `slices`: of the tensor, by owner. `sum`: where that of this host goes. `results`: as in MeshStream.
-void run_mesh(const DataPhase& phase, const std::vector<Slice>& slices, char* sum, char* results) {
+// `parts`: of the buffers, by owner. `sum`: where that of this host goes.
+void run_mesh(const DataPhase& phase, const HostBuffers& buffers, const std::vector<Slice>& parts, char* sum,
+              bool wants_results) {
   const Topology& topology = phase.topology();
-  const int hosts = topology.host_count(), me = topology.host;
-  const size_t element = size_of(phase.header().dtype);
-  const int sockets = static_cast<int>(phase.group.connections().to.at(phase.group.next_rank()).size());
-  const size_t own_bytes = mesh_segment_bytes(hosts) * static_cast<size_t>(hosts);
-  char* staging = phase.group.staging(own_bytes * static_cast<size_t>(sockets));
-  const auto part_of = [&](int host, int number) {
-    const Slice& whole = slices[host];
-    const Slice part = slice_of(whole.length, number, sockets, element);
-    return Slice{whole.begin + part.begin, part.length};
+  const auto hosts = static_cast<size_t>(topology.host_count());
+  const auto me = static_cast<size_t>(topology.host);
+  const size_t element = size_of(phase.header().dtype), segment = mesh_segment_bytes(topology.host_count());
+  const size_t sockets = phase.group.connections().to.at(phase.group.next_rank()).size();
+  const bool are_sums = topology.local_size() > 1;
+  // Of a connection: segments of all hosts, and those to send to all others.
+  const size_t own_bytes = segment * hosts * (are_sums ? 2 : 1);
+  char* staging = phase.group.staging(own_bytes * sockets + segment);
+  const HostValues values(phase, buffers, staging + own_bytes * sockets);
+  const auto part_of = [&](size_t host, size_t number) {
+    const Slice part = slice_of(parts[host].length, static_cast<int>(number), static_cast<int>(sockets), element);
+    return Slice{parts[host].begin + part.begin, part.length};
   };
   std::vector<std::unique_ptr<OwnPart>> own;
   SliceStreams streams;
-  for (int number = 0; number < sockets; ++number) {
+  for (size_t number = 0; number < sockets; ++number) {
     const Slice part = part_of(me, number);
-    char* result = sum + (part.begin - slices[me].begin) * element;
-    own.push_back(std::make_unique<OwnPart>(phase, part, result, staging + static_cast<size_t>(number) * own_bytes));
-    for (int k = 1; k < hosts; ++k) {
-      const int host = (me + k) % hosts;
-      streams.push_back(std::make_unique<MeshStream>(phase, host, number, *own.back(), part_of(host, number), results));
+    char* segments = staging + number * own_bytes;
+    own.push_back(
+        std::make_unique<OwnPart>(phase, values, part, sum + (part.begin - parts[me].begin) * element, segments));
+    for (size_t k = 1; k < hosts; ++k) {
+      const size_t host = (me + k) % hosts;
+      char* to_send = are_sums ? segments + (hosts + host) * segment : nullptr;
+      streams.push_back(std::make_unique<MeshStream>(phase, static_cast<int>(host), static_cast<int>(number), values,
+                                                     *own.back(), part_of(host, number), wants_results, to_send));
     }
   }
   run_streams(phase.group, streams, phase.deadline);
 }
 
+void move_slice(const DataPhase& phase, const HostBuffers& buffers) {
+  const Topology& topology = phase.topology();
+  const size_t element = size_of(phase.header().dtype);
+  std::vector<Slice> parts(topology.hosts.size());
+  for (int host = 0; host < topology.host_count(); ++host)
+    parts[host] = slice_of(buffers.length, host, topology.host_count(), element);
+  run_mesh(phase, buffers, parts, buffers.outputs[0] + parts[topology.host].begin * element, true);
+}
+
 }  // namespace
 
 void allreduce_mesh(const DataPhase& phase) {
-  const Header& header = phase.header();
-  const Topology& topology = phase.topology();
-  const size_t element = size_of(header.dtype);
-  std::vector<Slice> slices(topology.hosts.size());
-  for (int host = 0; host < topology.host_count(); ++host)
-    slices[host] = slice_of(header.count, host, topology.host_count(), element);
-  char* output = static_cast<char*>(phase.operation.output);
-  run_mesh(phase, slices, output + slices[topology.host].begin * element, output);
+  run_between_hosts(phase, move_slice);
 }
 
 void reducescatter_mesh(const DataPhase& phase) {
+  if (!all_accessible(phase)) return reducescatter_by_allreduce(phase);
   const Header& header = phase.header();
   const Topology& topology = phase.topology();
   const auto rows = static_cast<uint64_t>(header.dims[0]);
   const uint64_t row = header.count / rows;
-  std::vector<Slice> slices(topology.hosts.size());
-  for (int host = 0; host < topology.host_count(); ++host) {
-    const Rows owned = rows_of(rows, topology.leader_of(host), topology.size);
-    slices[host] = {static_cast<size_t>(owned.begin * row), static_cast<size_t>(owned.length * row)};
+  std::vector<Slice> parts;
+  for (const std::vector<int>& ranks : topology.hosts) {
+    const Rows owned = rows_of(rows, ranks[topology.local_rank], topology.size);
+    parts.push_back({static_cast<size_t>(owned.begin * row), static_cast<size_t>(owned.length * row)});
   }
-  run_mesh(phase, slices, static_cast<char*>(phase.operation.output), nullptr);
+  run_in_place(phase, [&](const HostBuffers& buffers) {
+    run_mesh(phase, buffers, parts, static_cast<char*>(phase.operation.output), false);
+  });
 }
 
 }  // namespace cc

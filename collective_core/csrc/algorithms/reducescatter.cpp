@@ -12,7 +12,7 @@
 // and reduces them, in rank order, into its result; then barrier. Bytes per rank: read N, of which N/P are its own;
 // write N/P.
 //
-// Several hosts with one rank each: the first half of an allreduce (mesh.cpp).
+// Several hosts that add by a mesh, and can reach their ranks' tensors: the first half of an allreduce (mesh.cpp).
 //
 // Other hosts: allreduces of one part of the tensor after the other into the same memory of 16 MiB, of which
 // each rank keeps its rows: the same bits as an allreduce, at its price, which is up to twice what a reduce-scatter has
@@ -113,7 +113,7 @@ void reducescatter_direct(const DataPhase& phase) {
 
 void reducescatter_by_allreduce(const DataPhase& phase) {
   char* sum = phase.group.sum(sum_bytes_of(phase.header()));
-  reduce_by_allreduce(phase, sum, allreduce_ring);
+  reduce_by_allreduce(phase, sum, phase.group.adds_by_mesh() ? allreduce_mesh : allreduce_ring);
 }
 
 }  // namespace cc

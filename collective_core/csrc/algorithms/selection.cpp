@@ -42,7 +42,6 @@ Algorithm select_algorithm(const DataPhase& phase) {
   const Header& header = phase.header();
   const Topology& topology = phase.topology();
   const bool one_host = topology.host_count() == 1, alone = topology.size == 1;
-  const bool one_rank_each = topology.size == topology.host_count() && phase.group.has_mesh();
   const bool is_small =
       header.bytes() <= phase.group.memory().layout().inline_bytes;  // it has travelled with its header
   if (!has_tensor(header.kind)) return nullptr;
@@ -53,13 +52,13 @@ Algorithm select_algorithm(const DataPhase& phase) {
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_allreduce;
       if (one_host) return allreduce_on_host(phase);
-      return one_rank_each ? allreduce_mesh : allreduce_ring;
+      return phase.group.adds_by_mesh() ? allreduce_mesh : allreduce_ring;
     case Kind::reducescatter:
       if (header.count == 0) return nullptr;
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_reducescatter;
       if (one_host) return pays_to_attach(phase, header.bytes()) ? reducescatter_direct : reducescatter_local;
-      return one_rank_each ? reducescatter_mesh : reducescatter_by_allreduce;
+      return phase.group.adds_by_mesh() ? reducescatter_mesh : reducescatter_by_allreduce;
     case Kind::broadcast:
       if (header.count == 0 || alone) return nullptr;
       if (is_small) return broadcast_inline;

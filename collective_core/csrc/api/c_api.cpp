@@ -279,7 +279,7 @@ int32_t cc_open(const char* address, int32_t* port, char* socket_name, uint64_t 
 
 int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                    uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning, int32_t sockets,
-                   int32_t single_copy, int32_t semantics) {
+                   int32_t single_copy, int32_t semantics, int32_t by_host) {
   return guarded([&] {
     refuse_forked();
     require(size >= 1 && secret_bytes >= 16 && timeout > 0 && start_timeout > 0 && sockets >= 1,
@@ -304,6 +304,7 @@ int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_pee
     auto group = std::make_unique<cc::Group>(cc::make_topology(rank, std::move(table)), std::move(transport), timeout,
                                              start_timeout, sockets, std::move(arena), single_copy != 0);
     group->warn_after(stall_warning);
+    group->add_by_host(by_host != 0);
     const Locked state;
     require(state->engines.count(process_set) == 0, "the engine is initialised already");
     if (process_set != 0 && state->engines.count(0) == 0)

@@ -77,10 +77,11 @@ CC_API int32_t cc_open(const char* address, int32_t* port, char* socket_name, ui
 // seconds for connecting.
 // `stall_warning`: seconds of waiting after which a rank says on stderr for whom it waits; 0: never. `sockets`: data
 // connections from one rank to another, the same on all ranks. `single_copy`: 0 when this rank does not
-// want cross-memory attach between the ranks of its host. `semantics`: a number of types.h, the same on all ranks.
+// want cross-memory attach between the ranks of its host. `semantics`: a number of types.h, and `by_host`, whether sums
+// are formed host by host (mesh.cpp): the same on all ranks.
 CC_API int32_t cc_connect(int32_t process_set, int32_t rank, int32_t size, const cc_peer* peers, const uint8_t* secret,
                           uint64_t secret_bytes, double timeout, double start_timeout, double stall_warning,
-                          int32_t sockets, int32_t single_copy, int32_t semantics);
+                          int32_t sockets, int32_t single_copy, int32_t semantics, int32_t by_host);
 // Who moves tensors of this device (a number of types.h) from now on; null: the engine itself. gpu_memory has no
 // other than an external transport, for which an operation is done when it is under way on the GPU's own stream.
 CC_API int32_t cc_use_external_transport(int32_t device, cc_start start, cc_test test);

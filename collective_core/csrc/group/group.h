@@ -59,6 +59,9 @@ class Group {
   void wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ranks, Deadline& deadline, double grace = 0);
   // Whether every rank has data connections to and from its partners on all other hosts.
   bool has_mesh() const { return topology_.is_even() && connections_.to.size() + 1 == topology_.hosts.size(); }
+  // Whether sums go over it: in rank order with a rank per host, else host by host where the job wants that.
+  void add_by_host(bool wanted) { by_host_ = wanted; }
+  bool adds_by_mesh() const { return has_mesh() && (topology_.local_size() == 1 || by_host_); }
   int next_rank() const;  // on the ring of hosts
   int previous_rank() const;
 
@@ -100,6 +103,7 @@ class Group {
   uint32_t steps_ = 0;
   const Operation* current_ = nullptr;
   double warn_after_ = 0;
+  bool by_host_ = false;
 };
 
 }  // namespace cc

@@ -64,13 +64,14 @@ struct Plan {
   std::vector<int> some;                 // ranks of the process set
   std::vector<std::vector<Step>> turns;  // what is submitted together
   int64_t until_cut;
-  bool posts;  // to the network, instead of sending bytes
+  bool posts;    // to the network, instead of sending bytes
+  bool by_host;  // how sums are formed
 };
 
 inline Plan plan(uint64_t seed) {
   Random random(seed);
   Plan made{};
-  made.size = 2 + static_cast<int>(below(random, 4));
+  made.size = 2 + static_cast<int>(below(random, 5));
   made.hosts = 2 + static_cast<int>(below(random, static_cast<size_t>(made.size - 1)));
   made.sockets = 1 + static_cast<int>(below(random, 2));
   for (int r = 0; r < made.size; ++r) {
@@ -78,6 +79,7 @@ inline Plan plan(uint64_t seed) {
   }
   if (made.some.size() < 2) made.some = {0, made.size - 1};
   made.posts = seed / 2 % 2 == 1;
+  made.by_host = seed / 4 % 2 == 1;
   made.until_cut = seed % 2 ? static_cast<int64_t>(below(random, size_t(1) << (8 + below(random, 18)))) : -1;
   std::vector<bool> joined(static_cast<size_t>(made.size));
   int active = made.size;
@@ -330,8 +332,10 @@ class Program {
       transport = std::make_unique<PostedTransport>(network, faults_);
     else
       transport = std::make_unique<FaultyTransport>(network, faults_);
-    return std::make_unique<cc::Engine>(std::make_unique<cc::Group>(cc::make_topology(me, peers), std::move(transport),
-                                                                    timeout_s, timeout_s, plan_.sockets));
+    auto group = std::make_unique<cc::Group>(cc::make_topology(me, peers), std::move(transport), timeout_s, timeout_s,
+                                             plan_.sockets, nullptr, seed_ / 8 % 2 == 0);
+    group->add_by_host(plan_.by_host);
+    return std::make_unique<cc::Engine>(std::move(group));
   }
 
   void run_rank(int rank) {

@@ -55,8 +55,21 @@ float value(int rank, uint64_t i) {
   return 0.1F * static_cast<float>((i * 7 + static_cast<uint64_t>(rank) * 3) % 13);
 }
 
+// Element i of the sum of the ranks from `first` on: in rank order or, `by_host`, of the hosts' sums.
+float sum_of(const cc::Topology& topology, bool by_host, int first, uint64_t i) {
+  std::vector<float> sums;
+  for (int r = first; r < topology.size; ++r) {
+    const bool goes_on = r > first && (!by_host || topology.host_of(r) == topology.host_of(r - 1));
+    if (goes_on) sums.back() += value(r, i);
+    if (!goes_on) sums.push_back(value(r, i));
+  }
+  float sum = sums[0];
+  for (size_t k = 1; k < sums.size(); ++k) sum += sums[k];
+  return sum;
+}
+
 // Returns what went wrong, or an empty text.
-std::string run_rank(cc::Engine& engine, uint64_t count) {
+std::string run_rank(cc::Engine& engine, uint64_t count, bool by_host) {
   const int rank = engine.topology().rank;
   const int size = engine.topology().size;
   std::vector<float> mine(count), out(count, -1.0F);
@@ -66,9 +79,7 @@ std::string run_rank(cc::Engine& engine, uint64_t count) {
   engine.run(task);
   if (!task->error.empty()) return task->error;
   for (uint64_t i = 0; i < count; ++i) {
-    float want = value(0, i);
-    for (int r = 1; r < size; ++r) want += value(r, i);
-    if (out[i] != want) return "wrong sum at " + std::to_string(i);
+    if (out[i] != sum_of(engine.topology(), by_host, 0, i)) return "wrong sum at " + std::to_string(i);
   }
 
   auto* shared = static_cast<float*>(engine.arena()->allocate(count * sizeof(float)));
@@ -109,9 +120,8 @@ std::string run_rank(cc::Engine& engine, uint64_t count) {
     engine.run(task);
     if (!task->error.empty()) return task->error;
     for (uint64_t i = 0; i < mine_of.length; ++i) {
-      float want = value(0, mine_of.begin + i);
-      for (int r = 1; r < size; ++r) want += value(r, mine_of.begin + i);
-      if (part[i] != want) return "wrong part at " + std::to_string(i);
+      if (part[i] != sum_of(engine.topology(), by_host, 0, mine_of.begin + i))
+        return "wrong part at " + std::to_string(i);
     }
   }
   const auto split_of = [&](int from, int to) { return static_cast<int64_t>(count / 3) * ((from + to) % 2) + from; };
@@ -139,9 +149,7 @@ std::string run_rank(cc::Engine& engine, uint64_t count) {
     engine.run(task);
     if (!task->error.empty()) return task->error;
     for (uint64_t i = 0; i < count; ++i) {
-      float want = value(1, i);
-      for (int r = 2; r < size; ++r) want += value(r, i);
-      if (out[i] != want) return "wrong sum without rank 0 at " + std::to_string(i);
+      if (out[i] != sum_of(engine.topology(), by_host, 1, i)) return "wrong sum without rank 0 at " + std::to_string(i);
     }
   }
   task = make_task(Kind::join, DType::u8, 0, nullptr, nullptr, "join");
@@ -458,7 +466,7 @@ std::string check_slow_network(Kind kind, double short_timeout_s = 2.0) {
 }
 
 // Many ranks take their time under the sanitizers: no large tensors there.
-void run_case(Network& network, int size, int hosts, int sockets, uint64_t max_elements) {
+void run_case(Network& network, int size, int hosts, int sockets, uint64_t max_elements, bool by_host = false) {
   const std::vector<cc::Peer> peers = peers_of(network, size, hosts);
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -468,10 +476,11 @@ void run_case(Network& network, int size, int hosts, int sockets, uint64_t max_e
       try {
         auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s,
                                                  timeout_s, sockets);
+        group->add_by_host(by_host);
         cc::Engine engine(std::move(group));
         for (const uint64_t count : {0, 1, 1031, 70001, 1100003}) {
           if (count > max_elements) continue;
-          const std::string error = run_rank(engine, count);
+          const std::string error = run_rank(engine, count, by_host);
           if (!error.empty()) errors[r] = std::to_string(count) + " elements: " + error;
           if (!error.empty()) return;
         }
@@ -514,6 +523,10 @@ void run_cases_in_memory() {
     watching.join();
     if (most > before) std::printf("%d hosts in memory: %d sockets were open\n", hosts, most - before);
     failures += most > before ? 1 : 0;
+  }
+  for (const auto& place : {std::pair<int, int>{4, 2}, {6, 3}, {12, 4}, {3, 3}}) {
+    NetworkInMemory network;
+    run_case(network, place.first, place.second, 2, 1100003, true);
   }
   NetworkInMemory too_many;  // connections for a mesh
   run_case(too_many, 3, 3, 33, 70001);

@@ -200,7 +200,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     lib.cc_last_error_ranks.argtypes = [POINTER(c_int32), c_int32]
     lib.cc_interfaces.argtypes = [c_char_p, c_uint64]
     lib.cc_open.argtypes = [c_char_p, POINTER(c_int32), c_char_p, c_uint64]
-    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, *[c_int32] * 3]
+    lib.cc_connect.argtypes = [c_int32, c_int32, c_int32, POINTER(Peer), c_char_p, c_uint64, *[c_double] * 3, *[c_int32] * 4]
     lib.cc_watch_signals.argtypes = [c_void_p] * 4
     lib.cc_watch_signals.restype = lib.cc_take_raised.restype = None
     lib.cc_take_raised.argtypes = [POINTER(c_void_p)]
@@ -303,10 +303,11 @@ def connect(
     sockets: int = 1,
     single_copy: bool = True,
     semantics: int = 0,
+    by_host: bool = False,
 ) -> None:
     """Connects to all peers of a process set, in which this one is number ``rank``; the table must be the same on all. Times in seconds.
 
-    ``semantics``: a number of :data:`SEMANTICS`, the same on all ranks.
+    ``semantics``: a number of :data:`SEMANTICS`, and ``by_host``, whether sums are formed host by host: the same on all ranks.
     """
     table = (Peer * len(peers))()
     for number, (row, peer) in enumerate(zip(table, peers)):
@@ -314,7 +315,7 @@ def connect(
         row.host_id, row.host_name = peer.host_id.encode(), peer.host_name.encode()
         row.address, row.socket_name = peer.address.encode(), peer.socket_name.encode()
     times = timeout, start_timeout, stall_warning
-    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets, single_copy, semantics))
+    check(library().cc_connect(process_set, rank, len(peers), table, secret, len(secret), *times, sockets, single_copy, semantics, by_host))
     for gone in tuple(_given_up):  # while this process set was not one yet
         give_up(gone)
 

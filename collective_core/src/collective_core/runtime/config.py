@@ -70,6 +70,8 @@ MAX_METRICS_PORT = 64000
 BACKENDS = ("engine", "mpi")
 #: Whether CUDA tensors go through NCCL. auto: where every rank has a GPU of its own.
 NCCL = ("auto", "on", "off")
+#: How values of several hosts with several ranks each are added: strictly in rank order, or first within each host.
+SUM_ORDERS = ("ranks", "hosts")
 
 
 class Config(NamedTuple):
@@ -81,6 +83,7 @@ class Config(NamedTuple):
     backend: str
     semantics: str
     nccl: str
+    sum_order: str
     autotune: bool
     autotune_cache: str | None
     address: str | None
@@ -145,6 +148,7 @@ def from_environment() -> Config:
         backend=one_of("COLLECTIVE_BACKEND", BACKENDS),
         semantics=one_of(SEMANTICS, tuple(_native.SEMANTICS)),
         nccl=one_of("COLLECTIVE_NCCL", NCCL),
+        sum_order=one_of("COLLECTIVE_SUM_ORDER", SUM_ORDERS),
         autotune=_switch(environment, "COLLECTIVE_AUTOTUNE"),
         autotune_cache=text("COLLECTIVE_AUTOTUNE_CACHE"),
         address=text("COLLECTIVE_ADDRESS"),

@@ -69,6 +69,7 @@ def meet(
             "COLLECTIVE_BACKEND": config.backend,
             SEMANTICS: config.semantics,
             "COLLECTIVE_NCCL": config.nccl,
+            "COLLECTIVE_SUM_ORDER": config.sum_order,
             SERVERS: str(config.servers),
         },
         "sockets": config.sockets,
@@ -133,7 +134,7 @@ def _connect(
     """Why this rank could not connect to the others, if so: it has yet to tell them. Ranks in it are numbers in the job."""
     try:
         how = config.timeout, config.start_timeout, process_set, config.stall_warning, sockets, config.single_copy
-        _native.connect(rank, peers, secret, *how, _native.SEMANTICS[config.semantics])
+        _native.connect(rank, peers, secret, *how, _native.SEMANTICS[config.semantics], config.sum_order == "hosts")
     except CollectiveError as failure:
         return CollectiveError(str(failure), failure.kind, [peers[number].rank for number in failure.ranks])
     return None
