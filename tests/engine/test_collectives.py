@@ -60,6 +60,15 @@ def test_hosts_with_one_rank_each_add_in_rank_order(launch, n, sockets):
     assert [reports[rank]["checked"] for rank in range(n - 1)] == [41] * (n - 1)
 
 
+@pytest.mark.parametrize(
+    ("n", "hosts", "settings"),
+    slow_but_last((4, 2, {"COLLECTIVE_SINGLE_COPY": "0"}), (6, 3, {"COLLECTIVE_SOCKETS": "3"}), (4, 2, {}), (6, 3, {})),
+)
+def test_sums_of_hosts_are_added_where_the_job_wants_it(launch, bits_of, n, hosts, settings):
+    """And everything else gives the bits that it always gives."""
+    assert checked(launch("collectives.py", n, hosts, env={"COLLECTIVE_SUM_ORDER": "hosts", **settings}), n) != bits_of(n)
+
+
 #: Whether a process may read the memory of a sibling that allows it: what the engine finds out in its own way.
 READS_A_SIBLING = """
 import ctypes, os, sys
