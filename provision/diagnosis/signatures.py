@@ -147,7 +147,8 @@ class Harmless(Model):
 class ErrorShape(Model):
     """How errors look that no signature describes (error_shapes.yaml). A line has the shape of the last entry that matches it.
 
-    ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it.
+    ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it,
+    which is the end of the log where at most ``behind`` ordinary lines follow: loggers and shells' commands go on, tools report their end.
     ``patterns``: a space stands for white space within a line; of one with a group, the line in which the group is gets quoted.
     ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger says INFO or WARNING.
     """
@@ -155,6 +156,7 @@ class ErrorShape(Model):
     id: _Id
     says: Literal["exception", "reason", "sentence", "status", "word"]
     is_certain: bool = False
+    behind: int = 2
     patterns: Annotated[tuple[_LinePattern, ...], Field(min_length=1)]
     unless: tuple[_LinePattern, ...] = ()
     at_any_level: bool = True

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate, islice, takewhile
 from typing import BinaryIO, Literal, NamedTuple
 
 from provision.catalog import OURS, Catalog
@@ -74,6 +74,7 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
+_FRAME = Pattern(r"[*=#~-]{8,}$")
 _BEGINS = Pattern(r"[\w:\[<(]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -228,6 +229,8 @@ class Scanner:
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
                 is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
                 is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain or not rule.shape)
+                if rule.shape and not is_certain and not is_minor:
+                    is_minor = block.is_source(span.quoted) or is_remark(block.framed(span.quoted), is_certain=True)
                 level = "warning" if is_minor else line.level
                 match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
                 matches.add(match)
@@ -276,11 +279,28 @@ class _Block:
         self._texts = {rank: _Text(its_lines) if len(of_rank) > 1 else self._all for rank, its_lines in of_rank.items()}
 
     def is_caught(self, index: int) -> bool:
-        """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
-        rank = self.lines[index].rank
-        above = (self.lines[each] for each in range(index, index - LINES_BEFORE, -1) if each in self.lines)
-        head = next((line.latin1 for line in above if line.rank == rank and TRACEBACK in line.latin1), b"").partition(TRACEBACK)[0].lower()
+        """Whether the line is in a traceback that a program prints behind words of its own that announce no error, or ignore it."""
+        above = self._above(index)
+        head, before = next(((line, above[at + 1 : at + 2]) for at, line in enumerate(above) if TRACEBACK in line), (b"", []))
+        head = head.partition(TRACEBACK)[0].lower()
+        if any(b"ignored" in line.lower() for line in before):
+            return True
         return head.rstrip().endswith(b":") and not any(word in head for word in (b"error", b"exception", b"fatal", b"critical"))
+
+    def is_source(self, index: int) -> bool:
+        """Whether the line is one of a program, in a traceback."""
+        return any(line.startswith(b'File "') for line in self._above(index)[1:2])
+
+    def framed(self, index: int) -> bytes:
+        """The lines around it between two that are drawn: one message."""
+        above = list(takewhile(lambda line: not _FRAME.at(line, 0), self._above(index)))
+        below = list(takewhile(lambda line: not _FRAME.at(line, 0), self._above(index, step=1)))
+        return b"\n".join((*above, *below)) if len(above) < LINES_BEFORE and len(below) < LINES_AFTER else b""
+
+    def _above(self, index: int, step: int = -1) -> list[bytes]:
+        """The line and those of its rank above it (or below), the nearest first."""
+        rank, near = self.lines[index].rank, range(index, index + step * (LINES_BEFORE if step < 0 else LINES_AFTER), step)
+        return [line.latin1 for each in near if (line := self.lines.get(each)) and line.rank == rank]
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
