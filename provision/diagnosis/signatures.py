@@ -210,9 +210,9 @@ error_shapes = partial(_entries, ErrorShape, "error_shapes")
 signs = partial(_entries, Sign, "signs")
 
 
-def is_remark(text: bytes, *, is_certain: bool) -> bool:
-    """Whether a line shows that it ends nothing; of one that is otherwise certain, only what it says itself counts."""
-    remarks = (sign for sign in signs() if sign.kind == "remark" and not (is_certain and sign.id == "optional"))
+def is_remark(text: bytes, *ids: str) -> bool:
+    """Whether a line is a remark of one of these kinds."""
+    remarks = (sign for sign in signs() if sign.id in ids)
     return any(
         any(pattern.first(text) for pattern in sign.patterns) and not any(pattern.first(text) for pattern in sign.unless)
         for sign in remarks

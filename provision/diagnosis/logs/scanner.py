@@ -228,9 +228,13 @@ class Scanner:
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
                 is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
-                is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain or not rule.shape)
-                if rule.shape and not is_certain and not is_minor:
-                    is_minor = block.is_source(span.quoted) or is_remark(block.framed(span.quoted), is_certain=True)
+                is_weak = bool(rule.shape) and not is_certain
+                is_minor = (
+                    block.is_caught(span.quoted)
+                    or is_remark(latin1(span.text), "overcome", *(["optional"] if is_weak else []))
+                    or is_remark(block.next(span.last), "reaction")
+                    or (is_weak and (block.is_source(span.quoted) or is_remark(block.framed(span.quoted), "overcome")))
+                )
                 level = "warning" if is_minor else line.level
                 match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
                 matches.add(match)
@@ -286,6 +290,10 @@ class _Block:
         if any(b"ignored" in line.lower() for line in before):
             return True
         return head.rstrip().endswith(b":") and not any(word in head for word in (b"error", b"exception", b"fatal", b"critical"))
+
+    def next(self, index: int) -> bytes:
+        """The line below: it may say what the program does about it."""
+        return b"\n".join(self._above(index, step=1)[1:2])
 
     def is_source(self, index: int) -> bool:
         """Whether the line is one of a program, in a traceback."""
