@@ -308,7 +308,8 @@ class _Block:
     def _above(self, index: int, step: int = -1) -> list[bytes]:
         """The line and those of its rank above it (or below), the nearest first."""
         rank, near = self.lines[index].rank, range(index, index + step * (LINES_BEFORE if step < 0 else LINES_AFTER), step)
-        return [line.latin1 for each in near if (line := self.lines.get(each)) and line.rank == rank]
+        own = (each for each in near if each == index or (each in self.lines and not self._raw[each].startswith(PART)))
+        return [line.latin1 for each in own if (line := self.lines[each]).rank == rank]
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
