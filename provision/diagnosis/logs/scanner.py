@@ -148,10 +148,9 @@ class Scanner:
         calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
         shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
         shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
-        for sign in self._outcomes:
-            shown[sign.id] -= {index for index in shown[sign.id] if any(each.first(text.lines[index].latin1) for each in sign.unless)}
+        opposite = {text.line_at(found.start()) for sign in self._outcomes for one in sign.unless for found in text.all(one)}
         for name, indexes in shown.items():
-            self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes)}
+            self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes - opposite)}
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
