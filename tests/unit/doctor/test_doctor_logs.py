@@ -338,14 +338,23 @@ def test_what_looks_like_an_error_far_from_the_end_is_an_error_with_a_second_sig
 
 
 @pytest.mark.parametrize(
-    "remark", ["Failed to connect to bus", "sh: 1: numactl: not found", "ls: cannot access '/dev/x': No such file or directory"]
+    "remark", ["Failed to connect to bus", "sh: 1: numactl: not found", "loader: /data/x: No such file or directory"]
 )
 def test_a_remark_is_an_error_among_the_last_lines_only(explain, remark: str) -> None:
     assert [each.severity for each in explain(remark + "\n")] == ["error"]
     assert [each.severity for each in explain(remark + "\nloading 12 shards\nmodel has 7 layers\nvocabulary has 32 words\n")] == ["note"]
 
 
-@pytest.mark.parametrize("remark", ["Error while asking for the image; will try again", "ImportError: no fastattn, falling back"])
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "Error while asking for the image; will try again",
+        "ImportError: no fastattn, falling back",
+        "ImportError: no fastattn\nusing the slow attention",
+        "*********\n* Failed with: two trees\n* The tree is ignored.\n*********",
+        "ls: cannot access '/dev/x': No such file or directory",
+    ],
+)
 def test_what_a_program_says_to_have_overcome_is_no_error(explain, remark: str) -> None:
     assert all(each.severity == "note" for each in explain(remark + "\n"))
 
