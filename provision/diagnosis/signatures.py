@@ -213,10 +213,12 @@ signs = partial(_entries, Sign, "signs")
 def is_remark(text: bytes, *ids: str) -> bool:
     """Whether a line is a remark of one of these kinds."""
     remarks = (sign for sign in signs() if sign.id in ids)
-    return any(
-        any(pattern.first(text) for pattern in sign.patterns) and not any(pattern.first(text) for pattern in sign.unless)
-        for sign in remarks
-    )
+    return any(_any(sign.patterns).first(text) and not (sign.unless and _any(sign.unless).first(text)) for sign in remarks)
+
+
+@cache
+def _any(patterns: tuple[Pattern, ...]) -> Pattern:
+    return Pattern("|".join(f"(?:{each.source})" for each in patterns))
 
 
 def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:

@@ -208,12 +208,12 @@ class Scanner:
         for index, words in candidates.items():
             near = block.reduced_near(index)
             for rule in {rule for word in words for rule in self._of_word.get(word, ())}:
-                if rule.is_possible(near):
+                if rule.is_possible(near, rule.words[1:]):  # it has a word of the first
                     wanted[rule].append(index)
         block.clean(sorted({index for indexes in wanted.values() for index in indexes}))
         found = [(rule, span) for rule, indexes in wanted.items() for span in block.spans(rule, indexes)]
         touched = sorted({index for _, span in found for index in span.candidates})
-        harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text)]
+        harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text, rule.words)]
         ignored = {index for rule in harmless_rules for span in block.spans(rule, touched) for index in span.candidates}
         claimed = {
             index for rule, span in found if rule.kind == "known" for index in range(span.first, span.last + 1) if index not in ignored
@@ -397,9 +397,9 @@ class _Rule:
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
         self.begins_on_candidate = kind in ("world", "unknown")
 
-    def is_possible(self, text: bytes) -> bool:
-        """Whether a reduced text has one word of each group."""
-        for group in self.words:  # no generators: this is done for each candidate
+    def is_possible(self, text: bytes, groups: Sequence[Sequence[bytes]]) -> bool:
+        """Whether a reduced text has one word of each of these groups."""
+        for group in groups:  # no generators: this is done for each candidate
             for word in group:
                 if word in text:
                     break
