@@ -10,12 +10,11 @@ from provision.diagnosis import xids
 from provision.diagnosis.findings import UNKNOWN, Evidence, Finding
 from provision.diagnosis.logs.scanner import ORDINARY, Match, Matches, Scanner
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import SAYS, ErrorShape, Signature, Symptom, all_signatures, error_shapes, fitting
+from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatures, error_shapes, fitting
 
 SHOWN_LINES = 5  # of evidence per finding
 SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
 STEPS, MANY_STEPS = 5, 100  # that a run takes behind an error that is certain, or where a launcher reports its end, if it overcame it
-BEGINNING = 50  # letters by which a line is the same
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
 
@@ -66,16 +65,12 @@ class _Outcome:
 
     def overcame(self, match: Match, severity: Severity = "error") -> bool:
         """Whether the run ended well behind a match, or went on: the further, the more says that it failed; or it is only warned of."""
-        if self._behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
+        if self.behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
             return True
         is_far = match.level == "info" or match.file in self._reported
-        return self._behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
+        return self.behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
 
-    def has_the_last_word(self, match: Match, shape: ErrorShape) -> bool:
-        """Whether hardly anything else is behind a match."""
-        return self._behind(ORDINARY, match) <= shape.behind
-
-    def _behind(self, sign: str, match: Match) -> int:
+    def behind(self, sign: str, match: Match) -> int:
         """How many different lines with a sign are behind a match and the last failure."""
         lines = self._well[sign].get(match.file, {}) if sign in self._well else {}
         return sum(line > match.last and line >= self._end[match.file] for line in lines.values())
@@ -148,12 +143,10 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
     """
     begin = min(map(_place, named), default=None)
     remark = error_shapes()[0]
-    said = {(match.file, match.first, match.text[:BEGINNING]) for matches in scanner.known.values() for match in matches.first}
     shape_of = {
         (*_place(match), match.text): (remark if match.level == "warning" else shape, match)
         for shape in error_shapes()
         for match in scanner.unknown[shape.id].first
-        if (*_place(match), match.text[:BEGINNING]) not in said  # a line that a terminal folded is also read as a whole
     }
     left = [(shape, match) for shape, match in shape_of.values() if not outcome.overcame(match)]
     candidates = []
@@ -167,7 +160,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         return None
     match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]
     at_the_end = (  # so are, it is assumed, those of which no more were looked for
-        shape for shape, match in left if outcome.has_the_last_word(match, shape) or scanner.unknown[shape.id].is_full
+        shape for shape, match in left if outcome.behind(ORDINARY, match) <= shape.behind or scanner.unknown[shape.id].is_full
     )
     failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""

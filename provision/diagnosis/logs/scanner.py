@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, islice
 from typing import BinaryIO, Literal, NamedTuple
 
 from provision.catalog import OURS, Catalog
@@ -74,7 +74,6 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
-_FRAME = Pattern(r"[*=#~-]{8,}$")
 _BEGINS = Pattern(r"[\w:\[<(]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -216,25 +215,24 @@ class Scanner:
         harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text, rule.words)]
         ignored = {index for rule in harmless_rules for span in block.spans(rule, touched) for index in span.candidates}
         claimed = {
-            index for rule, span in found if rule.kind == "known" for index in range(span.first, span.last + 1) if index not in ignored
+            numbers[index]
+            for rule, span in found
+            if rule.kind == "known"
+            for index in range(span.first, span.last + 1)
+            if index not in ignored
         }
         certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
         for rule, span in sorted(found, key=lambda each: (each[1].candidates[0], each[0].number)):
             matches = self._found[rule.kind][rule.id]
-            if matches.is_full or ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
+            if matches.is_full or ignored.issuperset(span.candidates) or (rule.shape and numbers[span.quoted] in claimed):
                 continue
             line = block.lines[span.quoted]
             if rule.shape is None or _counts(rule.shape, line, span.text):
                 first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
                 is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
-                is_weak = bool(rule.shape) and not is_certain
-                is_minor = (
-                    block.is_caught(span.quoted)
-                    or is_remark(latin1(span.text), "overcome", *(["optional"] if is_weak else []))
-                    or is_remark(block.next(span.last), "reaction")
-                    or (is_weak and (block.is_source(span.quoted) or is_remark(block.framed(span.quoted), "overcome")))
-                )
-                level = "warning" if is_minor else line.level
+                kinds = ("overcome", "optional") if rule.shape and not is_certain else ("overcome",)
+                is_minor = is_remark(latin1(span.text), *kinds) or is_remark(block.below(span.last), "reaction")
+                level = "warning" if is_minor or block.is_caught(span.quoted) else line.level
                 match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
                 matches.add(match)
 
@@ -282,33 +280,20 @@ class _Block:
         self._texts = {rank: _Text(its_lines) if len(of_rank) > 1 else self._all for rank, its_lines in of_rank.items()}
 
     def is_caught(self, index: int) -> bool:
-        """Whether the line is in a traceback that a program prints behind words of its own that announce no error, or ignore it."""
-        above = self._above(index)
-        head, before = next(((line, above[at + 1 : at + 2]) for at, line in enumerate(above) if TRACEBACK in line), (b"", []))
-        head = head.partition(TRACEBACK)[0].lower()
-        if any(b"ignored" in line.lower() for line in before):
-            return True
+        """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
+        above = self._near(range(index, index - LINES_BEFORE, -1))
+        head = next((line for line in above if TRACEBACK in line), b"").partition(TRACEBACK)[0].lower()
         return head.rstrip().endswith(b":") and not any(word in head for word in (b"error", b"exception", b"fatal", b"critical"))
 
-    def next(self, index: int) -> bytes:
-        """The line below: it may say what the program does about it."""
-        return b"\n".join(self._above(index, step=1)[1:2])
+    def below(self, index: int) -> bytes:
+        """The next line, in which the program may say what it does about it."""
+        return next(islice(self._near(range(index, index + LINES_AFTER)), 1, 2), b"")
 
-    def is_source(self, index: int) -> bool:
-        """Whether the line is one of a program, in a traceback."""
-        return any(line.startswith(b'File "') for line in self._above(index)[1:2])
-
-    def framed(self, index: int) -> bytes:
-        """The lines around it between two that are drawn: one message."""
-        above = list(takewhile(lambda line: not _FRAME.at(line, 0), self._above(index)))
-        below = list(takewhile(lambda line: not _FRAME.at(line, 0), self._above(index, step=1)))
-        return b"\n".join((*above, *below)) if len(above) < LINES_BEFORE and len(below) < LINES_AFTER else b""
-
-    def _above(self, index: int, step: int = -1) -> list[bytes]:
-        """The line and those of its rank above it (or below), the nearest first."""
-        rank, near = self.lines[index].rank, range(index, index + step * (LINES_BEFORE if step < 0 else LINES_AFTER), step)
-        own = (each for each in near if each == index or (each in self.lines and not self._raw[each].startswith(PART)))
-        return [line.latin1 for each in own if (line := self.lines[each]).rank == rank]
+    def _near(self, indexes: Sequence[int]) -> Iterator[bytes]:
+        """The lines of the first one's rank, without updates and copies of others."""
+        rank, own = self.lines[indexes[0]].rank, (each for each in indexes if each in self.lines)
+        lines = (self.lines[each] for each in own if each == indexes[0] or not self._raw[each].startswith(PART))
+        return (line.latin1 for line in lines if line.rank == rank)
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
