@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from provision.base.problems import SEVERITIES, Severity
@@ -19,12 +19,15 @@ _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
 
 
-def findings(scanner: Scanner) -> list[Finding]:
-    """The findings of all logs that the scanner read: root causes, worst first, each followed by its symptoms."""
-    signatures = all_signatures()
+def findings(scanner: Scanner, worlds: Container[str] | None = None) -> list[Finding]:
+    """The findings of all logs that the scanner read: root causes, worst first, each followed by its symptoms.
+
+    ``worlds``: where their steps have to fit, as ids of signs; what the logs show by default.
+    """
+    signatures, worlds = all_signatures(), scanner.worlds if worlds is None else worlds
     found = _without_superseded(scanner.known)
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
-    made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
+    made = {name: _finding(scanner, signatures[name], matches, worlds) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
     outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - (errors.keys() - causes)})
@@ -43,7 +46,7 @@ def findings(scanner: Scanner) -> list[Finding]:
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
     if roots:
         for name in found.keys() - errors.keys():
-            made[name] = _finding(scanner, signatures[name], found[name])
+            made[name] = _finding(scanner, signatures[name], found[name], worlds)
             cause_of[name] = roots[0].id
     ordered = []
     for root in roots:
@@ -123,11 +126,11 @@ def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
     return cause_of
 
 
-def _finding(scanner: Scanner, signature: Signature, matches: Matches) -> Finding:
-    found = Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times)
+def _finding(scanner: Scanner, signature: Signature, matches: Matches, worlds: Container[str]) -> Finding:
+    found = Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=len(matches.first))
     lines = [match.text for match in matches.first]
     severity, steps = xids.judged(lines, scanner.catalog) if signature.id == xids.ANY else (found.severity, ())
-    return replace(found, severity=severity, fix=(*steps, *fitting(found.fix, scanner.worlds)))
+    return replace(found, severity=severity, fix=(*steps, *fitting(found.fix, worlds)))
 
 
 def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:

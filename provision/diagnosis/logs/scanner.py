@@ -66,10 +66,6 @@ class Matches:
             self.first.append(match)
 
     @property
-    def times(self) -> int:
-        return len(self.first)
-
-    @property
     def is_full(self) -> bool:
         return len(self.first) >= KEPT_MATCHES
 

@@ -99,7 +99,7 @@ def test_what_is_found_often_is_no_longer_looked_for() -> None:
         scanner.read(
             io.BytesIO("".join(f"Host key verification failed. {name}\n" for name in combinations("abcdefghijk", 4)).encode()), "log"
         )
-    assert scanner.known["ssh-host-key-verification"].times == KEPT_MATCHES
+    assert len(scanner.known["ssh-host-key-verification"].first) == KEPT_MATCHES
     assert all(rule.id != "ssh-host-key-verification" for rules in scanner._of_word.values() for rule in rules)
     scanner.read(io.BytesIO(b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"), "other")
     assert "cuda-oom" in scanner.known
