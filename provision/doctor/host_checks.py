@@ -54,7 +54,7 @@ def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
     prefix = found.installed.prefix or "/opt"
     problems = host_problems(THIS_MACHINE, found, catalog, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
     healths = {THIS_MACHINE: of_this_machine(gpu)} if gpu else {}
-    findings = examine({THIS_MACHINE: found}, problems, {}, healths, catalog)
+    findings = examine({THIS_MACHINE: found}, problems, {}, healths, catalog=catalog)
     return Examination({THIS_MACHINE: found}, findings, [THIS_MACHINE], healths)
 
 
@@ -65,7 +65,7 @@ def examine_gpus_of_this_machine(name: str) -> Examination:
     """
     catalog = Catalog(overlay.usable([overlay.folder_of_user()])[0])
     healths = {name: of_this_machine(HealthRequest())}
-    return Examination({}, examine({}, (), {}, healths, catalog), [name], healths)
+    return Examination({}, examine({}, (), {}, healths, catalog=catalog), [name], healths)
 
 
 def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examination:
@@ -80,7 +80,7 @@ def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examina
     problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus})
     healths = of_hosts(session, survey.hosts, gpu) if gpu else {}
     names = [host.name for host in session.inventory.hosts]
-    findings = examine(survey.hosts, [*survey.problems, *problems], connections, healths, session.catalog)
+    findings = examine(survey.hosts, [*survey.problems, *problems], connections, healths, catalog=session.catalog)
     return Examination(survey.hosts, findings, names, healths)
 
 

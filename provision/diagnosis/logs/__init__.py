@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from provision.base.errors import UsageError
-from provision.catalog import OURS, Catalog
+from provision.catalog import Catalog
 from provision.diagnosis.findings import UNKNOWN, Finding
 from provision.diagnosis.logs.root_causes import findings
 from provision.diagnosis.logs.scanner import Scanner
@@ -38,7 +38,7 @@ class Reading:
         return findings(self.scanner, worlds | {sign.id for sign in signs() if sign.id in self.scanner.worlds and sign.kind not in kinds})
 
 
-def read(names: Sequence[str], catalog: Catalog = OURS) -> Reading:
+def read(names: Sequence[str], catalog: Catalog) -> Reading:
     """Read these files together; ``-`` is standard input.
 
     Raises:
@@ -55,7 +55,7 @@ def read(names: Sequence[str], catalog: Catalog = OURS) -> Reading:
     return Reading(scanner, findings(scanner), sum(scanner.lines_of), scanner.is_complete)
 
 
-def known_errors(text: str, where: str, catalog: Catalog = OURS) -> list[Finding]:
+def known_errors(text: str, where: str, catalog: Catalog) -> list[Finding]:
     """The known errors in the output of a program, root causes first. ``where`` names the output in their evidence."""
     if not text:
         return []
@@ -64,7 +64,7 @@ def known_errors(text: str, where: str, catalog: Catalog = OURS) -> list[Finding
     return [finding for finding in findings(scanner) if finding.id != UNKNOWN]
 
 
-def root_cause(text: str, where: str, catalog: Catalog = OURS) -> Finding | None:
+def root_cause(text: str, where: str, catalog: Catalog) -> Finding | None:
     """The first root cause in the output of a program, if it is a known error."""
     return next((finding for finding in known_errors(text, where, catalog) if finding.is_root_cause), None)
 

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import accumulate, islice
 from typing import BinaryIO, Literal, NamedTuple
 
-from provision.catalog import OURS, Catalog
+from provision.catalog import Catalog
 from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
@@ -88,7 +88,7 @@ class Scanner:
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
-    def __init__(self, catalog: Catalog = OURS) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._rules = _rules()
         self._of_word = {word: list(rules) for word, rules in self._rules.of_word.items()}  # those that are still looked for
