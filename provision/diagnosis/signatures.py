@@ -213,12 +213,12 @@ signs = partial(_entries, Sign, "signs")
 def is_remark(text: bytes, *ids: str) -> bool:
     """Whether a line is a remark of one of these kinds."""
     remarks = (sign for sign in signs() if sign.id in ids)
-    return any(_any(sign.patterns).first(text) and not (sign.unless and _any(sign.unless).first(text)) for sign in remarks)
+    return any(shows(sign.patterns, text) and not shows(sign.unless, text) for sign in remarks)
 
 
-@cache
-def _any(patterns: tuple[Pattern, ...]) -> Pattern:
-    return Pattern("|".join(f"(?:{each.source})" for each in patterns))
+def shows(patterns: tuple[Pattern, ...], text: bytes) -> bool:
+    """Whether one of the patterns is in a text in `latin1`."""
+    return any(pattern.first(text) for pattern in patterns)
 
 
 def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:
     here = [sign for sign in signs() if sign.id in shown or (sign.is_default and sign.kind not in kinds)]
 
     def fits(step: str) -> bool:
-        claims = [sign for sign in signs() if any(pattern.first(latin1(step)) for pattern in sign.steps)]
+        claims = [sign for sign in signs() if shows(sign.steps, latin1(step))]
         return {sign.kind for sign in claims} == {sign.kind for sign in claims if sign in here}
 
     return tuple(filter(fits, steps))

@@ -20,10 +20,7 @@ _OVERCOME = "nothing in the log says that it failed because of this: it is only 
 
 
 def findings(scanner: Scanner, worlds: Container[str] | None = None) -> list[Finding]:
-    """The findings of all logs that the scanner read: root causes, worst first, each followed by its symptoms.
-
-    ``worlds``: where their steps have to fit, as ids of signs; what the logs show by default.
-    """
+    """The findings of all logs: root causes, worst first, then their symptoms. ``worlds``: where steps have to fit, else the logs'."""
     signatures, worlds = all_signatures(), scanner.worlds if worlds is None else worlds
     found = _without_superseded(scanner.known)
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}

@@ -21,7 +21,7 @@ from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, wit
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, signs
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, shows, signs
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
@@ -169,7 +169,7 @@ class Scanner:
             self._prefilter.forget(line)
             del self._repeats[line]
             return False
-        most = self._most_lines
+        most = LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
         if all(self._lines_of_word[word] >= most for word in words):
             self.is_complete = False
             return False
@@ -179,14 +179,9 @@ class Scanner:
         self._examined += count
         return True
 
-    @property
-    def _most_lines(self) -> int:
-        """With the same word that are examined."""
-        return LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
-
     def _forget_words(self) -> None:
         """Leave out words that are no longer looked for: of errors that were found often, and of too many lines."""
-        most = self._most_lines
+        most = LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
         of = self._found
         full = {rule for rules in self._of_word.values() for rule in rules if rule.id in of[rule.kind] and of[rule.kind][rule.id].is_full}
         left = {
@@ -210,27 +205,22 @@ class Scanner:
         touched = sorted({index for _, span in found for index in span.candidates})
         harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text, rule.words)]
         ignored = {index for rule in harmless_rules for span in block.spans(rule, touched) for index in span.candidates}
-        claimed = {
-            numbers[index]
-            for rule, span in found
-            if rule.kind == "known"
-            for index in range(span.first, span.last + 1)
-            if index not in ignored
-        }
+        claimed = {numbers[each] for rule, span in found if rule.kind == "known" for each in {*range(span.first, span.last + 1)} - ignored}
         certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
         for rule, span in sorted(found, key=lambda each: (each[1].candidates[0], each[0].number)):
             matches = self._found[rule.kind][rule.id]
             if matches.is_full or ignored.issuperset(span.candidates) or (rule.shape and numbers[span.quoted] in claimed):
                 continue
-            line = block.lines[span.quoted]
-            if rule.shape is None or _counts(rule.shape, line, span.text):
-                first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
-                kinds = ("overcome", "optional") if rule.shape and not is_certain else ("overcome",)
-                is_minor = is_remark(latin1(span.text), *kinds) or is_remark(block.below(span.last), "reaction")
-                level = "warning" if is_minor or block.is_caught(span.quoted) else line.level
-                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
-                matches.add(match)
+            line, text, shape = block.lines[span.quoted], latin1(span.text), rule.shape
+            if shape and ((line.level and not shape.at_any_level) or shows(shape.unless, text)):
+                continue
+            first, last = (span.quoted, span.quoted) if shape else (span.first, span.last)
+            is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
+            kinds = ("overcome", "optional") if shape and not is_certain else ("overcome",)
+            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction") or block.is_caught(span.quoted)
+            level = "warning" if is_minor else line.level
+            match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
+            matches.add(match)
 
 
 class _Span(NamedTuple):
@@ -278,8 +268,7 @@ class _Block:
     def is_caught(self, index: int) -> bool:
         """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
         above = self._near(range(index, index - LINES_BEFORE, -1))
-        head = next((line for line in above if TRACEBACK in line), b"").partition(TRACEBACK)[0].lower()
-        return head.rstrip().endswith(b":") and not any(word in head for word in (b"error", b"exception", b"fatal", b"critical"))
+        return is_remark(next((line for line in above if TRACEBACK in line), b""), "caught")
 
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
@@ -396,13 +385,6 @@ class _Rule:
         start, stop = match.span()
         quoted = match.start(1) if self.shape and match.groups() else start
         return start, stop, quoted if quoted >= 0 else start
-
-
-def _counts(shape: ErrorShape, line: Line, quoted: str) -> bool:
-    """Whether what looks like an error is one in this line."""
-    if line.level and not shape.at_any_level:
-        return False
-    return not (shape.unless and any(pattern.first(latin1(quoted)) for pattern in shape.unless))
 
 
 class _Rules:
