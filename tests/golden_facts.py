@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from provision.catalog import OURS
 from provision.survey import Facts, load_file
 
 DATA = Path(__file__).parent / "data"
@@ -26,4 +27,4 @@ def facts_in_table(name: str) -> dict[str, Facts]:
 def facts_of(name: str) -> dict[str, Facts]:
     """The facts of a golden plan, whole or of the table."""
     whole = PLANS / f"{name}.json"
-    return dict(load_file(whole)) if whole.exists() else facts_in_table(name)
+    return dict(load_file(whole, OURS)) if whole.exists() else facts_in_table(name)

@@ -135,14 +135,13 @@ def check(
     reading = logs.read(log, catalog) if log else None
     if reading and not reading.is_complete:
         terminal.say("so many lines might be errors that not all of them were examined: try a part of the log alone")
-    in_logs = reading.findings if reading else []
     if hosts is None:
         if reading and log and not gpu.request:
-            findings = _chosen(in_logs, wanted)
+            findings = _chosen(reading.findings, wanted)
             _print(findings, json_, examined=f"in {_names(log)}", hosts=False, reading=reading)
         else:
             examination = examine_this_machine(gpu.request)
-            findings = _chosen(with_logs(examination.findings, in_logs, checks.CHECKED), wanted)
+            findings = _chosen(with_logs(examination, reading), wanted)
             made = _verdicts(examination, gpu)
             _print(findings, json_, examined="on this machine", hosts=True, reading=reading, verdicts=made)
         if _is_bad(findings):
@@ -155,8 +154,7 @@ def check(
         if fix:
             examination.findings[:] = _chosen(examination.findings, wanted)
             examination, fixed = _fix(inventory, session, examination, passwords, fixing.yes)
-        checked = checks.CHECKED if examination.facts else frozenset[str]()
-        findings = _chosen(with_logs(examination.findings, in_logs, checked), wanted)
+        findings = _chosen(with_logs(examination, reading), wanted)
         answered = len(examination.facts)
         code = 2 if not answered else 1 if _is_bad(findings) or not fixed else 0
         session.record.exit_code = code

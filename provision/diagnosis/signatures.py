@@ -147,7 +147,8 @@ class Harmless(Model):
 class ErrorShape(Model):
     """How errors look that no signature describes (error_shapes.yaml). A line has the shape of the last entry that matches it.
 
-    ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it.
+    ``says``: how much such a line says, see `SAYS`. ``is_certain``: it is only where something went wrong; others need a second sign of it,
+    which is the end of the log where at most ``behind`` ordinary lines follow: loggers and shells' commands go on, tools report their end.
     ``patterns``: a space stands for white space within a line; of one with a group, the line in which the group is gets quoted.
     ``unless``: patterns of lines that do not count. ``at_any_level``: whether it counts where the line's logger says INFO or WARNING.
     """
@@ -155,6 +156,7 @@ class ErrorShape(Model):
     id: _Id
     says: Literal["exception", "reason", "sentence", "status", "word"]
     is_certain: bool = False
+    behind: int = 2
     patterns: Annotated[tuple[_LinePattern, ...], Field(min_length=1)]
     unless: tuple[_LinePattern, ...] = ()
     at_any_level: bool = True
@@ -208,13 +210,15 @@ error_shapes = partial(_entries, ErrorShape, "error_shapes")
 signs = partial(_entries, Sign, "signs")
 
 
-def is_remark(text: bytes, *, is_certain: bool) -> bool:
-    """Whether a line shows that it ends nothing; of one that is otherwise certain, only what it says itself counts."""
-    remarks = (sign for sign in signs() if sign.kind == "remark" and not (is_certain and sign.id == "optional"))
-    return any(
-        any(pattern.first(text) for pattern in sign.patterns) and not any(pattern.first(text) for pattern in sign.unless)
-        for sign in remarks
-    )
+def is_remark(text: bytes, *ids: str) -> bool:
+    """Whether a line is a remark of one of these kinds."""
+    remarks = (sign for sign in signs() if sign.id in ids)
+    return any(shows(sign.patterns, text) and not shows(sign.unless, text) for sign in remarks)
+
+
+def shows(patterns: tuple[Pattern, ...], text: bytes) -> bool:
+    """Whether one of the patterns is in a text in `latin1`."""
+    return any(pattern.first(text) for pattern in patterns)
 
 
 def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:
@@ -223,7 +227,7 @@ def fitting(steps: Iterable[str], shown: Container[str]) -> tuple[str, ...]:
     here = [sign for sign in signs() if sign.id in shown or (sign.is_default and sign.kind not in kinds)]
 
     def fits(step: str) -> bool:
-        claims = [sign for sign in signs() if any(pattern.first(latin1(step)) for pattern in sign.steps)]
+        claims = [sign for sign in signs() if shows(sign.steps, latin1(step))]
         return {sign.kind for sign in claims} == {sign.kind for sign in claims if sign in here}
 
     return tuple(filter(fits, steps))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from provision.base import resources
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import Catalog, overlay
+from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.doctor import reachability
-from provision.doctor.checks import examine
+from provision.doctor.checks import CHECKED, examine
 from provision.doctor.health import verdict
 from provision.doctor.health.collect import HealthRequest, of_hosts, of_this_machine
 from provision.doctor.health.model import Health
@@ -53,7 +54,7 @@ def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
     prefix = found.installed.prefix or "/opt"
     problems = host_problems(THIS_MACHINE, found, catalog, needed_mb=_NEEDED_MB, prefix=prefix, become_password=True)
     healths = {THIS_MACHINE: of_this_machine(gpu)} if gpu else {}
-    findings = examine({THIS_MACHINE: found}, problems, {}, healths, catalog)
+    findings = examine({THIS_MACHINE: found}, problems, {}, healths, catalog=catalog)
     return Examination({THIS_MACHINE: found}, findings, [THIS_MACHINE], healths)
 
 
@@ -64,7 +65,7 @@ def examine_gpus_of_this_machine(name: str) -> Examination:
     """
     catalog = Catalog(overlay.usable([overlay.folder_of_user()])[0])
     healths = {name: of_this_machine(HealthRequest())}
-    return Examination({}, examine({}, (), {}, healths, catalog), [name], healths)
+    return Examination({}, examine({}, (), {}, healths, catalog=catalog), [name], healths)
 
 
 def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examination:
@@ -79,7 +80,7 @@ def examine_hosts(session: Session, gpu: HealthRequest | None = None) -> Examina
     problems += gpu_code.check(session, {name: _python(found) for name, found in survey.hosts.items() if found.gpus})
     healths = of_hosts(session, survey.hosts, gpu) if gpu else {}
     names = [host.name for host in session.inventory.hosts]
-    findings = examine(survey.hosts, [*survey.problems, *problems], connections, healths, session.catalog)
+    findings = examine(survey.hosts, [*survey.problems, *problems], connections, healths, catalog=session.catalog)
     return Examination(survey.hosts, findings, names, healths)
 
 
@@ -88,22 +89,22 @@ def _python(found: Facts) -> str:
     return f"{found.installed.prefix}/venv/bin/python" if found.installed.was_completed else found.python.executable or "python3"
 
 
-def with_logs(on_hosts: list[Finding], in_logs: list[Finding], checked: Set[str]) -> list[Finding]:
-    """Findings on hosts and in logs together: what a host and a log show is one finding, confirmed.
-
-    Args:
-        checked: ids of the checks of hosts; a log's finding of one that no host shows now is marked as such.
-    """
-    log_of = {finding.id: finding for finding in in_logs}
-    confirmed, others = [], []
-    for finding in on_hosts:
-        if log := log_of.get(finding.id):
-            observed = f"{finding.observed} (confirms what the log says)"
-            confirmed.append(replace(finding, evidence=log.evidence, observed=observed, caused_by=log.caused_by))
-        else:
-            others.append(finding)
+def with_logs(examination: Examination, reading: logs.Reading | None) -> list[Finding]:
+    """Findings on hosts and in logs together: what a host and a log show is one finding, confirmed; what no host shows now is marked."""
+    log_of = {finding.id: finding for finding in reading.on(_worlds(examination.facts.values()))} if reading else {}
+    seen = {finding.id for finding in examination.findings}
+    confirmed = [
+        replace(finding, evidence=log.evidence, observed=f"{finding.observed} (confirms what the log says)", caused_by=log.caused_by)
+        for finding in examination.findings
+        if (log := log_of.get(finding.id))
+    ]
     absent = "the hosts do not show it now: it is over, or its cause is elsewhere"
-    for finding in in_logs:
-        if finding.id not in {each.id for each in on_hosts}:
-            confirmed.append(replace(finding, observed=absent) if finding.id in checked else finding)
-    return confirmed + others
+    checked = CHECKED if examination.facts else frozenset[str]()
+    confirmed += [replace(each, observed=absent) if each.id in checked else each for each in log_of.values() if each.id not in seen]
+    return confirmed + [finding for finding in examination.findings if finding.id not in log_of]
+
+
+def _worlds(hosts: Collection[Facts]) -> Set[str]:
+    """Where jobs on these hosts run, as ids of signs: the vendor of their GPUs, and whether their users may become root."""
+    ids = {"nvidia" if each.gpus else "amd" for each in hosts if each.gpus or (each.amd and each.amd.gpus)}
+    return ids | {"with-root" if each.user.can_become else "without-root" for each in hosts}

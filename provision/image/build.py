@@ -24,6 +24,7 @@ from docker import DockerClient
 
 from provision.base import aptsources, paths, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.diagnosis import logs
 from provision.image import local_images, render
 from provision.image.output import BuildOutput
@@ -277,7 +278,7 @@ def failure(last: Sequence[str], output: BuildOutput, log: Path) -> ProvisionErr
     text = "\n".join([*lines, *last])
     if "no space left on device" in text.lower():
         return container_engine.explain(docker.errors.APIError("no space left on device"), output.step)
-    known = logs.root_cause(text, output.failed)
+    known = logs.root_cause(text, output.failed, OURS)
     advice = f"{known.what}: {known.fix[0]}; the whole log: {log}" if known else f"read the whole log: {log}"
     what = "it failed; its last lines:" if output.failed else "the build failed; its last lines:"
     return ProvisionError("\n    ".join([what, *lines]), where=output.failed[:110] or "before the first step", hint=advice)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from provision.base import downloads, pages
 from provision.base.text import joined
+from provision.catalog import OURS
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import UNKNOWN, Finding
 from provision.launch import rank_output
@@ -158,7 +159,7 @@ def _failures(report: Report) -> list[_Failure]:
     shown = []
     for (step, what, hint), hosts in listed[:_MAX_FAILURES]:
         # What the survey says comes with a hint for it.
-        findings = logs.known_errors(what, step) if step != "survey" else []
+        findings = logs.known_errors(what, step, OURS) if step != "survey" else []
         shown.append(_Failure(hosts, step, _lines(what), hint, findings))
     if more := [host for _, hosts in listed[_MAX_FAILURES:] for host in hosts]:
         shown.append(_Failure(more, "", [f"{len(more)} more failures are in report.json"], "", ()))
@@ -168,7 +169,7 @@ def _failures(report: Report) -> list[_Failure]:
 def _log_findings(log: Path) -> list[Finding]:
     if log.stat().st_size > _LARGEST_LOG:
         return []
-    return [finding for finding in logs.read([str(log)]).findings if finding.id != UNKNOWN]
+    return [finding for finding in logs.read([str(log)], OURS).findings if finding.id != UNKNOWN]
 
 
 def _tail(log: Path) -> list[str]:

@@ -17,7 +17,7 @@ from provision.base import validation
 from provision.base.documents import Document, Json
 from provision.base.errors import ProvisionError, UsageError
 from provision.base.validation import Form
-from provision.catalog import OURS, Catalog
+from provision.catalog import Catalog
 from provision.inventory.checks import HOST_NAME
 from provision.survey.model import Facts, Interpreter, Unsurveyed
 
@@ -52,7 +52,7 @@ class FactsFile(BaseModel):
     problems: list[dict[str, JsonValue]] = []
 
 
-def load_file(path: str | Path, catalog: Catalog = OURS) -> dict[str, Facts | Unsurveyed]:
+def load_file(path: str | Path, catalog: Catalog) -> dict[str, Facts | Unsurveyed]:
     """Host → its facts, or why there are none.
 
     Raises:
@@ -175,7 +175,7 @@ def _harmless(text: str) -> str:
     return harmless.encode(errors="replace").decode()  # lone surrogates, which JSON can have and UTF-8 cannot
 
 
-def parse_survey(stdout: str, catalog: Catalog = OURS) -> Facts | Unsurveyed:
+def parse_survey(stdout: str, catalog: Catalog) -> Facts | Unsurveyed:
     """The facts in the survey's output on a host, or that there is no Python.
 
     Raises:

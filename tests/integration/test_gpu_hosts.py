@@ -14,6 +14,7 @@ from hosts import good, provision, report
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
+from provision.catalog import OURS
 from provision.diagnosis.findings import Finding
 from provision.doctor.checks import examine
 from provision.doctor.health.collect import HealthRequest, parse
@@ -45,7 +46,7 @@ def show(hosts: Sandbox, gpus: Gpus, *faults: HostFault) -> None:
 def looked_at(hosts: Sandbox, host: SandboxHost, ssh: Any, scripts: str) -> tuple[Facts, Health]:
     """What the survey and the check of health find there, in one login."""
     done = good(ssh(hosts, host, scripts))
-    facts = parse_survey(done.stdout)
+    facts = parse_survey(done.stdout, OURS)
     assert isinstance(facts, Facts), facts
     return facts, parse(done.stdout, HealthRequest())
 
@@ -58,7 +59,7 @@ def findings(hosts: Sandbox, ssh: Any) -> dict[str, list[Finding]]:
         answers = pool.map(lambda host: looked_at(hosts, host, ssh, scripts), hosts.hosts)
         seen = dict(zip((host.name for host in hosts.hosts), answers, strict=True))
     facts = {name: each[0] for name, each in seen.items()}
-    found = examine(facts, healths={name: each[1] for name, each in seen.items()})
+    found = examine(facts, healths={name: each[1] for name, each in seen.items()}, catalog=OURS)
     return {name: [each for each in found if each.host == name and each.id not in OF_THIS_MACHINE] for name in facts}
 
 

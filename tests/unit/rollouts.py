@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from provision.base import engine_source
+from provision.catalog import OURS
 from provision.install.rollout import PackageSources, Rollout
 from provision.inventory import Inventory
 from provision.plan.manifest import Manifest
@@ -46,7 +47,7 @@ def as_json(manifest: Manifest) -> dict[str, Any]:
 @functools.cache
 def lint_plan() -> Plan:
     """The plan of the hosts of lint-facts.json, of which gpu1 has GPUs."""
-    return resolve(load_file(Path(__file__).parents[1] / "data/lint-facts.json"), Requirements(), {})
+    return resolve(load_file(Path(__file__).parents[1] / "data/lint-facts.json", OURS), Requirements(), {})
 
 
 def manifest_with(**components: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from provision.base.problems import SEVERITIES, Severity
@@ -15,17 +15,16 @@ from provision.diagnosis.signatures import SAYS, Signature, Symptom, all_signatu
 SHOWN_LINES = 5  # of evidence per finding
 SHOWN_UNKNOWN = 3  # lines that say most about an unknown error, the best first
 STEPS, MANY_STEPS = 5, 100  # that a run takes behind an error that is certain, or where a launcher reports its end, if it overcame it
-FEW_LINES = 3  # of other kinds behind what looks like an error, if that ended the program
 _DETAIL = Pattern(r"[\d/'\"`<]")  # a number, path or name in a sentence
 _OVERCOME = "nothing in the log says that it failed because of this: it is only warned of, or the run went on or ended well"
 
 
-def findings(scanner: Scanner) -> list[Finding]:
-    """The findings of all logs that the scanner read: root causes, worst first, each followed by its symptoms."""
-    signatures = all_signatures()
+def findings(scanner: Scanner, worlds: Container[str] | None = None) -> list[Finding]:
+    """The findings of all logs: root causes, worst first, then their symptoms. ``worlds``: where steps have to fit, else the logs'."""
+    signatures, worlds = all_signatures(), scanner.worlds if worlds is None else worlds
     found = _without_superseded(scanner.known)
     errors = {name: matches for name, matches in found.items() if not isinstance(signatures[name], Symptom)}
-    made = {name: _finding(scanner, signatures[name], matches) for name, matches in errors.items()}
+    made = {name: _finding(scanner, signatures[name], matches, worlds) for name, matches in errors.items()}
     cause_of = _root_causes(errors)
     causes = {name for name in errors if name not in cause_of and signatures[name].may_be_root_cause}
     outcome = _Outcome(scanner, {name: found[name] for name in found.keys() - (errors.keys() - causes)})
@@ -44,7 +43,7 @@ def findings(scanner: Scanner) -> list[Finding]:
     roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
     if roots:
         for name in found.keys() - errors.keys():
-            made[name] = _finding(scanner, signatures[name], found[name])
+            made[name] = _finding(scanner, signatures[name], found[name], worlds)
             cause_of[name] = roots[0].id
     ordered = []
     for root in roots:
@@ -66,16 +65,12 @@ class _Outcome:
 
     def overcame(self, match: Match, severity: Severity = "error") -> bool:
         """Whether the run ended well behind a match, or went on: the further, the more says that it failed; or it is only warned of."""
-        if self._behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
+        if self.behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
             return True
         is_far = match.level == "info" or match.file in self._reported
-        return self._behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
+        return self.behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
 
-    def has_the_last_word(self, match: Match) -> bool:
-        """Whether hardly anything else is behind a match."""
-        return self._behind(ORDINARY, match) < FEW_LINES
-
-    def _behind(self, sign: str, match: Match) -> int:
+    def behind(self, sign: str, match: Match) -> int:
         """How many different lines with a sign are behind a match and the last failure."""
         lines = self._well[sign].get(match.file, {}) if sign in self._well else {}
         return sum(line > match.last and line >= self._end[match.file] for line in lines.values())
@@ -128,11 +123,11 @@ def _root_causes(errors: Mapping[str, Matches]) -> dict[str, str]:
     return cause_of
 
 
-def _finding(scanner: Scanner, signature: Signature, matches: Matches) -> Finding:
-    found = Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=matches.times)
+def _finding(scanner: Scanner, signature: Signature, matches: Matches, worlds: Container[str]) -> Finding:
+    found = Finding.of(signature, evidence=_evidence(scanner, *matches.first[:SHOWN_LINES]), times=len(matches.first))
     lines = [match.text for match in matches.first]
     severity, steps = xids.judged(lines, scanner.catalog) if signature.id == xids.ANY else (found.severity, ())
-    return replace(found, severity=severity, fix=(*steps, *fitting(found.fix, scanner.worlds)))
+    return replace(found, severity=severity, fix=(*steps, *fitting(found.fix, worlds)))
 
 
 def _evidence(scanner: Scanner, *matches: Match) -> tuple[Evidence, ...]:
@@ -157,7 +152,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
     candidates = []
     for shape, match in left:
         says = "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says
-        if shape.is_certain or (_place(match) < begin and says != "word" if begin else says != "word" or symptoms):
+        if shape.is_certain or (_place(match) < begin and says not in ("status", "word") if begin else says != "word" or symptoms):
             candidates.append((SAYS.index(says), says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match))
     if not candidates and not named:
         candidates = [(0, False, _place(match), match) for match in symptoms]
@@ -165,7 +160,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         return None
     match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]
     at_the_end = (  # so are, it is assumed, those of which no more were looked for
-        shape for shape, match in left if outcome.has_the_last_word(match) or scanner.unknown[shape.id].is_full
+        shape for shape, match in left if outcome.behind(ORDINARY, match) <= shape.behind or scanner.unknown[shape.id].is_full
     )
     failed = named or symptoms or any(shape.says != "word" for shape in at_the_end) or any(shape.is_certain for shape, _ in left)
     by = f", printed by rank {match.rank}" if match.rank is not None else ""

@@ -16,12 +16,12 @@ from functools import cache
 from itertools import accumulate, islice
 from typing import BinaryIO, Literal, NamedTuple
 
-from provision.catalog import OURS, Catalog
+from provision.catalog import Catalog
 from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, with_short_lines
 from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
-from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, signs
+from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, shows, signs
 
 LINES_BEFORE, LINES_AFTER = 12, 16  # lines around a candidate that a message may take
 BYTES_AROUND = 1 << 13  # bytes of them on each side
@@ -66,10 +66,6 @@ class Matches:
             self.first.append(match)
 
     @property
-    def times(self) -> int:
-        return len(self.first)
-
-    @property
     def is_full(self) -> bool:
         return len(self.first) >= KEPT_MATCHES
 
@@ -92,7 +88,7 @@ class Scanner:
         is_complete: whether every line that might be an error was examined; False where there were very many.
     """
 
-    def __init__(self, catalog: Catalog = OURS) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._rules = _rules()
         self._of_word = {word: list(rules) for word, rules in self._rules.of_word.items()}  # those that are still looked for
@@ -147,10 +143,9 @@ class Scanner:
         calm = {index: line for index, line in text.lines.items() if line.level != "warning" and index not in alarming}
         shown["goes-on"].update(index for index, line in calm.items() if line.level == "info")
         shown[ORDINARY] = {index for index, line in calm.items() if _BEGINS.at(line.latin1, 0) and not end[index][1][:1].isspace()}
-        for sign in self._outcomes:
-            shown[sign.id] -= {index for index in shown[sign.id] if any(each.first(text.lines[index].latin1) for each in sign.unless)}
+        opposite = {text.line_at(found.start()) for sign in self._outcomes for one in sign.unless for found in text.all(one)}
         for name, indexes in shown.items():
-            self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes)}
+            self.went_well[name][len(self.files) - 1] = {text.lines[index].latin1: end[index][0] for index in sorted(indexes - opposite)}
 
     def _examine(self, block: _Block, candidates: Sequence[_Candidate], numbers: Sequence[int]) -> None:
         """Examine a block's lines with words, some at a time: what is found often in them is left out in the next."""
@@ -174,7 +169,7 @@ class Scanner:
             self._prefilter.forget(line)
             del self._repeats[line]
             return False
-        most = self._most_lines
+        most = LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
         if all(self._lines_of_word[word] >= most for word in words):
             self.is_complete = False
             return False
@@ -184,14 +179,9 @@ class Scanner:
         self._examined += count
         return True
 
-    @property
-    def _most_lines(self) -> int:
-        """With the same word that are examined."""
-        return LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
-
     def _forget_words(self) -> None:
         """Leave out words that are no longer looked for: of errors that were found often, and of too many lines."""
-        most = self._most_lines
+        most = LINES_OF_A_LATE_WORD if self._examined > EARLY_LINES else LINES_OF_A_WORD
         of = self._found
         full = {rule for rules in self._of_word.values() for rule in rules if rule.id in of[rule.kind] and of[rule.kind][rule.id].is_full}
         left = {
@@ -208,29 +198,29 @@ class Scanner:
         for index, words in candidates.items():
             near = block.reduced_near(index)
             for rule in {rule for word in words for rule in self._of_word.get(word, ())}:
-                if rule.is_possible(near):
+                if rule.is_possible(near, rule.words[1:]):  # it has a word of the first
                     wanted[rule].append(index)
         block.clean(sorted({index for indexes in wanted.values() for index in indexes}))
         found = [(rule, span) for rule, indexes in wanted.items() for span in block.spans(rule, indexes)]
         touched = sorted({index for _, span in found for index in span.candidates})
-        harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text)]
+        harmless_rules = [rule for rule in self._rules.harmless if touched and rule.is_possible(block.reduced_text, rule.words)]
         ignored = {index for rule in harmless_rules for span in block.spans(rule, touched) for index in span.candidates}
-        claimed = {
-            index for rule, span in found if rule.kind == "known" for index in range(span.first, span.last + 1) if index not in ignored
-        }
+        claimed = {numbers[each] for rule, span in found if rule.kind == "known" for each in {*range(span.first, span.last + 1)} - ignored}
         certain = {span.quoted for rule, span in found if rule.shape and rule.shape.is_certain}
         for rule, span in sorted(found, key=lambda each: (each[1].candidates[0], each[0].number)):
             matches = self._found[rule.kind][rule.id]
-            if matches.is_full or ignored.issuperset(span.candidates) or (rule.kind == "unknown" and span.quoted in claimed):
+            if matches.is_full or ignored.issuperset(span.candidates) or (rule.shape and numbers[span.quoted] in claimed):
                 continue
-            line = block.lines[span.quoted]
-            if rule.shape is None or _counts(rule.shape, line, span.text):
-                first, last = (span.quoted, span.quoted) if rule.shape else (span.first, span.last)
-                is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
-                is_minor = block.is_caught(span.quoted) or is_remark(latin1(span.text), is_certain=is_certain or not rule.shape)
-                level = "warning" if is_minor else line.level
-                match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
-                matches.add(match)
+            line, text, shape = block.lines[span.quoted], latin1(span.text), rule.shape
+            if shape and ((line.level and not shape.at_any_level) or shows(shape.unless, text)):
+                continue
+            first, last = (span.quoted, span.quoted) if shape else (span.first, span.last)
+            is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
+            kinds = ("overcome", "optional") if shape and not is_certain else ("overcome",)
+            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction") or block.is_caught(span.quoted)
+            level = "warning" if is_minor else line.level
+            match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
+            matches.add(match)
 
 
 class _Span(NamedTuple):
@@ -277,10 +267,18 @@ class _Block:
 
     def is_caught(self, index: int) -> bool:
         """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
-        rank = self.lines[index].rank
-        above = (self.lines[each] for each in range(index, index - LINES_BEFORE, -1) if each in self.lines)
-        head = next((line.latin1 for line in above if line.rank == rank and TRACEBACK in line.latin1), b"").partition(TRACEBACK)[0].lower()
-        return head.rstrip().endswith(b":") and not any(word in head for word in (b"error", b"exception", b"fatal", b"critical"))
+        above = self._near(range(index, index - LINES_BEFORE, -1))
+        return is_remark(next((line for line in above if TRACEBACK in line), b""), "caught")
+
+    def below(self, index: int) -> bytes:
+        """The next line, in which the program may say what it does about it."""
+        return next(islice(self._near(range(index, index + LINES_AFTER)), 1, 2), b"")
+
+    def _near(self, indexes: Sequence[int]) -> Iterator[bytes]:
+        """The lines of the first one's rank, without updates and copies of others."""
+        rank, own = self.lines[indexes[0]].rank, (each for each in indexes if each in self.lines)
+        lines = (self.lines[each] for each in own if each == indexes[0] or not self._raw[each].startswith(PART))
+        return (line.latin1 for line in lines if line.rank == rank)
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
@@ -369,9 +367,9 @@ class _Rule:
         self.words = [tuple(word.encode() for word in group) for group in required_words(pattern)]
         self.begins_on_candidate = kind in ("world", "unknown")
 
-    def is_possible(self, text: bytes) -> bool:
-        """Whether a reduced text has one word of each group."""
-        for group in self.words:  # no generators: this is done for each candidate
+    def is_possible(self, text: bytes, groups: Sequence[Sequence[bytes]]) -> bool:
+        """Whether a reduced text has one word of each of these groups."""
+        for group in groups:  # no generators: this is done for each candidate
             for word in group:
                 if word in text:
                     break
@@ -387,13 +385,6 @@ class _Rule:
         start, stop = match.span()
         quoted = match.start(1) if self.shape and match.groups() else start
         return start, stop, quoted if quoted >= 0 else start
-
-
-def _counts(shape: ErrorShape, line: Line, quoted: str) -> bool:
-    """Whether what looks like an error is one in this line."""
-    if line.level and not shape.at_any_level:
-        return False
-    return not (shape.unless and any(pattern.first(latin1(quoted)) for pattern in shape.unless))
 
 
 class _Rules:

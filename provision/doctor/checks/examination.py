@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from provision.base.problems import SEVERITIES, Problem, Severity
-from provision.catalog import OURS, Catalog
+from provision.catalog import Catalog
 from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import LAYERS, is_known, known_error
@@ -25,7 +25,8 @@ def examine(
     problems: Sequence[Problem] = (),
     connections: Mapping[str, Reachability] | None = None,
     healths: Mapping[str, Health] | None = None,
-    catalog: Catalog = OURS,
+    *,
+    catalog: Catalog,
 ) -> list[Finding]:
     """What is wrong with the hosts, worst first, then by layer and host.
 
@@ -36,7 +37,7 @@ def examine(
         healths: host → the health of its GPUs, where that was asked for.
     """
     connections, healths = connections or {}, healths or {}
-    found = [_of_problem(problem) for problem in problems]
+    found = [_of_problem(problem, catalog) for problem in problems]
     for check in CHECKS:
         for seen in check.observe(hosts, connections, healths, catalog):
             error = known_error(seen.id or check.id)
@@ -55,7 +56,7 @@ def examine(
         # The check of health reads all Xids, and knows more of each.
         found += [each for each in in_log if name not in healths or not any(xids((each.observed,)))]
     for name, reachability in connections.items():
-        found += _of_logins(name, reachability, hosts[name])
+        found += _of_logins(name, reachability, hosts[name], catalog)
     return sorted(
         _without_explained(list(_merged(found))),
         key=lambda each: (SEVERITIES.index(each.severity), LAYERS.index(each.layer), each.host or ""),
@@ -81,9 +82,9 @@ def _merged(found: Iterable[Finding]) -> Iterable[Finding]:
     return merged.values()
 
 
-def _of_problem(problem: Problem) -> Finding:
+def _of_problem(problem: Problem, catalog: Catalog) -> Finding:
     """A problem of the survey as the known error that it is: by its own id, or by ssh's message."""
-    by_message = next((error.id for error in logs.known_errors(problem.message, "survey")), "")
+    by_message = next((error.id for error in logs.known_errors(problem.message, "survey", catalog)), "")
     of_others = "host-not-usable" if problem.severity == "error" else "host-warning"
     error = known_error(problem.id if is_known(problem.id) else by_message or of_others)
     fix = (problem.hint,) if problem.hint else error.fix
@@ -96,11 +97,11 @@ def _of_kernel_log(host: str, facts: Facts, catalog: Catalog) -> Iterator[Findin
             yield replace(finding, host=host, observed=finding.evidence[0].text)
 
 
-def _of_logins(host: str, reachability: Reachability, facts: Facts) -> Iterator[Finding]:
+def _of_logins(host: str, reachability: Reachability, facts: Facts, catalog: Catalog) -> Iterator[Finding]:
     """Failed logins to the other hosts, as the errors that ssh's messages mean. Where nothing is installed, they may not be needed."""
     severity: Severity = "error" if facts.installed.was_completed else "warning"
     for peer, message in reachability.ssh.items():
         if message is not None:
-            error = known_error(next((error.id for error in logs.known_errors(message, "ssh")), "ssh-between-hosts"))
+            error = known_error(next((error.id for error in logs.known_errors(message, "ssh", catalog)), "ssh-between-hosts"))
             details = {"observed": f"ssh to {peer}: {message.splitlines()[-1]}", "expected": "a login without a prompt", "fix": LOGIN_FIX}
             yield Finding.of(error, severity=severity, host=host, **details)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from provision.catalog import OURS
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.logs import Scanner, findings
 
@@ -26,7 +27,7 @@ def explain() -> Callable[..., list[Finding]]:
     """``explain(log, …)``: the findings of one or more logs together."""
 
     def call(*logs: str | bytes) -> list[Finding]:
-        scanner = Scanner()
+        scanner = Scanner(OURS)
         for number, log in enumerate(logs):
             scanner.read(io.BytesIO(log if isinstance(log, bytes) else log.encode()), f"log{number}")
         return findings(scanner)

@@ -1,5 +1,6 @@
 """Checks of hosts: what they find in facts, which known errors they name, and that missing or odd facts never make them crash."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from rollouts import manifest_with
 
 from provision.base.problems import Problem
 from provision.catalog import OURS
+from provision.diagnosis import logs
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import conditions, known_error
 from provision.doctor import checks
 from provision.doctor.checks import CHECKS
-from provision.doctor.host_checks import with_logs
+from provision.doctor.host_checks import Examination, with_logs
 from provision.inventory import Host
 from provision.survey import Facts, host_problems
 from provision.survey.collect import connection_problem
@@ -37,7 +39,7 @@ EFA = {"device": "rdmap16s27", "port": 1, "state": "active", "link_layer": "Unsp
 
 
 def examine(hosts: dict[str, dict[str, Any]], *more: Any) -> list[Finding]:
-    return checks.examine({name: stated(each) for name, each in hosts.items()}, *more)
+    return checks.examine({name: stated(each) for name, each in hosts.items()}, *more, catalog=OURS)
 
 
 def ids(*hosts: dict[str, Any]) -> set[str]:
@@ -180,16 +182,33 @@ def test_problems_of_the_survey_are_known_errors() -> None:
     }
 
 
-def test_a_log_and_a_probe_that_agree_are_one_finding(explain) -> None:
-    hosts = examine({"a": {"gpus": GPU["gpus"], "disk": {"shm": {"total_mb": 64, "free_mb": 64}}}})
-    together = with_logs(
-        hosts, explain("NCCL WARN Error: failed to extend /dev/shm/nccl-x\nbash: orted: command not found"), {"orted-not-found"}
-    )
-    by_id: dict[str, Finding] = {each.id: each for each in together}
-    assert len(together) == 2
+def of(facts: dict[str, Any]) -> Examination:
+    return Examination({"a": stated(facts)}, examine({"a": facts}), ["a"])
+
+
+def read(tmp_path: Path, log: str) -> logs.Reading:
+    (tmp_path / "job.log").write_text(log)
+    return logs.read([str(tmp_path / "job.log")], OURS)
+
+
+def test_a_log_and_a_probe_that_agree_are_one_finding(tmp_path: Path) -> None:
+    host = of({"gpus": GPU["gpus"], "disk": {"shm": {"total_mb": 64, "free_mb": 64}}})
+    log = read(tmp_path, "NCCL WARN Error: failed to extend /dev/shm/nccl-x\nbash: orted: command not found")
+    found = with_logs(host, log)
+    by_id: dict[str, Finding] = {each.id: each for each in found}
+    assert len(found) == len({each.id for each in host.findings} | {"orted-not-found"})
     assert by_id["nccl-shm-too-small"].host == "a"
     assert by_id["nccl-shm-too-small"].evidence
     assert "do not show it" in by_id["orted-not-found"].observed
+
+
+def test_hosts_decide_where_the_steps_of_a_log_have_to_fit(tmp_path: Path) -> None:
+    log = read(tmp_path, "amdgpu: GPU reset begin!\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
+    amd = {"amd": {"gpus": [{"target": "gfx942", "address": "0000:05:00.0"}]}}
+    for facts, has, lacks in ((GPU, "nvidia-smi", "rocm-smi"), (amd, "rocm-smi", "nvidia-smi"), ({}, "rocm-smi", "nvidia-smi")):
+        (steps,) = ("\n".join(each.fix) for each in with_logs(of(facts), log) if each.id == "cuda-oom")
+        assert has in steps, facts
+        assert lacks not in steps, facts
 
 
 sections = st.dictionaries(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import re2
 
+from provision.catalog import OURS
 from provision.diagnosis.logs import Scanner, prefilter
 from provision.diagnosis.logs import scanner as scanner_module
 from provision.diagnosis.logs.prefilter import WordSearch, required_words
@@ -85,7 +86,7 @@ def test_a_pattern_is_searched_once_for_many_candidates(monkeypatch) -> None:
     needed = []
     for count in (100, AT_ONCE):
         names = ["".join(letters) for letters in islice(product("ghijk", repeat=5), count)]
-        scanner = Scanner()
+        scanner = Scanner(OURS)
         in_vain.clear()
         scanner.read(io.BytesIO("".join(f"call to {name} failed\n" for name in names).encode()), "log")
         assert scanner.unknown["alarming-word"].is_full
@@ -94,12 +95,12 @@ def test_a_pattern_is_searched_once_for_many_candidates(monkeypatch) -> None:
 
 
 def test_what_is_found_often_is_no_longer_looked_for() -> None:
-    scanner = Scanner()
+    scanner = Scanner(OURS)
     for _ in range(3):
         scanner.read(
             io.BytesIO("".join(f"Host key verification failed. {name}\n" for name in combinations("abcdefghijk", 4)).encode()), "log"
         )
-    assert scanner.known["ssh-host-key-verification"].times == KEPT_MATCHES
+    assert len(scanner.known["ssh-host-key-verification"].first) == KEPT_MATCHES
     assert all(rule.id != "ssh-host-key-verification" for rules in scanner._of_word.values() for rule in rules)
     scanner.read(io.BytesIO(b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"), "other")
     assert "cuda-oom" in scanner.known
@@ -108,7 +109,7 @@ def test_what_is_found_often_is_no_longer_looked_for() -> None:
 def test_a_word_that_is_in_very_many_lines_is_no_longer_looked_for(monkeypatch) -> None:
     """Lines that hold a word of patterns and match none, all different: only so many are examined."""
     monkeypatch.setattr(scanner_module, "LINES_OF_A_WORD", 50)
-    scanner = Scanner()
+    scanner = Scanner(OURS)
     lines = (f"a relocation of {''.join(name)}\n" for name in product("ghijk", repeat=6))
     scanner.read(io.BytesIO("".join(lines).encode() + b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"), "log")
     assert b"relocation" not in scanner._of_word

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provision.catalog import OURS
 from provision.diagnosis.findings import UNKNOWN
 from provision.diagnosis.logs import Scanner, findings
 from provision.diagnosis.logs.lines import BLOCK
@@ -337,15 +338,22 @@ def test_what_looks_like_an_error_far_from_the_end_is_an_error_with_a_second_sig
     assert explain(many + ordinary)[0].severity == "error"
 
 
-@pytest.mark.parametrize(
-    "remark", ["Failed to connect to bus", "sh: 1: numactl: not found", "ls: cannot access '/dev/x': No such file or directory"]
-)
+@pytest.mark.parametrize("remark", ["Failed to connect to bus", "sh: 1: numactl: not found", "loader: /data/x: No such file or directory"])
 def test_a_remark_is_an_error_among_the_last_lines_only(explain, remark: str) -> None:
     assert [each.severity for each in explain(remark + "\n")] == ["error"]
     assert [each.severity for each in explain(remark + "\nloading 12 shards\nmodel has 7 layers\nvocabulary has 32 words\n")] == ["note"]
 
 
-@pytest.mark.parametrize("remark", ["Error while asking for the image; will try again", "ImportError: no fastattn, falling back"])
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "Error while asking for the image; will try again",
+        "ImportError: no fastattn, falling back",
+        "ImportError: no fastattn\nusing the slow attention",
+        "*********\n* Failed with: two trees\n* The tree is ignored.\n*********",
+        "ls: cannot access '/dev/x': No such file or directory",
+    ],
+)
 def test_what_a_program_says_to_have_overcome_is_no_error(explain, remark: str) -> None:
     assert all(each.severity == "note" for each in explain(remark + "\n"))
 
@@ -390,7 +398,7 @@ def test_an_error_that_is_repeated_is_counted(explain) -> None:
     )
 )
 def test_any_bytes_are_read_without_a_crash(parts) -> None:
-    scanner = Scanner()
+    scanner = Scanner(OURS)
     scanner.read(io.BytesIO(b"".join(parts)), "log")
     findings(scanner)
 
@@ -403,6 +411,6 @@ def test_a_file_without_line_ends_does_not_fill_the_memory() -> None:
             self.left -= 1
             return b"\xff" * size if self.left > 0 else b""
 
-    scanner = Scanner()
+    scanner = Scanner(OURS)
     scanner.read(Endless(), "log")  # type: ignore[arg-type]
     assert findings(scanner) == []

@@ -16,6 +16,7 @@ from invented_hosts import stated
 
 from provision.base import resources
 from provision.base.errors import ProvisionError
+from provision.catalog import OURS
 from provision.doctor import reachability
 from provision.doctor.checks import Reachability, examine
 from provision.inventory import Host
@@ -123,7 +124,7 @@ def test_an_invalid_answer_is_an_error(output: str) -> None:
 
 
 def found(answers: dict[str, Reachability]) -> dict[tuple[str, str | None], str]:
-    return {(each.id, each.host): each.observed for each in examine({name: stated({}) for name in answers}, (), answers)}
+    return {(each.id, each.host): each.observed for each in examine({name: stated({}) for name in answers}, (), answers, catalog=OURS)}
 
 
 def test_a_host_that_listened_and_was_not_reached_is_behind_a_firewall() -> None:
@@ -161,7 +162,7 @@ def network(number: int, *, asked: str | None = None, first: str = "10.0.0") -> 
 
 def test_the_interface_that_mpi_would_pick() -> None:
     hosts = {f"h{number}": network(number) for number in (1, 2, 3)}
-    assert {(each.id, each.host) for each in examine(hosts)} == {("mpi-faster-network", name) for name in hosts}
-    assert examine({f"h{number}": network(number, asked="eth1") for number in (1, 2)}) == []
+    assert {(each.id, each.host) for each in examine(hosts, catalog=OURS)} == {("mpi-faster-network", name) for name in hosts}
+    assert examine({f"h{number}": network(number, asked="eth1") for number in (1, 2)}, catalog=OURS) == []
     hosts = {"a": network(1, asked="eth1"), "b": network(2, asked="eth1"), "c": network(3)}
-    assert [(each.id, each.host) for each in examine(hosts)] == [("mpi-other-network", "c")]
+    assert [(each.id, each.host) for each in examine(hosts, catalog=OURS)] == [("mpi-other-network", "c")]

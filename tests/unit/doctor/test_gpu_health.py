@@ -46,7 +46,7 @@ def answer(kernel: str = "", gpus: int = 1, rdma: tuple[RdmaPort, ...] = (), **o
 
 
 def judged(health: Health) -> dict[str, Finding]:
-    return {each.id: each for each in examine({}, (), {}, {"h": health})}
+    return {each.id: each for each in examine({}, (), {}, {"h": health}, catalog=OURS)}
 
 
 def one(**values: Any) -> Health:
@@ -265,7 +265,7 @@ def test_a_non_fatal_error_of_a_switch_is_a_note_and_a_fatal_one_is_not() -> Non
     harmless, fatal = text("kernel-nvswitch.log").splitlines()
     for lines, severity, number in ((harmless, "note", 12028), (f"{harmless}\n{fatal}", "error", 20034)):
         seen = stated({"signs": {"kernel_log": lines.splitlines()}})
-        found = examine({"h": seen}, (), {}, {"h": parsers.health(answer(lines, nvidia_smi=text("h100-vm-580.xml")))})
+        found = examine({"h": seen}, (), {}, {"h": parsers.health(answer(lines, nvidia_smi=text("h100-vm-580.xml")))}, catalog=OURS)
         in_driver = [each for each in found if each.layer == "driver"]
         assert [(each.id, each.severity) for each in in_driver] == [("gpu-xid", severity)]
         assert f"SXid {number}" in in_driver[0].observed
@@ -275,7 +275,7 @@ def test_what_the_survey_and_the_check_of_health_say_of_the_fabric_is_one_findin
     xml = re.sub("<fabric>\\s*<state>N/A</state>", "<fabric><state>In Progress</state>", text("h100-vm-580.xml"))
     read = parsers.health(answer(nvidia_smi=xml))
     surveyed = stated({"gpus": [{"fabric_state": "In Progress"}]})
-    (found,) = (each for each in examine({"h": surveyed}, (), {}, {"h": read}) if each.layer == "driver")
+    (found,) = (each for each in examine({"h": surveyed}, (), {}, {"h": read}, catalog=OURS) if each.layer == "driver")
     assert (found.id, found.observed) == ("nvlink-fabric-state", "nvidia-smi says of the NVLink fabric: state In Progress, status unknown")
     assert [each.word for each in verdicts(["h"], {"h": read}, [found])] == ["unfit"]
     worn = text("gb300-580.xml").replace("<summary>Healthy", "<summary>Limited Capacity").replace("<bandwidth>Full", "<bandwidth>Degraded")
@@ -370,7 +370,7 @@ def test_an_allreduce_that_crashes_after_its_first_size_is_an_error() -> None:
 
 def test_what_a_check_cannot_read_is_a_finding_on_that_host_alone() -> None:
     odd = Health(bandwidths=Bandwidths(tests={"host_to_device_memcpy_ce": ()}))
-    found = examine({}, (), {}, {"odd": odd, "bad": one(uncorrectable=1)})
+    found = examine({}, (), {}, {"odd": odd, "bad": one(uncorrectable=1)}, catalog=OURS)
     assert [(each.id, each.host, each.severity) for each in found] == [
         ("gpu-ecc", "bad", "error"),
         ("gpu-health-unreadable", "odd", "warning"),
@@ -396,7 +396,7 @@ def test_nvidia_smi_that_fails_is_one_finding_where_the_survey_knows_why() -> No
     health = parsers.health(answer(nvidia_smi=said))
     assert set(judged(health)) == {"gpu-health-unreadable"}
     facts = stated({"nvidia": {"smi": "/usr/bin/nvidia-smi", "smi_error": said, "pci_devices": ["0000:1b:00.0"]}})
-    found = {each.id for each in examine({"h": facts}, (), {}, {"h": health})}
+    found = {each.id for each in examine({"h": facts}, (), {}, {"h": health}, catalog=OURS)}
     assert "nvml-driver-mismatch" in found
     assert "gpu-health-unreadable" not in found
 
@@ -453,7 +453,7 @@ def test_every_expected_bandwidth_is_for_another_kind_of_host() -> None:
 
 def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
     healths = {"good": one(persistence=False), "slow": one(margin=-3), "bad": one(uncorrectable=1)}
-    made = verdicts(["good", "slow", "bad", "gone"], healths, examine({}, (), {}, healths))
+    made = verdicts(["good", "slow", "bad", "gone"], healths, examine({}, (), {}, healths, catalog=OURS))
     assert [(each.host, each.word) for each in made] == [("bad", "unfit"), ("gone", "unfit"), ("slow", "degraded"), ("good", "healthy")]
     file = tmp_path / "quarantine"
     assert write_quarantine(file, made) == ["bad", "gone"]

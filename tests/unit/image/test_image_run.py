@@ -9,6 +9,7 @@ import pytest
 from invented_hosts import changed, stated
 
 from provision.base.errors import UsageError
+from provision.catalog import OURS
 from provision.cli import main
 from provision.doctor.checks import examine
 from provision.image import containers, verification
@@ -46,10 +47,12 @@ def test_devices_that_a_container_was_not_given_are_no_fault_of_the_image() -> N
     limits = {"memlock": {"soft": 64 << 10, "hard": 64 << 10}}
     driver = {"version": "550.54", "cuda": "12.4"}
     host = stated({"infiniband": [{"state": "active"}], "nvidia": seen, "driver": driver, "gpus": [], "limits": limits})
-    faults = [finding.id for finding in examine({"node1": host}, {}, {}) if finding.severity == "error"]
+    faults = [finding.id for finding in examine({"node1": host}, {}, {}, catalog=OURS) if finding.severity == "error"]
     assert {"libcuda-missing", "rm-init-adapter-failed"} <= set(faults), "doctor says so of a host"
     assert [
-        finding.id for finding in examine({"node1": verification.facts_of_container(host)}, {}, {}) if finding.layer in ("driver", "nccl")
+        finding.id
+        for finding in examine({"node1": verification.facts_of_container(host)}, {}, {}, catalog=OURS)
+        if finding.layer in ("driver", "nccl")
     ] == []
     given = changed(host, gpus=[{"name": "A100"}])
     assert verification.facts_of_container(given).driver == host.driver

@@ -24,6 +24,7 @@ from rendered import variables_in
 from provision import inventory
 from provision.base import aptsources
 from provision.base.errors import UsageError
+from provision.catalog import OURS
 from provision.cli.options import url as address
 from provision.commands import planning
 from provision.install import installer
@@ -228,7 +229,7 @@ def test_what_is_no_address_is_refused(value: str) -> None:
 
 
 def test_the_playbook_gets_the_login_apart_in_a_file_of_its_own(tmp_path: Path) -> None:
-    known = load_file(ROOT / "tests/data/lint-facts.json")
+    known = load_file(ROOT / "tests/data/lint-facts.json", OURS)
     hosts = inventory.load(str(ROOT / "tests/data/lint.ini"))
     options = Options(apt_mirror="http://reader:se@cret@mirror.example/debian")
     playbook, *_ = installer.render(planning.make_plan(Request(hosts, options), known), tmp_path, fetch=False)

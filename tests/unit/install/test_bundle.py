@@ -20,6 +20,7 @@ import pytest
 
 from provision.base import downloads
 from provision.base.errors import ProvisionError, UsageError
+from provision.catalog import OURS
 from provision.install import wheels
 from provision.install.bundle import archive, gather
 from provision.plan import lock
@@ -35,7 +36,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def plan() -> Plan:
-    known = load_file(DATA / "lint-facts.json")
+    known = load_file(DATA / "lint-facts.json", OURS)
     return resolve(known, Requirements(), {name: HostRequirements() for name in known})
 
 
@@ -284,7 +285,7 @@ def gather_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 
 def test_nccls_wheel_is_gathered_next_to_the_one_that_pytorch_pins(tmp_path: Path, gather_wheels: Callable[..., list[str]]) -> None:
-    known = load_file(DATA / "lint-facts.json")
+    known = load_file(DATA / "lint-facts.json", OURS)
     host = resolve(known, Requirements(nccl_source="wheel"), {}).hosts["gpu1"]
     assert host.nccl is not None
     assert host.torch is not None

@@ -11,6 +11,7 @@ from rollouts import as_json, host_plan, rollout
 
 from provision.base import paths
 from provision.base.errors import UsageError
+from provision.catalog import OURS
 from provision.install import drift, roles, ssh_mesh
 from provision.inventory import Inventory, last_run, load
 from provision.plan.model import Plan
@@ -36,7 +37,7 @@ def plan_of(facts: dict[str, Any]) -> Plan:
 @pytest.fixture
 def done(inventory: Inventory) -> dict[str, dict[str, Any]]:
     """The facts of hosts on which a run has just ended."""
-    facts = {name: found.model_dump() for name, found in load_file(DATA / "lint-facts.json").items()}
+    facts = {name: found.model_dump() for name, found in load_file(DATA / "lint-facts.json", OURS).items()}
     for found in facts.values():
         found["ssh"]["mesh_key"] = KEY
         found["user"]["name"] = "trainer"

@@ -21,6 +21,7 @@ import yaml
 from golden_facts import DECISIONS, PLANS, facts_in_table
 
 from provision.base.terminal import Console
+from provision.catalog import OURS
 from provision.plan import summary
 from provision.plan.model import HostPlan, Plan
 from provision.plan.requirements import Requirements
@@ -60,7 +61,7 @@ def planned(name: str, known: Mapping[str, Facts]) -> Plan:
 
 def as_text(known: Path) -> str:
     text = io.StringIO()
-    summary.show(planned(known.stem, load_file(known)), Console(file=text, width=100, color_system=None), why=True)
+    summary.show(planned(known.stem, load_file(known, OURS)), Console(file=text, width=100, color_system=None), why=True)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip() + "\n"
 
 
@@ -121,14 +122,14 @@ def short(plan: Plan, width: int = 80) -> list[str]:
 
 @pytest.mark.parametrize("known", INVENTORIES, ids=lambda path: path.stem)
 def test_a_plan_is_short(known: Path) -> None:
-    lines = short(planned(known.stem, load_file(known)))
+    lines = short(planned(known.stem, load_file(known, OURS)))
     assert len(lines) <= 23  # and two for a hint
     assert max(map(len, lines)) <= 80
 
 
 def test_three_unlike_hosts_are_a_row_each_with_a_reason_per_component() -> None:
     names = ("full-rocky-8-v100-535", "real-h100-and-a-host-without-gpu", "debian-12-and-13")
-    hosts = [load_file(PLANS / f"{name}.json") for name in names]
+    hosts = [load_file(PLANS / f"{name}.json", OURS) for name in names]
     facts = {name: one for known in hosts for name, one in list(known.items())[:1]}
     assert len(facts) == 3
     lines = short(planned("", facts))
@@ -141,7 +142,7 @@ def test_three_unlike_hosts_are_a_row_each_with_a_reason_per_component() -> None
 
 
 def test_alike_hosts_are_one_row() -> None:
-    (one,) = list(load_file(PLANS / "blackwell-580.json").values())[:1]
+    (one,) = list(load_file(PLANS / "blackwell-580.json", OURS).values())[:1]
     many = {f"node{number}": one for number in range(1, 501)}
     lines = short(planned("", many))
     assert len(lines) <= 25
@@ -153,7 +154,7 @@ def test_alike_hosts_are_one_row() -> None:
 
 
 def test_conflicts_come_first_and_the_rest_on_request() -> None:
-    plan = planned("", load_file(PLANS / "debian-12-and-13.json"))
+    plan = planned("", load_file(PLANS / "debian-12-and-13.json", OURS))
     conflicts = [replace(each, what=f"{each.what} {number}") for number in range(5) for each in _refused().conflicts]
     lines = short(replace(plan, conflicts=tuple(conflicts)))
     assert lines[0].startswith(f"{conflicts[0].host}: no plan fits")
@@ -162,4 +163,4 @@ def test_conflicts_come_first_and_the_rest_on_request() -> None:
 
 def _refused() -> Plan:
     name = "driver-is-prevented"
-    return planned(name, load_file(PLANS / f"{name}.json"))
+    return planned(name, load_file(PLANS / f"{name}.json", OURS))

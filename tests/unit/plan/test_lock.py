@@ -39,7 +39,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def known_of(*names: str) -> dict[str, Facts]:
-    known = load_file(DATA / "lint-facts.json")
+    known = load_file(DATA / "lint-facts.json", OURS)
     known = {name: changed(each, cuda=TOOLKIT) for name, each in known.items()}
     return {name: known[name] for name in names or known}
 
@@ -121,7 +121,7 @@ def test_what_came_from_a_file_is_never_taken_from_elsewhere_later(inventory: In
 
 
 def test_giving_up_the_lock_is_a_way_out_only_where_the_lock_is_in_the_way(inventory: Inventory, written: Path) -> None:
-    known = load_file(DATA / "lint-facts.json")
+    known = load_file(DATA / "lint-facts.json", OURS)
 
     def with_driver(version: str, cuda: str) -> Plan:
         other = {**known, "gpu1": changed(known["gpu1"], {"driver": {"version": version, "cuda": cuda}})}

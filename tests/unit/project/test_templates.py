@@ -28,6 +28,7 @@ from rendered import variables_in
 
 from provision.base import engine_source, resources
 from provision.base.errors import ProvisionError
+from provision.catalog import OURS
 from provision.commands import planning
 from provision.install import installer
 from provision.install.bundle import archive
@@ -105,7 +106,7 @@ def inventory(tmp_path: Path) -> Inventory:
 
 
 def known() -> dict[str, Facts]:
-    return load_file(DATA / "lint-facts.json")
+    return load_file(DATA / "lint-facts.json", OURS)
 
 
 def rich_facts() -> dict[str, Any]:
@@ -139,10 +140,10 @@ def from_facts(folder: Path, inventory: Inventory, text: str) -> Iterator[Render
 
     def of_a_file(document: Any, place: Path) -> None:
         (folder / "facts.json").write_text(json.dumps({"hosts": {"gpu1": document}}))
-        rendered(place, inventory, load_file(folder / "facts.json"))
+        rendered(place, inventory, load_file(folder / "facts.json", OURS))
 
     def of_a_host(document: Any, place: Path) -> None:
-        said = parse_survey(f"{BEGIN}\n{json.dumps(document)}\n{END}\n")
+        said = parse_survey(f"{BEGIN}\n{json.dumps(document)}\n{END}\n", OURS)
         rendered(place, inventory, {"gpu1": Facts.model_validate(said)})
 
     for at in texts(rich_facts()):

@@ -179,7 +179,7 @@ def with_text(value: Any, path: tuple[Any, ...], attack: str) -> Any:
 
 
 def surveyed() -> dict[str, dict[str, Any]]:
-    found = {"new": load_file(DATA / "plans" / "blackwell-580.json")["b200"].model_dump()}
+    found = {"new": load_file(DATA / "plans" / "blackwell-580.json", OURS)["b200"].model_dump()}
     for host in found.values():
         host["nvidia"] = {**host["nvidia"], "smi_error": "Failed to initialize NVML: Driver/library version mismatch"}
         host["packages"] = {"libnccl2": "2.21.5-1+cuda12.4", "libnccl-dev": "2.20.5-1+cuda12.4"}
@@ -198,11 +198,11 @@ def test_every_fact_on_the_ways_of_survey_plan_and_doctor(capsys: pytest.Capture
         hosts = with_text(clean, place, attack)
 
         def views(console: Console, answered: dict[str, Any] = hosts) -> None:
-            hosts = {name: parse_survey(f"{BEGIN}\n{json.dumps(each)}\n{END}") for name, each in answered.items()}
+            hosts = {name: parse_survey(f"{BEGIN}\n{json.dumps(each)}\n{END}", OURS) for name, each in answered.items()}
             console.print(terminal.table(collect.summary(hosts)))
             problems = [one for name, each in hosts.items() for one in host_problems(name, each, OURS, needed_mb=0, prefix="/opt")]
             model.show_problems(problems, console)
-            found = examine(hosts, problems)
+            found = examine(hosts, problems, catalog=OURS)
             show.overview(found, list(hosts), console)
             show.findings(found, console, examined="on 2 hosts", searched="60 checks")
             summary.show(resolve(hosts, Requirements(engine_version="1.0"), {}), console)

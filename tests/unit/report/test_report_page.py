@@ -17,6 +17,7 @@ from documents import REPORT
 from provision import inventory
 from provision.base import paths
 from provision.base.problems import Problem
+from provision.catalog import OURS
 from provision.cli import main
 from provision.commands import run
 from provision.plan.requirements import Requirements
@@ -123,7 +124,7 @@ def cluster(count: int, smoke: Mapping[str, Any] | None = None, failed: Sequence
             "network": {"interfaces": [{"name": "eth0", "addresses": [f"10.0.0.{number + 1}/16"]}], "default_route_interface": "eth0"},
         }  # fmt: skip
     made = folder(facts={"schema": 1, "hosts": described, "problems": []})
-    plan = resolve(load_file(made / "facts.json"), Requirements(engine_version="0.1.0"), {})
+    plan = resolve(load_file(made / "facts.json", OURS), Requirements(engine_version="0.1.0"), {})
     (made / "plan.json").write_text("".join(plan.json()), encoding="utf-8")
     steps = []
     report = Report(

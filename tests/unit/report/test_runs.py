@@ -91,7 +91,7 @@ def test_every_run_is_closed_with_the_error_that_ended_it() -> None:
 
 def test_a_command_that_exits_with_1_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The host is a recorded one.
-    fit = load_file(DATA / "lint-facts.json")["gpu1"]
+    fit = load_file(DATA / "lint-facts.json", OURS)["gpu1"]
     assert fit.driver is not None
     old = fit.model_copy(update={"driver": fit.driver.model_copy(update={"version": "390.157"})})
     survey = Survey({"gpu1": old}, [Problem("error", "a full disk", host="gpu1")])

@@ -22,7 +22,7 @@ BUILT = sorted(Path(provision.resolve.__file__).parent.glob("*.py"))
 
 @pytest.fixture
 def facts() -> dict[str, Facts]:
-    return {name: host for name, host in load_file(FACTS).items() if isinstance(host, Facts)}
+    return {name: host for name, host in load_file(FACTS, OURS).items() if isinstance(host, Facts)}
 
 
 def planned(facts: dict[str, Facts], catalog: Catalog) -> Plan:

@@ -118,12 +118,12 @@ def test_invalid_answers_are_refused(odd: dict[str, Any], said: str) -> None:
     def printed(document: dict[str, Any]) -> str:
         return f"{BEGIN}\n{json.dumps(document)}\n{END}\n"
 
-    assert parse_survey(printed(SURVEYED)) == Facts.model_validate(SURVEYED)
-    unknown = parse_survey(printed({"arch": "x86_64", "os": None}))
+    assert parse_survey(printed(SURVEYED), OURS) == Facts.model_validate(SURVEYED)
+    unknown = parse_survey(printed({"arch": "x86_64", "os": None}), OURS)
     assert isinstance(unknown, Facts)
     assert (unknown.os.id, "os" in unknown.missing, "arch" in unknown.missing) == ("linux", True, False)
     with pytest.raises(ProvisionError) as refused:
-        parse_survey(printed({**SURVEYED, **odd}))
+        parse_survey(printed({**SURVEYED, **odd}), OURS)
     assert said in refused.value.what
 
 
@@ -156,7 +156,7 @@ def test_unknown_facts_are_named() -> None:
 def answered(**sections: Any) -> Facts:
     """The facts of a host whose survey prints this."""
     document = {"os": {"id": "debian", "version": "12"}, "arch": "x86_64", **sections}
-    found = parse_survey(f"{BEGIN}\n{json.dumps(document)}\n{END}\n")
+    found = parse_survey(f"{BEGIN}\n{json.dumps(document)}\n{END}\n", OURS)
     assert isinstance(found, Facts)
     return found
 
@@ -182,7 +182,7 @@ def test_an_invalid_manifest_prevents_no_plan(manifest: Any) -> None:
         installed={"manifest": manifest},
     )
     assert resolve({"a": odd}, Requirements(), {}).hosts
-    examine({"a": odd})
+    examine({"a": odd}, catalog=OURS)
 
 
 @pytest.mark.parametrize("said", ["A" * 200_000 + "\nnode2: installed", "", None])
@@ -194,7 +194,7 @@ def test_why_a_manifest_cannot_be_read_is_never_the_hosts_own_words(said: str | 
 def test_names_of_facts_are_harmless(tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     file.write_text(json.dumps({"schema": 1, "hosts": {"a": {**MINIMAL, "{{ x }}\x1b[31m": 1}}}))
-    found = load_file(file)["a"]
+    found = load_file(file, OURS)["a"]
     assert list(found.model_extra or ()) == ["{ { x }} [31m"]
 
 
@@ -202,7 +202,7 @@ def test_hosts_share_what_they_have_in_common(tmp_path: Path) -> None:
     file, packages = tmp_path / "facts.json", {"g++": "4:12.2.0-3"}
     hosts: dict[str, Any] = {name: {**MINIMAL, "hostname": name, "ssh": {"ports": [22]}, "packages": packages} for name in ("a", "b")}
     file.write_text(json.dumps({"schema": 1, "hosts": hosts}))
-    read = load_file(file)
+    read = load_file(file, OURS)
     a, b = read["a"], read["b"]
     assert isinstance(a, Facts)
     assert isinstance(b, Facts)
@@ -212,7 +212,7 @@ def test_hosts_share_what_they_have_in_common(tmp_path: Path) -> None:
     file.write_text(json.dumps({"schema": 1, "hosts": hosts}, indent=1))
     line = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if "{{ x }}" in text)
     with pytest.raises(UsageError, match=f"facts.json:{line}: .*ports"):
-        load_file(file)
+        load_file(file, OURS)
 
 
 def test_a_deeply_nested_manifest_is_refused() -> None:
@@ -258,7 +258,7 @@ def write(folder: Path, document: Any) -> Path:
 
 
 def test_a_hand_written_file(tmp_path: Path) -> None:
-    found = load_file(write(tmp_path, {"hosts": {"a": MINIMAL, "b": {**MINIMAL, "driver": None, "gpus": []}}}))
+    found = load_file(write(tmp_path, {"hosts": {"a": MINIMAL, "b": {**MINIMAL, "driver": None, "gpus": []}}}), OURS)
     assert found == {"a": Facts.model_validate(MINIMAL), "b": Facts.model_validate({**MINIMAL, "driver": None, "gpus": []})}
 
 
@@ -268,7 +268,7 @@ def test_a_saved_survey_is_read(tmp_path: Path) -> None:
         "hosts": {"a": host().model_dump(), "b": {"missing_python": True}, "c": {"unreachable": "no route to host"}},
         "problems": [],
     }
-    found = load_file(write(tmp_path, document))
+    found = load_file(write(tmp_path, document), OURS)
     assert found["a"] == host()
     assert found["b"] == Unsurveyed(missing_python=True)
 
@@ -327,7 +327,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_mistakes_in_a_file_are_named_with_their_key(tmp_path: Path, document: Any, sentence: str) -> None:
     path = write(tmp_path, document)
     with pytest.raises(UsageError) as caught:
-        load_file(path)
+        load_file(path, OURS)
     assert str(caught.value).startswith(f"{path}:")
     assert sentence in str(caught.value)
     assert caught.value.exit_code == 2
@@ -336,7 +336,7 @@ def test_mistakes_in_a_file_are_named_with_their_key(tmp_path: Path, document: A
 def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     document = {"hosts": {"a": {"arch": 3}, "b": {**MINIMAL, "gpus": 1}}}
     with pytest.raises(UsageError) as caught:
-        load_file(write(tmp_path, document))
+        load_file(write(tmp_path, document), OURS)
     for key in ("`hosts.a.os` is missing", "`hosts.a.arch` must be in quotes", "`hosts.b.gpus` must be a list"):
         assert key in str(caught.value)
 
@@ -346,12 +346,12 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
 )
 def test_text_that_is_not_json_is_refused_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        load_file(write(tmp_path, text))
+        load_file(write(tmp_path, text), OURS)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nope\.json: the facts cannot be read: No such file"):
-        load_file(tmp_path / "nope.json")
+        load_file(tmp_path / "nope.json", OURS)
 
 
 INSIDE = sorted(
@@ -376,7 +376,7 @@ json_values = st.recursive(
 def test_any_document_is_facts_or_an_error(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     path = write(tmp_path_factory.mktemp("facts"), {"hosts": {"a": {**MINIMAL, **document}}})
     try:
-        loaded = load_file(path)
+        loaded = load_file(path, OURS)
     except UsageError:
         return
     assert set(loaded) == {"a"}
