@@ -14,8 +14,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.doctor.certify import page
 from provision.doctor.certify.certification import certify as certified
-from provision.doctor.certify.model import Certificate
-from provision.doctor.health.verdict import Verdict, write_quarantine
+from provision.doctor.health.verdict import write_quarantine
 from provision.inventory import listed
 from provision.remote import progress
 from provision.remote.session import Session
@@ -54,12 +53,17 @@ def certify(
     if json_:
         terminal.print_json(made.model_dump(by_alias=True, mode="json"))
     else:
-        _print(made)
+        console, good = terminal.out(), len(made.hosts) - len(made.quarantined)
+        for each in made.found:
+            console.say(f"error: {each.where}: {each.what} [{each.id}]", hint=each.hint)
+        for note in made.notes:
+            console.prose(f"note: {note}")
+        measured = f"{made.rounds} rounds, {len(made.pairs)} pairs, {made.seconds:.0f} s"
+        console.say(f"{good} of {len(made.hosts)} hosts are good ({measured})")
     if quarantine is not None:
-        bad, certain = set(made.quarantined), all(each.host or each.link for each in made.found)  # whether others are known to be good
-        judged = [Verdict(host, "unfit" if host in bad else "healthy", "") for host in made.hosts if host in bad or certain]
-        names = write_quarantine(quarantine, judged)
-        terminal.say(f"{len(names)} host{'s' * (len(names) != 1)} listed in {quarantine}; to leave them out: --limit '!@{quarantine}'")
+        certain = all(each.host for each in made.found)  # whether others are known to be good
+        unfit = {host: host in made.quarantined for host in made.hosts}
+        terminal.say(write_quarantine(quarantine, {host: bad for host, bad in unfit.items() if bad or certain}))
     if out is not None:
         try:
             out.write_text(page.render(made), encoding="utf-8")
@@ -67,14 +71,3 @@ def certify(
             raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
     if not made.ok:
         raise typer.Exit(1)
-
-
-def _print(made: Certificate) -> None:
-    console = terminal.out()
-    for each in made.found:
-        console.say(f"error: {each.where}: {each.what} [{each.id}]", hint=each.hint)
-    for note in made.notes:
-        console.prose(f"note: {note}")
-    good = len(made.hosts) - len(made.quarantined)
-    counted = f"{good} of {len(made.hosts)} hosts are good" if made.found else f"all {len(made.hosts)} hosts are good"
-    console.say(f"{counted} ({made.rounds} rounds, {len(made.pairs)} pairs, {made.seconds:.0f} s)")
