@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from provision.base import terminal
-from provision.base.errors import ProvisionError, UsageError
+from provision.base import pages, terminal
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.doctor.certify import page
 from provision.doctor.certify.certification import certify as certified
@@ -43,9 +41,8 @@ def certify(
     inventory = inventory_of(hosts, limit)
     if quarantine is not None and quarantine.exists():
         listed(quarantine)  # a file of something else is an error before hosts are measured
-    for path, option in ((out, "-o"), (quarantine, "--quarantine")):
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise UsageError("no file can be written there", where=str(path.absolute().parent), hint=f"name another place: {option} FILE")
+    pages.check_folder(out, "-o")
+    pages.check_folder(quarantine, "--quarantine")
     with progress.make() as shown, Session(inventory, shown, passwords, command="provision certify") as session:
         made = certified(session)
         session.record.exit_code = 0 if made.ok else 1
@@ -65,9 +62,6 @@ def certify(
         unfit = {host: host in made.quarantined for host in made.hosts}
         terminal.say(write_quarantine(quarantine, {host: bad for host, bad in unfit.items() if bad or certain}))
     if out is not None:
-        try:
-            out.write_text(page.render(made), encoding="utf-8")
-        except OSError as error:
-            raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
+        pages.write(out, page.render(made))
     if not made.ok:
         raise typer.Exit(1)

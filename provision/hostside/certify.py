@@ -12,6 +12,7 @@ connection, and a UDP socket whose port that tells. Speeds of cores are by proce
 the host does not make a core slow.
 """
 
+import contextlib
 import json
 import mmap
 import os
@@ -36,7 +37,7 @@ CORE_S, DEVICE_S, MAX_CORES = 0.4, 3.0, 1024
 CORE = struct.Struct("dqq")  # speed, wrong, made
 COPIED, GPU_COPIED = 32 << 20, 1 << 28  # bytes: more than caches hold
 PINGS, BIG_PINGS, GAP_S, LOST_S = 500, 10, 0.01, 2.0  # after the gap another ping is sent, after that time the last one is lost
-FLOOD_S, WARM_S, BLOCK = 1.0, 0.3, 1 << 16  # of one direction, whose begin does not count
+FLOOD_S, BLOCK = 1.0, 1 << 16  # of one direction; bytes
 CONNECT_S, STALL_S = 4, 15
 MTU_DISCOVER, PROBE, HEADERS = 10, 3, 28  # of IPv4: do not fragment, and do not ask what is known of the path
 
@@ -163,25 +164,24 @@ def host(order):
 
 
 def flood(link):
-    end, block = time.monotonic() + FLOOD_S, bytes(BLOCK)
-    while time.monotonic() < end:
-        link.sendall(block)
+    """Mbit/s until the other side has all that is sent for a while, of which the last block is marked."""
+    begin, count = time.monotonic(), 0
+    while time.monotonic() - begin < FLOOD_S:
+        link.sendall(bytes(BLOCK))
+        count += BLOCK
     link.sendall(b"\1" * BLOCK)
+    receive(link, 1)
+    return 8e-6 * count / (time.monotonic() - begin)
 
 
 def drain(link):
-    """Mbit/s of what arrives until the last block; the begin does not count."""
-    buffer, count, counted, begin, started = bytearray(BLOCK), 0, 0, None, time.monotonic()
+    buffer, count = bytearray(BLOCK), 0
     while not count or count % BLOCK or not buffer[got - 1]:
-        got, now = link.recv_into(buffer), time.monotonic()
+        got = link.recv_into(buffer)
         if not got:
             raise OSError("closed")
         count += got
-        if begin is not None:
-            counted, last = counted + got, now
-        elif now - started > WARM_S:
-            begin = now
-    return 8e-6 * counted / max(last - begin, 1e-6) if counted else 0.0
+    link.sendall(b"\1")
 
 
 def datagrams(order):
@@ -194,12 +194,10 @@ def datagrams(order):
 
 def echo(link, token):
     while True:
-        try:
+        with contextlib.suppress(OSError):  # too long for this side
             data, sender = link.recvfrom(1 << 16)
             if data[:16] == token:
                 link.sendto(data, sender)
-        except OSError:  # too long for this side
-            continue
 
 
 def answer(order):
@@ -210,19 +208,15 @@ def answer(order):
         listening.settimeout(order["wait"])
         while True:
             link, _ = listening.accept()
-            with link:
-                try:
-                    link.settimeout(CONNECT_S)
-                    if caller_of(order, link, [order["peer"]["name"]]) is None:
-                        continue
+            with link, contextlib.suppress(OSError):
+                link.settimeout(CONNECT_S)
+                if caller_of(order, link, [order["peer"]["name"]]) is not None:
                     link.settimeout(STALL_S)
                     link.sendall(struct.pack("!H", pings.getsockname()[1]))
                     for _ in range(receive(link, 1)[0]):
-                        link.sendall(struct.pack("!d", drain(link)))
-                        flood(link)
+                        drain(link)
+                        link.sendall(struct.pack("!d", flood(link)))
                     return {}
-                except OSError:
-                    continue
 
 
 def reached(order):
@@ -244,10 +238,8 @@ def ping(link, token, count, size):
     while len(sent) < count or (len(back) < count and time.monotonic() - sent[-1] < LOST_S):
         if len(sent) < count:
             sent.append(time.monotonic())
-            try:
+            with contextlib.suppress(OSError):  # longer than this side's MTU, or refused
                 link.send(token + struct.pack("!I", len(sent) - 1) + padding)
-            except OSError:  # longer than this side's MTU, or refused
-                pass
         try:
             data = link.recv(1 << 16) if select.select([link], [], [], GAP_S)[0] else b""
         except OSError:
@@ -272,9 +264,9 @@ def measure(order):
         times = order["times"] if 2 * big_lost <= BIG_PINGS else 0  # TCP would wait for packets that never arrive
         link.sendall(bytes([times]))
         for _ in range(times):
-            flood(link)
-            up = max(up, struct.unpack("!d", receive(link, 8))[0])
-            down = max(down, drain(link))
+            up = max(up, flood(link))
+            drain(link)
+            down = max(down, struct.unpack("!d", receive(link, 8))[0])
     found = {"latency_us": latency, "sent": PINGS, "lost": lost, "big_sent": BIG_PINGS, "big_lost": big_lost}
     return dict(found, up_mbps=up, down_mbps=down)
 

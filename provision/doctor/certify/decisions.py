@@ -178,8 +178,10 @@ def _culprits(measured: Sequence[_Measured], bad: Collection[_Measured]) -> Iter
     links = dict[_Hosts, list[_Measured]]()
     for each in measured:
         links.setdefault(each.hosts, []).append(each)
-    of, bad_of = Counter([host for each in measured for host in each.hosts]), Counter([host for each in bad for host in each.hosts])
-    if len(of) > 2 and all(2 * (len(bad) - bad_of[host]) > len(measured) - of[host] for host in ("", *of)):
+    surplus = Counter(dict.fromkeys(("", *(host for link in links for host in link)), 2 * len(bad) - len(measured)))  # without a host
+    for each in measured:
+        surplus.subtract(dict.fromkeys(each.hosts, 2 * (each in bad) - 1))
+    if len(surplus) > 3 and min(surplus.values()) > 0:
         yield (), [each for each in measured if each in bad]
         return
     suspects = {link: those for link, those in links.items() if all(each in bad for each in those)}
@@ -189,7 +191,8 @@ def _culprits(measured: Sequence[_Measured], bad: Collection[_Measured]) -> Iter
         if not worst or hit[worst] < _SHARE_BAD * met[worst]:
             break
         yield (worst,), [each for link in suspects if worst in link for each in suspects[link]]
-        links, suspects = ({link: each for link, each in those.items() if worst not in link} for those in (links, suspects))
+        links = {link: those for link, those in links.items() if worst not in link}
+        suspects = {link: those for link, those in suspects.items() if worst not in link}
     yield from suspects.items()
 
 

@@ -7,8 +7,6 @@ import secrets
 import shlex
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.doctor.certify import decisions
@@ -16,7 +14,7 @@ from provision.doctor.certify.decisions import Round, State
 from provision.doctor.certify.model import HostMeasured, Pair, PairMeasured
 from provision.remote import ssh
 from provision.remote.session import Session
-from provision.survey import parse_output
+from provision.survey import parse_answer
 
 _BEGIN = "===PROVISION-CERTIFY-BEGIN==="  # as hostside/certify.py writes it
 _PORTS = range(32768, 60999)  # as doctor/reachability.py
@@ -74,9 +72,7 @@ def orders(state: State, planned: Round) -> dict[str, dict[str, object]]:
 def _read(model: type[_Measured], answer: ssh.Answer) -> _Measured:
     """A host's answer, or why there is none."""
     try:
-        return model.model_validate_json(json.dumps(parse_output(answer.out, mark=_BEGIN, what="the measurement")))
-    except ValidationError:
-        why = "the measurement gave an invalid answer"
+        return parse_answer(model, answer.out, _BEGIN, "the measurement")
     except ProvisionError as error:
         why = error.what if answer.code == 0 else f"the measurement did not end: {answer.error}"
     return model(error=why[:_WHY])

@@ -439,7 +439,7 @@ def test_the_list_is_written_before_a_page_that_cannot_be(tmp_path: Path, monkey
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
     guilty = Problem("error", "1 Mbit/s", id="slow-network", host="b")
     monkeypatch.setattr(command, "certified", lambda _session: certificate(found=(guilty,), quarantined=("b",)))
-    monkeypatch.setattr(page, "render", lambda _made: os.open(tmp_path, os.O_WRONLY))  # an OSError, as of a full disk
+    (tmp_path / "page.html").symlink_to("/dev/full")
     file = tmp_path / "quarantine"
     done = CliRunner().invoke(app, ["certify", "a,b", "--quarantine", str(file), "-o", str(tmp_path / "page.html")])
     assert isinstance(done.exception, ProvisionError)
