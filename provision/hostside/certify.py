@@ -23,7 +23,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -192,18 +191,9 @@ def datagrams(order):
     return link, proof(order["key"], "ping", "", "")[:16]
 
 
-def echo(link, token):
-    while True:
-        with contextlib.suppress(OSError):  # too long for this side
-            data, sender = link.recvfrom(1 << 16)
-            if data[:16] == token:
-                link.sendto(data, sender)
-
-
 def answer(order):
     """Answer the peer, which calls again where a call was lost."""
     pings, token = datagrams(order)
-    threading.Thread(target=echo, args=(pings, token), daemon=True).start()
     with listen(order) as listening:
         listening.settimeout(order["wait"])
         while True:
@@ -213,6 +203,11 @@ def answer(order):
                 if caller_of(order, link, [order["peer"]["name"]]) is not None:
                     link.settimeout(STALL_S)
                     link.sendall(struct.pack("!H", pings.getsockname()[1]))
+                    while link not in select.select([link, pings], [], [])[0]:
+                        with contextlib.suppress(OSError):  # too long for this side
+                            data, sender = pings.recvfrom(1 << 16)
+                            if data[:16] == token:
+                                pings.sendto(data, sender)
                     for _ in range(receive(link, 1)[0]):
                         drain(link)
                         link.sendall(struct.pack("!d", flood(link)))

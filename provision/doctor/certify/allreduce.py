@@ -55,8 +55,9 @@ def measure(session: Session, facts: Mapping[str, Facts]) -> tuple[list[Group], 
         what = jobs.no_report(result, job, log)
     except ValueError:
         what = "the job's report is invalid"
-    host = jobs.name_of(result.verdict.host, job) if result.verdict is not None and result.verdict.kind in _OF_A_HOST else None
-    return [], [Problem("error", what, f"read {log}", "allreduce-failed", host if host in names else None, host or "cluster")]
+    name = jobs.name_of(result.verdict.host, job) if result.verdict is not None and result.verdict.kind in _OF_A_HOST else None
+    host = name if name in names else None
+    return [], [Problem("error", what, f"read {log}", id="allreduce-failed", host=host, where=host or "cluster")]
 
 
 def _groups(report: object, names: Sequence[str]) -> list[Group]:

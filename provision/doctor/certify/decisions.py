@@ -175,7 +175,7 @@ def _usual(pairs: Sequence[Pair], figure: str, best: Callable[..., float]) -> fl
 def _culprits(measured: Sequence[_Measured], bad: Collection[_Measured]) -> Iterator[tuple[_Hosts, list[_Measured]]]:
     """Who explains bad measurements of pairs, and with which of them: a host that is bad with most of its partners, or a link that was
     always bad; none of them where most measurements are bad, whichever host is left out."""
-    links = dict[_Hosts, list[_Measured]]()
+    links: dict[_Hosts, list[_Measured]] = {}
     for each in measured:
         links.setdefault(each.hosts, []).append(each)
     surplus = Counter(dict.fromkeys(("", *(host for link in links for host in link)), 2 * len(bad) - len(measured)))  # without a host
@@ -218,7 +218,7 @@ def findings(state: State) -> list[Problem]:
 def _problem(id: str, culprit: _Hosts, what: str, found: Sequence[Problem] = ()) -> Problem:
     """Of a link, ``host`` is the end that is already to be left out because of what was found, else the second one."""
     host = next((host for host in culprit if any(host == each.host for each in found)), culprit[-1] if culprit else None)
-    return Problem("error", what, _HINTS[id], id, host, " – ".join(culprit) or "cluster")
+    return Problem("error", what, _HINTS[id], id=id, host=host, where=" – ".join(culprit) or "cluster")
 
 
 def _of_hosts(state: State) -> Iterator[Problem]:

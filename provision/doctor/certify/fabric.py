@@ -24,14 +24,14 @@ def unused(facts: Mapping[str, Facts], targets: Mapping[str, Target], catalog: C
         if len(with_it) > max(1, len(without)):
             for host in without:
                 what = f"no port of {name} is active, where {len(with_it)} other hosts have one: with it every job falls back to TCP"
-                yield Problem("error", what, "ibstat; check cable, port and subnet manager", "fabric-down", host, host)
+                yield Problem("error", what, "ibstat; check cable, port and subnet manager", id="fabric-down", host=host, where=host)
         reasons = defaultdict[tuple[str, str], list[str]](list)
         for host in with_it if len(facts) > 1 else ():
             for reason in _reasons(facts[host], kind, name, targets[host].interface):
                 reasons[reason].append(host)
         for (why, hint), hosts in reasons.items():
             what = f"{joined(hosts)}: {name} is up and not used: {why}"
-            yield Problem("error", what, hint, "fabric-not-used", where="cluster")
+            yield Problem("error", what, hint, id="fabric-not-used", where="cluster")
 
 
 def _reasons(found: Facts, kind: str, name: str, interface: str) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from invented_hosts import changed, host
+from invented_hosts import FAULTS, changed, host
 from typer.testing import CliRunner
 
 from provision.base import resources
@@ -36,17 +36,6 @@ from provision.doctor.certify.model import Pair as Measured
 from provision.remote import ssh
 from provision.survey import collect
 from provision.survey.model import Amd, AmdGpu
-
-KINDS = ("slow", "loss", "mtu", "port-mtu", "core", "flips")
-IDS = {
-    "slow": "slow-network",
-    "late": "high-latency",
-    "loss": "packet-loss",
-    "mtu": "mtu-differs",
-    "port-mtu": "path-mtu",
-    "core": "slow-core",
-    "flips": "wrong-sums",
-}
 
 
 class Cluster:
@@ -127,9 +116,9 @@ def test_faults_are_found_and_no_other_host_is_accused(faulty: int) -> None:
     planted = missed = 0
     for seed in range(60):
         chosen = random.Random(seed)
-        faults = {host: chosen.choice(KINDS) for host in chosen.sample([f"node{n}" for n in range(1, 65)], faulty)}
+        faults = {host: chosen.choice(list(FAULTS)) for host in chosen.sample([f"node{n}" for n in range(1, 65)], faulty)}
         state = Cluster(64, seed, faults).certify()
-        found, expected = accused(decisions.findings(state)), {(host, IDS[kind]) for host, kind in faults.items()}
+        found, expected = accused(decisions.findings(state)), {(host, FAULTS[kind]) for host, kind in faults.items()}
         assert found <= expected, (seed, faults)
         planted, missed = planted + len(expected), missed + len(expected - found)
         assert state.rounds <= 6 + 3
@@ -159,7 +148,7 @@ def test_where_most_pairs_are_bad_no_host_is_accused() -> None:
 def test_a_bad_host_of_a_few_is_named(kind: str, count: int) -> None:
     for seed in range(20):
         found = decisions.findings(Exact(count, seed, {"node2": kind}).certify())
-        assert accused(found) == {("node2", "no-connection" if kind == "cut" else IDS.get(kind, kind))}, seed
+        assert accused(found) == {("node2", {**FAULTS, "cut": "no-connection", "late": "high-latency"}[kind])}, seed
 
 
 def test_two_dead_hosts_of_eight_are_named_and_what_was_bad_once_is_nothing() -> None:
