@@ -151,6 +151,16 @@ def test_a_bad_host_of_a_few_is_named(kind: str, count: int) -> None:
         assert accused(found) == {("node2", {**FAULTS, "cut": "no-connection", "late": "high-latency"}[kind])}, seed
 
 
+def test_hosts_that_are_lost_take_no_rounds() -> None:
+    state = State(targets(*"abcdefghi"), measured={name: [HostMeasured()] for name in "acegi"}, rounds=1)
+    assert state.planned == 1 + 5  # all pairs of five hosts, in place of log2(9)
+    state.rounds = 2
+    planned = decisions.next_round(state)
+    assert planned is not None
+    assert len(planned.pairs) == 2
+    assert set(itertools.chain(*planned.pairs)) <= set("acegi")
+
+
 def test_two_dead_hosts_of_eight_are_named_and_what_was_bad_once_is_nothing() -> None:
     for seed in range(20):
         found = decisions.findings(Exact(8, seed, {"node1": "cut", "node2": "cut"}).certify())
