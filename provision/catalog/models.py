@@ -913,8 +913,8 @@ class ExpectedProduct(Model):
 class Products(Sourced):
     """Figure → share below which it is low: of a GPU's peak; of what most cores and hosts have."""
 
-    peak_shares: dict[str, float]
-    usual_shares: dict[str, float]
+    peak_shares: dict[Literal["tf32_tflops", "memory_gbs", "pcie_gbs"], float]
+    usual_shares: dict[Literal["core", "copied_gbs"], float]
     expected: tuple[ExpectedProduct, ...]
 
 

@@ -90,7 +90,7 @@ def next_round(state: State) -> Round | None:
     """What to measure next; None when everything is decided."""
     if state.rounds == 0:
         return Round(tuple(state.hosts), ())
-    if state.rounds < state.planned:
+    if state.measured and state.rounds < state.planned:
         return Round((), tuple(_tournament(state)))
     if state.rounds >= state.planned + EXTRA_ROUNDS:
         return None
@@ -232,13 +232,13 @@ def _of_hosts(state: State) -> Iterator[Problem]:
                 yield _problem("gpu-failed", (host,), f"{name} ({part.kind}): {part.error}")
             for figure, value in figures.items():
                 best[figure, part.kind][host, name] = max(value, best[figure, part.kind].get((host, name), 0.0))
-    peaks = {each.gpu: each.model_dump() for each in health.products.expected}
-    peak_shares, usual_shares = health.products.peak_shares, health.products.usual_shares
+    products, others = health.products.model_dump(), health.limits.slowest_gpu_share
+    peaks = {each["gpu"]: each for each in products["expected"]}
     for (figure, kind), values in best.items():
         ran, (id, unit) = [value for value in values.values() if value], _LOW[figure]
         usual = median(ran) if len(ran) >= _ENOUGH else 0.0
-        peak = peak_shares.get(figure, 0.0) * peaks.get(kind, {}).get(figure, 0.0)
-        least = max(peak, usual * usual_shares.get(figure, health.limits.slowest_gpu_share))
+        peak = products["peak_shares"].get(figure, 0.0) * peaks.get(kind, {}).get(figure, 0.0)
+        least = max(peak, usual * products["usual_shares"].get(figure, others))
         for (host, name), value in values.items():
             if figure == "core" and not value:
                 yield _problem("core-failed", (host,), f"{name} gave no result")

@@ -47,18 +47,14 @@ def rounds(session: Session, state: State) -> None:
 
 
 def _seconds(planned: Round) -> float:
-    return (
-        _WAIT_S + _PER_HOST_S * min(sum(map(len, (planned.hosts, *planned.pairs))), ssh.PARALLEL) + (_HOST_S if planned.hosts else _PAIR_S)
-    )
+    busy = min(sum(map(len, (planned.hosts, *planned.pairs))), ssh.PARALLEL)
+    return _WAIT_S + _PER_HOST_S * busy + (_HOST_S if planned.hosts else _PAIR_S)
 
 
 def orders(state: State, planned: Round) -> dict[str, dict[str, object]]:
     """Host → its order; who does not know the key of its pair and round is not answered."""
-    bounds = {
-        "seconds": _seconds(planned),
-        "wait": _seconds(planned) - _PAIR_S,
-        "times": 1 if state.rounds <= state.planned else _TIMES_AGAIN,
-    }
+    seconds, times = _seconds(planned), 1 if state.rounds <= state.planned else _TIMES_AGAIN
+    bounds = {"seconds": seconds, "wait": seconds - _PAIR_S, "times": times}
     made: dict[str, dict[str, object]] = {name: {"task": "host", "torch": state.hosts[name].torch, **bounds} for name in planned.hosts}
     for pair in planned.pairs:
         key, ports = secrets.token_hex(32), secrets.SystemRandom().sample(_PORTS, 3)

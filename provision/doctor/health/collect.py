@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from provision.base import resources
 from provision.base.errors import ProvisionError
 from provision.doctor import host_scripts
@@ -61,6 +63,8 @@ def parse(output: str, request: HealthRequest) -> Health:
     """The health in a host's output; one in which nothing is readable for another answer."""
     try:
         return parsers.health(parse_answer(HostAnswer, output, _BEGIN, "the check of GPUs"), request.tests)
+    except ValidationError:
+        return _nothing("the check of GPUs gave an invalid answer")
     except ProvisionError as error:
         return _nothing(error.what)
 

@@ -159,6 +159,7 @@ def test_hosts_that_are_lost_take_no_rounds() -> None:
     assert planned is not None
     assert len(planned.pairs) == 2
     assert set(itertools.chain(*planned.pairs)) <= set("acegi")
+    assert decisions.next_round(State(targets("a", "b"), rounds=1)) is None  # both are lost
 
 
 def test_two_dead_hosts_of_eight_are_named_and_what_was_bad_once_is_nothing() -> None:
