@@ -17,6 +17,7 @@ from provision.doctor.certify import decisions
 from provision.doctor.certify.model import Group
 from provision.hostside import certify_allreduce
 from provision.launch import jobs, launchers
+from provision.plan.model import Plan
 from provision.remote.session import Session
 from provision.survey import Facts, installed
 
@@ -30,17 +31,17 @@ class _Report(Answer):
     groups: tuple[tuple[Annotated[float, Field(gt=0, lt=1e13)], Annotated[int, Field(ge=0, lt=1 << 40)]], ...]
 
 
-def measure(session: Session, facts: Mapping[str, Facts]) -> tuple[list[Group], list[Problem]]:
-    """The groups of these hosts, and what is wrong with them.
-
-    Raises:
-        ProvisionError: they cannot run a job.
-    """
+def plan(session: Session, facts: Mapping[str, Facts]) -> Plan:
+    """What is installed on these hosts. Raises ProvisionError where they cannot run a job together."""
     if bare := [name for name, each in facts.items() if not each.installed.was_completed]:
         raise ProvisionError(f"the engine is not installed on {joined(bare)}: provision up")
     if len(facts) < 2:
         raise ProvisionError("fewer than two hosts are left")
-    plan = installed.plan(session.inventory, facts)
+    return installed.plan(session.inventory, facts)
+
+
+def measure(session: Session, plan: Plan) -> tuple[list[Group], list[Problem]]:
+    """The groups of these hosts, and what is wrong with them."""
     names, log = list(plan.hosts), session.folder / "certify.log"
     command = ("python", "-c", resources.script("certify_allreduce.py"), "{job}/report.json")
     options = launchers.RunOptions(command, environment={launchers.THREADS: "1"}, report="report.json", start_timeout=_START_S)

@@ -41,10 +41,12 @@ def certify(session: Session) -> Certificate:
     found = [*decisions.findings(state), *fabric.unused(answered, state.hosts, session.catalog)]
     guilty = _guilty(found)
     try:
-        groups, of_groups = allreduce.measure(session, {name: each for name, each in answered.items() if name not in guilty})
-        found += of_groups
+        plan = allreduce.plan(session, {name: each for name, each in answered.items() if name not in guilty})
     except ProvisionError as error:
-        notes.append(f"no allreduce was measured: {error}")
+        notes.append(f"no allreduce was measured: {next(iter(error.parts()))[0]}")
+    else:
+        groups, of_groups = allreduce.measure(session, plan)
+        found += of_groups
     if bare := [name for name, facts in answered.items() if facts.gpus and not state.measured[name][-1].devices]:
         notes.append(f"GPUs were not measured, because PyTorch for them is not installed: {joined(bare)}")
     if others := [name for name, facts in answered.items() if amd.has_gpu(facts, session.catalog)]:

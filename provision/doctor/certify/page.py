@@ -16,7 +16,10 @@ def render(made: Certificate) -> str:
             "made": sum(part.made for part in (*each.cores, *each.devices)),
             "wrong": sum(part.wrong for part in (*each.cores, *each.devices)),
             "copied_gbs": each.memory_gbs,
-            "GPUs": "; ".join(f"{gpu.kind}: {gpu.speed / 1e3:.4g} TFLOPS, {gpu.memory_gbs:.4g} GB/s" for gpu in each.devices),
+            "GPUs": "; ".join(
+                f"{gpu.kind}: {gpu.speed / 1e3:.4g} TFLOPS; GB/s: {gpu.memory_gbs:.4g}, to it {gpu.to_gbs:.4g}, from it {gpu.from_gbs:.4g}"
+                for gpu in each.devices
+            ),
         }
         for name, each in made.measured.items()
     ]
