@@ -25,6 +25,16 @@ TOOLKITS = {
     "nvcc": None,
 }
 
+#: Faults of hosts that tests of certify plant → what it calls them.
+FAULTS = {
+    "slow": "slow-network",
+    "loss": "packet-loss",
+    "mtu": "mtu-differs",
+    "port-mtu": "path-mtu",
+    "core": "slow-core",
+    "flips": "wrong-sums",
+}
+
 
 def host(
     address: str = "10.0.0.1",

@@ -911,13 +911,10 @@ class ExpectedProduct(Model):
 
 
 class Products(Sourced):
-    """The first three shares are of a GPU's peak, the others of what most cores and hosts have."""
+    """Figure → share below which it is low: of a GPU's peak; of what most cores and hosts have."""
 
-    product_share: float
-    memory_share: float
-    pcie_share: float
-    slow_core_share: float
-    slow_memory_share: float
+    peak_shares: dict[Literal["tf32_tflops", "memory_gbs", "pcie_gbs"], float]
+    usual_shares: dict[Literal["core", "copied_gbs"], float]
     expected: tuple[ExpectedProduct, ...]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from provision.base import terminal
-from provision.base.errors import ProvisionError, UsageError
+from provision.base import pages, terminal
+from provision.base.errors import UsageError
 from provision.base.validation import MAX_COUNT
 from provision.bench import charts, measurement, page, results
 from provision.bench.measurement import BenchOptions
@@ -51,16 +50,12 @@ def bench(
     earlier = results.history(inventory)
     for line in earlier.unreadable:
         terminal.say(line)
-    if not os.access(out.absolute().parent, os.W_OK):  # before the hosts have worked for it
-        raise UsageError("the page cannot be written there", where=str(out.absolute().parent), hint="name another place: -o FILE")
+    pages.check_folder(out, "-o")
     with progress.make() as shown:
         measurements, ended = measurement.measure(inventory, options, shown, passwords)
     comparison = results.compare_with_last(earlier.runs, measurements)
     results.keep(inventory, measurements)
-    try:
-        out.write_text(page.render(measurements, comparison), encoding="utf-8")
-    except OSError as error:
-        raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
+    pages.write(out, page.render(measurements, comparison))
     if json_:
         changes = [change._asdict() for change in comparison.changes] if comparison else []
         terminal.print_json({**measurements.model_dump(by_alias=True), "changes": changes})

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from provision.base import terminal
-from provision.base.errors import ProvisionError, UsageError
+from provision.base import pages, terminal
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.doctor.certify import page
 from provision.doctor.certify.certification import certify as certified
-from provision.doctor.certify.model import Certificate
-from provision.doctor.health.verdict import Verdict, write_quarantine
+from provision.doctor.health.verdict import write_quarantine
 from provision.inventory import listed
 from provision.remote import progress
 from provision.remote.session import Session
@@ -44,9 +41,8 @@ def certify(
     inventory = inventory_of(hosts, limit)
     if quarantine is not None and quarantine.exists():
         listed(quarantine)  # a file of something else is an error before hosts are measured
-    for path, option in ((out, "-o"), (quarantine, "--quarantine")):
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise UsageError("no file can be written there", where=str(path.absolute().parent), hint=f"name another place: {option} FILE")
+    pages.check_folder(out, "-o")
+    pages.check_folder(quarantine, "--quarantine")
     with progress.make() as shown, Session(inventory, shown, passwords, command="provision certify") as session:
         made = certified(session)
         session.record.exit_code = 0 if made.ok else 1
@@ -54,27 +50,18 @@ def certify(
     if json_:
         terminal.print_json(made.model_dump(by_alias=True, mode="json"))
     else:
-        _print(made)
+        console, good = terminal.out(), len(made.hosts) - len(made.quarantined)
+        for each in made.found:
+            console.say(f"error: {each.where}: {each.what} [{each.id}]", hint=each.hint)
+        for note in made.notes:
+            console.prose(f"note: {note}")
+        measured = f"{made.rounds} rounds, {len(made.pairs)} pairs, {made.seconds:.0f} s"
+        console.say(f"{good} of {len(made.hosts)} hosts are good ({measured})")
     if quarantine is not None:
-        bad, certain = set(made.quarantined), all(each.host or each.link for each in made.found)  # whether others are known to be good
-        judged = [Verdict(host, "unfit" if host in bad else "healthy", "") for host in made.hosts if host in bad or certain]
-        names = write_quarantine(quarantine, judged)
-        terminal.say(f"{len(names)} host{'s' * (len(names) != 1)} listed in {quarantine}; to leave them out: --limit '!@{quarantine}'")
+        certain = all(each.host for each in made.found)  # whether others are known to be good
+        unfit = {host: host in made.quarantined for host in made.hosts}
+        terminal.say(write_quarantine(quarantine, {host: bad for host, bad in unfit.items() if bad or certain}))
     if out is not None:
-        try:
-            out.write_text(page.render(made), encoding="utf-8")
-        except OSError as error:
-            raise ProvisionError(f"the page cannot be written: {error.strerror}", where=str(out), hint="name another: -o FILE") from error
+        pages.write(out, page.render(made))
     if not made.ok:
         raise typer.Exit(1)
-
-
-def _print(made: Certificate) -> None:
-    console = terminal.out()
-    for each in made.found:
-        console.say(f"error: {each.where}: {each.what} [{each.id}]", hint=each.hint)
-    for note in made.notes:
-        console.prose(f"note: {note}")
-    good = len(made.hosts) - len(made.quarantined)
-    counted = f"{good} of {len(made.hosts)} hosts are good" if made.found else f"all {len(made.hosts)} hosts are good"
-    console.say(f"{counted} ({made.rounds} rounds, {len(made.pairs)} pairs, {made.seconds:.0f} s)")

@@ -229,10 +229,7 @@ def _verdicts(examination: Examination, gpu: _GpuOptions) -> list[Verdict]:
         return []
     made = examination.verdicts
     if gpu.quarantine is not None:
-        unfit = write_quarantine(gpu.quarantine, made)
-        kept = len(set(unfit) - {verdict.host for verdict in made})
-        counted = f"{len(unfit)} unfit host{'s' * (len(unfit) != 1)}{f' ({kept} of them not examined now)' if kept else ''}"
-        terminal.say(f"{counted} listed in {gpu.quarantine}; to leave them out: --limit '!@{gpu.quarantine}'")
+        terminal.say(write_quarantine(gpu.quarantine, {verdict.host: verdict.word == "unfit" for verdict in made}))
     return made
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from pydantic import TypeAdapter, ValidationError
-
 from provision.base.errors import ProvisionError
 from provision.base.problems import Problem
 from provision.doctor import host_scripts
 from provision.doctor.checks import Reachability
 from provision.inventory import Host
 from provision.remote.session import Session
-from provision.survey import Facts, parse_output
+from provision.survey import Facts, parse_answer
 
 GROUP = 50  # hosts that try to reach each other; of more, each tries those of its own fifty
 _BEGIN = "===PROVISION-REACH-BEGIN==="  # as hostside/reach.py writes it
@@ -89,8 +87,4 @@ def orders(group: Sequence[Host], known: Mapping[str, Facts]) -> Mapping[str, Ma
 
 def parse(output: str) -> Reachability:
     """The answer in a host's output. Raises ProvisionError when there is none."""
-    document = parse_output(output, mark=_BEGIN, what="the check of connections")
-    try:
-        return TypeAdapter(Reachability).validate_python(document)
-    except ValidationError as error:
-        raise ProvisionError("the check of connections gave an invalid answer") from error
+    return parse_answer(Reachability, output, _BEGIN, "the check of connections")

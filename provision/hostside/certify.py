@@ -3,42 +3,42 @@
 Python 3.6+, standard library only, and for GPUs PyTorch where the Python that runs this has it. The order is JSON on standard input, with
 ``seconds`` after which the kernel ends the process, ``times``, how long or often is measured, as the best counts, and one of::
 
-    {"task": "host", "address": …, "torch": bool}
-    {"task": "pair", "call": bool, "key": hex, "me": name, "peer": name, "address": …, "peer_address": …, "ports": [n, …], "mtu": n,
+    {"task": "host", "torch": bool}
+    {"task": "pair", "call": bool, "key": hex, "me": name, "address": …, "ports": [n, …], "peer": {"name": …, "address": …}, "mtu": n,
      "wait": s}
 
-It prints what `HostMeasured` and `PairMeasured` of `doctor/certify/model.py` read; of a pair the side that calls measures. Speeds of
-cores are by processor time, of the best of many samples: what else runs on the host does not make a core slow.
+It prints what `HostMeasured` and `PairMeasured` of `doctor/certify/model.py` read; of a pair the side that calls measures, over one TCP
+connection, and a UDP socket whose port that tells. Speeds of cores are by processor time, of the best of many samples: what else runs on
+the host does not make a core slow.
 """
 
-import fcntl
+import contextlib
 import json
+import mmap
 import os
 import platform
+import re
 import select
 import signal
 import socket
 import struct
 import sys
-import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from operator import mul
 
-from .proof import proof, receive
+from .proof import call, caller_of, listen, proof, receive
 
 BEGIN, END = "===PROVISION-CERTIFY-BEGIN===", "===END==="
 SIZE, CHECKSUM = 40, 2434074165  # of the matrices that Python multiplies; crc32 of their product
 CORE_S, DEVICE_S, MAX_CORES = 0.4, 3.0, 1024
-UNKNOWN = "unknown"  # model of a GPU that does not start
+CORE = struct.Struct("dqq")  # speed, wrong, made
 COPIED, GPU_COPIED = 32 << 20, 1 << 28  # bytes: more than caches hold
-PINGS, BIG_PINGS, IN_FLIGHT = 500, 10, 8
-LATE_S, LOST_S = 0.1, 2.0  # after which another ping is sent, and the last one is lost
-FLOOD_S, WARM_S, STALL_S, BLOCK = 1.0, 0.3, 6, 1 << 18  # of one direction, whose begin does not count
-SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
-# Family → level and number of its MTU_DISCOVER, bytes of its headers. PROBE: do not fragment, and do not ask what is known of the path.
-DISCOVER, PROBE = {socket.AF_INET: (socket.IPPROTO_IP, 10, 28), socket.AF_INET6: (socket.IPPROTO_IPV6, 23, 48)}, 3
+PINGS, BIG_PINGS, GAP_S, LOST_S = 500, 10, 0.01, 2.0  # after the gap another ping is sent, after that time the last one is lost
+FLOOD_S, BLOCK = 1.0, 1 << 16  # of one direction; bytes
+CONNECT_S, STALL_S = 4, 15
+MTU_DISCOVER, PROBE, HEADERS = 10, 3, 28  # of IPv4: do not fragment, and do not ask what is known of the path
 
 
 def processor_time():
@@ -53,103 +53,96 @@ def read(path):
         return ""
 
 
-def matrices():
-    numbers = [(7 * at * at + 13 * at) % 2039 for at in range(2 * SIZE * SIZE)]
-    rows = [numbers[at : at + SIZE] for at in range(0, 2 * SIZE * SIZE, SIZE)]
-    return rows[:SIZE], rows[SIZE:]  # the second one by its columns
-
-
 def product():
     """The checksum of a product of whole numbers: every Python has the same."""
-    left, right = matrices()
-    return zlib.crc32(repr([[sum(map(mul, row, column)) for column in right] for row in left]).encode())
+    numbers = [(7 * at * at + 13 * at) % 2039 for at in range(2 * SIZE * SIZE)]
+    rows = [numbers[at : at + SIZE] for at in range(0, 2 * SIZE * SIZE, SIZE)]  # the second matrix by its columns
+    return zlib.crc32(repr([[sum(map(mul, row, column)) for column in rows[SIZE:]] for row in rows[:SIZE]]).encode())
 
 
 def core_speed(core, seconds):
-    """Products of one core per second of its time, and how many were wrong."""
+    """Products of one core per second of its time, how many were wrong, and how many there were."""
     os.sched_setaffinity(0, {core})
     best, wrong, made, end = 1e9, 0, 0, processor_time() + seconds
     while processor_time() < end or made < 5:
         begin = processor_time()
         wrong += product() != CHECKSUM
         made, best = made + 1, min(best, processor_time() - begin)
-    return {"speed": 1 / max(best, 1e-9), "wrong": wrong, "made": made}
+    return 1 / max(best, 1e-9), wrong, made
 
 
 def core_speeds(seconds):
-    """All cores at the same time, in a process each."""
-    running = []
-    for core in sorted(os.sched_getaffinity(0))[:MAX_CORES]:
-        source, sink = os.pipe()
-        if not os.fork():
+    """All cores at the same time, in a process each; zeros of one whose process cannot start, or is ended."""
+    cores, running = sorted(os.sched_getaffinity(0))[:MAX_CORES], []
+    figures = mmap.mmap(-1, CORE.size * len(cores))
+    for place, core in enumerate(cores):
+        try:
+            child = os.fork()
+        except OSError:  # a limit of processes
+            break
+        if not child:
             try:
-                os.write(sink, json.dumps(core_speed(core, seconds)).encode())
+                CORE.pack_into(figures, place * CORE.size, *core_speed(core, seconds))
             finally:
                 os._exit(0)
-        os.close(sink)
-        running.append((core, source))
-    for core, source in running:
-        with os.fdopen(source, "rb") as pipe:
-            found = json.loads(pipe.read().decode() or "{}")  # its process was ended, or may not run there
+        running.append(child)
+    for child in running:
+        os.waitpid(child, 0)
+    models = sorted(set(re.findall(r"(?m)^(?:model name|CPU part|cpu)[ \t]*: *(.+)$", read("/proc/cpuinfo"))))
+    for core, (speed, wrong, made) in zip(cores, CORE.iter_unpack(figures[:])):
         place = "/sys/devices/system/cpu/cpu%d/" % core
-        lines = [line.partition(":") for line in read("/proc/cpuinfo").splitlines()]
-        models = sorted({value.strip() for name, _, value in lines if name.strip() in ("model name", "CPU part", "cpu")})
         kind = [platform.machine(), read(place + "cpufreq/cpuinfo_max_freq") or read(place + "cpu_capacity"), platform.python_version()]
-        yield dict(found, core=core, kind=", ".join(kind + models)[:200])
+        yield {"core": core, "kind": ", ".join(kind + models)[:200], "speed": speed, "wrong": wrong, "made": made}
 
 
-def copy_speed(times):
-    """GB/s of a copy in memory by one core."""
-    source, target, best = memoryview(bytearray(COPIED)), memoryview(bytearray(COPIED)), 1e9
-    for _ in range(8 * times):
-        begin = processor_time()
-        target[:] = source
-        best = min(best, processor_time() - begin)
-    return COPIED / max(best, 1e-9) / 1e9
+def copy_speed(times, size, clock, copy):
+    """GB/s of the fastest copy."""
+    took = []
+    for _ in range(times):
+        begin = clock()
+        copy()
+        took.append(clock() - begin)
+    return size / max(min(took), 1e-9) / 1e9
 
 
 def torch_product(torch, device, size, seconds):
-    """Products of whole numbers, which float32 and TF32 hold exactly: the median in GFLOPS, and how many were wrong."""
+    """Products of whole numbers, which float32 and TF32 hold exactly: the median in GFLOPS, and how many were wrong (nan is)."""
     numbers = torch.Generator().manual_seed(7)
     left, right = (torch.randint(-2, 3, (size, size), generator=numbers).float() for _ in range(2))
     rows, columns = left.double() @ right.double().sum(1), left.double().sum(0) @ right.double()
     left, right = left.to(device), right.to(device)
-    wrong, nan, took, end = 0, 0, [], time.monotonic() + seconds
+    wrong, took, end = 0, [], time.monotonic() + seconds
     while time.monotonic() < end or len(took) < 5:
         begin = time.perf_counter()
         made = left @ right
         if device != "cpu":
             torch.cuda.synchronize(device)
         took.append(max(time.perf_counter() - begin, 1e-9))
-        nan += bool(torch.isnan(made).any())
         made = made.double()
         wrong += not (torch.equal(made.sum(1).cpu(), rows) and torch.equal(made.sum(0).cpu(), columns))
-    return {"speed": 2e-9 * size**3 / sorted(took)[len(took) // 2], "wrong": wrong, "nan": nan, "made": len(took)}
+    return {"speed": 2e-9 * size**3 / sorted(took)[len(took) // 2], "wrong": wrong, "made": len(took)}
 
 
 def torch_device(torch, number):
-    device, name = "cuda:%d" % number, UNKNOWN
+    device, found = "cuda:%d" % number, {"kind": "unknown"}
     torch.backends.cuda.matmul.allow_tf32 = True
 
     def copied(source, target):
-        best = 1e9
-        for _ in range(6):  # the first one is warm-up
-            torch.cuda.synchronize(device)
-            begin = time.perf_counter()
+        def copy():
             target.copy_(source, non_blocking=True)
             torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - begin)
-        return GPU_COPIED / best / 1e9
+
+        return copy_speed(6, GPU_COPIED, time.perf_counter, copy)
 
     try:
-        name = torch.cuda.get_device_name(number)
-        found = torch_product(torch, device, 8192, DEVICE_S)
+        found["kind"] = torch.cuda.get_device_name(number)
+        found.update(torch_product(torch, device, 8192, DEVICE_S))
         here, there = (torch.empty(GPU_COPIED, dtype=torch.uint8, device=device) for _ in range(2))
         pinned = torch.empty(GPU_COPIED, dtype=torch.uint8, pin_memory=True)
-        memory = 2 * copied(here, there)  # each byte is read and written
-        return dict(found, name=name, memory_gbs=memory, to_gbs=copied(pinned, here), from_gbs=copied(here, pinned))
+        found["memory_gbs"] = 2 * copied(here, there)  # each byte is read and written
+        return dict(found, to_gbs=copied(pinned, here), from_gbs=copied(here, pinned))
     except Exception as error:  # CUDA's errors are of several types
-        return {"name": name, "error": str(error)[:300]}
+        return dict(found, error=str(error)[:300])
 
 
 def torch_devices():
@@ -158,133 +151,76 @@ def torch_devices():
 
         with ThreadPoolExecutor(64) as pool:
             return list(pool.map(lambda number: torch_device(torch, number), range(torch.cuda.device_count())))
-    except ModuleNotFoundError:
-        return []
     except Exception as error:
-        return [{"name": UNKNOWN, "error": str(error)[:300]}]
-
-
-def interface_of(address):
-    """MTU and Mbit/s of the interface with this address; 0 where it is not known, the speed also where it is not of a device."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
-        for _, name in socket.if_nameindex():
-            request, place = struct.pack("256s", name.encode()[:15]), "/sys/class/net/%s/" % name
-            try:
-                if socket.inet_ntoa(fcntl.ioctl(link, SIOCGIFADDR, request)[20:24]) == address:
-                    speed = read(place + "speed") if os.path.exists(place + "device") else ""
-                    return struct.unpack("i", fcntl.ioctl(link, SIOCGIFMTU, request)[16:20])[0], int(speed) if speed.isdigit() else 0
-            except OSError:
-                continue
-    return 0, 0
+        return [] if isinstance(error, ModuleNotFoundError) else [{"kind": "unknown", "error": str(error)[:300]}]
 
 
 def host(order):
-    mtu, mbps = interface_of(order["address"])
-    found = {"mtu": mtu, "mbps": mbps, "cores": list(core_speeds(CORE_S * order["times"])), "memory_gbs": copy_speed(order["times"])}
-    return dict(found, devices=torch_devices() if order["torch"] else [])
-
-
-def bound(order, kind, port):
-    link = socket.socket(socket.AF_INET6 if ":" in order["address"] else socket.AF_INET, kind)
-    try:
-        link.bind((order["address"], port))
-        if kind == socket.SOCK_DGRAM:
-            link.setsockopt(*DISCOVER[link.family][:2], PROBE)
-    except OSError:
-        link.close()
-        raise
-    return link
-
-
-def proofs(order, what):
-    """What the side that calls proves with, and what it gets."""
-    caller, other = (order["me"], order["peer"]) if order["call"] else (order["peer"], order["me"])
-    return proof(order["key"], what, caller, other), proof(order["key"], what + " answer", other, caller)
+    source, target = memoryview(bytearray(COPIED)), memoryview(bytearray(COPIED))
+    memory = copy_speed(8 * order["times"], COPIED, processor_time, lambda: target.__setitem__(slice(None), source))
+    cores = list(core_speeds(CORE_S * order["times"]))
+    return {"cores": cores, "memory_gbs": memory, "devices": torch_devices() if order["torch"] else []}
 
 
 def flood(link):
-    end = time.monotonic() + FLOOD_S
-    while time.monotonic() < end:
+    """Mbit/s until the other side has all that is sent for a while, of which the last block is marked."""
+    begin, count = time.monotonic(), 0
+    while time.monotonic() - begin < FLOOD_S:
         link.sendall(bytes(BLOCK))
-    link.shutdown(socket.SHUT_WR)
+        count += BLOCK
+    link.sendall(b"\1" * BLOCK)
+    receive(link, 1)
+    return 8e-6 * count / (time.monotonic() - begin)
 
 
 def drain(link):
-    """Mbit/s of what arrives until the other side ends; the begin does not count."""
-    buffer, count, begin, started = bytearray(BLOCK), 0, None, time.monotonic()
-    while True:
-        got, now = link.recv_into(buffer), time.monotonic()
+    buffer, count = bytearray(BLOCK), 0
+    while not count or count % BLOCK or not buffer[got - 1]:
+        got = link.recv_into(buffer)
         if not got:
-            return 8e-6 * count / max(last - begin, 1e-6) if count else 0.0
-        if begin is not None:
-            count, last = count + got, now
-        elif now - started > WARM_S:
-            begin = now
+            raise OSError("closed")
+        count += got
+    link.sendall(b"\1")
+
+
+def datagrams(order):
+    """A UDP socket of this host, and what pings of this pair begin with."""
+    link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    link.bind((order["address"], 0))
+    link.setsockopt(socket.IPPROTO_IP, MTU_DISCOVER, PROBE)
+    return link, proof(order["key"], "ping", "", "")[:16]
 
 
 def answer(order):
-    """Answer the peer until it says that it is done."""
-    for port in order["ports"]:
-        try:
-            listening, datagrams = bound(order, socket.SOCK_STREAM, port), bound(order, socket.SOCK_DGRAM, port)
-            break
-        except OSError as error:
-            problem = error
-    else:
-        raise problem
-    token = proofs(order, "ping")[0][:16]
-
-    def echo():
+    """Answer the peer, which calls again where a call was lost."""
+    pings, token = datagrams(order)
+    with listen(order) as listening:
+        listening.settimeout(order["wait"])
         while True:
-            try:
-                data, sender = datagrams.recvfrom(1 << 16)
-                if data[:16] == token:
-                    datagrams.sendto(data, sender)
-            except OSError:  # too long for this side
-                continue
-
-    threading.Thread(target=echo, daemon=True).start()
-    listening.listen(8)
-    listening.settimeout(order["wait"])
-    steps = {proofs(order, what)[0]: (what, proofs(order, what)[1]) for what in ("begin", "up", "down", "end")}
-    what = ""
-    while what != "end":
-        link, _ = listening.accept()
-        with link:
-            link.settimeout(STALL_S)
-            try:
-                what, reply = steps.get(receive(link), ("", b""))
-                link.sendall(reply)
-                if what == "up":
-                    link.sendall(b"%.3f\n" % drain(link))
-                elif what == "down":
-                    flood(link)
-            except OSError:
-                continue
-    return {}
-
-
-def connect(order, port, what):
-    link = socket.create_connection((order["peer_address"], port), timeout=STALL_S, source_address=(order["address"], 0))
-    mine, reply = proofs(order, what)
-    try:
-        link.sendall(mine)
-        if receive(link) != reply:
-            raise OSError("another program answers")
-    except OSError:
-        link.close()
-        raise
-    return link
+            link, _ = listening.accept()
+            with link, contextlib.suppress(OSError):
+                link.settimeout(CONNECT_S)
+                if caller_of(order, link, [order["peer"]["name"]]) is not None:
+                    link.settimeout(STALL_S)
+                    link.sendall(struct.pack("!H", pings.getsockname()[1]))
+                    while link not in select.select([link, pings], [], [])[0]:
+                        with contextlib.suppress(OSError):  # too long for this side
+                            data, sender = pings.recvfrom(1 << 16)
+                            if data[:16] == token:
+                                pings.sendto(data, sender)
+                    for _ in range(receive(link, 1)[0]):
+                        drain(link)
+                        link.sendall(struct.pack("!d", flood(link)))
+                    return {}
 
 
 def reached(order):
-    """The port at which the peer answers, which may begin later."""
+    """A connection to the peer, which may begin later."""
     end, problem = time.monotonic() + order["wait"], "timed out"
     while time.monotonic() < end:
         for port in order["ports"]:
             try:
-                connect(order, port, "begin").close()
-                return port
+                return call(order, order["peer"], port, CONNECT_S)
             except OSError as error:
                 problem = error.strerror or str(error)
         time.sleep(0.1)
@@ -293,56 +229,51 @@ def reached(order):
 
 def ping(link, token, count, size):
     """(The shortest time there and back in µs, pings that were lost). One that comes late is not lost."""
-    sent, best, back, waiting, number, padding = {}, 1e12, set(), {}, 0, bytes(max(size - 20, 0))
-    last = time.monotonic()
-    while len(back) < count and (number < count or time.monotonic() - last < LOST_S):
-        now = time.monotonic()
-        waiting = {each: at for each, at in waiting.items() if now - at < LATE_S}
-        while number < count and len(waiting) < IN_FLIGHT:
-            sent[number] = waiting[number] = last = time.monotonic()
-            try:
-                link.send(token + struct.pack("!I", number) + padding)
-            except OSError:  # longer than this side's MTU, or refused
-                pass
-            number += 1
-        if select.select([link], [], [], 0.02)[0]:
-            try:
-                data, now = link.recv(1 << 16), time.monotonic()
-            except OSError:
-                continue
-            which = struct.unpack("!I", data[16:20])[0] if data[:16] == token and len(data) == 20 + len(padding) else None
-            if which in sent:
-                waiting.pop(which, None)
-                back.add(which)
-                best = min(best, 1e6 * (now - sent[which]))
-    return best if back else 0.0, count - len(back)
+    sent, best, back, padding = [], 0.0, set(), bytes(max(size - 20, 0))
+    while len(sent) < count or (len(back) < count and time.monotonic() - sent[-1] < LOST_S):
+        if len(sent) < count:
+            sent.append(time.monotonic())
+            with contextlib.suppress(OSError):  # longer than this side's MTU, or refused
+                link.send(token + struct.pack("!I", len(sent) - 1) + padding)
+        try:
+            data = link.recv(1 << 16) if select.select([link], [], [], GAP_S)[0] else b""
+        except OSError:
+            continue
+        which = struct.unpack("!I", data[16:20])[0] if data[:16] == token and len(data) == 20 + len(padding) else count
+        if which < len(sent):
+            took = 1e6 * (time.monotonic() - sent[which])
+            best = min(best or took, took)
+            back.add(which)
+    return best, count - len(back)
 
 
-def call(order):
-    port, token, up, down = reached(order), proofs(order, "ping")[0][:16], 0.0, 0.0
-    with bound(order, socket.SOCK_DGRAM, 0) as link:
-        link.connect((order["peer_address"], port))
-        latency, lost = ping(link, token, PINGS, 64)
-        _, big_lost = ping(link, token, BIG_PINGS, order["mtu"] - DISCOVER[link.family][2])
-    for _ in range(order["times"] if 2 * big_lost < BIG_PINGS else 0):  # TCP would wait for packets that never arrive
-        with connect(order, port, "up") as link:
-            flood(link)
-            up = max(up, float(link.makefile().readline(32) or 0))
-        with connect(order, port, "down") as link:
-            down = max(down, drain(link))
-    connect(order, port, "end").close()
-    pings = {"latency_us": latency, "sent": PINGS, "lost": lost, "big_sent": BIG_PINGS, "big_lost": big_lost}
-    return dict(pings, up_mbps=up, down_mbps=down)
+def measure(order):
+    """Call the peer, and measure."""
+    up = down = 0.0
+    with reached(order) as link:
+        link.settimeout(STALL_S)
+        pings, token = datagrams(order)
+        pings.connect((order["peer"]["address"], struct.unpack("!H", receive(link, 2))[0]))
+        latency, lost = ping(pings, token, PINGS, 64)
+        _, big_lost = ping(pings, token, BIG_PINGS, order["mtu"] - HEADERS)
+        times = order["times"] if 2 * big_lost <= BIG_PINGS else 0  # TCP would wait for packets that never arrive
+        link.sendall(bytes([times]))
+        for _ in range(times):
+            up = max(up, flood(link))
+            drain(link)
+            down = max(down, struct.unpack("!d", receive(link, 8))[0])
+    found = {"latency_us": latency, "sent": PINGS, "lost": lost, "big_sent": BIG_PINGS, "big_lost": big_lost}
+    return dict(found, up_mbps=up, down_mbps=down)
 
 
-def pair(order):
+def document(order):
     try:
-        return call(order) if order["call"] else answer(order)
-    except (OSError, ValueError) as error:
-        return {"error": str(error)[:300]}
+        return host(order) if order["task"] == "host" else measure(order) if order["call"] else answer(order)
+    except Exception as error:  # a host always answers
+        return {"error": "%s: %s" % (type(error).__name__, str(error)[:200])}
 
 
 if __name__ == "__main__":
     ordered = json.load(sys.stdin)
     signal.alarm(int(ordered["seconds"]))
-    print("\n%s\n%s\n%s" % (BEGIN, json.dumps({"host": host, "pair": pair}[ordered["task"]](ordered)), END))
+    print("\n%s\n%s\n%s" % (BEGIN, json.dumps(document(ordered)), END))

@@ -23,7 +23,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from .proof import proof, receive
+from .proof import call, caller_of, listen
 
 BEGIN, END = "===PROVISION-REACH-BEGIN===", "===END==="
 CONNECT_S = 2.0
@@ -36,22 +36,13 @@ class Listener:
     """Takes the calls of the other hosts. ``called``: peer → whether it has called."""
 
     def __init__(self, order):
-        self.key, self.me = order["key"], order["me"]
+        self.order, self.socket, self.problem = order, None, None
         self.called = {peer["name"]: threading.Event() for peer in order["peers"]}
-        self.caller_of = {proof(self.key, "call", name, self.me): name for name in self.called}
-        self.socket, self.problem = None, None
-        for port in order["ports"]:
-            candidate = socket.socket(socket.AF_INET6 if ":" in order["address"] else socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                candidate.bind((order["address"], port))
-                candidate.listen(64)
-            except OSError as error:
-                self.problem = str(error)
-                candidate.close()
-                continue
-            self.socket, self.problem = candidate, None
+        try:
+            self.socket = listen(order)
             threading.Thread(target=self.serve, daemon=True).start()
-            break
+        except OSError as error:
+            self.problem = str(error)
 
     @property
     def port(self):
@@ -69,20 +60,11 @@ class Listener:
         try:
             with link:
                 link.settimeout(CONNECT_S * 2)
-                caller = self.caller_of.get(receive(link))
+                caller = caller_of(self.order, link, self.called)
                 if caller:
-                    link.sendall(proof(self.key, "answer", self.me, caller))
                     self.called[caller].set()
         except OSError:
             return  # the caller sees it and reports it
-
-
-def call(order, peer, port):
-    """Raises OSError where the peer does not answer."""
-    with socket.create_connection((peer["address"], port), timeout=CONNECT_S, source_address=(order["address"], 0)) as link:
-        link.sendall(proof(order["key"], "call", order["me"], peer["name"]))
-        if receive(link) != proof(order["key"], "answer", peer["name"], order["me"]):
-            raise OSError("another program answers")
 
 
 def try_ports(order, peer, deadline, called):
@@ -94,7 +76,7 @@ def try_ports(order, peer, deadline, called):
     while True:
         for port in peer["ports"]:
             try:
-                call(order, peer, port)
+                call(order, peer, port, CONNECT_S).close()
                 return {}
             except socket.timeout:
                 errors[port] = "timed out"

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from provision.base import resources
 from provision.base.documents import Document
@@ -15,7 +15,7 @@ from provision.base.problems import Problem
 from provision.inventory import Host
 from provision.remote.ansible import Event, Play
 from provision.remote.session import Session
-from provision.survey import END, Facts, collect, parse_output, why_no_root
+from provision.survey import END, Facts, collect, parse_answer, why_no_root
 from provision.survey.collect import Survey
 
 BEGIN = "===PROVISION-REMOVED-BEGIN==="  # as hostside/remove.py writes it
@@ -101,12 +101,9 @@ def _host(session: Session, name: str, answers: list[str], refusal: Event | None
         found.fail(refusal.text)
     for answer in answers:
         try:
-            answered = _Answer.model_validate(parse_output(answer, BEGIN, "the removal"))
+            answered = parse_answer(_Answer, answer, BEGIN, "the removal")
         except ProvisionError as error:
             found.fail(error.what, error.hint)
-            continue
-        except ValidationError:
-            found.fail("the removal gave an invalid answer")
             continue
         found.removed += [one for one in answered.removed if one not in found.removed]  # both scripts look for what is abandoned
         found.left += answered.left

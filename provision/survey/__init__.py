@@ -5,7 +5,7 @@ The survey itself is `hostside/survey`.
 
 from __future__ import annotations
 
-from provision.survey.document import BEGIN, END, load_file, parse_output, parse_survey, with_python
+from provision.survey.document import BEGIN, END, load_file, parse_answer, parse_output, parse_survey, with_python
 from provision.survey.model import Facts, Unsurveyed
 from provision.survey.preflight import (
     cluster_problems,
@@ -27,6 +27,7 @@ __all__ = [
     "inventory_problems",
     "lasting_problems",
     "load_file",
+    "parse_answer",
     "parse_output",
     "parse_survey",
     "unsurveyed_problem",

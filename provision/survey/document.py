@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -21,6 +21,7 @@ from provision.catalog import Catalog
 from provision.inventory.checks import HOST_NAME
 from provision.survey.model import Facts, Interpreter, Unsurveyed
 
+T = TypeVar("T")
 BEGIN = "===PROVISION-FACTS-BEGIN==="
 END = "===END==="
 _DEEPEST = 100  # a manifest has about ten levels
@@ -147,6 +148,15 @@ def parse_output(stdout: str, mark: str = BEGIN, what: str = "the survey") -> Do
     if not isinstance(document, dict):
         raise ProvisionError(f"{what}: invalid answer (expected a JSON object)")
     return document
+
+
+def parse_answer(model: type[T], stdout: str, mark: str, what: str) -> T:
+    """That document as a model. Raises ProvisionError as `parse_output` does, and where it is something else."""
+    try:
+        # As JSON, where a list may be a tuple: strict models refuse that in Python's data.
+        return TypeAdapter(model).validate_json(json.dumps(parse_output(stdout, mark, what)))
+    except ValidationError as error:
+        raise ProvisionError(f"{what} gave an invalid answer") from error
 
 
 def sanitized(value: object, depth: int = 0) -> object:

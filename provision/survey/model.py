@@ -425,7 +425,7 @@ class Linker(Section):
 
 
 class Interface(Section):
-    """A network interface; ``speed`` in Mbit/s."""
+    """A network interface; ``speed`` in Mbit/s; ``device``: whether it is hardware, or a virtual machine's."""
 
     name: str
     addresses: list[Address] = []
@@ -435,6 +435,7 @@ class Interface(Section):
     virtual: bool = False
     kind: str | None = None
     speed: Number | None = None
+    device: bool = False
 
     @property
     def ipv4(self) -> list[str]:

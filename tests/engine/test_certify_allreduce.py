@@ -12,20 +12,19 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "provision/hostside"
 
 
-def groups(folder: Path, ranks: int) -> list[dict[str, object]]:
-    report = folder / "report.json"
-    script = (SCRIPTS / "certify_allreduce.py").read_text()
+@pytest.mark.parametrize("levels", [[[[0, 1]]], [[[0, 1], [2, 3]], [[1, 2], [3, 4]], [[0, 1, 2, 3]], [[0, 1, 2, 3, 4]]]])
+def test_groups_grow_to_all_ranks_and_every_sum_is_right(tmp_path: Path, levels: list[list[list[int]]]) -> None:
+    report, script = tmp_path / "report.json", (SCRIPTS / "certify_allreduce.py").read_text()
+    space = {"__name__": "script"}
+    exec(script, space)  # noqa: S102  our own
+    ranks = len(levels[-1][0])
+    assert space["levels"](ranks) == levels
     launch = [sys.executable, "-m", "collective_core.launch", "-np", str(ranks), sys.executable, "-c", script, str(report)]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(report.read_text())["groups"]
-
-
-@pytest.mark.parametrize("expected", [[[0, 1]], [[0, 1], [2, 3], [1, 2], [3, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4]]])
-def test_groups_grow_to_all_ranks_and_every_sum_is_right(tmp_path: Path, expected: list[list[int]]) -> None:
-    found = groups(tmp_path, len(expected[-1]))
-    assert [each["ranks"] for each in found] == expected
-    assert all(each["us"] > 0 and each["wrong"] == 0 for each in found)
+    found = json.loads(report.read_text())["groups"]
+    assert len(found) == sum(map(len, levels))
+    assert all(us > 0 and wrong == 0 for us, wrong in found)
 
 
 def test_a_product_of_pytorch_with_a_flipped_bit_or_nan_is_wrong() -> None:
@@ -36,7 +35,7 @@ def test_a_product_of_pytorch_with_a_flipped_bit_or_nan_is_wrong() -> None:
     finally:
         sys.path.pop(0)
     good = torch_product(torch, "cpu", 64, 0.0)
-    assert (good["wrong"], good["nan"]) == (0, 0)
+    assert good["wrong"] == 0
     assert good["made"] >= 5
 
     class Flipping(torch.Tensor):
@@ -61,4 +60,4 @@ def test_a_product_of_pytorch_with_a_flipped_bit_or_nan_is_wrong() -> None:
 
     assert torch_product(Faulty(), "cpu", 64, 0.0)["wrong"] >= 5
     Flipping.value = float("nan")
-    assert torch_product(Faulty(), "cpu", 64, 0.0)["nan"] >= 5
+    assert torch_product(Faulty(), "cpu", 64, 0.0)["wrong"] >= 5

@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 from hosts import provision
+from invented_hosts import FAULTS
 from switched_hosts import Switch
-
-IDS = {
-    "slow": "slow-network",
-    "loss": "packet-loss",
-    "mtu": "mtu-differs",
-    "port-mtu": "path-mtu",
-    "core": "slow-core",
-    "flips": "wrong-sums",
-}
 
 
 def certified(switch: Switch, *options: str) -> tuple[int, dict[str, object]]:
@@ -35,7 +27,7 @@ def test_three_faults_are_found_and_their_hosts_quarantined(tmp_path: Path) -> N
             switch.plant(kind, number)
         code, made = certified(switch, "--quarantine", str(file))
         found = {(each["host"], each["id"]) for each in made["found"]}
-        assert (code, found) == (1, {(f"node{number}", IDS[kind]) for number, kind in faults.items()})
+        assert (code, found) == (1, {(f"node{number}", FAULTS[kind]) for number, kind in faults.items()})
         assert made["rounds"] <= 3 + 3
         assert file.read_text().split() == ["node2", "node5", "node7"]
         code, made = certified(switch, "--limit", f"!@{file}")
@@ -47,13 +39,13 @@ def test_three_faults_are_found_and_their_hosts_quarantined(tmp_path: Path) -> N
 def test_64_hosts(tmp_path: Path, seed: int) -> None:
     """Up to three faults of all kinds; the first run is healthy."""
     chosen = random.Random(seed)
-    faults = {number: chosen.choice(list(IDS)) for number in chosen.sample(range(1, 65), seed)}
+    faults = {number: chosen.choice(list(FAULTS)) for number in chosen.sample(range(1, 65), seed)}
     with Switch(tmp_path, 64) as switch:
         for number, kind in faults.items():
             switch.plant(kind, number)
         code, made = certified(switch)
     found = {(each["host"], each["id"]) for each in made["found"]}
-    assert (code, found) == (bool(faults), {(f"node{number}", IDS[kind]) for number, kind in faults.items()})
+    assert (code, found) == (bool(faults), {(f"node{number}", FAULTS[kind]) for number, kind in faults.items()})
     assert made["rounds"] <= 6 + 3
 
 

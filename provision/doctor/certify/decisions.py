@@ -1,40 +1,58 @@
 """Decisions of a certification: what is measured next, and what is wrong. Pure: measurements in, rounds and findings out.
 
 After the hosts themselves, rounds of a tournament pair every host with log2(n) others, of three to five hosts with all. A host that is
-bad is bad with all of them, a link with one only: two more rounds pair suspect hosts with good ones, and the ends of suspect links again,
-before anything is accused.
+bad is bad with most of them, a link with one only: two more rounds measure slow hosts again, and pair suspect hosts with good ones, and the
+ends of suspect links again, before anything is accused.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, TypeVar
 
+from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.catalog import OURS, Catalog
-from provision.catalog.models import GpuHealth
-from provision.doctor.certify.model import Device, Found, Group, HostMeasured, Pair
+from provision.doctor.certify.model import Group, HostMeasured, Pair, Target
 
 EXTRA_ROUNDS = 2  # that pin down what the tournament has shown
 _SHARE_BAD = 0.6  # of a guilty host's partners; noise of a busy machine meets some pairs
 _ENOUGH = 3  # cores, hosts or devices of a kind: of fewer none is an outlier
 _SLOW_ALLREDUCE, _SLOW_ALLREDUCE_US = 5.0, 5000.0  # times what is usual for as many hosts, and that much more: they may share cores
 _MEASURED_AGAIN = ("slow-core", "slow-memory", "slow-gpu", "slow-gpu-memory", "slow-pcie", "core-failed")
-_REPLACE = "take the host out of use; replace the part, or ask its vendor"
-_Key = TypeVar("_Key")
-_Link = tuple[str, str]
-_Place = tuple[str, int]  # host, number of its core or GPU
+_LOW = {  # figure → what is wrong where it is low, unit
+    "core": ("slow-core", "matrix products/s"),
+    "copied_gbs": ("slow-memory", "GB/s copied"),
+    "tf32_tflops": ("slow-gpu", "TFLOPS of a matrix product"),
+    "memory_gbs": ("slow-gpu-memory", "GB/s of memory"),
+    "pcie_gbs": ("slow-pcie", "GB/s over PCI Express"),
+}
+_HINTS = {
+    **dict.fromkeys(("no-answer", "no-connection"), "check cable, switch port, address and firewall: provision doctor HOSTS"),
+    **dict.fromkeys(("gpu-failed", "slow-gpu", "slow-gpu-memory", "slow-pcie"), "provision doctor HOSTS --gpu"),
+    **dict.fromkeys(("wrong-sums", "slow-allreduce"), "take the host out of use; replace the part, or ask its vendor"),
+    "core-failed": "check limits of memory and processes, and the cpuset: dmesg, ulimit -u, taskset -p 1",
+    "slow-core": "check cooling, power and the governor: grep MHz /proc/cpuinfo",
+    "slow-memory": "check its modules: dmidecode -t memory",
+    "slow-network": "check cable and transceiver, the interface's speed (ethtool), its errors and the switch port",
+    "packet-loss": "check cable and transceiver, and the counters of interface and switch port (ethtool -S)",
+    "path-mtu": "set the MTU of the switch ports to that of the hosts, or that of the hosts to the network's",
+    "mtu-differs": "ip link set INTERFACE mtu N",
+    "high-latency": "check the path through the switches, and the interface's settings (ethtool -c)",
+}
+_Hosts = tuple[str, ...]  # of a culprit: a host, the two of a link, or none where it is the cluster
+_Measured = TypeVar("_Measured", Pair, Group)
 
 
 class Round(NamedTuple):
     """What is measured at the same time: hosts by themselves, and pairs (the side that calls, the other one)."""
 
-    hosts: tuple[str, ...]
-    pairs: tuple[_Link, ...]
+    hosts: _Hosts
+    pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass
@@ -42,14 +60,14 @@ class State:
     """All measurements so far.
 
     Attributes:
-        hosts: in the order of the inventory.
+        hosts: those that can be measured, in the order of the inventory.
         seed: of the choice of partners.
         catalog: with what GPUs and networks are expected to reach.
-        measured: host → its measurements.
+        measured: host → its measurements; hosts that gave none have no part in later rounds.
         lost: host → why it did not answer.
     """
 
-    hosts: Sequence[str]
+    hosts: dict[str, Target] = field(default_factory=dict)
     seed: int = 0
     catalog: Catalog = OURS
     measured: dict[str, list[HostMeasured]] = field(default_factory=dict)
@@ -58,284 +76,189 @@ class State:
     rounds: int = 0
 
     @property
-    def able(self) -> list[str]:
-        """The hosts that have answered."""
-        return [host for host in self.hosts if host in self.measured and host not in self.lost]
-
-    @property
     def planned(self) -> int:
         """Rounds of hosts and tournament; what comes later is measured because of a suspicion."""
-        count = len(self.hosts)
+        count = len(self.measured or self.hosts)
         return 1 + (count - 1 + count % 2 if 2 < count < 6 else (count - 1).bit_length())
 
-    def mtu(self, *hosts: str) -> int:
+    def mtu(self, hosts: _Hosts) -> int:
         """The smallest MTU that these hosts say they have."""
-        return min((each.mtu for host in hosts for each in self.measured.get(host, ())[-1:] if each.mtu), default=0) or 1500
-
-    @property
-    def answered(self) -> list[Pair]:
-        """The pairs that have figures."""
-        return [pair for pair in self.pairs if pair.figures]
+        return min((self.hosts[host].mtu for host in hosts if self.hosts[host].mtu), default=1500)
 
 
 def next_round(state: State) -> Round | None:
     """What to measure next; None when everything is decided."""
     if state.rounds == 0:
-        return Round(tuple(host for host in state.hosts if host not in state.lost), ())
-    if state.rounds < state.planned:
-        return Round((), tuple(_tournament(state.hosts, state.rounds - 1, state.seed, set(state.able))))
+        return Round(tuple(state.hosts), ())
+    if state.measured and state.rounds < state.planned:
+        return Round((), tuple(_tournament(state)))
     if state.rounds >= state.planned + EXTRA_ROUNDS:
         return None
-    slow = {each.host: None for each in _of_hosts(state) if each.host and each.id in _MEASURED_AGAIN}
-    busy = {host for host in slow if state.rounds > state.planned and len(state.measured[host]) == 1}  # it is their last occasion
-    pairs = tuple(_pins(state, slow, busy))
-    again = tuple(host for host in slow if all(host not in pair for pair in pairs))
-    return Round(again, pairs) if again or pairs else None
+    slow = [host for each in _of_hosts(state) if (host := each.host) and each.id in _MEASURED_AGAIN and len(state.measured[host]) == 1]
+    planned = Round(tuple(dict.fromkeys(slow)), tuple(_pins(state, set(slow))))
+    return planned if any(planned) else None
 
 
-def _tournament(hosts: Sequence[str], number: int, seed: int, able: Collection[str]) -> Iterator[_Link]:
+def _tournament(state: State) -> Iterator[tuple[str, str]]:
     """A round of a tournament in which every two hosts meet once; which of its rounds come first depends on the seed."""
-    seats: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
-    turn = random.Random(seed).sample(range(len(seats) - 1), len(seats) - 1)[number]  # noqa: S311  no secret
+    seats: list[str | None] = [*state.measured, *([None] * (len(state.measured) % 2))]
+    turn = random.Random(state.seed).sample(range(len(seats) - 1), len(seats) - 1)[state.rounds - 1]  # noqa: S311  no secret
     circle = [seats[0], *seats[1 + turn :], *seats[1 : 1 + turn]]
     for one, other in zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]), strict=True):
-        if one in able and other in able and one and other:
-            yield (one, other) if (number + seats.index(one)) % 2 else (other, one)
+        if one and other:
+            yield (one, other) if state.rounds % 2 else (other, one)
 
 
-def _pins(state: State, slow: Collection[str], busy: Collection[str]) -> Iterator[_Link]:
-    """Pairs of suspects: links once more, hosts with good ones, as also the ends of links that have not met another good one."""
-    hosts, links, lonely = dict[str, None](), dict[_Link, None](), set[_Link]()
-    for symptom in sorted(_SYMPTOMS, key=lambda each: each.enough):  # what chance shows least comes first
-        culprits, bad = _culprits(state, symptom, final=False), set(map(id, symptom.bad(state)))
-        fine = {host for pair in state.pairs if id(pair) not in bad for host in pair.link}
-        hosts |= dict.fromkeys(culprits.guilty)
-        links |= dict.fromkeys(culprits.links)
-        lonely |= {link for link in culprits.links if not set(link) <= fine}
-    times = Counter(pair.link for pair in state.pairs)
-    clean = [host for host in state.able if host not in {*slow, *hosts, *(host for link in links for host in link)}]
-    paired = set(busy)
-    for link in sorted(links, key=lambda link: -times[link]):  # those that were bad again first
-        if not paired & set(link) and (link not in lonely or not clean):
-            paired |= set(link)
-            yield link
-    for host in [*hosts, *(host for link in lonely for host in link)]:
-        if host not in paired and clean:
-            other = min(clean, key=lambda one: times[min(one, host), max(one, host)])
-            clean.remove(other)
-            paired.add(host)
-            yield host, other
+def _pins(state: State, busy: set[str]) -> Iterator[tuple[str, str]]:
+    """Pairs that tell more of suspects: links once more, hosts with good ones, as also ends of links that have met no other good one."""
+    wanted, suspects = dict[_Hosts, int](), set(busy)
+    for symptom in _symptoms(state):
+        fine = {host for pair in state.pairs if pair not in symptom.bad for host in pair.hosts}
+        for culprit, pairs in _culprits(state.pairs, symptom.bad):
+            suspects |= set(culprit)
+            lonely = [(host,) for host in culprit if host not in fine]
+            wanted.update(dict.fromkeys(lonely if len(culprit) > 1 and lonely else [culprit], len(pairs)))
+    met = Counter(pair.hosts for pair in state.pairs)
+    clean = [host for host in state.measured if host not in suspects] or list(state.measured)
+    for hosts in sorted(filter(None, wanted), key=lambda each: -wanted[each] if len(each) > 1 else 0):  # links that were bad again first
+        others = [other for other in clean if other not in {*busy, *hosts}]
+        if not busy & set(hosts) and (len(hosts) > 1 or others):
+            one, other = hosts if len(hosts) > 1 else (*hosts, min(others, key=lambda other: met[tuple(sorted((*hosts, other)))]))
+            busy |= {one, other}
+            yield one, other
 
 
 class Symptom(NamedTuple):
-    """What can be wrong between two hosts. ``bad``: the measurements that show it; ``says``: in words; ``enough``: bad measurements of a
-    guilty link, the more the more often a healthy one shows it, too."""
+    """What can be wrong between two hosts. ``bad``: the measurements that show it; ``says``: some of them in words; ``enough``: bad
+    measurements of a guilty link, the more the more often a healthy one shows it, too."""
 
     id: str
     enough: int
-    bad: Callable[[State], Iterable[Pair]]
-    says: Callable[[State, Sequence[Pair]], str]
-    hint: str
+    bad: Collection[Pair]
+    says: Callable[[Sequence[Pair]], str]
 
 
-class Culprits(NamedTuple):
-    """Hosts and links with the bad measurements that they explain; or (``most``) that most are bad, whichever host is left out."""
-
-    guilty: dict[str, list[Pair]]
-    links: dict[_Link, list[Pair]]
-    most: list[Pair]
-
-
-def _culprits(state: State, symptom: Symptom, *, final: bool) -> Culprits:
-    """Who explains the bad measurements. ``final``: only what was measured again, and was bad again."""
-    bad = set(map(id, symptom.bad(state)))
-    of, bad_of = (Counter(host for pair in state.pairs if every or id(pair) in bad for host in pair.link) for every in (True, False))
-    if len(state.able) > 2 and all(2 * (len(bad) - bad_of[host]) > len(state.pairs) - of[host] for host in ("", *state.able)):
-        return Culprits({}, {}, [pair for pair in state.pairs if id(pair) in bad])
-    left, guilty = defaultdict[_Link, list[Pair]](list), dict[str, list[Pair]]()
-    for pair in state.pairs:
-        left[pair.link].append(pair)
-    suspect = {link for link, pairs in left.items() if all(id(pair) in bad for pair in pairs)}
-    pinned = {pair.link for pair in state.pairs if pair.round > state.planned}
-    while True:
-        of_host = defaultdict[str, list[_Link]](list)
-        for link in left:
-            for host in link:
-                of_host[host].append(link)
-        shares = {
-            host: sum(link in suspect for link in links) / len(links)
-            for host, links in of_host.items()
-            if sum(link in suspect for link in links) > 1
-            and any(link in suspect and link in pinned for link in links) >= (final or any(link in pinned for link in links))
-        }
-        found = max(shares, key=lambda host: shares[host], default=None)
-        if found is None or shares[found] < _SHARE_BAD:
-            break
-        guilty[found] = [pair for link in of_host[found] if link in suspect for pair in left[link]]
-        left = defaultdict(list, {link: pairs for link, pairs in left.items() if found not in link})
-    return Culprits(guilty, {link: left[link] for link in left if link in suspect and len(left[link]) >= symptom.enough * final}, [])
-
-
-def _slow(state: State) -> Iterator[Pair]:
-    """Compared with other pairs of interfaces of that speed, and with what these are made for; without those to which nothing was sent."""
-    limits, alike, cut = state.catalog.gpu_health().network, defaultdict[float, list[Pair]](list), set(map(id, _cut(state)))
-    for pair in (pair for pair in state.answered if id(pair) not in cut):
-        alike[min(state.measured[host][-1].mbps for host in pair.link)].append(pair)  # 0: not known of both
+def _symptoms(state: State) -> Iterator[Symptom]:
+    """All that can be wrong, first what chance shows least."""
+    limits, answered = state.catalog.gpu_health().network, [pair for pair in state.pairs if pair.measured.lost < pair.measured.sent]
+    yield Symptom("no-connection", 2, {*state.pairs} - {*answered}, lambda pairs: pairs[0].measured.error or "no packet came back")
+    lossy = {pair for pair in answered if pair.measured.lost > max(1, limits.loss_share * pair.measured.sent)}
+    yield Symptom("packet-loss", 2, lossy, lambda pairs: f"{_shown(pairs, 'lost')} of {pairs[0].measured.sent} packets lost")
+    cut = {pair for pair in answered if 2 * pair.measured.big_lost > pair.measured.big_sent}
+    words = "packets of {} bytes do not arrive, smaller ones do"
+    yield Symptom("path-mtu", 2, cut, lambda pairs: words.format(state.mtu(pairs[0].hosts)))
+    alike, slow = defaultdict[float, list[Pair]](list), set[Pair]()  # by what the interfaces are made for; 0: not known of both
+    for pair in (pair for pair in answered if pair not in cut):  # to the others nothing was sent
+        alike[min(state.hosts[host].mbps for host in pair.hosts)].append(pair)
+    usual = {nominal: _usual(pairs, "mbps", max) for nominal, pairs in alike.items()}
     for nominal, pairs in alike.items():
-        least = limits.slow_share * median(pair.measured.mbps for pair in pairs)
-        least = max(least, limits.tcp_share * min(nominal, limits.tcp_max_mbps))
-        yield from (pair for pair in pairs if pair.measured.mbps < least)
+        least = max(limits.slow_share * usual[nominal], limits.tcp_share * min(nominal, limits.tcp_max_mbps))
+        slow |= {pair for pair in pairs if pair.measured.mbps < least}
+    yield Symptom("slow-network", 3, slow, lambda pairs: f"{_shown(pairs, 'mbps')} Mbit/s, where {max(usual.values()):.4g} are usual")
+    soon = _usual(answered, "latency_us", min)
+    late = {pair for pair in answered if pair.measured.latency_us > limits.late_times * soon + limits.late_us}
+    yield Symptom("high-latency", 3, late, lambda pairs: f"{_shown(pairs, 'latency_us')} µs there and back, where {soon:.4g} are usual")
 
 
-def _cut(state: State) -> Iterator[Pair]:
-    return (pair for pair in state.answered if 2 * pair.measured.big_lost > pair.measured.big_sent)
+def _shown(pairs: Sequence[Pair], figure: str) -> str:
+    return ", ".join(f"{getattr(pair.measured, figure):.4g}" for pair in pairs[:8])
 
 
-def _late(state: State) -> Iterator[Pair]:
-    limits = state.catalog.gpu_health().network
-    least = limits.late_times * median([pair.measured.latency_us for pair in state.answered] or [0.0]) + limits.late_us
-    return (pair for pair in state.answered if pair.measured.latency_us > least)
+def _usual(pairs: Sequence[Pair], figure: str, best: Callable[..., float]) -> float:
+    """The median; of few hosts, without the one whose absence makes it best: a bad one has half of the pairs."""
+    hosts = {host for pair in pairs for host in pair.hosts}
+    left_out = ("", *(hosts if len(hosts) < 6 else ()))
+    those = ([getattr(pair.measured, figure) for pair in pairs if host not in pair.hosts] for host in left_out)
+    return best((median(each) for each in those if each), default=0.0)
 
 
-def _lossy(state: State) -> Iterator[Pair]:
-    share = state.catalog.gpu_health().network.loss_share
-    return (pair for pair in state.answered if pair.measured.lost > max(1, share * pair.measured.sent))
+def _culprits(measured: Sequence[_Measured], bad: Collection[_Measured]) -> Iterator[tuple[_Hosts, list[_Measured]]]:
+    """Who explains bad measurements of pairs, and with which of them: a host that is bad with most of its partners, or a link that was
+    always bad; none of them where most measurements are bad, whichever host is left out."""
+    links: dict[_Hosts, list[_Measured]] = {}
+    for each in measured:
+        links.setdefault(each.hosts, []).append(each)
+    surplus = Counter(dict.fromkeys(("", *(host for link in links for host in link)), 2 * len(bad) - len(measured)))  # without a host
+    for each in measured:
+        surplus.subtract(dict.fromkeys(each.hosts, 2 * (each in bad) - 1))
+    if len(surplus) > 3 and min(surplus.values()) > 0:
+        yield (), [each for each in measured if each in bad]
+        return
+    suspects = {link: those for link, those in links.items() if all(each in bad for each in those)}
+    while True:
+        met, hit = (Counter([host for link in those for host in link]) for those in (links, suspects))
+        worst = max((host for host in hit if hit[host] > 1), key=lambda host: hit[host] / met[host], default="")
+        if not worst or hit[worst] < _SHARE_BAD * met[worst]:
+            break
+        yield (worst,), [each for link in suspects if worst in link for each in suspects[link]]
+        links = {link: those for link, those in links.items() if worst not in link}
+        suspects = {link: those for link, those in suspects.items() if worst not in link}
+    yield from suspects.items()
 
 
-def _unlike(state: State, pairs: Sequence[Pair], figure: Callable[[Pair], float], unit: str) -> str:
-    shown = ", ".join(f"{figure(pair):.4g}" for pair in pairs[:8])
-    return f"{shown} {unit}, where {median(map(figure, state.answered)):.4g} are usual"
-
-
-_SYMPTOMS = (
-    Symptom("no-connection", 2, lambda state: (pair for pair in state.pairs if not pair.figures),
-            lambda _, pairs: next((pair.measured.error for pair in pairs if pair.measured.error), "no packet came back"),
-            "check cable, switch port, address and firewall: provision doctor HOSTS"),
-    Symptom("slow-network", 3, _slow, lambda state, pairs: _unlike(state, pairs, lambda pair: pair.measured.mbps, "Mbit/s"),
-            "check cable and transceiver, the interface's speed (ethtool), its errors and the switch port"),
-    Symptom("packet-loss", 2, _lossy,
-            lambda _, pairs: f"{sum(pair.measured.lost for pair in pairs)} of {sum(pair.measured.sent for pair in pairs)} packets lost",
-            "check cable and transceiver, and the counters of interface and switch port (ethtool -S)"),
-    Symptom("path-mtu", 2, _cut,
-            lambda state, pairs: f"packets of {state.mtu(*pairs[0].link)} bytes do not arrive, smaller ones do",
-            "set the MTU of the switch ports to that of the hosts, or that of the hosts to the network's"),
-    Symptom("high-latency", 3, _late,
-            lambda state, pairs: _unlike(state, pairs, lambda pair: pair.measured.latency_us, "µs for a packet there and back"),
-            "check the path through the switches, and the interface's settings (ethtool -c)"),
-)  # fmt: skip
-
-
-def findings(state: State) -> list[Found]:
+def findings(state: State) -> list[Problem]:
     """What is wrong, with evidence: of hosts alone, then of the network."""
-    found = [Found(id="no-answer", host=host, what=why, hint="provision doctor HOSTS") for host, why in state.lost.items()]
+    found = [_problem("no-answer", (host,), why) for host, why in state.lost.items()]
     found += [each for each in _of_hosts(state) if each.id not in _MEASURED_AGAIN or len(state.measured[str(each.host)]) > 1]
-    mtus = {host: state.measured[host][-1].mtu for host in state.able if state.measured[host][-1].mtu}
-    usual, count = next(iter(Counter(mtus.values()).most_common(1)), (0, 0))
-    for host, mtu in mtus.items() if 2 * count > len(mtus) else ():
-        if mtu != usual:
-            what = f"its MTU is {mtu}; {count} other hosts have {usual}"
-            found.append(Found(id="mtu-differs", host=host, what=what, hint=f"ip link set INTERFACE mtu {usual}"))
-    for symptom in _SYMPTOMS:
-        culprits = _culprits(state, symptom, final=True)
-        for guilty, pairs in culprits.guilty.items():
-            others = joined(sorted({name for pair in pairs for name in pair.link} - {guilty}))
-            found.append(Found(id=symptom.id, host=guilty, what=f"{symptom.says(state, pairs)} (with {others})", hint=symptom.hint))
-        for link, pairs in culprits.links.items():
-            what = f"{symptom.says(state, pairs)} (measured {len(pairs)} times)"
-            found.append(Found(id=symptom.id, link=link, what=what, hint=symptom.hint))
-        if most := culprits.most:
-            what = f"{symptom.says(state, most)} ({len(most)} of {len(state.pairs)} pairs)"
-            found.append(Found(id=symptom.id, what=what, hint=symptom.hint))
-    return found
+    mtus = Counter(state.hosts[host].mtu for host in state.measured)
+    usual, count = max(mtus.items(), key=lambda each: each[1], default=(0, 0))
+    for host in state.measured if 2 * count > len(state.measured) else ():
+        if usual and state.hosts[host].mtu not in (0, usual):
+            found.append(_problem("mtu-differs", (host,), f"its MTU is {state.hosts[host].mtu}; {count} other hosts have {usual}"))
+    for symptom in _symptoms(state):
+        for hosts, pairs in _culprits(state.pairs, symptom.bad):
+            again = any(pair.round > state.planned for pair in pairs)
+            if len(pairs) >= symptom.enough if len(hosts) == 2 else again or not hosts:
+                others = joined(sorted({name for pair in pairs for name in pair.hosts} - {*hosts}))
+                said = (f"{len(pairs)} of {len(state.pairs)} pairs", f"with {others}", f"measured {len(pairs)} times")[len(hosts)]
+                found.append(_problem(symptom.id, hosts, f"{symptom.says(pairs)} ({said})", found))
+    return list(dict.fromkeys(found))
 
 
-def _of_hosts(state: State) -> list[Found]:
+def _problem(id: str, culprit: _Hosts, what: str, found: Sequence[Problem] = ()) -> Problem:
+    """Of a link, ``host`` is the end that is already to be left out because of what was found, else the second one."""
+    host = next((host for host in culprit if any(host == each.host for each in found)), culprit[-1] if culprit else None)
+    return Problem("error", what, _HINTS[id], id=id, host=host, where=" – ".join(culprit) or "cluster")
+
+
+def _of_hosts(state: State) -> Iterator[Problem]:
     """What is wrong with hosts alone. Of several measurements the best counts, but each wrong result."""
-    found, products = dict[Found, None](), state.catalog.gpu_health().products
-    cores, memory = defaultdict[str, dict[_Place, float]](dict), defaultdict[str, dict[_Place, float]](dict)
-    devices = defaultdict[str, dict[_Place, list[Device]]](dict)
-
-    def check(host: str, id: str, what: str, hint: str) -> None:
-        found[Found(id=id, host=host, what=what, hint=hint)] = None
-
-    for host in state.able:
-        for measured in state.measured[host]:
-            for core in measured.cores:
-                cores[core.kind][host, core.core] = max(core.speed, cores[core.kind].get((host, core.core), 0.0))
-            kinds = " ".join(sorted({core.kind for core in measured.cores}))
-            memory[kinds][host, 0] = max(measured.memory_gbs, memory[kinds].get((host, 0), 0.0))
-            for number, device in enumerate(measured.devices):
-                devices[device.name].setdefault((host, number), []).append(device)
-                if device.error:
-                    check(host, "gpu-failed", f"GPU {number} ({device.name}): {device.error}", "provision doctor HOSTS --gpu")
-            named = [
-                *((f"core {core.core}", core) for core in measured.cores),
-                *((f"GPU {n}", gpu) for n, gpu in enumerate(measured.devices)),
-            ]
-            for where, each in named:
-                if each.wrong or each.nan:
-                    what = f"{where} computed {each.wrong} of {each.made} matrix products wrong, {each.nan} with nan"
-                    check(host, "wrong-sums", what, _REPLACE)
-    for of_kind in cores.values():
-        for host, number in (place for place, speed in of_kind.items() if not speed):
-            check(host, "core-failed", f"core {number} gave no result", "check limits of memory and the cpuset: dmesg, taskset -p 1")
-        ran = {place: speed for place, speed in of_kind.items() if speed}
-        for (host, number), speed, usual in _outliers(ran, products.slow_core_share):
-            what = f"core {number} computes at {speed / usual:.0%} of the usual speed of its kind"
-            check(host, "slow-core", what, "check cooling, power and the governor: grep MHz /proc/cpuinfo")
-    for of_kind in memory.values():
-        for (host, _), speed, usual in _outliers(of_kind, products.slow_memory_share):
-            what = f"memory is copied at {speed:.3g} GB/s, where {usual:.3g} are usual"
-            check(host, "slow-memory", what, "check its modules: dmidecode -t memory")
-    for name, those in devices.items():
-        for id, (host, number), what in _of_devices(state.catalog.gpu_health(), name, those):
-            check(host, id, f"GPU {number} ({name}): {what}", "provision doctor HOSTS --gpu")
-    return list(found)
+    health, best = state.catalog.gpu_health(), defaultdict[tuple[str, str], dict[tuple[str, str], float]](dict)
+    for host, measured in ((host, measured) for host, those in state.measured.items() for measured in those):
+        for name, part, figures in measured.parts:
+            if part.wrong:
+                yield _problem("wrong-sums", (host,), f"{name} computed {part.wrong} of {part.made} matrix products wrong")
+            if part.error:
+                yield _problem("gpu-failed", (host,), f"{name} ({part.kind}): {part.error}")
+            for figure, value in figures.items():
+                best[figure, part.kind][host, name] = max(value, best[figure, part.kind].get((host, name), 0.0))
+    products, others = health.products.model_dump(), health.limits.slowest_gpu_share
+    peaks = {each["gpu"]: each for each in products["expected"]}
+    for (figure, kind), values in best.items():
+        ran, (id, unit) = [value for value in values.values() if value], _LOW[figure]
+        usual = median(ran) if len(ran) >= _ENOUGH else 0.0
+        peak = products["peak_shares"].get(figure, 0.0) * peaks.get(kind, {}).get(figure, 0.0)
+        least = max(peak, usual * products["usual_shares"].get(figure, others))
+        for (host, name), value in values.items():
+            if figure == "core" and not value:
+                yield _problem("core-failed", (host,), f"{name} gave no result")
+            elif value < least:
+                yield _problem(id, (host,), f"{name}: {value:.4g} {unit}, expected at least {least:.4g}")
 
 
-def _of_devices(health: GpuHealth, name: str, those: Mapping[_Place, Sequence[Device]]) -> Iterator[tuple[str, _Place, str]]:
-    """GPUs of one model that are slower than the catalogue expects, or than the others."""
-    products, others = health.products, health.limits.slowest_gpu_share
-    peak = next((each for each in products.expected if each.gpu == name), None)
-    tflops, memory, pcie = (peak.tf32_tflops, peak.memory_gbs, peak.pcie_gbs) if peak else (0.0, 0.0, 0.0)
-    figures: tuple[tuple[str, str, Callable[[Device], float], float], ...] = (
-        ("slow-gpu", "TFLOPS of a matrix product", lambda each: each.speed / 1e3, products.product_share * tflops),
-        ("slow-gpu-memory", "GB/s of memory", lambda each: each.memory_gbs, products.memory_share * memory),
-        ("slow-pcie", "GB/s over PCI Express", lambda each: min(each.to_gbs, each.from_gbs), products.pcie_share * pcie),
-    )
-    for id, unit, figure, least in figures:
-        values = {where: max(map(figure, each)) for where, each in those.items() if each[-1].error is None}
-        below = {where: f"expected at least {least:.4g}" for where, value in values.items() if value < least}
-        below |= {where: f"{usual:.4g} are usual" for where, _, usual in _outliers(values, others)}
-        for where, why in below.items():
-            yield id, where, f"{values[where]:.4g} {unit}; {why}"
-
-
-def _outliers(values: Mapping[_Key, float], share: float) -> Iterator[tuple[_Key, float, float]]:
-    """(key, its value, the median) of those below this share of the median."""
-    usual = median(values.values()) if len(values) >= _ENOUGH else 0.0
-    return ((key, value, usual) for key, value in values.items() if value < share * usual)
-
-
-def of_groups(groups: Sequence[Group]) -> list[Found]:
-    """What allreduces of growing groups show: the smallest bad groups, and of pairs the host that two of them share."""
-    widths = defaultdict[int, list[float]](list)
+def of_groups(groups: Sequence[Group]) -> list[Problem]:
+    """What allreduces of growing groups show: the host or link by which pairs are bad, and larger groups that are bad without these."""
+    widths, found = defaultdict[int, list[float]](list), list[Problem]()
     for group in groups:
         widths[len(group.hosts)].append(group.us)
     usual = {width: median(times) if len(times) > _ENOUGH else 1e12 for width, times in widths.items()}
     slow = [each for each in groups if each.us > _SLOW_ALLREDUCE * usual[len(each.hosts)] + _SLOW_ALLREDUCE_US]
-    found = []
     for id, bad in (("wrong-sums", [each for each in groups if each.wrong]), ("slow-allreduce", slow)):
-        sets = {frozenset(each.hosts): each for each in bad}
-        smallest = [each for hosts, each in sets.items() if not any(other < hosts for other in sets)]
-        met = Counter(host for each in smallest for host in each.hosts)
-        said = dict[tuple[str, ...], list[str]]()  # the guilty host, or the hosts of the group
-        for each in smallest:
-            figures = f"gave {each.wrong} wrong results" if each.wrong else f"took {each.us:.4g} µs; {usual[len(each.hosts)]:.4g} are usual"
-            guilty: list[tuple[str, ...]] = [(host,) for host in each.hosts if met[host] > 1] or [each.hosts]
-            for hosts in guilty:
-                said.setdefault(hosts, []).append(f"an allreduce of {joined(each.hosts)} {figures}")
-        for hosts, whats in said.items():
-            host, link = hosts[0] if len(hosts) == 1 else None, (hosts[0], hosts[1]) if len(hosts) == 2 else None
-            found.append(Found(id=id, host=host, link=link, what="; ".join(whats), hint=_REPLACE))
+        pairs, known = [each for each in groups if len(each.hosts) == 2], list[set[str]]()
+        of_pairs = [({*hosts}, hosts, those) for hosts, those in _culprits(pairs, [each for each in bad if each in pairs])]
+        for scope, culprit, those in [*of_pairs, *(({*each.hosts}, (), [each]) for each in bad if each not in pairs)]:
+            if not any(each <= scope for each in known):
+                figures = (f"an allreduce of {joined(each.hosts)} gave {each.wrong} wrong results in {each.us:.4g} µs" for each in those)
+                found.append(_problem(id, culprit, "; ".join(figures), found))
+                known.append(scope)
     return found

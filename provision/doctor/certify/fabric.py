@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from provision.base.problems import Problem
 from provision.base.text import joined
 from provision.catalog import Catalog
-from provision.doctor.certify.model import Found
+from provision.doctor.certify.model import Target
 from provision.survey import Facts, hardware
 
 _FABRICS = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}
@@ -15,25 +16,22 @@ _SOCKETS = ("NCCL_NET", ("Socket", "socket"))
 _OFF = {"infiniband": ("NCCL_IB_DISABLE", ("1", "true", "yes")), "roce": ("NCCL_IB_DISABLE", ("1", "true", "yes"))}
 
 
-def unused(facts: Mapping[str, Facts], interfaces: Mapping[str, str], catalog: Catalog) -> Iterator[Found]:
-    """What keeps jobs from a fabric of these hosts.
-
-    Args:
-        interfaces: host → the interface that jobs use for TCP.
-    """
+def unused(facts: Mapping[str, Facts], targets: Mapping[str, Target], catalog: Catalog) -> Iterator[Problem]:
+    """What keeps jobs from a fabric of these hosts. ``targets``: host → the interface that jobs use for TCP."""
     for kind, name in _FABRICS.items():
         with_it = [host for host, found in facts.items() if hardware.active_ports(found, kind, catalog)]
         without = [host for host in facts if host not in with_it]
         if len(with_it) > max(1, len(without)):
             for host in without:
                 what = f"no port of {name} is active, where {len(with_it)} other hosts have one: with it every job falls back to TCP"
-                yield Found(id="fabric-down", host=host, what=what, hint="ibstat; check cable, port and subnet manager")
+                yield Problem("error", what, "ibstat; check cable, port and subnet manager", id="fabric-down", host=host, where=host)
         reasons = defaultdict[tuple[str, str], list[str]](list)
         for host in with_it if len(facts) > 1 else ():
-            for reason in _reasons(facts[host], kind, name, interfaces.get(host, "")):
+            for reason in _reasons(facts[host], kind, name, targets[host].interface):
                 reasons[reason].append(host)
         for (why, hint), hosts in reasons.items():
-            yield Found(id="fabric-not-used", what=f"{joined(hosts)}: {name} is up and not used: {why}", hint=hint)
+            what = f"{joined(hosts)}: {name} is up and not used: {why}"
+            yield Problem("error", what, hint, id="fabric-not-used", where="cluster")
 
 
 def _reasons(found: Facts, kind: str, name: str, interface: str) -> Iterator[tuple[str, str]]:

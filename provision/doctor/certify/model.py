@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PlainSerializer, model_validator
 
+from provision.base.problems import Problem
 from provision.base.validation import Answer
 
 _Figure = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 _Text = Annotated[str, Field(max_length=300)]
+_Problem = Annotated[Problem, PlainSerializer(Problem.as_dict, return_type=dict[str, str | None])]
 
 
-class Core(Answer):
-    """Matrix products on a core. ``kind``: the same for cores that are as fast; ``speed``: compares with that kind alone; ``made``,
-    ``wrong``, ``nan``: how many products."""
+class Part(Answer):
+    """Matrix products on a core, by second, or on a GPU, in GFLOPS of TF32, with copies in its memory and over PCI Express, in GB/s.
 
+    ``kind``: the same for cores that are as fast, and a GPU's model; ``made``, ``wrong``: how many products; ``error``: what ended it.
+    """
+
+    kind: _Text = ""
+    core: _Count = 0
     speed: _Figure = 0.0
     wrong: _Count = 0
-    nan: _Count = 0
     made: _Count = 0
-    core: _Count = 0
-    kind: _Text = ""
-
-
-class Device(Core):
-    """The same on a GPU, in GFLOPS of TF32; memory and PCI Express in GB/s. ``error``: what ended it."""
-
-    name: _Text
     memory_gbs: _Figure = 0.0
     to_gbs: _Figure = 0.0
     from_gbs: _Figure = 0.0
@@ -36,13 +34,22 @@ class Device(Core):
 
 
 class HostMeasured(Answer):
-    """A host's answer. ``mtu``, ``mbps``: of the interface with its address, 0 where unknown; ``memory_gbs``: copied by one core."""
+    """A host's answer. ``memory_gbs``: copied by one core; ``error``: instead of figures."""
 
-    mtu: Annotated[int, Field(ge=0, le=1_000_000)]
-    mbps: _Figure = 0.0
-    memory_gbs: _Figure
-    cores: Annotated[tuple[Core, ...], Field(max_length=4096)]
-    devices: Annotated[tuple[Device, ...], Field(max_length=256)] = ()
+    memory_gbs: _Figure = 0.0
+    cores: Annotated[tuple[Part, ...], Field(max_length=4096)] = ()
+    devices: Annotated[tuple[Part, ...], Field(max_length=256)] = ()
+    error: _Text | None = None
+
+    @property
+    def parts(self) -> Iterator[tuple[str, Part, dict[str, float]]]:
+        """(name, part, its figures by name)."""
+        yield "memory", Part(kind=" ".join(sorted({each.kind for each in self.cores}))[:300]), {"copied_gbs": self.memory_gbs}
+        for core in self.cores:
+            yield f"core {core.core}", core, {"core": core.speed}
+        for number, gpu in enumerate(self.devices):
+            figures = {"tf32_tflops": gpu.speed / 1e3, "memory_gbs": gpu.memory_gbs, "pcie_gbs": min(gpu.to_gbs, gpu.from_gbs)}
+            yield f"GPU {number}", gpu, {} if gpu.error else figures
 
 
 class PairMeasured(Answer):
@@ -69,7 +76,7 @@ class PairMeasured(Answer):
         return min(self.up_mbps, self.down_mbps)
 
 
-class Pair(BaseModel):
+class Pair(BaseModel, frozen=True):
     """A measurement of two hosts, in a round from 1 on."""
 
     round: int
@@ -78,17 +85,12 @@ class Pair(BaseModel):
     measured: PairMeasured
 
     @property
-    def link(self) -> tuple[str, str]:
-        """Both hosts, in order."""
-        return min(self.caller, self.answerer), max(self.caller, self.answerer)
-
-    @property
-    def figures(self) -> bool:
-        """Whether the two have met."""
-        return self.measured.error is None and self.measured.lost < self.measured.sent
+    def hosts(self) -> tuple[str, ...]:
+        """Both, in order."""
+        return tuple(sorted((self.caller, self.answerer)))
 
 
-class Group(BaseModel):
+class Group(BaseModel, frozen=True):
     """An allreduce of some hosts, one rank on each: its best time, and how many results were wrong."""
 
     hosts: tuple[str, ...]
@@ -96,23 +98,21 @@ class Group(BaseModel):
     wrong: int
 
 
-class Found(BaseModel, frozen=True):
-    """What is wrong. ``host``: whose fault it is, else ``link``: between which two; neither: of the cluster."""
+class Target(BaseModel, frozen=True):
+    """How a host is measured: the interface and address at which others reach it, with its MTU and Mbit/s (0: unknown), and a Python.
+    ``torch``: whether that has PyTorch."""
 
-    id: str
-    what: str
-    hint: str
-    host: str | None = None
-    link: tuple[str, str] | None = None
-
-    @property
-    def where(self) -> str:
-        """In words."""
-        return self.host or " – ".join(self.link or ("cluster",))
+    address: str
+    interface: str = ""
+    mtu: int = 0
+    mbps: float = 0
+    python: str = "python3"
+    torch: bool = False
 
 
 class Certificate(BaseModel):
-    """The whole document. ``when`` is in ISO 8601; ``notes``: what was not measured, and why; ``quarantined``: hosts to leave out."""
+    """The whole document. ``when`` is in ISO 8601; ``notes``: what was not measured, and why; ``quarantined``: hosts to leave out. What is
+    found names in ``where`` a host, the ends of a link or the cluster, and in ``host`` who is to be left out because of it."""
 
     schema_number: Literal[1] = Field(1, alias="schema")
     when: str
@@ -121,8 +121,9 @@ class Certificate(BaseModel):
     rounds: int
     hosts: tuple[str, ...]
     quarantined: tuple[str, ...]
-    found: tuple[Found, ...]
+    found: tuple[_Problem, ...]
     notes: tuple[str, ...]
+    targets: dict[str, Target]
     measured: dict[str, HostMeasured]
     pairs: tuple[Pair, ...]
     groups: tuple[Group, ...]

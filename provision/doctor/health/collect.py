@@ -16,7 +16,7 @@ from provision.doctor import host_scripts
 from provision.doctor.health import parsers
 from provision.doctor.health.model import Health, HostAnswer, Test, Unreadable
 from provision.remote.session import Session
-from provision.survey import Facts, parse_output
+from provision.survey import Facts, parse_answer
 
 _BEGIN = "===PROVISION-GPU-HEALTH-BEGIN==="  # as hostside/gpu_health.py writes it
 _SCRIPT = "gpu_health.py"
@@ -62,9 +62,7 @@ def of_this_machine(request: HealthRequest) -> Health:
 def parse(output: str, request: HealthRequest) -> Health:
     """The health in a host's output; one in which nothing is readable for another answer."""
     try:
-        document = parse_output(output, mark=_BEGIN, what="the check of GPUs")
-        # As JSON, where a list may be a tuple: strict models refuse that in Python's data.
-        return parsers.health(HostAnswer.model_validate_json(json.dumps(document)), request.tests)
+        return parsers.health(parse_answer(HostAnswer, output, _BEGIN, "the check of GPUs"), request.tests)
     except ValidationError:
         return _nothing("the check of GPUs gave an invalid answer")
     except ProvisionError as error:

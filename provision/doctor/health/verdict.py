@@ -68,20 +68,22 @@ def _gpus(health: Health) -> str:
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "no GPU"
 
 
-def write_quarantine(path: Path, made: Sequence[Verdict]) -> list[str]:
-    """Update a list of unfit hosts, one name per line, as `--limit '!@FILE'` reads them: with this examination's unfit hosts, and
-    without those that it found fit. A host that was not examined stays listed.
+def write_quarantine(path: Path, unfit: Mapping[str, bool]) -> str:
+    """Update a list of unfit hosts, one name per line, as `--limit '!@FILE'` reads them.
 
-    Returns the names in the file.
+    Args:
+        unfit: each host that was examined, and whether it is unfit. Those that are not are removed from the list, all others stay.
+
+    Returns a sentence that says so.
 
     Raises:
         UsageError: the file cannot be written, or lists something else than hosts.
     """
-    examined = {verdict.host: verdict.word for verdict in made}
-    before = listed(path) if path.exists() else []
-    unfit = sorted({*(name for name in before if name not in examined), *(name for name, word in examined.items() if word == "unfit")})
+    kept = {name for name in (listed(path) if path.exists() else ()) if name not in unfit}
+    names = sorted(kept | {name for name, is_unfit in unfit.items() if is_unfit})
     try:
-        downloads.store(path, "".join(f"{host}\n" for host in unfit).encode())  # who reads it meanwhile sees the old list or the new one
+        downloads.store(path, "".join(f"{host}\n" for host in names).encode())  # who reads it meanwhile sees the old list or the new one
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
-    return unfit
+    counted = f"{len(names)} unfit host{'s' * (len(names) != 1)}{f' ({len(kept)} of them not examined now)' if kept else ''}"
+    return f"{counted} listed in {path}; to leave them out: --limit '!@{path}'"

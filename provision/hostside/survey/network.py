@@ -99,6 +99,7 @@ def network(machine):
                 "virtual": kind in ("container", "tunnel"),
                 "kind": kind,
                 "speed": speed if speed and speed > 0 else None,
+                "device": machine.exists(folder + "/device"),
             }
         )
     return {

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,7 +28,7 @@ from provision.doctor.checks import examine
 from provision.doctor.health import parsers
 from provision.doctor.health.collect import HealthRequest, parse
 from provision.doctor.health.model import Bandwidths, Gpu, Gpus, Health, HostAnswer, KernelLog, Output, RdmaPort
-from provision.doctor.health.verdict import verdicts, write_quarantine
+from provision.doctor.health.verdict import Verdict, verdicts, write_quarantine
 from provision.inventory import by_name
 
 DATA = Path(__file__).parents[2] / "data" / "gpu_health"
@@ -451,22 +452,27 @@ def test_every_expected_bandwidth_is_for_another_kind_of_host() -> None:
 # ---------------------------------------------------------------------------------------------- verdicts
 
 
+def list_after(file: Path, made: Sequence[Verdict]) -> list[str]:
+    said = write_quarantine(file, {each.host: each.word == "unfit" for each in made})
+    names = file.read_text().split()
+    assert f"{len(names)} unfit host" in said
+    return names
+
+
 def test_verdicts_and_the_list_of_unfit_hosts(tmp_path: Path) -> None:
     healths = {"good": one(persistence=False), "slow": one(margin=-3), "bad": one(uncorrectable=1)}
     made = verdicts(["good", "slow", "bad", "gone"], healths, examine({}, (), {}, healths, catalog=OURS))
     assert [(each.host, each.word) for each in made] == [("bad", "unfit"), ("gone", "unfit"), ("slow", "degraded"), ("good", "healthy")]
     file = tmp_path / "quarantine"
-    assert write_quarantine(file, made) == ["bad", "gone"]
-    assert file.read_text() == "bad\ngone\n"
+    assert list_after(file, made) == ["bad", "gone"]
     left = inventory_of("good,slow,bad", f"!@{file}")
     assert [host.name for host in left.hosts] == ["good", "slow"]
     assert [host.name for host in inventory_of("good,slow,bad", f"all,!@{file},!slow").hosts] == ["good"]
     assert [host.name for host in by_name("facts.json", ["good", "slow", "bad"], f"!@{file}").hosts] == ["good", "slow"]
     others = verdicts(["good", "slow"], {name: healths[name] for name in ("good", "slow")}, ())
-    assert write_quarantine(file, others) == ["bad", "gone"]  # neither was examined this time
-    assert write_quarantine(file, verdicts(["bad", "slow"], {"bad": one()}, ())) == ["gone", "slow"]
-    assert file.read_text() == "gone\nslow\n"
-    write_quarantine(file, verdicts(["gone", "slow"], {"gone": one(), "slow": one()}, ()))
+    assert list_after(file, others) == ["bad", "gone"]  # neither was examined this time
+    assert list_after(file, verdicts(["bad", "slow"], {"bad": one()}, ())) == ["gone", "slow"]
+    assert list_after(file, verdicts(["gone", "slow"], {"gone": one(), "slow": one()}, ())) == []
     assert len(inventory_of("good,slow,bad", f"!@{file}").hosts) == 3
 
 
