@@ -7,13 +7,13 @@
 // from its tensor, and all connections move at once, so every byte crosses the network once. What is for rank k goes
 // straight to its place; what is for others of its host goes through its buffer in[round % 2], window by window, and
 // after the barrier of a round they copy it out. All ranks have the same number of rounds, and leave a round when
-// they have sent and received all of it: whoever is in the earliest one is owed nothing by those who wait for it.
+// they have sent and received all of it: whoever is in the earliest one is owed nothing by those who wait for it. Who
+// has nothing for a partner sends that in every round, so that nobody waits at the end for longer than a round takes.
 //
 // Elsewhere one rank after the other broadcasts what it has for other hosts, and everyone keeps its own part: with H
 // hosts a byte passes up to H - 1 links of the ring.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -24,6 +24,8 @@
 
 namespace cc {
 namespace {
+
+constexpr uint64_t round_bytes = uint64_t(64) << 20;  // that a rank alone on its host sends all others in a round
 
 // Part of a rank's input that goes to one rank, and where it lies in a stream that holds only some of the parts.
 struct Piece {
@@ -112,9 +114,8 @@ class PairwiseExchange {
         topology_(phase.topology()),
         offsets_(offsets),
         sockets_(phase.group.connections().to.begin()->second.size()),
-        window_(topology_.local_size() == 1 ? std::numeric_limits<uint64_t>::max()
-                                            : phase.group.memory().layout().chunk_bytes / (topology_.hosts.size() - 1) /
-                                                  cache_line * cache_line) {
+        window_((topology_.local_size() == 1 ? round_bytes : phase.group.memory().layout().chunk_bytes) /
+                (topology_.hosts.size() - 1) / cache_line * cache_line) {
     const uint64_t row_bytes = phase.header().row_bytes();
     for (int k = 1; k < topology_.host_count(); ++k) {
       const std::vector<int>& there = topology_.hosts[(topology_.host + k) % topology_.host_count()];
@@ -185,6 +186,9 @@ class PairwiseExchange {
                                                  : buffer(topology_.local_rank, p, round, part);
         deal(&receives, part, memory, &received);
       });
+      char* nothing = phase_.group.memory().in(topology_.local_rank, round);
+      if (!sent) sends[0].push_back({round * window_, 0, nothing});
+      if (!received) receives[0].push_back({round * window_, 0, nothing});
       for (size_t number = 0; number < sockets_; ++number) {
         streams.push_back(std::make_unique<PairStream>(phase_, pair.partner, static_cast<int>(number),
                                                        std::move(sends[number]), std::move(receives[number])));

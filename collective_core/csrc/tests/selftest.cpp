@@ -435,22 +435,29 @@ std::string check_traffic() {
   return {};
 }
 
-// Hosts with different numbers of ranks on a slow network: those that have nothing to do wait for longer than the
-// timeout for those that move bytes.
+// On a slow network those that have nothing to do wait for longer than the timeout for those that move bytes: of hosts
+// with different numbers of ranks or, of an alltoall, of hosts of which one sends another all there is to send.
 std::string check_slow_network(Kind kind, double short_timeout_s = 2.0) {
+  const bool is_alltoall = kind == Kind::alltoall;
+  const int size = is_alltoall ? 6 : 3;
+  const uint64_t count = is_alltoall ? 3000000 : 300000;
   NetworkInMemory network;
-  network.be_slow(std::chrono::milliseconds(static_cast<int>(10 * short_timeout_s)));
-  const std::vector<cc::Peer> peers = peers_of(network, 3, 2);
-  std::vector<std::shared_ptr<cc::Task>> tasks(3);
-  std::vector<double> pauses(3, timeout_s);  // until a rank's error
+  network.be_slow(std::chrono::milliseconds(static_cast<int>((is_alltoall ? 1 : 10) * short_timeout_s)));
+  const std::vector<cc::Peer> peers = peers_of(network, size, is_alltoall ? 3 : 2);
+  std::vector<std::shared_ptr<cc::Task>> tasks(static_cast<size_t>(size));
+  std::vector<double> pauses(static_cast<size_t>(size), timeout_s);  // until a rank's error
   std::vector<std::thread> threads;
-  threads.reserve(3);
-  for (int r = 0; r < 3; ++r) {
+  threads.reserve(static_cast<size_t>(size));
+  for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       cc::Engine engine(
           std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), short_timeout_s, timeout_s));
-      std::vector<float> mine(300000, value(r, 1));
+      std::vector<float> mine(count, value(r, 1));
       tasks[r] = make_task(kind, DType::f32, mine.size(), mine.data(), mine.data(), "slow", 2);
+      if (is_alltoall) {
+        tasks[r]->operation.splits.assign(static_cast<size_t>(size), 0);
+        tasks[r]->operation.splits[r == 2 ? 5 : r] = static_cast<int64_t>(count);
+      }
       engine.run(tasks[r]);
       if (tasks[r]->error.empty()) {
         tasks[r] = make_task(Kind::barrier, DType::u8, 0, nullptr, nullptr, "end");
@@ -460,7 +467,7 @@ std::string check_slow_network(Kind kind, double short_timeout_s = 2.0) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (int r = 0; r < 3; ++r) {
+  for (int r = 0; r < size; ++r) {
     if (tasks[r]->error.empty()) continue;
     // On a busy machine nothing may move for so long that to give up is right, on whichever rank comes first.
     const bool was_busy = *std::min_element(pauses.begin(), pauses.end()) > short_timeout_s / 2;
@@ -535,8 +542,8 @@ void run_cases_in_memory() {
   }
   NetworkInMemory too_many;  // connections for a mesh
   run_case(too_many, 3, 3, 33, 70001);
-  for (const std::string& error :
-       {check_lost_host(), check_traffic(), check_slow_network(Kind::allreduce), check_slow_network(Kind::broadcast)}) {
+  for (const std::string& error : {check_lost_host(), check_traffic(), check_slow_network(Kind::allreduce),
+                                   check_slow_network(Kind::broadcast), check_slow_network(Kind::alltoall)}) {
     if (!error.empty()) std::printf("%s\n", error.c_str());
     failures += error.empty() ? 0 : 1;
   }
