@@ -140,7 +140,7 @@ def test_what_was_read_is_read_again_only_where_it_has_changed(
     place = tmp_path / "modules/kernels"
     python = str(environment("Tesla P100, 6.0"))
     before = gpu_code.check(session, {"localhost": python})
-    cache = tmp_path / "cache/provision/gpu-code.json"
+    cache = tmp_path / "cache/provision" / script.CACHE
     kept = json.loads(cache.read_text())["libraries"]
     kept = {path: entry for path, entry in kept.items() if path.startswith(str(place))}
     monkeypatch.setattr(sys, "path", [str(tmp_path / "modules")])

@@ -1,0 +1,71 @@
+"""Loads PyTorch, and with ``cuda=MAJOR.MINOR`` every library of its packages, which must be of that CUDA's major and of one release each;
+with ``hip`` it must be a build for AMD's GPUs. It needs no GPU. Python 3.8+; the standard library and PyTorch.
+
+The first import writes the byte code, which users who may not write into the environment cannot: it must be readable under any umask.
+"""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+
+os.umask(0o022)
+import torch  # noqa: E402
+
+LIBRARY = re.compile(r"lib.*\.so(\.[0-9.]+)?$")  # others are plug-ins, for networks and launchers that a host may not have
+PACKAGE = re.compile(r"(torch|nvidia[-_].*)$", re.I)
+ABSENT = re.compile(r"(\S+): cannot open shared object file")
+
+
+def broken():
+    """What the dynamic linker says of libraries that cannot be loaded, but for want of one that is optional on a host: libmlx5, ….
+
+    It resolves functions when they are called, as programs have it: `ctypes` would do so at once.
+    """
+    c = ctypes.CDLL(None)
+    c.dlopen.restype, c.dlopen.argtypes, c.dlerror.restype = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int), ctypes.c_char_p
+    packages = [each for each in importlib.metadata.distributions() if PACKAGE.match(each.metadata["Name"])]
+    files = [str(package.locate_file(file)) for package in packages for file in package.files or () if LIBRARY.match(file.name)]
+    names = {os.path.basename(file) for file in files} | {"libcuda.so.1"}
+    for file in files:
+        said = None if c.dlopen(file.encode(), os.RTLD_LAZY) else c.dlerror().decode()
+        absent = ABSENT.match(said or "")
+        if said and (absent is None or absent.group(1) in names):
+            yield said
+
+
+def differing():
+    """Versions that do not agree."""
+    number = ctypes.c_int()
+    ctypes.CDLL("libcudart.so." + torch.version.cuda.split(".")[0]).cudaRuntimeGetVersion(ctypes.byref(number))
+    runtime = "%d.%d" % (number.value // 1000, number.value % 1000 // 10)
+    if runtime != torch.version.cuda:
+        yield "PyTorch is for CUDA %s, and its CUDA runtime is %s" % (torch.version.cuda, runtime)
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    installed = {each.version for each in importlib.metadata.distributions() if each.metadata["Name"].startswith("nvidia-nccl-")}
+    if installed and nccl not in installed:
+        yield "PyTorch loads NCCL %s, and its package is %s" % (nccl, ", ".join(sorted(installed)))
+    torch.backends.cudnn.version()  # raises where cuDNN is older than the one that PyTorch was built with
+
+
+def main(planned):
+    if not os.path.exists(importlib.util.find_spec("torch._dynamo").cached):  # what optimizers import: it takes seconds
+        with tempfile.TemporaryDirectory() as folder:  # it makes one in /tmp and leaves it there
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+            importlib.import_module("torch._dynamo")
+    if planned == "hip" and not torch.version.hip:
+        return ["torch.version.hip is missing: %s is not the build for AMD's GPUs in the plan" % torch.__version__]
+    if not planned.startswith("cuda="):
+        return []
+    if (torch.version.cuda or "").split(".")[0] != planned[len("cuda=") :].split(".")[0]:
+        return ["torch.version.cuda is %s: %s is not the build in the plan, %s" % (torch.version.cuda, torch.__version__, planned)]
+    return [*broken(), *differing()]
+
+
+if __name__ == "__main__":
+    wrong = main(sys.argv[1])
+    print("\n".join(wrong) or torch.__version__, file=sys.stderr if wrong else sys.stdout, flush=True)
+    os._exit(bool(wrong))  # no library's end matters
