@@ -4,6 +4,7 @@ with ``hip`` it must be a build for AMD's GPUs. It needs no GPU. Python 3.8+; th
 The first import writes the byte code, which users who may not write into the environment cannot: it must be readable under any umask.
 """
 
+import csv
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -28,12 +29,14 @@ def broken():
     c = ctypes.CDLL(None)
     c.dlopen.restype, c.dlopen.argtypes, c.dlerror.restype = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int), ctypes.c_char_p
     packages = [each for each in importlib.metadata.distributions() if PACKAGE.match(each.metadata["Name"])]
-    files = [str(package.locate_file(file)) for package in packages for file in package.files or () if LIBRARY.match(file.name)]
+    # By their records: newer Pythons leave missing files out of what they list.
+    rows = [(package, row[0]) for package in packages for row in csv.reader((package.read_text("RECORD") or "").splitlines()) if row]
+    files = [str(package.locate_file(path)) for package, path in rows if LIBRARY.match(os.path.basename(path))]
     names = {os.path.basename(file) for file in files} | {"libcuda.so.1"}
     for file in files:
         said = None if c.dlopen(file.encode(), os.RTLD_LAZY) else c.dlerror().decode()
         absent = ABSENT.match(said or "")
-        if said and (absent is None or absent.group(1) in names):
+        if said and (absent is None or os.path.basename(absent.group(1)) in names):
             yield said
 
 
