@@ -33,8 +33,8 @@ EMPTY = (0, "")  # an entry that each container costs, as one may have none
 #: Flags: the code runs on exactly this architecture (sm_90a), or only within its family (sm_100f). Source: libraries made by nvcc 13.0.
 SPECIFIC, FAMILY = 1 << 20, 1 << 21
 SECTION_HEADER = struct.Struct("<II16xQQ24x")  # name, kind, (flags, address,) offset, size
-#: Bytes of machine code with a kernel; less is what the device linker leaves of a library that has its kernels elsewhere, for one
-#: architecture, whatever they are for: 1,896 in cuFFT of CUDA 13.2.
+#: Bytes of machine code with a kernel. Less is what the device linker leaves, for one architecture, of a library that has its kernels, for
+#: all, outside of the section: 1,896 in cuFFT of CUDA 13.2.
 SMALLEST_CODE = 2048
 MAX_SECTIONS = 10000
 MAX_ENTRIES = 500000  # and containers; PyTorch's largest library has 20,000
