@@ -25,7 +25,7 @@ _CHOICES = 6  # runs that an error names
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# ready: the training job passed · installed; …: it did, on CPUs, with simulated GPUs · done: it ended well · not ready, failed: it did not ·
+# ready: the training job passed · installed; …: on CPUs, as the GPUs are simulated · done: it ended well · not ready, failed: it did not ·
 # running: still · interrupted: by a signal · killed: it ended without a word · unreadable: its report is not one · unknown: its folder does
 # not say.
 # fmt: off

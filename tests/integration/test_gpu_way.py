@@ -1,4 +1,4 @@
-"""The whole way of hosts with GPUs, on simulated ones: the real CUDA build of PyTorch, NCCL as wheel and as package, training, health, removal.
+"""The whole way of hosts with GPUs, on simulated ones: PyTorch's real CUDA build, NCCL as wheel and as package, training, health, removal.
 
 Simulated is what `provision sandbox` simulates. The packages are those of the Python index: gigabytes, once per host. Tests run in order.
 """
@@ -100,7 +100,8 @@ def test_a_missing_library_and_another_build_are_named(pair):
         failed = provision("up", str(sandbox.inventory), *BUILD, "--from", "pytorch", "--no-smoke", "--limit", host.name)
         assert "torch.version.cuda is None: 2.15.0+cu132 is not the build in the plan, cuda=13.2" in failed.stdout + failed.stderr
     finally:
-        root(host, f"[ ! -e /root/kept ] || mv /root/kept {library}; sed -i 's/^cuda = None/cuda: Optional[str] = \"{CUDA}\"/' {PACKAGES}/torch/version.py")
+        as_it_was = f"sed -i 's/^cuda = None/cuda: Optional[str] = \"{CUDA}\"/' {PACKAGES}/torch/version.py"
+        root(host, f"[ ! -e /root/kept ] || mv /root/kept {library}; {as_it_was}")
 
 
 def test_the_doctor_finds_them_healthy_and_puts_a_sick_one_into_quarantine(pair, tmp_path):
@@ -143,7 +144,8 @@ def test_nccl_comes_as_a_package_with_the_same_library(pair, key, tmp_path):
     package = nccl_packages.local_repository(tmp_path, tmp_path / "work", key, "debian12", full, library=tmp_path / "libnccl.so.2")
     found, _said = up(sandbox, "--nccl", str(package), "--no-smoke")
     assert {line["nccl"] for line in found["hosts"]} == {NCCL}
-    said = root(host, "ldconfig -p | grep libnccl.so.2; dpkg-query -W -f '${Status} ${Version}' libnccl2; ls -d /opt/provision/nccl 2>&1 || true")
+    version = "dpkg-query -W -f '${Status} ${Version}' libnccl2"
+    said = root(host, f"ldconfig -p | grep libnccl.so.2; {version}; ls -d /opt/provision/nccl 2>&1 || true")
     assert "/usr/lib/x86_64-linux-gnu/libnccl.so.2" in said
     assert f"hold ok installed {full}" in said
     assert "No such file" in said

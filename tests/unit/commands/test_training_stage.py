@@ -46,7 +46,13 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             for rank, device in enumerate(devices)
         ]
         speeds = dict.fromkeys(
-            ("one_rank_images_per_second", "speedup", "efficiency", "without_communication_images_per_second", "efficiency_of_communication")
+            (
+                "one_rank_images_per_second",
+                "speedup",
+                "efficiency",
+                "without_communication_images_per_second",
+                "efficiency_of_communication",
+            )
         )
         said = {"schema": 1, "dataset": "digits", "np": 2, "hosts": {"h": [0, 1]}, "participants": ranks, "bar_percent": 90.0, **speeds}
         said |= {"epochs": [{"epoch": 1, "test_accuracy_percent": 97.0}], "images_per_second": 1.0}

@@ -49,7 +49,13 @@ def loaded(tmp_path: Path) -> Environment:
         (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
     def run(
-        planned: str, cuda: str | None = "13.2", hip: str | None = None, *, runtime: int = 13020, nccl: str = "2.30.7", **more: dict[str, str]
+        planned: str,
+        cuda: str | None = "13.2",
+        hip: str | None = None,
+        *,
+        runtime: int = 13020,
+        nccl: str = "2.30.7",
+        **more: dict[str, str],
     ) -> subprocess.CompletedProcess[str]:
         (site / "torch").mkdir(parents=True)
         (site / "torch/__init__.py").write_text(TORCH.format(cuda=cuda, hip=hip))

@@ -44,13 +44,13 @@ def differing():
     """Versions that do not agree."""
     number = ctypes.c_int()
     ctypes.CDLL("libcudart.so." + torch.version.cuda.split(".")[0]).cudaRuntimeGetVersion(ctypes.byref(number))
-    runtime = "%d.%d" % (number.value // 1000, number.value % 1000 // 10)
+    runtime = f"{number.value // 1000}.{number.value % 1000 // 10}"
     if runtime != torch.version.cuda:
-        yield "PyTorch is for CUDA %s, and its CUDA runtime is %s" % (torch.version.cuda, runtime)
+        yield f"PyTorch is for CUDA {torch.version.cuda}, and its CUDA runtime is {runtime}"
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     installed = {each.version for each in importlib.metadata.distributions() if each.metadata["Name"].startswith("nvidia-nccl-")}
     if installed and nccl not in installed:
-        yield "PyTorch loads NCCL %s, and its package is %s" % (nccl, ", ".join(sorted(installed)))
+        yield f"PyTorch loads NCCL {nccl}, and its package is {', '.join(sorted(installed))}"
     torch.backends.cudnn.version()  # raises where cuDNN is older than the one that PyTorch was built with
 
 
@@ -60,11 +60,11 @@ def main(planned):
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
             importlib.import_module("torch._dynamo")
     if planned == "hip" and not torch.version.hip:
-        return ["torch.version.hip is missing: %s is not the build for AMD's GPUs in the plan" % torch.__version__]
+        return [f"torch.version.hip is missing: {torch.__version__} is not the build for AMD's GPUs in the plan"]
     if not planned.startswith("cuda="):
         return []
     if (torch.version.cuda or "").split(".")[0] != planned[len("cuda=") :].split(".")[0]:
-        return ["torch.version.cuda is %s: %s is not the build in the plan, %s" % (torch.version.cuda, torch.__version__, planned)]
+        return [f"torch.version.cuda is {torch.version.cuda}: {torch.__version__} is not the build in the plan, {planned}"]
     return [*broken(), *differing()]
 
 
