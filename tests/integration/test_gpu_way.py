@@ -6,7 +6,6 @@ Simulated is what `provision sandbox` simulates. The packages are those of the P
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import zipfile
 from collections.abc import Iterator
@@ -47,7 +46,7 @@ def one(sandbox_factory) -> tuple[Sandbox, list[str]]:
 
 @pytest.fixture(scope="module")
 def key(tmp_path_factory) -> Iterator[nccl_packages.Key]:
-    made = nccl_packages.Key(tmp_path_factory.mktemp("gpg"))
+    made = nccl_packages.Key(tmp_path_factory.mktemp("nccl") / "gpg")
     yield made
     made.close()
 
@@ -133,11 +132,20 @@ def test_status_and_page_show_the_gpus_and_the_verdict(one, tmp_path):
     assert text.count("<svg") >= 2
 
 
+def test_removal_leaves_the_host_as_it_was(one):
+    sandbox, before = one
+    removed = report(good(provision("remove", str(sandbox.inventory), "--yes", "--json")))
+    assert {each["state"] for each in removed["hosts"]} == {"removed"}, removed
+    assert sorted(set(state(sandbox.hosts[0])) ^ set(before)) == []
+
+
 def test_nccl_comes_as_a_package_with_the_same_library(one, key, tmp_path):
-    """From a local repository package of that name, in which the library is the wheel's."""
-    sandbox, _before = one
-    host = sandbox.hosts[0]
+    """From a local repository package of that name, in which the library is the wheel's. On the bare host, without PyTorch."""
+    sandbox, before = one
+    host, words = sandbox.hosts[0], ("up", str(sandbox.inventory), "--torch", "none", "--no-smoke", "--json")
     assert not is_namespace(host)
+    (sandbox.inventory.parent / "provision.lock").unlink(missing_ok=True)
+    assert [line["nccl"] for line in report(good(provision(*words)))["hosts"]] == [NCCL]
     library = root(host, "find /opt/provision/nccl -name libnccl.so.2")
     parts, _stat = container(host).get_archive(library)
     with (tmp_path / "nccl.tar").open("wb") as file:
@@ -145,21 +153,14 @@ def test_nccl_comes_as_a_package_with_the_same_library(one, key, tmp_path):
     subprocess.run(["tar", "-C", tmp_path, "-xf", tmp_path / "nccl.tar"], check=True)
     full = f"{NCCL}-1+cuda13.3"
     package = nccl_packages.local_repository(tmp_path, tmp_path / "work", key, "debian12", full, library=tmp_path / "libnccl.so.2")
-    found, _said = up(sandbox, "--nccl", str(package), "--no-smoke")
-    assert {line["nccl"] for line in found["hosts"]} == {NCCL}
+    assert [line["nccl"] for line in report(good(provision(*words, "--nccl", str(package))))["hosts"]] == [NCCL]
     version = "dpkg-query -W -f '${Status} ${Version}' libnccl2"
     said = root(host, f"ldconfig -p | grep libnccl.so.2; {version}; ls -d /opt/provision/nccl 2>&1 || true")
     assert "/usr/lib/x86_64-linux-gnu/libnccl.so.2" in said
     assert f"hold ok installed {full}" in said
     assert "No such file" in said
-    shutil.rmtree(tmp_path)
-
-
-def test_removal_leaves_the_host_as_it_was(one):
-    sandbox, before = one
-    removed = report(good(provision("remove", str(sandbox.inventory), "--yes", "--json")))
-    assert {each["state"] for each in removed["hosts"]} == {"removed"}, removed
-    assert sorted(set(state(sandbox.hosts[0])) ^ set(before)) == []
+    good(provision("remove", str(sandbox.inventory), "--yes"))
+    assert sorted(set(state(host)) ^ set(before)) == []
 
 
 #: A stand-in of the build that no reachable index has; what it needs is real.
@@ -202,7 +203,7 @@ def own_index(folder: Path) -> None:
 def test_volta_gets_its_build_from_an_index_of_ones_own(one, tmp_path):
     """PyTorch's last build for it is of CUDA 12.6, which is in no index that this machine reaches."""
     sandbox, _before = one
-    (sandbox.inventory.parent / "provision.lock").unlink()
+    (sandbox.inventory.parent / "provision.lock").unlink(missing_ok=True)
     simulate(sandbox.name, Simulation(Gpus.requested("v100:2")), say=lambda _line: None)
     own_index(tmp_path / "simple")
     gateway = docker.from_env().networks.get(names.network(sandbox.name)).attrs["IPAM"]["Config"][0]["Gateway"]
