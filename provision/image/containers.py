@@ -42,7 +42,7 @@ PORTS = range(20000, 32768)  # below those that Linux uses for outgoing connecti
 _TRIES = 20
 _UNLIMITED = ("--ulimit", "memlock=-1:-1")  # an engine without the right to raise limits refuses it
 _RUN_KEY = "the run"  # the key by which the first container logs in to the others; no host is called like this
-_MIN_MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
+MIN_MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
 
 # A user without the right to use the engine, who can become root without a password, uses it as root.
 _LOOK = f"""docker=docker
@@ -64,10 +64,8 @@ _SERVE = """for port; do
     /usr/sbin/sshd -D -e -f /etc/provision/sshd_config -p "$port" -o ListenAddress="$address"
 done
 """
-_READY = """n=0
-until [ -s ~/.provision-sshd/sshd.pid ]; do n=$((n + 1)); [ $n -lt 600 ] || exit 1; sleep 0.1; done
-cat ~/.provision-sshd/port "$1/manifest.json"
-"""
+WAIT_FOR_SSHD = "n=0; until [ -s ~/.provision-sshd/sshd.pid ]; do n=$((n + 1)); [ $n -lt 600 ] || exit 1; sleep 0.1; done"
+_READY = f'{WAIT_FOR_SSHD}; cat ~/.provision-sshd/port "$1/manifest.json"'
 
 
 @dataclass(frozen=True)
@@ -377,7 +375,7 @@ docker start {self.container} >/dev/null
 
 def container_options(facts: Facts, engine: Engine) -> list[str]:
     """What of the host the container may use: half of its memory to share, its GPUs, its InfiniBand."""
-    memory = max(_MIN_MEMORY, (int(facts.memory.total_mb or 0) << 20) // 2)
+    memory = max(MIN_MEMORY, (int(facts.memory.total_mb or 0) << 20) // 2)
     words = ["--shm-size", str(memory)]
     words += ["--gpus", "all"] if facts.gpus and engine.nvidia else []
     return words + (["--device", "/dev/infiniband"] if facts.infiniband else [])
