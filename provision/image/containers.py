@@ -113,7 +113,7 @@ def started(session: Session, image: str, options: RunOptions, *, volumes: Seque
 def _attributes_here(image: str) -> local_images.Attributes | None:
     """What this machine's engine says of the image; None where it does not have it, or there is no engine: then the hosts pull it."""
     if Path(image).is_file():
-        raise UsageError("is a file", where=image, hint="load it here, then give its name: docker load -i FILE")
+        raise UsageError("invalid image: expected a name, not a file", where=image, hint="load it here, then give its name: docker load -i FILE")
     with contextlib.suppress(ProvisionError), local_images.engine() as client, container_engine.explained(f"inspecting {image}"):
         return local_images.attributes(client, image)
     return None
@@ -126,7 +126,7 @@ def _facts(session: Session) -> dict[str, Facts]:
         if problem.host in absent:  # the others' problems are about installing
             raise ProvisionError(problem.what, where=problem.host, hint=problem.hint)
     if absent:
-        raise ProvisionError("it gave no facts", where=", ".join(absent), hint="leave it out: --limit")
+        raise ProvisionError("missing facts", where=", ".join(absent), hint="leave it out: --limit")
     return survey.hosts
 
 
@@ -150,7 +150,7 @@ def engine_problem(session: Session, name: str, answer: ssh.Answer) -> tuple[str
     """(what is wrong with a host's engine, hint)."""
     host, error = session.inventory.host(name), " ".join(answer.err.split())
     if answer.code == _NO_ENGINE:
-        return "it has no container engine (no docker command)", "install one there: sudo apt-get install docker.io (or Docker's packages)"
+        return "no container engine (no docker command)", "install one there: sudo apt-get install docker.io (or Docker's packages)"
     if answer.code == _REFUSED and "permission denied" in error.lower():
         what = f"its user may not use the container engine, and cannot become root without a password: {error}"
         return what, f"let that user: sudo usermod -aG docker {host.user or '$USER'}, and log in again"

@@ -8,7 +8,7 @@ from typing import Any
 
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError
-from provision.base.versions import minor
+from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.image import bases
 from provision.image.bases import Base
@@ -31,6 +31,7 @@ class Target:
 
     Attributes:
         hosts: those that it is for; empty where none were named.
+        gpus: the compute capabilities of their GPUs, which it must have code for.
         locked: the wheels of the lock, where there is one.
     """
 
@@ -39,6 +40,7 @@ class Target:
     engine: EngineSource
     catalog: Catalog
     hosts: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
     locked: Locked = field(default_factory=dict)
 
     @property
@@ -77,10 +79,15 @@ def of_hosts(plan: Plan, known: Mapping[str, Facts], engine: EngineSource, catal
     kinds: dict[tuple[Base, HostPlan], list[str]] = {}
     for name, host in plan.hosts.items():
         kinds.setdefault((bases.base(host_class_of(known[name], catalog), own=base), _as_image(host, catalog)), []).append(name)
-    targets = [Target(base_, host, engine, catalog, tuple(names)) for (base_, host), names in kinds.items()]
+    targets = [Target(base_, host, engine, catalog, tuple(names), _gpus(names, known)) for (base_, host), names in kinds.items()]
     if len({target.name for target in targets}) < len(targets):  # same system and CUDA, but something else differs
         targets = [replace(each, base=replace(each.base, name=f"{each.name}-{each.hosts[0]}")) for each in targets]
     return targets
+
+
+def _gpus(names: Sequence[str], known: Mapping[str, Facts]) -> tuple[str, ...]:
+    found = {gpu.compute_capability for name in names for gpu in known[name].gpus if gpu.compute_capability}
+    return tuple(sorted(found, key=key))
 
 
 def _invented(system: str, cuda: str | None, catalog: Catalog) -> Facts:

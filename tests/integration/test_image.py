@@ -286,7 +286,7 @@ def a_killed_run_left(sandbox: Sandbox, image: str) -> None:
 def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_job(str(bare.inventory), image, "python", "-m", "collective_core.check") == 1
     output = capsys.readouterr().err
-    assert "node1, node2: it has no container engine" in output
+    assert "node1, node2: no container engine" in output
     assert "sudo apt-get install docker.io" in output
 
 
