@@ -131,7 +131,8 @@ def test_images_run_as_an_ordinary_user_and_name_no_login(every: dict[str, tuple
     uid = OURS.images().user.uid
     for name, (_target, text) in every.items():
         finished = text.rpartition("\nFROM ")[2]
-        assert re.findall(r"^(USER .*|RUN|CMD)", finished, re.MULTILINE) == ["RUN", f"USER {uid}", "CMD"], name
+        assert re.findall(r"^(USER .*|CMD)", finished, re.MULTILINE) == [f"USER {uid}", "CMD"], name
+        assert not re.search(r"^ARG", finished, re.MULTILINE), name  # its value, which may be a login, would be in the history
         assert not re.search(r"://[^/\s]*@", text), name
         assert "chmod 777" not in text
 
@@ -224,12 +225,13 @@ def test_uv_takes_the_wheels_of_a_lock() -> None:
     constraints = {path: file.content.decode() for path, file in files.items() if path.endswith("constraints.txt")}
     assert constraints == {
         "python/build/constraints.txt": "",
+        "python/torch/constraints.txt": "",
         "python/venv/constraints.txt": "nvidia-nccl-cu12==2.29.3 --hash=sha256:s --hash=sha256:t\nsympy==1.13.1 --hash=sha256:s\n",
         "python/nccl/constraints.txt": "nvidia-nccl-cu12==2.21.5 --hash=sha256:t\n",
     }
     text = files["Dockerfile"].content.decode()
-    for environment in ("build", "venv", "nccl"):
-        (step,) = re.findall(rf"source=python/{environment},target=/python (.*?)\n\n", text.replace("[% ", ""), re.DOTALL)
+    for environment in ("build", "torch", "venv", "nccl"):
+        (step,) = re.findall(rf"source=python/{environment},target=/python (.*?)\n(?:RUN|\n)", text, re.DOTALL)
         assert "--constraints /python/constraints.txt" in step
 
 
@@ -248,12 +250,26 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
         entries = [WheelFile(name, "1.0", "", "", "0" * 64 if name == wrong else known) for name, known in sums.items()]
         files = render.context(replace(of_system("debian 12", None), locked={"venv": entries}), fetched=True)
         (tmp_path / "constraints.txt").write_bytes(files["python/venv/constraints.txt"].content)
-        (step,) = re.findall(r"uv pip install --python /opt/provision/venv[^\\]*", files["Dockerfile"].content.decode())
+        *_, step = re.findall(r"&& (uv pip install --python /opt/provision/venv[^\\]*)", files["Dockerfile"].content.decode())
         words = step.replace("/opt/provision", str(tmp_path)).replace("/python/constraints.txt", str(tmp_path / "constraints.txt"))
         command = [uv, *words.replace("--find-links /python", f"--find-links {tmp_path}").split()[1:], "pvdemo-app==1.0"]
         done = subprocess.run([*command, "--no-cache", "--reinstall"], capture_output=True, text=True, check=False)
         assert (done.returncode == 0) == (wrong is None), done.stderr
         assert wrong is None or f"Hash mismatch for `{wrong}==1.0`" in done.stderr
+
+
+def test_what_changes_least_comes_first() -> None:
+    """Another NumPy costs the layers of PyTorch and NCCL nothing, another engine none but its own."""
+    target = replace(of_system("ubuntu 24.04", "13.2"), locked={"torch": [WheelFile("torch", "2.15.0+cu132", "f", "u", "s")]})
+    numpy = replace(target.host.numpy, version="2.2.7", package="numpy==2.2.7")
+    files, other = (render.context(each, fetched=True) for each in (target, replace(target, host=replace(target.host, numpy=numpy))))
+    steps, changed_steps = (each["Dockerfile"].content.decode().rpartition("\nFROM ")[2].split("\nRUN ") for each in (files, other))
+    assert re.findall(r"source=python/(\w+),|from=(engine),", "".join(steps)) == [("torch", ""), ("nccl", ""), ("venv", ""), ("", "engine")]
+    assert steps[:3] == changed_steps[:3]
+    assert steps[3] != changed_steps[3]
+    assert {path for path in files if files[path] != other[path]} & {"python/torch/constraints.txt", "python/nccl/constraints.txt"} == set()
+    newer = render.context(replace(target, engine=EngineSource(b"newer", "0.0.0", "1" * 64)), fetched=True)
+    assert {path for path in files if files[path] != newer[path]} == {"Dockerfile", "collective_core-0.0.0.tar.gz"}
 
 
 def test_a_survey_reads_the_images_manifest() -> None:
