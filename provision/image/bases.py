@@ -45,10 +45,11 @@ def checked_system(text: str, catalog: Catalog) -> str:
     return system
 
 
-def checked_cuda(cuda: str) -> str:
-    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError for anything else."""
-    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda):
-        raise UsageError(f"invalid --cuda {cuda}: expected a version such as 12.4")
+def checked_cuda(cuda: str, catalog: Catalog) -> str:
+    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError for one that NVIDIA has no images of."""
+    known = sorted({minor(each) for system in systems(catalog) for each in cudas(system, catalog)}, key=key)
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda) or minor(cuda) not in known:
+        raise UsageError(f"invalid --cuda {cuda}: expected one of {', '.join(known)}")
     return cuda
 
 
@@ -73,17 +74,14 @@ def release_of(system: str, cuda: str, catalog: Catalog) -> str:
     """The full number of the image for this CUDA, ``12.4`` → ``12.4.1``. Raises UsageError, with what exists, where there is none."""
     fitting = [each for each in cudas(system, catalog) if cuda in (each, minor(each))]
     if not fitting:
-        raise UsageError(f"unknown image: {system} with CUDA {cuda}", hint=_what_exists(system, cuda, catalog))
+        raise UsageError(f"unknown image: {system} with CUDA {cuda}", hint=f"{_what_exists(system, cuda, catalog)}; or name one: --base IMAGE")
     return fitting[-1]
 
 
 def newest_system(cuda: str, catalog: Catalog) -> str:
-    """The newest Ubuntu that there is an image for this CUDA of. Raises UsageError where there is none."""
-    having = [system for system in systems(catalog) if system.startswith("ubuntu") and minor(cuda) in map(minor, cudas(system, catalog))]
-    if not having:
-        every = sorted({minor(each) for system in systems(catalog) for each in cudas(system, catalog)}, key=key)
-        raise UsageError(f"unknown image: CUDA {cuda}", hint=f"expected one of {', '.join(every)}")
-    return max(having, key=lambda system: key(system.split()[1]))
+    """The newest Ubuntu that NVIDIA has an image for this CUDA of, else the newest other system."""
+    having = [system for system in systems(catalog) if minor(cuda) in map(minor, cudas(system, catalog))]
+    return max(having, key=lambda system: (system.startswith("ubuntu"), key(system.split()[1])))
 
 
 def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = None) -> Base:

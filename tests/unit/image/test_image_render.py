@@ -193,6 +193,35 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
     assert f'org.provision.image.engine.sha256="{sources.engine.sha256}"' in text
 
 
+def test_without_gpus_an_image_of_gpu_hosts_has_no_cuda_and_amds_hosts_get_one() -> None:
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
+    amd = changed(known["gpu1"], driver=None, gpus=[], amd={"driver": "6.10.5", "gpus": [{"target": "gfx942"}]})
+    plan, facts = planning.make_plan(Request(inventory, Options(cpu=True)), known).plan, {**known, "node1": amd}
+    made = targets.of_hosts(plan, facts, ENGINE, OURS)
+    assert {target.base.reference for target in made} == {"ubuntu:22.04"}
+    assert not any("cuda" in target.name for target in made)
+    with pytest.raises(UsageError, match="not for AMD's GPUs"):
+        targets.of_hosts(planning.make_plan(Request(inventory, Options()), known).plan, facts, ENGINE, OURS)
+
+
+def test_an_image_on_a_plain_base_says_its_cuda_its_gpus_and_that_it_wants_them() -> None:
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
+    host = changed(known["gpu1"], os={"id": "debian", "version": "12"}, python={"version": "3.11.2", "executable": "/usr/bin/python3"})
+    other = changed(host, gpus=[{"name": "H100", "compute_capability": "9.0"}])
+    plan = planning.make_plan(Request(inventory, Options()), {**known, "node1": other, "gpu1": host}).plan
+    (target,) = targets.of_hosts(plan, {"node1": other, "gpu1": host}, ENGINE, OURS)
+    text = dockerfile(target)
+    assert target.host.torch is not None
+    assert text.startswith(f"# debian 12 on x86_64, CUDA {target.host.torch.cuda} from wheels.\n")
+    assert f'org.provision.image.cuda="{target.host.torch.cuda}"' in text
+    assert 'org.provision.image.gpus="8.0 9.0"' in text
+    assert "NVIDIA_VISIBLE_DEVICES=all" in text
+    packaged = planning.make_plan(Request(inventory, Options(nccl_source="repository")), {**known, "node1": other, "gpu1": host}).plan
+    (target, *_) = targets.of_hosts(packaged, {"node1": other, "gpu1": host}, ENGINE, OURS)
+    with pytest.raises(UsageError, match="which lack that repository"):
+        render.context(target)
+
+
 def test_nccl_from_source_is_refused() -> None:
     inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
