@@ -9,13 +9,10 @@ As a script it prints the host's GPUs and the GPU code of all libraries in the e
     {"gpus": [{"name": …, "compute_capability": "9.0"}, …], "complete": whether there was time for all,
      "libraries": [{"path": …, "containers": n, "machine_code": {"9.0": n, …}, "ptx": {…}}, …]}
 
-What it has found is kept in the user's cache folder, by each file's path, size and time. With `--planned CAPABILITY…` those
-count instead of the host's GPUs; then it also prints PyTorch's CUDA, and the linker's error for each CUDA library that does not load::
-
-    {…, "cuda": "13.0", "unloadable": {path: error}}
+What it has found is kept in the user's cache folder, by each file's path, size and time. Compute capabilities as arguments count instead of
+the host's GPUs.
 """
 
-import ctypes
 import itertools
 import json
 import os
@@ -51,7 +48,6 @@ GPUS = "/proc/driver/nvidia/gpus"
 SMI_S = 20.0  # without the persistence daemon it wakes every GPU first
 CACHE = "gpu-code-2.json"  # the number is another where a library is read in another way
 LARGEST_CACHE = 16 << 20  # bytes
-OF_THE_HOST = re.compile(r"lib(cuda|nvidia-ml|ibverbs|mlx5|rdmacm)\.so")  # of the driver and the fabric
 
 
 class GpuCode(NamedTuple):
@@ -238,38 +234,20 @@ def write_cache(path: str, kept: Dict[str, Any]) -> None:
         pass  # a home without room: the next run reads everything again
 
 
-def unloadable() -> Dict[str, str]:
-    """CUDA libraries and PyTorch's → why one does not load; what lacks a library of the driver or the fabric alone is for such hosts."""
-    found = {}
-    for path in libraries():
-        if "/nvidia/" in path or "/torch/lib/" in path:
-            try:
-                ctypes.CDLL(path)
-            except OSError as error:
-                if not OF_THE_HOST.match(str(error)):
-                    found[path] = str(error)[:500]
-    return found
-
-
 def main() -> None:
-    planned = [{"name": "GPU", "compute_capability": each} for each in sys.argv[2:]] if sys.argv[1:] else None
     deadline = time.monotonic() + SCAN_S
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     cache = os.path.join(folder, "provision", CACHE)
     kept = read_cache(cache)
-    identity, present = gpus(kept.get("gpus")) if planned is None else (None, planned)
+    planned = [{"name": "GPU", "compute_capability": each} for each in sys.argv[1:]]
+    identity, present = (None, planned) if planned else gpus(kept.get("gpus"))
     found, complete = scan(kept.get("libraries", {}), deadline) if present else ({}, True)
     if present:
         new = {"gpus": [identity, present], "libraries": found}
         if new != kept:
             write_cache(cache, new)
     with_code = [dict(entry["code"], path=path) for path, entry in found.items() if entry["code"]]
-    answer = {"gpus": present, "libraries": with_code, "complete": complete}
-    if planned is not None:
-        import torch
-
-        answer.update(cuda=torch.version.cuda, unloadable=unloadable())
-    print(json.dumps(answer))
+    print(json.dumps({"gpus": present, "libraries": with_code, "complete": complete}))
 
 
 if __name__ == "__main__":

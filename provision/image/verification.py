@@ -15,7 +15,7 @@ from typing import Any
 import docker.errors
 from docker import DockerClient
 
-from provision.base import signals
+from provision.base import resources, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
@@ -26,10 +26,12 @@ from provision.inventory import loading
 from provision.launch.smoke import training_job
 from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
-from provision.remote import progress
+from provision.remote import progress, ssh
 from provision.remote.session import Session
 from provision.sandbox.containers import container_engine
 from provision.survey import Facts, collect, gpu_code
+
+_LOAD_S = 300.0  # for gigabytes of libraries
 
 
 @dataclass
@@ -131,8 +133,12 @@ def _check_cuda(session: Session, plan: Plan, known: Mapping[str, Facts], info: 
     name, host = next(iter(plan.hosts.items()))
     if host.torch is None or host.torch.cuda is None:
         return
-    gpus = info.of("gpus").split()
-    problems = gpu_code.check(session, {name: f"{host.prefix}/venv/bin/python"}, gpus, host.torch.cuda)
+    gpus, python = info.of("gpus").split(), f"{host.prefix}/venv/bin/python"
+    problems = gpu_code.check(session, {name: python}, gpus) if gpus else []
+    load = resources.folder("playbooks") / "roles/pytorch/files/load_pytorch.py"  # as on hosts
+    answer = ssh.run(session, {name: f"{python} -B - cuda={host.torch.cuda}"}, stdin=load.read_bytes(), timeout=_LOAD_S)[name]
+    if answer.code != 0:
+        problems.append(Problem("error", answer.error, id="library-broken", host=name))
     verdict.faults += problems
     if not problems:
         code = f" and has code for compute capability {', '.join(gpus)}" if gpus else ""

@@ -67,26 +67,16 @@ class Library(BaseModel, strict=True, frozen=True):
 
 
 class Scan(BaseModel, strict=True, frozen=True):
-    """The GPUs of a host and the libraries with GPU code in an environment; ``complete``: whether there was time for all of them.
-
-    ``cuda`` and ``unloadable`` are of planned GPUs: PyTorch's CUDA, and each CUDA library that does not load with the linker's error.
-    """
+    """The GPUs of a host and the libraries with GPU code in an environment; ``complete``: whether there was time for all of them."""
 
     gpus: list[Gpu]
     libraries: list[Library]
     complete: bool
-    cuda: str | None = None
-    unloadable: dict[str, str] = {}
 
 
-def check(session: Session, pythons: Mapping[str, str], planned: Sequence[str] | None = None, cuda: str | None = None) -> list[Problem]:
-    """What jobs cannot run on the hosts' GPUs. A host without GPUs answers at once; an environment that cannot be checked is a warning.
-
-    Args:
-        pythons: host → the Python whose environment is checked.
-        planned: compute capabilities that count instead of the hosts' GPUs; then, also for none, PyTorch must be a build for ``cuda``, and
-            every CUDA library of the environment must load.
-    """
+def check(session: Session, pythons: Mapping[str, str], planned: Sequence[str] = ()) -> list[Problem]:
+    """What jobs cannot run on the hosts' GPUs. ``pythons``: host → the Python whose environment is looked at; a host without GPUs
+    answers at once. An environment that cannot be checked is a warning. ``planned``: compute capabilities that count instead."""
     problems = []
     scripts = {name: _script(python, planned) for name, python in pythons.items()}
     answers = ssh.run(session, scripts, timeout=_TIMEOUT_S) if pythons else {}
@@ -98,9 +88,6 @@ def check(session: Session, pythons: Mapping[str, str], planned: Sequence[str] |
             problems.append(Problem("warning", what, id="host-warning", host=name))
             continue
         problems += missing_code(name, scan)
-        problems += [Problem("error", f"{path} does not load: {why}", id="library-broken", host=name) for path, why in scan.unloadable.items()]
-        if planned is not None and scan.cuda != cuda:
-            problems.append(Problem("error", f"PyTorch is a build for CUDA {scan.cuda}, not {cuda} as planned", id="other-cuda", host=name))
         if not scan.complete:
             what = "its environment has more libraries than could be checked for GPU code in time; the next run goes on with them"
             problems.append(Problem("warning", what, id="host-warning", host=name))
@@ -138,11 +125,10 @@ def _remedy(library: Library, lost: Mapping[str, str]) -> str:
     return f'build it again for all GPUs of the cluster (TORCH_CUDA_ARCH_LIST="{listed}"), or leave the host out'
 
 
-def _script(python: str, planned: Sequence[str] | None) -> str:
-    """A host without NVIDIA's driver does not even start a Python, unless GPUs are planned."""
-    words = () if planned is None else ("--planned", *planned)
-    scan = resources.inline_command("gpu_code.py", *words, interpreter=shlex.quote(python))
-    if words:
+def _script(python: str, planned: Sequence[str]) -> str:
+    """A host without NVIDIA's driver does not even start a Python."""
+    scan = resources.inline_command("gpu_code.py", *planned, interpreter=shlex.quote(python))
+    if planned:
         return f"cd; echo {ssh.ANSWER}; {scan}"
     has_driver = "[ -e /proc/driver/nvidia/gpus ] || command -v nvidia-smi >/dev/null"
     return f"cd; echo {ssh.ANSWER}; {{ {has_driver}; }} || {{ echo {shlex.quote(_NO_GPU)}; exit 0; }}; {scan}"
