@@ -74,7 +74,7 @@ def release_of(system: str, cuda: str, catalog: Catalog) -> str:
     """The full number of the image for this CUDA, ``12.4`` → ``12.4.1``. Raises UsageError, with what exists, where there is none."""
     fitting = [each for each in cudas(system, catalog) if cuda in (each, minor(each))]
     if not fitting:
-        raise UsageError(f"unknown image: {system} with CUDA {cuda}", hint=f"{_what_exists(system, cuda, catalog)}; or name one: --base IMAGE")
+        raise UsageError(f"unknown image: {system} with CUDA {cuda}", hint=_what_exists(system, cuda, catalog))
     return fitting[-1]
 
 
@@ -122,7 +122,8 @@ def _system(host_class: HostClass) -> str:
     for system in (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}"):
         if system in known.distributions.images:
             return system
-    raise UsageError(f"unknown image: {host_class.system.strip()}", hint=f"expected one of {', '.join(map(short, known.distributions.images))}")
+    hint = f"expected one of {', '.join(map(short, known.distributions.images))}"
+    raise UsageError(f"unknown image: {host_class.system.strip()}", hint=hint)
 
 
 def _what_exists(system: str, cuda: str, catalog: Catalog) -> str:
@@ -130,4 +131,4 @@ def _what_exists(system: str, cuda: str, catalog: Catalog) -> str:
     ways = [f"{short(system)} has CUDA {', '.join(cudas(system, catalog))}"] if cudas(system, catalog) else []
     others = [short(each) for each in systems(catalog) if minor(cuda) in map(minor, cudas(each, catalog))]
     ways += [f"CUDA {minor(cuda)} is in images of {', '.join(others)}"] if others else []
-    return "; ".join(ways) or "choose another system: --os"
+    return "; ".join([*ways, "or name one: --base IMAGE"])

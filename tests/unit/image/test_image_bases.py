@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from provision.base.errors import UsageError
 from provision.catalog import OURS
 from provision.cli import main
 from provision.image import bases
