@@ -23,7 +23,7 @@ class Base:
     Attributes:
         reference: as a Dockerfile names it, with its digest where that is known.
         system: its distribution and release, e.g. ``ubuntu 22.04``.
-        cuda: of the image, e.g. ``12.4.1``; None without: then PyTorch's wheels bring theirs.
+        cuda: of the image, e.g. ``12.4.1``; None without: then PyTorch's wheels contain theirs.
         name: of the system and the CUDA, e.g. ``ubuntu22.04-cuda12.4``.
     """
 

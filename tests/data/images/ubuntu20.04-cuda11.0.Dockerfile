@@ -53,7 +53,7 @@ FROM build AS engine
 COPY collective_core-0.0.0.tar.gz /build/
 RUN uv build --wheel --offline --no-build-isolation --python /build/bin/python --out-dir /build/wheels /build/collective_core-0.0.0.tar.gz
 
-# The finished image: what changes least comes first, as each change costs all layers after it. PyTorch brings its CUDA.
+# The finished image: what changes least comes first, as each change costs all layers after it. PyTorch contains its CUDA.
 FROM system AS finished
 RUN --mount=type=bind,from=build,source=/build/bin,target=/build/bin --mount=type=bind,source=python/torch,target=/python \
     . /build/bin/settings \
