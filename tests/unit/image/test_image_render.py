@@ -149,12 +149,12 @@ def test_the_matrix_holds_all_systems_and_cuda_majors() -> None:
 def test_fetched_packages_need_no_index(every: dict[str, tuple[Target, str]]) -> None:
     for name, (_target, text) in every.items():
         assert "hadolint ignore" not in text
-        steps = re.findall(r"(?:&& |^    )((?:uv |/build/bin/uv )?pip install .*)", text, re.MULTILINE)
-        assert len(steps) >= 3, name
+        steps = re.findall(r"(?:&& |^    )((?:uv |/mnt/uv |/mnt/bin/uv )?pip install .*)", text, re.MULTILINE)
+        assert len(steps) >= 5, name
         for step in steps:
             offline = "--offline" in step or "--no-index" in step
-            assert offline == (name.endswith("-fetched") or step.startswith("/build/bin/uv")), step
-            assert "--require-hashes" in step or not name.endswith("-fetched") or step.startswith("/build/bin/uv"), step
+            assert offline == (name.endswith("-fetched") or step.startswith("/mnt/bin/uv")), step
+            assert "--require-hashes" in step or not name.endswith("-fetched") or step.startswith("/mnt/bin/uv"), step
 
 
 def test_only_apt_is_given_secrets(every: dict[str, tuple[Target, str]]) -> None:
@@ -260,8 +260,8 @@ def test_uv_takes_the_wheels_of_a_lock() -> None:
     }
     text = files["Dockerfile"].content.decode()
     for environment in ("build", "torch", "venv", "nccl"):
-        (step,) = re.findall(rf"source=python/{environment},target=/python (.*?)\n(?:RUN|\n)", text, re.DOTALL)
-        assert "--constraints /python/constraints.txt" in step
+        (step,) = re.findall(rf"source=python/{environment},target=/(?:python|media) (.*?)\n(?:RUN|\n)", text, re.DOTALL)
+        assert re.search("--constraints /(python|media)/constraints.txt", step)
 
 
 def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
@@ -279,9 +279,9 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
         entries = [WheelFile(name, "1.0", "", "", "0" * 64 if name == wrong else known) for name, known in sums.items()]
         files = render.context(replace(of_system("debian 12", None), locked={"venv": entries}), fetched=True)
         (tmp_path / "constraints.txt").write_bytes(files["python/venv/constraints.txt"].content)
-        *_, step = re.findall(r"&& (uv pip install --python /opt/provision/venv[^\\]*)", files["Dockerfile"].content.decode())
-        words = step.replace("/opt/provision", str(tmp_path)).replace("/python/constraints.txt", str(tmp_path / "constraints.txt"))
-        command = [uv, *words.replace("--find-links /python", f"--find-links {tmp_path}").split()[1:], "pvdemo-app==1.0"]
+        *_, step = re.findall(r"&& /mnt/(uv pip install --python /opt/provision/venv[^\\]*)", files["Dockerfile"].content.decode())
+        words = step.replace("/opt/provision", str(tmp_path)).replace("/media/constraints.txt", str(tmp_path / "constraints.txt"))
+        command = [uv, *words.replace("--find-links /media", f"--find-links {tmp_path}").split()[1:], "pvdemo-app==1.0"]
         done = subprocess.run([*command, "--no-cache", "--reinstall"], capture_output=True, text=True, check=False)
         assert (done.returncode == 0) == (wrong is None), done.stderr
         assert wrong is None or f"Hash mismatch for `{wrong}==1.0`" in done.stderr

@@ -1,5 +1,5 @@
 """Loads PyTorch, and with ``cuda=MAJOR.MINOR`` every library of its packages, which must be of that CUDA's major and of one release each;
-with ``hip`` it must be a build for AMD's GPUs. It needs no GPU. Python 3.8+; the standard library and PyTorch.
+with ``hip`` it must be a build for AMD's GPUs. It needs no GPU, and with ``no-driver`` no driver. Python 3.8+; the standard library and PyTorch.
 
 The first import writes the byte code, which users who may not write into the environment cannot: it must be readable under any umask.
 """
@@ -21,7 +21,7 @@ PACKAGE = re.compile(r"(torch|nvidia[-_].*)$", re.I)
 ABSENT = re.compile(r"(\S+): cannot open shared object file")
 
 
-def broken():
+def broken(driver):
     """What the dynamic linker says of libraries that cannot be loaded, but for want of one that is optional on a host: libmlx5, ….
 
     It resolves functions when they are called, as programs have it: `ctypes` would do so at once.
@@ -32,7 +32,7 @@ def broken():
     # By their records: newer Pythons leave missing files out of what they list.
     rows = [(package, row[0]) for package in packages for row in csv.reader((package.read_text("RECORD") or "").splitlines()) if row]
     files = [str(package.locate_file(path)) for package, path in rows if LIBRARY.match(os.path.basename(path))]
-    names = {os.path.basename(file) for file in files} | {"libcuda.so.1"}
+    names = {os.path.basename(file) for file in files} | ({"libcuda.so.1"} if driver else set())
     for file in files:
         said = None if c.dlopen(file.encode(), os.RTLD_LAZY) else c.dlerror().decode()
         absent = ABSENT.match(said or "")
@@ -54,7 +54,7 @@ def differing():
     torch.backends.cudnn.version()  # raises where cuDNN is older than the one that PyTorch was built with
 
 
-def main(planned):
+def main(planned, driver=True):
     if not os.path.exists(importlib.util.find_spec("torch._dynamo").cached):  # what optimizers import: it takes seconds
         with tempfile.TemporaryDirectory() as folder:  # it makes one in /tmp and leaves it there
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
@@ -65,10 +65,10 @@ def main(planned):
         return []
     if (torch.version.cuda or "").split(".")[0] != planned[len("cuda=") :].split(".")[0]:
         return [f"torch.version.cuda is {torch.version.cuda}: {torch.__version__} is not the build in the plan, {planned}"]
-    return [*broken(), *differing()]
+    return [*broken(driver), *differing()]
 
 
 if __name__ == "__main__":
-    wrong = main(sys.argv[1])
+    wrong = main(sys.argv[1], "no-driver" not in sys.argv)
     print("\n".join(wrong) or torch.__version__, file=sys.stderr if wrong else sys.stdout, flush=True)
     os._exit(bool(wrong))  # no library's end matters
