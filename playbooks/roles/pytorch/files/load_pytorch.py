@@ -1,5 +1,5 @@
 """Loads PyTorch, and with ``cuda=MAJOR.MINOR`` every library of its packages, which must be of that CUDA's major and of one release each;
-with ``hip`` it must be a build for AMD's GPUs. It needs no GPU, and with ``no-driver`` no driver. Python 3.8+; the standard library and PyTorch.
+with ``hip`` it must be a build for AMD's GPUs. It needs no GPU, with ``no-driver`` no driver. Python 3.8+, PyTorch.
 
 The first import writes the byte code, which users who may not write into the environment cannot: it must be readable under any umask.
 """
