@@ -1,6 +1,6 @@
 """An image for GPUs, built from the plan of a simulated host, on plain Debian: PyTorch's own CUDA build with NVIDIA's libraries as wheels.
 
-It takes 3 GB of wheels and makes an image of 6 GB. What runs on no GPU is said by `verify`, and everything up to there is real.
+It takes 3 GB of wheels and makes an image of 6 GB, in ten minutes on two idle cores. What runs on no GPU is said by `verify`, and everything up to there is real.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_it_is_the_planned_build_and_says_so(engine: docker.DockerClient, image:
     assert (info.of("cuda"), info.of("gpus"), info.of("system")) == (CUDA, "9.0", "debian 12")
     script = "import torch; print(torch.version.cuda, torch.cuda.is_available(), 'sm_90' in torch.cuda.get_arch_list())"
     output: bytes = engine.containers.run(image, ["python", "-c", script], remove=True)
-    assert output.decode().split()[::2] == [CUDA, "False"]
+    assert output.decode().split() == [CUDA, "False", "True"]
     environment = engine.images.get(image).attrs["Config"]["Env"]
     assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(environment)
 
@@ -90,7 +90,7 @@ def test_it_is_verified_by_loading_and_its_gpus_are_not(
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (f"RUN truncate -s 100 {SITE}/nvidia/cu13/lib/libnvrtc-builtins.so.{CUDA}", f"libnvrtc-builtins.so.{CUDA}: file too short"),
+        (f"RUN truncate -s 10 {SITE}/nvidia/cu13/lib/libnvrtc-builtins.so.{CUDA}", f"libnvrtc-builtins.so.{CUDA}: file too short"),
         ("LABEL org.provision.image.gpus=7.0", "libtorch_cuda.so has no code for its GPU (7.0)"),
         (f"RUN sed -i \"s/^cuda.*/cuda = '12.6'/\" {SITE}/torch/version.py", f"is not the build in the plan, cuda={CUDA}"),
     ],
