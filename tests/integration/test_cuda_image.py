@@ -1,6 +1,6 @@
 """An image for GPUs, built from the plan of a simulated host, on plain Debian: PyTorch's own CUDA build with NVIDIA's libraries as wheels.
 
-It takes 3 GB of wheels and makes an image of 6 GB, in ten minutes on two idle cores. What runs on no GPU is said by `verify`, and everything up to there is real.
+It takes 3 GB of wheels and makes an image of 6 GB. What runs on no GPU is said by `verify`, and everything up to there is real.
 """
 
 from __future__ import annotations
