@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 from provision.base import signals
@@ -20,6 +20,7 @@ from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.report import entries, page
 from provision.report.model import Environment, Report
+from provision.survey import gpu_code
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -82,10 +83,19 @@ def _write_page(session: Session) -> None:
 
 
 def train(run: Run, plan: Plan, options: SmokeOptions) -> None:
-    """The last stage: the training job; an error leaves the installation's table to be shown."""
+    """The last stage: the training job; an error leaves the installation's table to be shown.
+
+    Where every host got a build for GPUs it must have trained on them, but for simulated ones, for which code is looked for all the same.
+    """
     report = run.report
+    for_gpus = {name: f"{host.prefix}/venv/bin/python" for name, host in plan.hosts.items() if host.torch and host.torch.for_gpus}
     try:
-        result = training_job.run(run.session, plan, options)
+        problems = gpu_code.check(run.session, for_gpus)
+        report.failures += [replace(each, where="training") for each in problems if each.severity == "error"]
+        report.notes += [f"{each.host}: {each.what}" for each in problems if each.severity != "error"]
+        if report.failures:
+            return
+        result = training_job.run(run.session, plan, options, on_gpus=len(for_gpus) == len(plan.hosts) and not report.simulated)
     except Interrupted:
         raise
     except ProvisionError as error:
@@ -95,6 +105,6 @@ def train(run: Run, plan: Plan, options: SmokeOptions) -> None:
     report.smoke = result.report
     report.smoke_summary = result.summary
     report.smoke_faults = list(result.faults)
-    if not result.faults:
+    if not result.faults and not report.simulated:
         for host in report.hosts:
             host.state = "ready"

@@ -11,6 +11,7 @@ Options come as JSON in the environment variable PROVISION_REMOVE_OPTIONS:
     dry_run    change nothing; "removed" is then what would be removed
 """
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -328,6 +329,18 @@ def remove_tree(path, kept):
         remove_tree(os.path.join(path, name), kept)
 
 
+def remove_cache(dry_run):
+    """Remove what `gpu_code.py` has noted of libraries in the user's cache folder, and the folders that are empty then."""
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    found = glob.glob(os.path.join(glob.escape(caches), "provision", "gpu-code-*.json"))
+    with contextlib.suppress(OSError):
+        for path in found if not dry_run else ():
+            os.unlink(path)
+        for folder in (os.path.join(caches, "provision"), caches) if found and not dry_run else ():
+            os.rmdir(folder)
+    return found
+
+
 def main():
     options = json.loads(os.environ["PROVISION_REMOVE_OPTIONS"])
     path = os.path.expanduser(options["record"])
@@ -341,7 +354,7 @@ def main():
             answer["error"] = "%s: %s" % (path, error) if removal is None else str(error)
         if removal is not None:
             answer.update(nothing=False, removed=removal.removed, left=removal.left)
-    abandoned = remove_abandoned(options["dry_run"])
+    abandoned = remove_abandoned(options["dry_run"]) + remove_cache(options["dry_run"])
     answer.update(nothing=answer["nothing"] and not abandoned, removed=answer["removed"] + abandoned)
     sys.stdout.write("\n%s\n%s\n%s\n" % (BEGIN, json.dumps(answer, sort_keys=True), END))
 

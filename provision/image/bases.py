@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 
 from provision.base.errors import UsageError
+from provision.base.validation import did_you_mean
 from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.resolve.host_classes import HostClass
@@ -23,7 +23,7 @@ class Base:
     Attributes:
         reference: as a Dockerfile names it, with its digest where that is known.
         system: its distribution and release, e.g. ``ubuntu 22.04``.
-        cuda: of the image, e.g. ``12.4.1``; None without.
+        cuda: of the image, e.g. ``12.4.1``; None without: then PyTorch's wheels contain theirs.
         name: of the system and the CUDA, e.g. ``ubuntu22.04-cuda12.4``.
     """
 
@@ -39,17 +39,17 @@ def checked_system(text: str, catalog: Catalog) -> str:
     system = f"{_OTHER_NAMES.get(found['id'], found['id'])} {found['version']}" if found else ""
     if system not in systems(catalog):
         # Of a name that is misspelt; another release is not a spelling of one that does not exist.
-        same_release = [known for known in systems(catalog) if found and known.split()[1] == found["version"]]
-        close = difflib.get_close_matches(system, same_release, n=1)
-        hint = f"did you mean {short(close[0])}?" if close else f"there are {', '.join(map(short, systems(catalog)))}"
-        raise UsageError(f"--os {text}: no image of it is known", hint=hint)
+        same_release = [short(known) for known in systems(catalog) if found and known.split()[1] == found["version"]]
+        expected = ", ".join(map(short, systems(catalog)))
+        raise UsageError(f"invalid --os {text}: expected one of {expected}{did_you_mean(short(system), same_release)}")
     return system
 
 
-def checked_cuda(cuda: str) -> str:
-    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError for anything else."""
-    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda):
-        raise UsageError(f"--cuda {cuda}: this is not a CUDA version", hint="write it like 12.4")
+def checked_cuda(cuda: str, catalog: Catalog) -> str:
+    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError for one that NVIDIA has no images of."""
+    known = sorted({minor(each) for system in systems(catalog) for each in cudas(system, catalog)}, key=key)
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda) or minor(cuda) not in known:
+        raise UsageError(f"invalid --cuda {cuda}: expected one of {', '.join(known)}")
     return cuda
 
 
@@ -74,24 +74,21 @@ def release_of(system: str, cuda: str, catalog: Catalog) -> str:
     """The full number of the image for this CUDA, ``12.4`` → ``12.4.1``. Raises UsageError, with what exists, where there is none."""
     fitting = [each for each in cudas(system, catalog) if cuda in (each, minor(each))]
     if not fitting:
-        raise UsageError(f"--cuda {cuda}: there is no image of {system} for it", hint=_what_exists(system, cuda, catalog))
+        raise UsageError(f"unknown image: {system} with CUDA {cuda}", hint=_what_exists(system, cuda, catalog))
     return fitting[-1]
 
 
 def newest_system(cuda: str, catalog: Catalog) -> str:
-    """The newest Ubuntu that there is an image for this CUDA of. Raises UsageError where there is none."""
-    having = [system for system in systems(catalog) if system.startswith("ubuntu") and minor(cuda) in map(minor, cudas(system, catalog))]
-    if not having:
-        every = sorted({minor(each) for system in systems(catalog) for each in cudas(system, catalog)}, key=key)
-        raise UsageError(f"--cuda {cuda}: there is no image for it", hint=f"there are images for CUDA {', '.join(every)}")
-    return max(having, key=lambda system: key(system.split()[1]))
+    """The newest Ubuntu that NVIDIA has an image for this CUDA of, else the newest other system."""
+    having = [system for system in systems(catalog) if minor(cuda) in map(minor, cudas(system, catalog))]
+    return max(having, key=lambda system: (system.startswith("ubuntu"), key(system.split()[1])))
 
 
 def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = None) -> Base:
     """What an image for this host class begins with.
 
     Args:
-        cuda: the requested CUDA; without, the newest that the host's driver runs natively.
+        cuda: the requested CUDA; without, the newest that the host's driver runs natively, and none where NVIDIA has no such image.
         own: the user's image, which replaces the catalogue's.
 
     Raises:
@@ -113,14 +110,10 @@ def base(host_class: HostClass, *, cuda: str | None = None, own: str | None = No
     return Base(f"{place}:{tag}" + (f"@sha256:{digest}" if digest else ""), system, full, name)
 
 
-def _release(system: str, driver: str, cuda: str | None, catalog: Catalog) -> str:
+def _release(system: str, driver: str, cuda: str | None, catalog: Catalog) -> str | None:
     if cuda is not None:
         return release_of(system, cuda, catalog)
-    fitting = [each for each in cudas(system, catalog) if key(minor(each)) <= key(driver)]
-    if not fitting:
-        what = f"there is no CUDA image of {system} for its driver's CUDA {driver}"
-        raise UsageError(what, hint=f"{_what_exists(system, driver, catalog)}; or name your own image: --base IMAGE")
-    return fitting[-1]
+    return max((each for each in cudas(system, catalog) if key(minor(each)) <= key(driver)), key=key, default=None)
 
 
 def _system(host_class: HostClass) -> str:
@@ -129,8 +122,8 @@ def _system(host_class: HostClass) -> str:
     for system in (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}"):
         if system in known.distributions.images:
             return system
-    what = f"there is no image of {host_class.system.strip()}"
-    raise UsageError(what, hint="there are " + ", ".join(map(short, known.distributions.images)))
+    hint = f"expected one of {', '.join(map(short, known.distributions.images))}"
+    raise UsageError(f"unknown image: {host_class.system.strip()}", hint=hint)
 
 
 def _what_exists(system: str, cuda: str, catalog: Catalog) -> str:
@@ -138,4 +131,4 @@ def _what_exists(system: str, cuda: str, catalog: Catalog) -> str:
     ways = [f"{short(system)} has CUDA {', '.join(cudas(system, catalog))}"] if cudas(system, catalog) else []
     others = [short(each) for each in systems(catalog) if minor(cuda) in map(minor, cudas(each, catalog))]
     ways += [f"CUDA {minor(cuda)} is in images of {', '.join(others)}"] if others else []
-    return "; ".join(ways) or "take another system: --os"
+    return "; ".join([*ways, "or name one: --base IMAGE"])

@@ -42,7 +42,7 @@ PORTS = range(20000, 32768)  # below those that Linux uses for outgoing connecti
 _TRIES = 20
 _UNLIMITED = ("--ulimit", "memlock=-1:-1")  # an engine without the right to raise limits refuses it
 _RUN_KEY = "the run"  # the key by which the first container logs in to the others; no host is called like this
-_MIN_MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
+MIN_MEMORY = 1 << 30  # /dev/shm: Docker's 64 MiB are too few for PyTorch's loaders
 
 # A user without the right to use the engine, who can become root without a password, uses it as root.
 _LOOK = f"""docker=docker
@@ -64,10 +64,8 @@ _SERVE = """for port; do
     /usr/sbin/sshd -D -e -f /etc/provision/sshd_config -p "$port" -o ListenAddress="$address"
 done
 """
-_READY = """n=0
-until [ -s ~/.provision-sshd/sshd.pid ]; do n=$((n + 1)); [ $n -lt 600 ] || exit 1; sleep 0.1; done
-cat ~/.provision-sshd/port "$1/manifest.json"
-"""
+WAIT_FOR_SSHD = "n=0; until [ -s ~/.provision-sshd/sshd.pid ]; do n=$((n + 1)); [ $n -lt 600 ] || exit 1; sleep 0.1; done"
+_READY = f'{WAIT_FOR_SSHD}; cat ~/.provision-sshd/port "$1/manifest.json"'
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def started(session: Session, image: str, options: RunOptions, *, volumes: Seque
 def _attributes_here(image: str) -> local_images.Attributes | None:
     """What this machine's engine says of the image; None where it does not have it, or there is no engine: then the hosts pull it."""
     if Path(image).is_file():
-        raise UsageError("is a file", where=image, hint="load it here, then give its name: docker load -i FILE")
+        raise UsageError("invalid image: expected a name, not a file", where=image, hint="load it here, then name it: docker load -i FILE")
     with contextlib.suppress(ProvisionError), local_images.engine() as client, container_engine.explained(f"inspecting {image}"):
         return local_images.attributes(client, image)
     return None
@@ -128,7 +126,7 @@ def _facts(session: Session) -> dict[str, Facts]:
         if problem.host in absent:  # the others' problems are about installing
             raise ProvisionError(problem.what, where=problem.host, hint=problem.hint)
     if absent:
-        raise ProvisionError("it gave no facts", where=", ".join(absent), hint="leave it out: --limit")
+        raise ProvisionError("missing facts", where=", ".join(absent), hint="leave it out: --limit")
     return survey.hosts
 
 
@@ -152,7 +150,7 @@ def engine_problem(session: Session, name: str, answer: ssh.Answer) -> tuple[str
     """(what is wrong with a host's engine, hint)."""
     host, error = session.inventory.host(name), " ".join(answer.err.split())
     if answer.code == _NO_ENGINE:
-        return "it has no container engine (no docker command)", "install one there: sudo apt-get install docker.io (or Docker's packages)"
+        return "no container engine (no docker command)", "install one there: sudo apt-get install docker.io (or Docker's packages)"
     if answer.code == _REFUSED and "permission denied" in error.lower():
         what = f"its user may not use the container engine, and cannot become root without a password: {error}"
         return what, f"let that user: sudo usermod -aG docker {host.user or '$USER'}, and log in again"
@@ -377,7 +375,7 @@ docker start {self.container} >/dev/null
 
 def container_options(facts: Facts, engine: Engine) -> list[str]:
     """What of the host the container may use: half of its memory to share, its GPUs, its InfiniBand."""
-    memory = max(_MIN_MEMORY, (int(facts.memory.total_mb or 0) << 20) // 2)
+    memory = max(MIN_MEMORY, (int(facts.memory.total_mb or 0) << 20) // 2)
     words = ["--shm-size", str(memory)]
     words += ["--gpus", "all"] if facts.gpus and engine.nvidia else []
     return words + (["--device", "/dev/infiniband"] if facts.infiniband else [])

@@ -54,7 +54,9 @@ def plan_targets(
         return _for_request(request, replace(options, cpu=request.cpu), progress, passwords)
     if request.is_empty:
         raise UsageError("nothing to make an image of", hint="name HOSTS, or --os ubuntu22.04 --cuda 12.4, or --cpu")
-    cuda = bases.checked_cuda(request.cuda) if request.cuda else None
+    cuda = bases.checked_cuda(request.cuda, options.catalog) if request.cuda else None
+    if cuda and request.base and not request.system:
+        raise UsageError("missing --os: expected the system of --base", hint="name it like --os ubuntu22.04")
     if request.system:
         system = bases.checked_system(request.system, options.catalog)
     else:
@@ -103,13 +105,13 @@ def _of_facts(
     absent = [host.name for host in inventory.hosts if host.name not in known]
     if absent:
         reasons = "; ".join(str(problem) for problem in problems if problem.host in absent)
-        raise ProvisionError(f"nothing is known of {', '.join(absent)}: {reasons}", hint="fix that, or leave them out: --limit")
+        raise ProvisionError(f"missing facts of {', '.join(absent)}: {reasons}", hint="fix that, or leave them out: --limit")
     rollout = planning.make_plan(Request.of(inventory, options), known)
     plan, sources = rollout.plan, rollout.sources
     plan.refuse_conflicts()
     targets = []
     for target in of_hosts(plan, known, sources.engine, options.catalog, base=request.base):
         environments = sources.locked.get(target.hosts[0], {})
-        # On hosts what builds is in the environment of what runs; in images it has one of its own.
-        targets.append(replace(target, locked={**environments, "build": environments.get("venv", [])}))
+        # On hosts what builds and PyTorch are in the environment of what runs; in images they have folders of their own.
+        targets.append(replace(target, locked={**environments, **dict.fromkeys(("build", "torch"), environments.get("venv", []))}))
     return targets

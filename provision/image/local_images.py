@@ -68,7 +68,7 @@ def info(name: str, attributes: Attributes) -> ImageInfo:
     """What the engine's attributes of an image say. Raises UsageError where it is not one of ours."""
     labels = (attributes.get("Config") or {}).get("Labels") or {}
     if LABEL not in labels:
-        raise UsageError("it is not an image of provision: it lacks its labels", where=name, hint="make one: provision image build")
+        raise UsageError("not an image of provision: its labels are missing", where=name, hint="make one: provision image build")
     ready = labels.get(VERIFIED_LAYERS) == layers_digest(attributes)
     return ImageInfo(name, attributes["Id"], labels, ready)
 
@@ -103,4 +103,4 @@ def get(client: DockerClient, name: str) -> ImageInfo:
             return info(name, attributes(client, name))
         except docker.errors.ImageNotFound as error:
             hint = f"docker image ls --filter label={LABEL} lists those that are"
-            raise UsageError("this image does not exist here", where=name, hint=hint) from error
+            raise UsageError("unknown image", where=name, hint=hint) from error

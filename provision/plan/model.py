@@ -195,6 +195,11 @@ class Wheel(Component):
     cuda: str | None = None
     packages: tuple[str, ...] = ()
 
+    @property
+    def for_gpus(self) -> bool:
+        """Whether PyTorch of this build runs on GPUs."""
+        return self.cuda is not None or "+rocm" in self.version
+
 
 @dataclass(frozen=True, config=_COMPONENT)
 class SystemPackages(Component):

@@ -83,7 +83,9 @@ class Event:
         failed = [entry for entry in items if entry.get("failed") or entry.get("unreachable")]
         if failed:  # a loop: its own message is only "One or more items failed"
             result = failed[0]
-        printed = [str(result[key]).strip() for key in ("stderr", "stdout", "module_stderr", "module_stdout", "reason") if result.get(key)]
+        # A script has a terminal: all that it prints is in one, and the other has what ssh says.
+        printing = ("stdout", "stderr") if self.action.rpartition(".")[2] == "script" else ("stderr", "stdout")
+        printed = [str(result[key]).strip() for key in (*printing, "module_stderr", "module_stdout", "reason") if result.get(key)]
         message = str(result.get("msg", "")).strip()
         if "module_stdout" in result and not printed:  # no answer at all
             return f"the connection to the host ended during this task, or the task was killed there (exit code {result.get('rc')})"

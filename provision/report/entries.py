@@ -22,12 +22,13 @@ from provision.survey import collect
 
 
 def add_survey(report: Report, survey: collect.Survey) -> None:
-    """The survey's problems: errors are failures of their host, warnings are notes."""
+    """The survey's problems: errors are failures of their host, warnings are notes. And which hosts have simulated GPUs."""
     for problem in survey.problems:
         if problem.severity == "error":
             report.failures.append(replace(problem, where="survey"))
         else:
             report.notes.append(f"{problem.host}: {problem.what}" + (f"; {problem.hint}" if problem.hint else ""))
+    report.simulated = [name for name, facts in survey.hosts.items() if facts.simulated]
 
 
 def add_plan(report: Report, rollout: Rollout, hint: str | None) -> None:

@@ -92,6 +92,7 @@ class Report(_Document):
         np: how many ranks the training job had; None when it did not run.
         smoke: the training job's own report; None when it did not run.
         smoke_faults: why the training job does not count as passed.
+        simulated: hosts with simulated GPUs, on which nothing can run.
     """
 
     schema_number: Literal[1] = Field(1, alias="schema")
@@ -108,6 +109,7 @@ class Report(_Document):
     smoke: Mapping[str, Any] | None = None
     smoke_summary: str | None = None
     smoke_faults: list[_Problem] = Field(default_factory=list)
+    simulated: list[str] = Field(default_factory=list)
     seconds: float = 0.0
 
     @computed_field  # type: ignore[prop-decorator]
@@ -117,9 +119,11 @@ class Report(_Document):
         return not self.failures and not self.smoke_faults
 
     @property
-    def verdict(self) -> Literal["ready", "done", "not ready"]:
-        """In a word or two; only a run whose training job passed says that hosts are ready."""
-        return ("ready" if self.smoke else "done") if self.ok else "not ready"
+    def verdict(self) -> Literal["ready", "done", "not ready", "installed; GPU not verified: simulated"]:
+        """In a word or two; only a run whose training job passed says that hosts are ready, and none with simulated GPUs."""
+        if not self.ok or not self.smoke:
+            return "done" if self.ok else "not ready"
+        return "installed; GPU not verified: simulated" if self.simulated else "ready"
 
     def as_dict(self) -> Document:
         """Plain data for JSON: ``{"schema": 1, "ok": …, "hosts": [...], "failures": [...], "smoke": …}``."""

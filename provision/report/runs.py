@@ -25,9 +25,13 @@ _CHOICES = 6  # runs that an error names
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# ready: the training job passed · done: it ended well · not ready, failed: it did not · running: still · interrupted: by a signal ·
-# killed: it ended without a word · unreadable: its report is not one · unknown: its folder does not say.
-Verdict = Literal["ready", "done", "not ready", "failed", "running", "interrupted", "killed", "unreadable", "unknown"]
+# ready: the training job passed · installed; …: on CPUs, as the GPUs are simulated · done: it ended well · not ready, failed: it did not ·
+# running: still · interrupted: by a signal · killed: it ended without a word · unreadable: its report is not one · unknown: its folder does
+# not say.
+# fmt: off
+Verdict = Literal["ready", "installed; GPU not verified: simulated", "done", "not ready", "failed", "running", "interrupted", "killed",
+                  "unreadable", "unknown"]
+# fmt: on
 GOOD: tuple[Verdict, ...] = ("ready", "done")
 BAD: tuple[Verdict, ...] = ("not ready", "failed", "interrupted", "killed", "unreadable")
 

@@ -265,10 +265,11 @@ def command_on_host(script: str, variable: str, options: Mapping[str, object], m
 
 def _gpus(found: Facts) -> str:
     """``8 (driver 580.65.06, CUDA 13.0)``, or those that AMD's driver lists."""
+    simulated = " simulated" * found.simulated
     if found.driver or found.amd is None or not found.amd.gpus:
-        return str(len(found.gpus)) + (f" (driver {found.driver.version}, CUDA {found.driver.cuda})" if found.driver else "")
+        return f"{len(found.gpus)}{simulated}" + (f" (driver {found.driver.version}, CUDA {found.driver.cuda})" if found.driver else "")
     rocm = f", ROCm {found.amd.rocm}" if found.amd.rocm else ""
-    return f"{len(found.amd.gpus)} (amdgpu {found.amd.driver or 'of the kernel'}{rocm})"
+    return f"{len(found.amd.gpus)}{simulated} (amdgpu {found.amd.driver or 'of the kernel'}{rocm})"
 
 
 def summary(hosts: Mapping[str, Facts]) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -74,11 +74,12 @@ class Scan(BaseModel, strict=True, frozen=True):
     complete: bool
 
 
-def check(session: Session, pythons: Mapping[str, str]) -> list[Problem]:
+def check(session: Session, pythons: Mapping[str, str], planned: Sequence[str] = ()) -> list[Problem]:
     """What jobs cannot run on the hosts' GPUs. ``pythons``: host → the Python whose environment is looked at; a host without GPUs
-    answers at once. An environment that cannot be checked is a warning."""
+    answers at once. An environment that cannot be checked is a warning. ``planned``: compute capabilities that count instead."""
     problems = []
-    answers = ssh.run(session, {name: _script(python) for name, python in pythons.items()}, timeout=_TIMEOUT_S) if pythons else {}
+    scripts = {name: _script(python, planned) for name, python in pythons.items()}
+    answers = ssh.run(session, scripts, timeout=_TIMEOUT_S) if pythons else {}
     for name, answer in answers.items():
         try:
             scan = Scan.model_validate_json(answer.body)
@@ -124,9 +125,11 @@ def _remedy(library: Library, lost: Mapping[str, str]) -> str:
     return f'build it again for all GPUs of the cluster (TORCH_CUDA_ARCH_LIST="{listed}"), or leave the host out'
 
 
-def _script(python: str) -> str:
+def _script(python: str, planned: Sequence[str]) -> str:
     """A host without NVIDIA's driver does not even start a Python."""
-    scan = resources.inline_command("gpu_code.py", interpreter=shlex.quote(python))
+    scan = resources.inline_command("gpu_code.py", *planned, interpreter=shlex.quote(python))
+    if planned:
+        return f"cd; echo {ssh.ANSWER}; {scan}"
     has_driver = "[ -e /proc/driver/nvidia/gpus ] || command -v nvidia-smi >/dev/null"
     return f"cd; echo {ssh.ANSWER}; {{ {has_driver}; }} || {{ echo {shlex.quote(_NO_GPU)}; exit 0; }}; {scan}"
 

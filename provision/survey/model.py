@@ -267,7 +267,10 @@ class Driver(Section):
 
 
 class Gpu(Section):
-    """One GPU as the driver lists it; the words are nvidia-smi's, absent where the driver or the GPU does not have the feature."""
+    """One GPU as the driver lists it; the words are nvidia-smi's, absent where the driver or the GPU does not have the feature.
+
+    ``simulated``: that of a sandbox, where nothing can run on it, as what answers for it says.
+    """
 
     name: str | None = None
     compute_capability: Capability | None = None
@@ -278,6 +281,7 @@ class Gpu(Section):
     fabric_state: str | None = None
     fabric_status: str | None = None
     fabric_cluster: str | None = None
+    simulated: bool = False
 
 
 class Nvidia(Section):
@@ -306,6 +310,7 @@ class AmdGpu(Section):
 
     target: GfxTarget | None = None
     address: str | None = None
+    simulated: bool = False
 
 
 class Amd(Section):
@@ -708,6 +713,11 @@ class Facts(Section):
         unknown += ["gpus"] if self.driver and "gpus" not in stated else []
         unknown += ["driver.cuda"] if self.driver and self.driver.cuda is None else []
         return unknown + [f"gpus[{index}].compute_capability" for index, gpu in enumerate(self.gpus) if gpu.compute_capability is None]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a GPU of it is a sandbox's. A host that lies so gets a weaker verdict on its training, and nothing else."""
+        return any(each.simulated for each in (*self.gpus, *(self.amd.gpus if self.amd else ())))
 
     @property
     def manager(self) -> str:

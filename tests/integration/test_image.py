@@ -39,6 +39,7 @@ from provision.remote.progress import Progress
 from provision.remote.session import Session
 from provision.sandbox import Sandbox, debootstrap
 from provision.sandbox.containers import controller_settings
+from provision.sandbox.docker_engine import DockerEngine
 
 BASE = f"{PREFIX}-image/base"
 IMAGE = f"{PREFIX}-image/cpu:1"
@@ -222,8 +223,8 @@ def test_two_containers_train_together_and_only_then_it_is_ready(
     info = local_images.get(engine, image)
     assert info.ready
     assert "2 containers" in info.labels[local_images.VERIFIED_BY]
-    assert engine.containers.list(all=True, filters={"label": f"{trial_containers.LABEL}={os.getpid()}"}) == []
-    assert engine.networks.list(filters={"label": f"{trial_containers.LABEL}={os.getpid()}"}) == []
+    assert [name for name in DockerEngine(engine).sandboxes() if name.startswith(trial_containers.PREFIX)] == []
+    assert engine.networks.list(names=f"provision-{trial_containers.PREFIX}{os.getpid()}-") == []
 
 
 @pytest.mark.slow
@@ -285,7 +286,7 @@ def a_killed_run_left(sandbox: Sandbox, image: str) -> None:
 def test_hosts_without_an_engine_are_named(image: str, bare: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_job(str(bare.inventory), image, "python", "-m", "collective_core.check") == 1
     output = capsys.readouterr().err
-    assert "node1, node2: it has no container engine" in output
+    assert "node1, node2: no container engine" in output
     assert "sudo apt-get install docker.io" in output
 
 

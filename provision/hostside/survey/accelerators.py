@@ -54,7 +54,9 @@ def gpu_of_kfd(text):
     if not known.get("gfx_target_version"):
         return None
     place = known.get("location_id", 0)  # bus, device, and a function, which is the partition's number
+    mark = {"simulated": True} if "simulated" in known else {}  # a sandbox's: the kernel has no such property
     return {
+        **mark,
         "target": gfx_target(known["gfx_target_version"]),
         "address": "%04x:%02x:%02x" % (known.get("domain", 0) & 0xFFFF, place >> 8 & 0xFF, place >> 3 & 0x1F),
     }

@@ -103,6 +103,8 @@ def read_gpu_details(text):
         if depth <= 4:
             group = name
             gpu["mig_instances"] += name == "MIG Device"
+            if (name, value) == ("VBIOS Version", "simulated"):  # a sandbox's; a real one is numbers
+                gpu["simulated"] = True
         elif depth == 8 and colon and (group, name) in GPU_DETAILS and value.strip("[]").lower() not in UNSUPPORTED:
             gpu[GPU_DETAILS[group, name]] = value[:100]
     return found

@@ -27,6 +27,7 @@ class Participant(BaseModel):
     host: str
     local_rank: NonNegativeInt
     parameter_digest: str
+    device: str = "cpu"
 
 
 class Epoch(BaseModel):
@@ -73,7 +74,7 @@ class CheckReport(BaseModel):
     transport: str
 
 
-def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar: float) -> Verdict:
+def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar: float, *, on_gpus: bool = False) -> Verdict:
     """The verdict on a training job.
 
     Args:
@@ -81,6 +82,7 @@ def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar
         hosts: name in the inventory → host name that the host itself uses.
         np: number of ranks that were started.
         bar: test accuracy in percent that the last epoch must have reached.
+        on_gpus: whether every rank must have had a GPU.
     """
     try:
         report = TrainingReport.model_validate(document)
@@ -92,6 +94,8 @@ def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar
     if not last.test_accuracy_percent >= bar:  # also catches NaN
         what = f"test accuracy after epoch {last.epoch} is {last.test_accuracy_percent:.2f} %, the bar is {bar:g} %"
         faults.append(fault("accuracy-too-low", what))
+    if on_gpus and (without := [one.rank for one in ranks if one.device == "cpu"]):
+        faults.append(fault("gpu-unused", f"rank {_list(without)} trained on a CPU: PyTorch cannot use a GPU for each rank"))
     return _summary(report), faults
 
 

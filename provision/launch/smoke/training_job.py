@@ -36,8 +36,11 @@ class SmokeResult:
     faults: tuple[Problem, ...]
 
 
-def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
-    """Copy data and script to the hosts, train, and evaluate the result. Raises Interrupted after Ctrl-C, when the job has been ended."""
+def run(session: Session, plan: Plan, options: SmokeOptions, *, on_gpus: bool = False) -> SmokeResult:
+    """Copy data and script to the hosts, train, and evaluate the result: with ``on_gpus`` each rank must have had one.
+
+    Raises Interrupted after Ctrl-C, when the job has been ended.
+    """
     hosts = list(plan.hosts.values())
     slots = [(host.network.address, host.slots) for host in hosts]
     np = options.np or sum(count for _, count in slots)
@@ -81,7 +84,8 @@ def run(session: Session, plan: Plan, options: SmokeOptions) -> SmokeResult:
             summary, faults = evaluation.evaluate_check(result.report, expected, np)
             summary = f"{summary or 'engine check'} (no PyTorch in this plan)"
         else:
-            summary, faults = evaluation.evaluate_training(result.report, expected, np, data.bar_for(np, options.epochs))
+            bar, on_gpus = data.bar_for(np, options.epochs), on_gpus and not options.oversubscribe
+            summary, faults = evaluation.evaluate_training(result.report, expected, np, bar, on_gpus=on_gpus)
         if not faults and result.code:
             faults = [evaluation.fault("exit-code", f"the job wrote its report and then ended with exit code {result.code}")]
         if not faults:

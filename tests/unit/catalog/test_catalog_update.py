@@ -121,7 +121,7 @@ TORCH = ["torch-2.90.0-cp312-cp312-manylinux_2_28_x86_64.whl", "torch-2.90.0-cp3
 
 def library(*entries: tuple[int, float]) -> bytes:
     """An ELF file with one container of these (kind, compute capability)."""
-    content = b"".join(struct.pack("<HHIQ12xI8xQ16x", kind, 0x101, 48, 16, int(of * 10), 0) for kind, of in entries)
+    content = b"".join(struct.pack("<HHIQ12xI8xQ8xQ", kind, 0x101, 64, 0, int(of * 10), 0, 4096) for kind, of in entries)
     content = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
     names = b"\0.nv_fatbin\0"
     sections = [(0, 0, 0, 0), (1, 1, 64, len(content)), (0, 3, 64 + len(content), len(names))]

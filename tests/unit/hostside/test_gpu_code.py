@@ -31,6 +31,16 @@ def test_what_nvcc_compiled_for(name: str, expected: GpuCode) -> None:
     assert gpu_code.read(str(LIBRARIES / f"{name}.so")) == expected
 
 
+def test_what_the_device_linker_leaves_without_a_kernel_is_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in cuFFT, which has its kernels elsewhere, for all GPUs: it would seem to have code for one alone."""
+    monkeypatch.setattr(gpu_code, "SMALLEST_CODE", 3400)  # more than the code that is linked, 3,368 bytes, which stands for none
+    assert gpu_code.read(str(LIBRARIES / "linked.so")) == GpuCode(1, {"9.0": 1}, {"9.0": 1})
+    assert gpu_code.read(str(LIBRARIES / "compressed.so")) == GpuCode(1, {"9.0": 1}, {"9.0": 1})  # by its size when unpacked
+    monkeypatch.setattr(gpu_code, "SMALLEST_CODE", 4096)
+    monkeypatch.setattr(gpu_code, "PTX", 99)
+    assert gpu_code.read(str(LIBRARIES / "linked.so")) == GpuCode(1, {}, {})
+
+
 def test_files_without_gpu_code(tmp_path: Path) -> None:
     empty = tmp_path / "empty.so"
     empty.touch()
@@ -87,7 +97,7 @@ def test_containers_without_entries_are_bounded_too(tmp_path: Path, monkeypatch:
         path.write_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0) * number)
         with contextlib.closing(path.open("rb")) as file:
             if number == 100:
-                assert gpu_code.count(file.fileno(), 0, 16 * number + 1) == GpuCode(100, {}, {})
+                assert gpu_code.count(file.fileno(), 0, 16 * number + 1) == GpuCode(0, {}, {})
             else:
                 with pytest.raises(Damaged, match="more than 100"):
                     gpu_code.count(file.fileno(), 0, 16 * number + 1)

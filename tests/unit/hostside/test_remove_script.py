@@ -88,6 +88,23 @@ def test_what_killed_jobs_have_left_is_removed_where_nothing_is_installed(
         os.close(lock)
 
 
+@pytest.mark.parametrize("others", ["", "digits", "provision/mnist"])
+def test_what_was_noted_of_libraries_goes_and_other_caches_stay(
+    others: str, remover: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert remover.remove_cache(dry_run=False) == []
+    noted = tmp_path / "caches/provision/gpu-code-2.json"
+    for path in filter(None, ("provision/gpu-code-2.json", others)):
+        (tmp_path / "caches" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "caches" / path).touch()
+    assert remover.remove_cache(dry_run=True) == [str(noted)]
+    assert noted.exists()
+    assert remover.remove_cache(dry_run=False) == [str(noted)]
+    left = [path for path in (tmp_path / "caches").rglob("*") if path.is_file()] if others else [(tmp_path / "caches").exists()]
+    assert left == ([tmp_path / "caches" / others] if others else [False])
+
+
 def test_a_block_is_replaced_where_it_stands(owned: Any) -> None:
     text = owned.with_block("a\n", "# {mark}", "one\n") + "z\n"
     assert owned.with_block(text, "# {mark}", "two\n") == "a\n# BEGIN\ntwo\n# END\nz\n"

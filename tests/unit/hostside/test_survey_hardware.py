@@ -88,6 +88,14 @@ def test_what_amds_driver_lists(tmp_path: Path) -> None:
     assert (inbox["driver"], inbox["rocm"], inbox["usable"]) == (None, None, False)
 
 
+def test_a_simulated_gpu_of_amd_says_so(tmp_path: Path) -> None:
+    files = kfd("90402", version="6.16.6\n")
+    assert not stated({"amd": survey.amd(machine(tmp_path / "real", files))}).simulated
+    files["/sys/class/kfd/kfd/topology/nodes/1/properties"] += "simulated 1\n"
+    known = stated({"amd": survey.amd(machine(tmp_path / "sandbox", files))})
+    assert (known.simulated, collect.summary({"a": known})[0]["GPUs"]) == (True, "1 simulated (amdgpu 6.16.6)")
+
+
 @pytest.mark.parametrize(
     ("version", "target"),
     [
@@ -185,6 +193,21 @@ def test_other_machines_are_no_jetson(tmp_path: Path) -> None:
 )
 def test_details_of_gpus(name: str, expected: dict[str, Any]) -> None:
     assert survey.read_gpu_details((OUTPUTS / f"{name}.txt").read_text(encoding="utf-8")) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "simulated"),
+    [
+        ("    VBIOS Version                         : simulated", True),
+        ("    VBIOS Version                         : 96.00.74.00.1A", False),
+        ("    VBIOS Version                         : N/A", False),
+        ("    Product Name                          : simulated", False),
+        ("        VBIOS Version                     : simulated", False),
+    ],
+)
+def test_a_simulated_gpu_says_so_where_a_real_one_has_its_firmwares_number(line: str, simulated: bool) -> None:
+    (gpu,) = survey.read_gpu_details(f"GPU 00000000:13:00.0\n{line}\n").values()
+    assert stated({"gpus": [gpu]}).simulated is simulated
 
 
 @pytest.mark.parametrize("word", ["[Not Supported]", "[N/A]", "N/A", "Not Supported", "None"])

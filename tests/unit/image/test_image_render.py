@@ -131,7 +131,8 @@ def test_images_run_as_an_ordinary_user_and_name_no_login(every: dict[str, tuple
     uid = OURS.images().user.uid
     for name, (_target, text) in every.items():
         finished = text.rpartition("\nFROM ")[2]
-        assert re.findall(r"^(USER .*|RUN|CMD)", finished, re.MULTILINE) == ["RUN", f"USER {uid}", "CMD"], name
+        assert re.findall(r"^(USER .*|CMD)", finished, re.MULTILINE) == [f"USER {uid}", "CMD"], name
+        assert not re.search(r"^ARG", finished, re.MULTILINE), name  # its value, which may be a login, would be in the history
         assert not re.search(r"://[^/\s]*@", text), name
         assert "chmod 777" not in text
 
@@ -148,12 +149,12 @@ def test_the_matrix_holds_all_systems_and_cuda_majors() -> None:
 def test_fetched_packages_need_no_index(every: dict[str, tuple[Target, str]]) -> None:
     for name, (_target, text) in every.items():
         assert "hadolint ignore" not in text
-        steps = re.findall(r"(?:&& |^    )((?:uv |/build/bin/uv )?pip install .*)", text, re.MULTILINE)
-        assert len(steps) >= 3, name
+        steps = re.findall(r"(?:&& |^    )((?:uv |/mnt/uv |/mnt/bin/uv )?pip install .*)", text, re.MULTILINE)
+        assert len(steps) >= 5, name
         for step in steps:
             offline = "--offline" in step or "--no-index" in step
-            assert offline == (name.endswith("-fetched") or step.startswith("/build/bin/uv")), step
-            assert "--require-hashes" in step or not name.endswith("-fetched") or step.startswith("/build/bin/uv"), step
+            assert offline == (name.endswith("-fetched") or step.startswith("/mnt/bin/uv")), step
+            assert "--require-hashes" in step or not name.endswith("-fetched") or step.startswith("/mnt/bin/uv"), step
 
 
 def test_only_apt_is_given_secrets(every: dict[str, tuple[Target, str]]) -> None:
@@ -192,6 +193,35 @@ def test_an_image_holds_what_a_host_of_the_same_facts_gets() -> None:
     assert f'org.provision.image.engine.sha256="{sources.engine.sha256}"' in text
 
 
+def test_without_gpus_an_image_of_gpu_hosts_has_no_cuda_and_amds_hosts_get_one() -> None:
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
+    amd = changed(known["gpu1"], driver=None, gpus=[], amd={"driver": "6.10.5", "gpus": [{"target": "gfx942"}]})
+    plan, facts = planning.make_plan(Request(inventory, Options(cpu=True)), known).plan, {**known, "node1": amd}
+    made = targets.of_hosts(plan, facts, ENGINE, OURS)
+    assert {target.base.reference for target in made} == {"ubuntu:22.04"}
+    assert not any("cuda" in target.name for target in made)
+    with pytest.raises(UsageError, match="not for AMD's GPUs"):
+        targets.of_hosts(planning.make_plan(Request(inventory, Options()), known).plan, facts, ENGINE, OURS)
+
+
+def test_an_image_on_a_plain_base_says_its_cuda_its_gpus_and_that_it_wants_them() -> None:
+    inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
+    host = changed(known["gpu1"], os={"id": "debian", "version": "12"}, python={"version": "3.11.2", "executable": "/usr/bin/python3"})
+    other = changed(host, gpus=[{"name": "H100", "compute_capability": "9.0"}])
+    plan = planning.make_plan(Request(inventory, Options()), {**known, "node1": other, "gpu1": host}).plan
+    (target,) = targets.of_hosts(plan, {"node1": other, "gpu1": host}, ENGINE, OURS)
+    text = dockerfile(target)
+    assert target.host.torch is not None
+    assert text.startswith(f"# debian 12 on x86_64, CUDA {target.host.torch.cuda} from wheels.\n")
+    assert f'org.provision.image.cuda="{target.host.torch.cuda}"' in text
+    assert 'org.provision.image.gpus="8.0 9.0"' in text
+    assert "NVIDIA_VISIBLE_DEVICES=all" in text
+    packaged = planning.make_plan(Request(inventory, Options(nccl_source="repository")), {**known, "node1": other, "gpu1": host}).plan
+    (target, *_) = targets.of_hosts(packaged, {"node1": other, "gpu1": host}, ENGINE, OURS)
+    with pytest.raises(UsageError, match="which lack that repository"):
+        render.context(target)
+
+
 def test_nccl_from_source_is_refused() -> None:
     inventory, known, _ = collect.read_file(DATA / "lint-facts.json", None, None, OURS)
     toolkit = {"toolkits": [{"path": "/usr/local/cuda", "version": "12.2", "nvcc": True}], "nvcc": None}
@@ -224,13 +254,14 @@ def test_uv_takes_the_wheels_of_a_lock() -> None:
     constraints = {path: file.content.decode() for path, file in files.items() if path.endswith("constraints.txt")}
     assert constraints == {
         "python/build/constraints.txt": "",
+        "python/torch/constraints.txt": "",
         "python/venv/constraints.txt": "nvidia-nccl-cu12==2.29.3 --hash=sha256:s --hash=sha256:t\nsympy==1.13.1 --hash=sha256:s\n",
         "python/nccl/constraints.txt": "nvidia-nccl-cu12==2.21.5 --hash=sha256:t\n",
     }
     text = files["Dockerfile"].content.decode()
-    for environment in ("build", "venv", "nccl"):
-        (step,) = re.findall(rf"source=python/{environment},target=/python (.*?)\n\n", text.replace("[% ", ""), re.DOTALL)
-        assert "--constraints /python/constraints.txt" in step
+    for environment in ("build", "torch", "venv", "nccl"):
+        (step,) = re.findall(rf"source=python/{environment},target=/(?:python|media) (.*?)\n(?:RUN|\n)", text, re.DOTALL)
+        assert re.search("--constraints /(python|media)/constraints.txt", step)
 
 
 def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
@@ -248,12 +279,26 @@ def test_a_wheel_that_is_not_the_locks_is_refused_by_uv(tmp_path: Path) -> None:
         entries = [WheelFile(name, "1.0", "", "", "0" * 64 if name == wrong else known) for name, known in sums.items()]
         files = render.context(replace(of_system("debian 12", None), locked={"venv": entries}), fetched=True)
         (tmp_path / "constraints.txt").write_bytes(files["python/venv/constraints.txt"].content)
-        (step,) = re.findall(r"uv pip install --python /opt/provision/venv[^\\]*", files["Dockerfile"].content.decode())
-        words = step.replace("/opt/provision", str(tmp_path)).replace("/python/constraints.txt", str(tmp_path / "constraints.txt"))
-        command = [uv, *words.replace("--find-links /python", f"--find-links {tmp_path}").split()[1:], "pvdemo-app==1.0"]
+        *_, step = re.findall(r"&& /mnt/(uv pip install --python /opt/provision/venv[^\\]*)", files["Dockerfile"].content.decode())
+        words = step.replace("/opt/provision", str(tmp_path)).replace("/media/constraints.txt", str(tmp_path / "constraints.txt"))
+        command = [uv, *words.replace("--find-links /media", f"--find-links {tmp_path}").split()[1:], "pvdemo-app==1.0"]
         done = subprocess.run([*command, "--no-cache", "--reinstall"], capture_output=True, text=True, check=False)
         assert (done.returncode == 0) == (wrong is None), done.stderr
         assert wrong is None or f"Hash mismatch for `{wrong}==1.0`" in done.stderr
+
+
+def test_what_changes_least_comes_first() -> None:
+    """Another NumPy costs the layers of PyTorch and NCCL nothing, another engine none but its own."""
+    target = replace(of_system("ubuntu 24.04", "13.2"), locked={"torch": [WheelFile("torch", "2.15.0+cu132", "f", "u", "s")]})
+    numpy = replace(target.host.numpy, version="2.2.7", package="numpy==2.2.7")
+    files, other = (render.context(each, fetched=True) for each in (target, replace(target, host=replace(target.host, numpy=numpy))))
+    steps, changed_steps = (each["Dockerfile"].content.decode().rpartition("\nFROM ")[2].split("\nRUN ") for each in (files, other))
+    assert re.findall(r"source=python/(\w+),|from=(engine),", "".join(steps)) == [("torch", ""), ("nccl", ""), ("venv", ""), ("", "engine")]
+    assert steps[:3] == changed_steps[:3]
+    assert steps[3] != changed_steps[3]
+    assert {path for path in files if files[path] != other[path]} & {"python/torch/constraints.txt", "python/nccl/constraints.txt"} == set()
+    newer = render.context(replace(target, engine=EngineSource(b"newer", "0.0.0", "1" * 64)), fetched=True)
+    assert {path for path in files if files[path] != newer[path]} == {"Dockerfile", "collective_core-0.0.0.tar.gz"}
 
 
 def test_a_survey_reads_the_images_manifest() -> None:

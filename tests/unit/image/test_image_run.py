@@ -26,7 +26,7 @@ def test_an_engine_is_read_from_what_a_host_prints() -> None:
 
 def test_a_file_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_bytes(b"")
-    with pytest.raises(UsageError, match="is a file") as refused:
+    with pytest.raises(UsageError, match="expected a name, not a file") as refused:
         containers._attributes_here(str(tmp_path / "image.tar"))
     assert "docker load -i FILE" in str(refused.value.hint)
 

@@ -70,6 +70,20 @@ def judged(report: Report, **changes: Any) -> list[str]:
     return [fault.what for fault in faults]
 
 
+def test_ranks_that_must_have_had_gpus_did_not_train_on_cpus() -> None:
+    """Whatever the job says of itself: its ranks say on what they trained."""
+    report = {**good(), "device": "cuda"}
+    assert judged(report) == []
+    without = ["rank 0, 1, 2 and 3 trained on a CPU: PyTorch cannot use a GPU for each rank"]
+    assert judged(report, on_gpus=True) == without
+    for one in report["participants"]:
+        del one["device"]
+    assert judged(report, on_gpus=True) == without
+    for one in report["participants"]:
+        one["device"] = "NVIDIA H100 80GB HBM3"
+    assert judged(report, on_gpus=True) == []
+
+
 def summary(report: Report) -> str:
     return str(evaluation.evaluate_training(report, EXPECTED, 4, 92.0)[0])
 

@@ -358,7 +358,9 @@ def test_amds_builds_with_their_code_apart_are_installed_and_the_one_that_is_not
     noted = json.loads((tmp_path / "venv/provision-files.json").read_text())
     assert noted["rocm"]["file"] == "rocm-10.1.0.tar.gz"
     assert {"rocm-sdk-core", "rocm-sdk-libraries", "rocm-sdk-device-gfx942", "amd-torch-device-gfx942", "torch"} <= noted.keys()
-    (task,) = yaml.safe_load((resources.folder("playbooks") / "roles/pytorch/tasks/main.yml").read_text())
+    role = resources.folder("playbooks") / "roles/pytorch"
+    (task,) = yaml.safe_load((role / "tasks/main.yml").read_text())
+    task["ansible.builtin.script"]["cmd"] = f"{role}/files/{task['ansible.builtin.script']['cmd']}"
     outcome, _ = play(tmp_path, [{**task, "vars": {"venv": str(tmp_path / "venv"), "host_plan": {"torch": {"version": torch}}}}])
     assert bool(outcome.failed) is fails
     failure = outcome.hosts["localhost"].failure

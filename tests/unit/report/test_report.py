@@ -28,7 +28,7 @@ def test_a_report_is_read_and_written_as_it_was() -> None:
         Problem("error", "make: *** [all] Error 1", "read the log", host="a", where="engine / Build it", id="task-failed")
     ]
     assert read.hosts[0].steps == {"linker": "will change"}
-    assert read.as_dict() == {**REPORT, "command": "", "began": None, "environment": None, "np": None}
+    assert read.as_dict() == {**REPORT, "command": "", "began": None, "environment": None, "np": None, "simulated": []}
     assert list(read.as_dict())[:2] == ["schema", "ok"]
 
 

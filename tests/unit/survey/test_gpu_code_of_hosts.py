@@ -132,6 +132,8 @@ def test_an_environment_is_held_against_the_gpus(session: Session, environment: 
         f"{place}/architectures.cpython-311.so has no code for its Tesla P100 (6.0); it has 7.5, 8.0, 9.0a, 10.0f, 12.0, PTX of 12.0",
     }
     assert gpu_code.check(session, {"localhost": str(environment("NVIDIA H100, 9.0"))}) == []
+    planned = gpu_code.check(session, {"localhost": str(python)}, ["9.0", "6.0"])
+    assert [problem.what.partition("; ")[0].partition(" has ")[2] for problem in planned] == ["no code for its GPU (6.0)"] * 2
 
 
 def test_what_was_read_is_read_again_only_where_it_has_changed(
@@ -140,7 +142,7 @@ def test_what_was_read_is_read_again_only_where_it_has_changed(
     place = tmp_path / "modules/kernels"
     python = str(environment("Tesla P100, 6.0"))
     before = gpu_code.check(session, {"localhost": python})
-    cache = tmp_path / "cache/provision/gpu-code.json"
+    cache = tmp_path / "cache/provision" / script.CACHE
     kept = json.loads(cache.read_text())["libraries"]
     kept = {path: entry for path, entry in kept.items() if path.startswith(str(place))}
     monkeypatch.setattr(sys, "path", [str(tmp_path / "modules")])
