@@ -64,9 +64,7 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
 
     The id is the cause; the hint has ``{host}`` for the names of the hosts.
     """
-    if not has_gpu(facts, catalog):
-        return None
-    cause = next(_causes(facts, catalog), None)
+    cause = next(_causes(facts, catalog), None) if has_gpu(facts, catalog) else None
     if cause is None:
         return None
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
