@@ -72,7 +72,7 @@ class File(Model):
 Condition = Literal[
     "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus used", "imex",
     "infiniband", "jetson", "jetson without wheels", "mig", "nvlink domain", "opal prefix", "pxn off", "roce", "roce without gid",
-    "several hosts", "small shm", "vgpu", "vgpu without licence", "wsl",
+    "several hosts", "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
 ]  # fmt: skip
 
 

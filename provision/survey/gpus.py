@@ -12,32 +12,24 @@ from provision.catalog import Catalog
 from provision.survey.model import Facts
 
 Cause = Literal[
-    "no-driver",
-    "not-loaded",
-    "nouveau",
-    "version-mismatch",
-    "nvml",
-    "misfit",
-    "open-modules",
-    "proprietary-modules",
-    "no-devices",
-    "no-fabric-manager",
-    "silent",
-]
+    "no-driver", "not-loaded", "nouveau", "version-mismatch", "installed-twice", "nvml", "misfit", "open-modules", "proprietary-modules",
+    "no-devices", "no-fabric-manager", "silent",
+]  # fmt: skip
 
 # Messages of nvidia-smi and NVML.
 _MISMATCH = re.compile(r"version mismatch", re.IGNORECASE)
 _NVML = re.compile(r"Failed to initialize NVML|NVIDIA-SMI has failed|Unable to determine the device handle", re.IGNORECASE)
 _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 
+_DRIVER_PACKAGES = r"nvidia-(driver|utils|dkms|kernel|kmod|open|headless)|libnvidia-compute|a?kmod-nvidia|xorg-x11-drv-nvidia"
 _IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the kernel's log
 
 
 def _branch(facts: Facts, found: list[str], catalog: Catalog) -> str:
     """The branch to install for GPUs: of those for production that its distribution has, the one whose support ends last."""
     known, supported = catalog.driver(), catalog.cuda().driver_branches
-    packages, version = known.of(facts.os.id), facts.os.version
-    offered = packages.releases.get(version, packages.releases.get(version.split(".")[0], ())) if packages else ()
+    releases = packages.releases if (packages := known.of(facts.os.id)) else {"": ()}  # others have what the oldest listed one has
+    offered = releases.get(facts.os.version, releases.get(facts.os.version.split(".")[0], next(iter(releases.values()))))
     usable = [each for each, kind in known.branches.of.items() if kind != "feature" and not supported.ended(each)]
     fitting = [each for each in usable if (not offered or each in offered) and known.gpus.misfit(each, found) is None]
     return max(fitting, key=lambda each: (supported.ends.get(each, ""), each), default=known.gpus.last_of(found) or usable[0])
@@ -49,8 +41,7 @@ def has_gpu(facts: Facts, catalog: Catalog) -> bool:
         return True
     if hidden_from_container(facts, catalog):
         return False
-    nvidia = facts.nvidia
-    return bool(nvidia.pci_devices) or (bool(facts.driver) and ("gpus" in facts.missing or bool(nvidia.smi_error)))
+    return bool(facts.nvidia.pci_devices) or (bool(facts.driver) and ("gpus" in facts.missing or bool(facts.nvidia.smi_error)))
 
 
 def capabilities(facts: Facts, catalog: Catalog) -> list[str]:
@@ -73,9 +64,7 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
 
     The id is the cause; the hint has ``{host}`` for the names of the hosts.
     """
-    if not has_gpu(facts, catalog):
-        return None
-    cause = next(_causes(facts, catalog), None)
+    cause = next(_causes(facts, catalog), None) if has_gpu(facts, catalog) else None
     if cause is None:
         return None
     count = max(len(facts.nvidia.pci_devices), len(facts.gpus), 1)
@@ -84,6 +73,7 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     what = {
         "no-driver": f"it has {there} and no NVIDIA driver",
         "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
+        "installed-twice": f"it has {there}, whose driver is of NVIDIA's installer (.run) and of packages, and does not work",
         "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
         "no-fabric-manager": f"it has {there} behind NVSwitches that no Fabric Manager has set up: CUDA does not start there (error 802)",
     }.get(cause, f"it has {there}, whose driver does not work")
@@ -111,6 +101,8 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
     """Causes, the most specific first."""
     nvidia, driver = facts.nvidia, facts.driver
     message = nvidia.smi_error or ""
+    if nvidia.runfile and driver_packages(facts) and (not driver or version_mismatch(facts)):
+        yield "installed-twice"
     if version_mismatch(facts):
         yield "version-mismatch"
     if not driver:
@@ -138,10 +130,15 @@ def _lacks_fabric_manager(facts: Facts) -> bool:
     return bool(states - {"Completed"}) if states else bool(facts.nvidia.pci_switches) and facts.nvidia.fabric_manager is False
 
 
+def driver_packages(facts: Facts) -> list[str]:
+    """The names of the packages of NVIDIA's driver itself, without those that go with any installation of it."""
+    return [name for name in facts.packages if re.match(_DRIVER_PACKAGES, name)]
+
+
 def _packaged_version(facts: Facts) -> str | None:
     """The version of the driver that is installed and not loaded: as the kernel's log names it, else the packages."""
     ignored = (_IGNORED.search(line) for line in facts.signs.kernel_log)
-    packages = (re.match(r"(?:\d+:)?(\d{3}\.[\d.]+\d)", version) for name, version in facts.packages.items() if "nvidia" in name)
+    packages = (re.match(r"(?:\d+:)?(\d{3}\.[\d.]+\d)", facts.packages[name]) for name in driver_packages(facts))
     return next((found[1] for found in (*ignored, *packages) if found), None)
 
 

@@ -64,13 +64,12 @@ def in_mig_mode(facts: Facts) -> int:
 def _mig_obstacle(facts: Facts) -> Problem | None:
     """A CUDA process sees one MIG instance, and none of the host's other GPUs."""
     partitioned, instances = in_mig_mode(facts), sum(gpu.mig_instances for gpu in facts.gpus)
-    off = "disable MIG on {host}: stop what uses the GPUs, then sudo nvidia-smi -mig 0, and reboot where it says `pending`"
-    if partitioned and not instances:
-        return Problem("error", "MIG is enabled without any instance, so CUDA finds no GPU", off, id="mig")
-    if partitioned and len(facts.gpus) > 1:
-        what = f"MIG is enabled on {partitioned} of {len(facts.gpus)} GPUs: a process sees one MIG instance and no other GPU"
-        return Problem("error", f"{what}, so there cannot be a rank per GPU", off, id="mig")
-    return None
+    if not partitioned or (instances and len(facts.gpus) == 1):
+        return None
+    what = f"MIG is enabled on {partitioned} of {len(facts.gpus)} GPUs: a process sees one MIG instance and no other GPU"
+    what = f"{what}, so there cannot be a rank per GPU" if instances else "MIG is enabled without any instance, so CUDA finds no GPU"
+    off = "stop what uses the GPUs, then sudo nvidia-smi -mig 0, and reboot where it says `pending`"
+    return Problem("error", what, f"disable MIG on {{host}}, unless others need its instances, which are lost: {off}", id="mig")
 
 
 def wsl(facts: Facts) -> bool:
@@ -128,6 +127,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "vgpu": vgpus,
         "vgpu without licence": unlicensed and f"{unlicensed} of {vgpus}",
         "wsl": wsl(facts),
+        "wsl driver packages": wsl(facts) and " and ".join(gpus.driver_packages(facts)),
     }
     return {name: str(value) for name, value in found.items() if value}
 

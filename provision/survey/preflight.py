@@ -134,9 +134,11 @@ def untested_system(system: System, catalog: Catalog) -> str | None:
         like = f"it is treated like the {system.family} family"
         how = "everything is installed without root, and none of its own packages" if system.family == "other" else like
         return f"{_name(system)} is not among the supported systems; {how}"
-    newest = key(entry.newest)
-    if _release(system.version)[: len(newest)] > newest:
+    newest, release = key(entry.newest), _release(system.version)
+    if release[: len(newest)] > newest:
         return f"{_name(system)} is newer than what this was tested with ({entry.newest})"
+    if release > key(entry.oldest) and all(release[: len(key(each))] != key(each) for each in entry.pythons):
+        return f"{_name(system)} is not among the supported releases ({', '.join(entry.pythons)}); its packages may be gone"
     return None
 
 

@@ -230,7 +230,8 @@ def test_the_plan_as_text_is_the_plan_as_data_and_a_host_comes_back_from_it() ->
             "compute capability 3.7 (Kepler, such as K80) end with 470",
             "--cpu",
         ),
-        ("535.54.03", "2.0", "no branch that is known supports GPUs of compute capability 2.0", "--cpu"),
+        ("535.54.03", "2.0", "compute capability 2.0 (Fermi, such as M2090) end with 390", "--cpu"),
+        ("535.54.03", "0.9", "no branch that is known supports GPUs of compute capability 0.9", "--cpu"),
     ],
 )
 def test_a_driver_that_does_not_support_the_gpus_is_a_conflict(driver: str, capability: str, what: str, remedy: str) -> None:

@@ -149,6 +149,61 @@ def test_a_system_on_which_no_wheel_runs_is_refused_with_the_reason(os_id: str, 
     assert why in conflict.what
 
 
+@pytest.mark.parametrize(
+    ("pci_id", "capability", "last"), [("1023", "3.5", "470"), ("102d", "3.7", "470"), ("118f", "3.0", "470"), ("1091", "2.0", "390")]
+)
+def test_a_gpu_older_than_every_build_never_gets_a_newer_driver(pci_id: str, capability: str, last: str) -> None:
+    one = changed(host(system=("ubuntu", "22.04")), nvidia={"pci_devices": ["0000:05:00.0"], "pci_ids": [pci_id], "nouveau": True})
+    assert gpus.capabilities(one, OURS) == [capability]
+    fault = gpus.fault(one, OURS)
+    assert fault is not None
+    assert f"install branch {last} of NVIDIA's driver with its proprietary kernel modules" in str(fault.hint)
+    (conflict,) = plan_for({"a": one}).conflicts
+    assert remedies(conflict) == ("--cpu: the CPU build on all hosts, their GPUs stay unused",)
+
+
+def test_a_release_that_is_not_listed_gets_a_branch_that_its_distribution_has() -> None:
+    nvidia = {"pci_devices": ["0000:05:00.0"], "pci_ids": ["2204"]}
+    fault = gpus.fault(changed(host(system=("ubuntu", "20.04")), nvidia=nvidia), OURS)
+    assert fault is not None
+    assert "branch 580 " in str(fault.hint)
+
+
+def test_a_jetson_is_refused_as_one_whatever_its_system() -> None:
+    one = changed(host(system=("ubuntu", "18.04"), arch="aarch64"), tegra={"release": "32.7.1"})
+    (conflict,) = plan_for({"a": one}).conflicts
+    assert conflict.what.startswith("it is a Jetson (Jetson Linux 32.7.1)")
+    assert not any("install a supported system" in each for each in remedies(conflict))
+
+
+@pytest.mark.parametrize(
+    ("packages", "runfile", "cause"),
+    [
+        ({"nvidia-dkms-535": "535.183.01-0ubuntu1"}, True, "installed-twice"),
+        ({"nvidia-dkms-535": "535.183.01-0ubuntu1"}, False, "not-loaded"),
+        ({"nvidia-fabricmanager-535": "535.183.01-1"}, True, "not-loaded"),  # goes with any installation
+    ],
+)
+def test_a_driver_from_an_installer_and_from_packages_is_named(packages: dict[str, str], runfile: bool, cause: str) -> None:
+    nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": FAILED, "pci_devices": ["0000:05:00.0"], "pci_ids": ["2204"], "runfile": runfile}
+    fault = gpus.fault(changed(host(system=("ubuntu", "22.04")), nvidia=nvidia, packages=packages), OURS)
+    assert fault is not None
+    assert fault.id == cause
+    assert ("nvidia-uninstall" in str(fault.hint)) == (cause == "installed-twice")
+
+
+def test_packages_of_the_driver_in_wsl_are_told() -> None:
+    one = changed(with_gpu("8.9", "552.22", "12.4"), os={"id": "debian", "version": "12", "kernel": "5.15.167.4-microsoft-standard-WSL2"})
+    assert "remove" not in notes_of(one, hosts=1)
+    assert "remove nvidia-utils-535" in notes_of(changed(one, packages={"nvidia-utils-535": "535.1-1", "make": "4.3"}), hosts=1)
+
+
+def test_mig_is_not_taken_from_others_without_a_word() -> None:
+    one = changed(with_gpu("9.0"), gpus=[{"compute_capability": "9.0", "mig": "Enabled", "mig_instances": 2}] * 2)
+    (conflict,) = plan_for({"a": one}).conflicts
+    assert "unless others need its instances, which are lost" in remedies(conflict)[0]
+
+
 def test_the_glibc_is_the_reason_where_a_system_is_too_old_for_it() -> None:
     (conflict,) = plan_for({"a": changed(host(), os={"id": "amzn", "version": "2", "libc": "2.26"})}).conflicts
     assert "its glibc 2.26 is older than 2.28" in conflict.what

@@ -415,6 +415,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         "error a: Ubuntu 18.04.6 LTS is too old\n  → supported are debian 11",
     ),
     ({"os": {"id": "debian", "version": "14"}}, "warning a: debian 14 is newer than what this was tested with (13)"),
+    ({"os": {"id": "ubuntu", "version": "23.10"}}, "warning a: ubuntu 23.10 is not among the supported releases (20.04, 22.04,"),
     ({"os": {"id": "rocky", "version": "11.1"}}, "warning a: rocky 11.1 is newer than what this was tested with (10)"),
     ({"os": {"id": "alpine", "version": "3.20"}}, "error a: alpine 3.20 is not supported"),
     (
