@@ -34,7 +34,7 @@ def package(folder: Path, name: str, version: str, tree: Path, depends: str = ""
     (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
     (tree / "DEBIAN/control").write_text("\n".join([*control, *more, "Description: fake", ""]))
     path = folder / f"{name}_{version}_{arch}.deb"
-    run("dpkg-deb", "--build", "--root-owner-group", tree, path)
+    run("dpkg-deb", "--build", "--root-owner-group", "-Zgzip", "-z1", tree, path)  # NCCL has 240 MB
     return path
 
 

@@ -10,12 +10,11 @@ import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import docker
 import nccl_packages
 import pytest
-from hosts import container, good, is_namespace, provision, report, root, state, verdict
+from hosts import container, good, is_namespace, provision, report, root, state
 from pip._internal.models.index import PyPI
 
 from provision.base import resources
@@ -51,15 +50,9 @@ def key(tmp_path_factory) -> Iterator[nccl_packages.Key]:
     made.close()
 
 
-def up(sandbox: Sandbox, *words: str) -> tuple[dict[str, Any], str]:
-    """The report of a run that must end well, and its last words."""
-    done = good(provision("up", str(sandbox.inventory), *BUILD, *words, "--json", timeout=LIMIT_S))
-    return report(done), verdict(done)
-
-
 def test_the_cuda_build_is_installed_and_the_host_is_not_called_ready(one):
     sandbox, _before = one
-    found, _said = up(sandbox)
+    found = report(good(provision("up", str(sandbox.inventory), *BUILD, "--json", timeout=LIMIT_S)))
     assert (found["ok"], found["simulated"], {line["state"] for line in found["hosts"]}) == (True, ["node1"], {"installed"})
     assert {(line["torch"], line["nccl"]) for line in found["hosts"]} == {("2.15.0", NCCL)}
     assert [(each["device"], each["host"]) for each in found["smoke"]["participants"]] == [("cpu", "node1")] * 2
