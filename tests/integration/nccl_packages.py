@@ -34,27 +34,23 @@ def package(folder: Path, name: str, version: str, tree: Path, depends: str = ""
     (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
     (tree / "DEBIAN/control").write_text("\n".join([*control, *more, "Description: fake", ""]))
     path = folder / f"{name}_{version}_{arch}.deb"
-    run("dpkg-deb", "--build", "--root-owner-group", "-Zgzip", "-z1", tree, path)  # NCCL has 240 MB
+    run("dpkg-deb", "--build", "--root-owner-group", tree, path)
     return path
 
 
-def nccl(folder: Path, work: Path, full: str, library: Path | None = None) -> None:
-    """libnccl2 and libnccl-dev of a version such as ``2.21.5-1+cuda12.4`` or, as a distribution writes it, ``2.21.5-1-1``, with a real
-    library or a stand-in."""
+def nccl(folder: Path, work: Path, full: str) -> None:
+    """libnccl2 and libnccl-dev of a version such as ``2.21.5-1+cuda12.4`` or, as a distribution writes it, ``2.21.5-1-1``."""
     number, _, cuda = full.partition("+cuda")
     number = number.split("-")[0]
     major, minor, patch = map(int, number.split("."))
     tree = work / f"libnccl2-{full}"
     (tree / LIBRARY).mkdir(parents=True)
-    if library:
-        shutil.copy(library, tree / LIBRARY / f"libnccl.so.{number}")
-    else:
-        source = work / f"{full}.c"
-        source.write_text(
-            f'const char sentence[] = "NCCL version {number}+cuda{cuda or "11.8"}";\n'
-            f"int ncclGetVersion(int* version) {{ *version = {major * 10000 + minor * 100 + patch}; return sentence[0] == 0; }}\n"
-        )
-        run("gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", tree / LIBRARY / f"libnccl.so.{number}", source)
+    source = work / f"{full}.c"
+    source.write_text(
+        f'const char sentence[] = "NCCL version {number}+cuda{cuda or "11.8"}";\n'
+        f"int ncclGetVersion(int* version) {{ *version = {major * 10000 + minor * 100 + patch}; return sentence[0] == 0; }}\n"
+    )
+    run("gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", tree / LIBRARY / f"libnccl.so.{number}", source)
     (tree / LIBRARY / "libnccl.so.2").symlink_to(f"libnccl.so.{number}")
     package(folder, "libnccl2", full, tree)
     tree = work / f"libnccl-dev-{full}"
@@ -147,16 +143,14 @@ def keyring_package(folder: Path, work: Path, key: Key) -> Path:
     return package(folder, "cuda-keyring", "1.1-1", tree, arch="all")
 
 
-def local_repository(
-    folder: Path, work: Path, key: Key, system: str, full: str, *, signed_by: bool = True, library: Path | None = None
-) -> Path:
+def local_repository(folder: Path, work: Path, key: Key, system: str, full: str, *, signed_by: bool = True) -> Path:
     """nccl-local-repo-SYSTEM-VERSION-cudaX.Y_1.0-1_amd64.deb: a repository as files, with its list and its key."""
     number, cuda = full.split("-")[0], full.rpartition("+")[2]
     name = f"nccl-local-repo-{system}-{number}-{cuda}"
     tree = work / name
     inside = tree / "var" / name
     inside.mkdir(parents=True)
-    nccl(inside, work / f"{name}-packages", full, library)
+    nccl(inside, work / f"{name}-packages", full)
     index(inside, key)
     keyring = f"/usr/share/keyrings/nccl-local-{system}-{number}-{cuda}-keyring.gpg"
     (inside / Path(keyring).name).write_bytes(key.public)

@@ -1,4 +1,4 @@
-"""The whole way of hosts with GPUs, on simulated ones: PyTorch's real CUDA build, NCCL as wheel and as package, training, health, removal.
+"""The whole way of hosts with GPUs, on simulated ones: PyTorch's real CUDA build, training, health, removal.
 
 Simulated is what `provision sandbox` simulates. The packages are those of the Python index: gigabytes, once per host. Tests run in order.
 """
@@ -6,15 +6,13 @@ Simulated is what `provision sandbox` simulates. The packages are those of the P
 from __future__ import annotations
 
 import json
-import subprocess
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
 import nccl_packages
 import pytest
-from hosts import container, good, is_namespace, provision, report, root, state
+from hosts import good, provision, report, root, state
 from pip._internal.models.index import PyPI
 
 from provision.base import resources
@@ -41,13 +39,6 @@ def one(sandbox_factory) -> tuple[Sandbox, list[str]]:
     made: Sandbox = sandbox_factory(1, "debian:12", name="gpu-way", slots=2)
     simulate(made.name, Simulation(Gpus.requested("h100:2", fabric="ib")), say=lambda _line: None)
     return made, state(made.hosts[0])
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory) -> Iterator[nccl_packages.Key]:
-    made = nccl_packages.Key(tmp_path_factory.mktemp("nccl") / "gpg")
-    yield made
-    made.close()
 
 
 def test_the_cuda_build_is_installed_and_the_host_is_not_called_ready(one):
@@ -130,30 +121,6 @@ def test_removal_leaves_the_host_as_it_was(one):
     removed = report(good(provision("remove", str(sandbox.inventory), "--yes", "--json")))
     assert {each["state"] for each in removed["hosts"]} == {"removed"}, removed
     assert sorted(set(state(sandbox.hosts[0])) ^ set(before)) == []
-
-
-def test_nccl_comes_as_a_package_with_the_same_library(one, key, tmp_path):
-    """From a local repository package of that name, in which the library is the wheel's. On the bare host, without PyTorch."""
-    sandbox, before = one
-    host, words = sandbox.hosts[0], ("up", str(sandbox.inventory), "--torch", "none", "--no-smoke", "--json")
-    assert not is_namespace(host)
-    (sandbox.inventory.parent / "provision.lock").unlink(missing_ok=True)
-    assert [line["nccl"] for line in report(good(provision(*words)))["hosts"]] == [NCCL]
-    library = root(host, "find /opt/provision/nccl -name libnccl.so.2")
-    parts, _stat = container(host).get_archive(library)
-    with (tmp_path / "nccl.tar").open("wb") as file:
-        file.writelines(parts)
-    subprocess.run(["tar", "-C", tmp_path, "-xf", tmp_path / "nccl.tar"], check=True)
-    full = f"{NCCL}-1+cuda13.3"
-    package = nccl_packages.local_repository(tmp_path, tmp_path / "work", key, "debian12", full, library=tmp_path / "libnccl.so.2")
-    assert [line["nccl"] for line in report(good(provision(*words, "--nccl", str(package))))["hosts"]] == [NCCL]
-    version = "dpkg-query -W -f '${Status} ${Version}' libnccl2"
-    said = root(host, f"ldconfig -p | grep libnccl.so.2; {version}; ls -d /opt/provision/nccl 2>&1 || true")
-    assert "/usr/lib/x86_64-linux-gnu/libnccl.so.2" in said
-    assert f"hold ok installed {full}" in said
-    assert "No such file" in said
-    good(provision("remove", str(sandbox.inventory), "--yes"))
-    assert sorted(set(state(host)) ^ set(before)) == []
 
 
 #: A stand-in of the build that no reachable index has; what it needs is real.
