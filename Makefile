@@ -34,8 +34,8 @@ demo: $(TOOLKIT_STAMP)
 
 # The integration tests often wait for hosts; the unit tests use that time. The engine's tests are alone, because some measure time.
 test:
-	@$(MAKE) --no-print-directory -j2 setup
-	@$(MAKE) --no-print-directory lint engine
+	@$(MAKE) --no-print-directory -j2 setup lint
+	@$(MAKE) --no-print-directory engine
 	@$(MAKE) --no-print-directory -j2 --output-sync=target unit integration
 
 # The rest takes about two hours more: static analysis, sanitizers, random faults, TensorFlow and other frameworks, Spark and Ray, builds
@@ -130,7 +130,7 @@ bench-image: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
 
 integration-slow: $(DEV_STAMP) $(ENGINE_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/integration
