@@ -89,8 +89,9 @@ def train(run: Run, plan: Plan, options: SmokeOptions) -> None:
     """
     report = run.report
     for_gpus = {name: f"{host.prefix}/venv/bin/python" for name, host in plan.hosts.items() if host.torch and host.torch.for_gpus}
+    report.simulated = [name for name in report.simulated if name in for_gpus]
     try:
-        problems = gpu_code.check(run.session, for_gpus)
+        problems = gpu_code.check(run.session, for_gpus, package="torch")
         report.failures += [replace(each, where="training") for each in problems if each.severity == "error"]
         report.notes += [f"{each.host}: {each.what}" for each in problems if each.severity != "error"]
         if report.failures:

@@ -332,7 +332,7 @@ def remove_tree(path, kept):
 def remove_cache(dry_run):
     """Remove what `gpu_code.py` has noted of libraries in the user's cache folder, and the folders that are empty then."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    found = glob.glob(os.path.join(glob.escape(caches), "provision", "gpu-code-*.json"))
+    found = glob.glob(os.path.join(glob.escape(caches), "provision", "gpu-code*"))
     with contextlib.suppress(OSError):
         for path in found if not dry_run else ():
             os.unlink(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -35,8 +36,9 @@ def containers(client: DockerClient, image: ImageInfo, count: int) -> Iterator[P
         ProvisionError: a container does not come up.
     """
     catalog, runs = overlay.own(), DockerEngine(client)
-    for left in paths.sandbox().glob(f"{PREFIX}*"):
-        if not Path(f"/proc/{left.name.split('-')[1]}").exists():
+    for left in paths.sandbox().glob(f"{PREFIX}*"):  # not a user's own sandbox
+        ours = re.fullmatch(rf"{PREFIX}(\d+)-[0-9a-f]{{6}}", left.name)
+        if ours and not Path(f"/proc/{ours[1]}").exists():
             _remove(runs, left)
     folder = names.folder(f"{PREFIX}{os.getpid()}-{secrets.token_hex(3)}")
     hosts = [f"node{number}" for number in range(1, count + 1)]

@@ -6,6 +6,7 @@ The containers are on this machine, with keys and a network for this run alone. 
 from __future__ import annotations
 
 import io
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -125,7 +126,8 @@ def _check(session: Session, options: SmokeOptions, info: local_images.ImageInfo
     _check_cuda(session, plan, known, info, verdict)
     verdict.add(training_job.check_engine(session, plan))
     if not verdict.faults:
-        verdict.add(training_job.run(session, plan, options))
+        on_gpus = all(known[name].gpus and host.torch and host.torch.for_gpus for name, host in plan.hosts.items())
+        verdict.add(training_job.run(session, plan, options, on_gpus=on_gpus))
 
 
 def _check_cuda(session: Session, plan: Plan, known: Mapping[str, Facts], info: local_images.ImageInfo, verdict: Verdict) -> None:
@@ -134,9 +136,11 @@ def _check_cuda(session: Session, plan: Plan, known: Mapping[str, Facts], info: 
     if host.torch is None or host.torch.cuda is None:
         return
     gpus, python = info.of("gpus").split(), f"{host.prefix}/venv/bin/python"
-    problems = gpu_code.check(session, {name: python}, gpus) if gpus else []
+    found = gpu_code.check(session, {name: python}, gpus, package="torch") if gpus else []
+    problems = [each for each in found if each.severity == "error"]
+    verdict.summaries += [each.what for each in found if each.severity != "error"]
     load = resources.folder("playbooks") / "roles/pytorch/files/load_pytorch.py"  # as on hosts
-    command = f"{python} -B - cuda={host.torch.cuda}{'' if known[name].gpus else ' no-driver'}"
+    command = f"{shlex.quote(python)} -B - {shlex.quote(f'cuda={host.torch.cuda}')}{'' if known[name].gpus else ' no-driver'}"
     answer = ssh.run(session, {name: command}, stdin=load.read_bytes(), timeout=_LOAD_S)[name]
     if answer.code != 0:
         problems.append(Problem("error", answer.error, id="library-broken", host=name))

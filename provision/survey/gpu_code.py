@@ -74,9 +74,10 @@ class Scan(BaseModel, strict=True, frozen=True):
     complete: bool
 
 
-def check(session: Session, pythons: Mapping[str, str], planned: Sequence[str] = ()) -> list[Problem]:
+def check(session: Session, pythons: Mapping[str, str], planned: Sequence[str] = (), package: str = "") -> list[Problem]:
     """What jobs cannot run on the hosts' GPUs. ``pythons``: host → the Python whose environment is looked at; a host without GPUs
-    answers at once. An environment that cannot be checked is a warning. ``planned``: compute capabilities that count instead."""
+    answers at once. An environment that cannot be checked is a warning. ``planned``: compute capabilities that count instead.
+    ``package``: the only one whose libraries count, as others may be optional for a GPU."""
     problems = []
     scripts = {name: _script(python, planned) for name, python in pythons.items()}
     answers = ssh.run(session, scripts, timeout=_TIMEOUT_S) if pythons else {}
@@ -87,16 +88,18 @@ def check(session: Session, pythons: Mapping[str, str], planned: Sequence[str] =
             what = f"which GPUs its environment has code for is not known: {answer.error}"
             problems.append(Problem("warning", what, id="host-warning", host=name))
             continue
-        problems += missing_code(name, scan)
+        problems += missing_code(name, scan, package)
         if not scan.complete:
             what = "its environment has more libraries than could be checked for GPU code in time; the next run goes on with them"
             problems.append(Problem("warning", what, id="host-warning", host=name))
     return problems
 
 
-def missing_code(host: str, scan: Scan) -> Iterator[Problem]:
-    """A problem for each library that has no code for a GPU of its host."""
+def missing_code(host: str, scan: Scan, package: str = "") -> Iterator[Problem]:
+    """A problem for each library, of ``package`` if it is given, that has no code for a GPU of its host."""
     for library in scan.libraries:
+        if package and package not in PurePosixPath(library.path).parts:
+            continue
         lost = {gpu.compute_capability: gpu.name for gpu in scan.gpus if not library.runs_on(gpu.compute_capability)}
         lost = {capability: name for capability, name in lost.items() if not _has_variant(library, capability, scan)}
         if lost and not library.is_for_some_gpus:

@@ -95,7 +95,8 @@ def evaluate_training(document: Document, hosts: Mapping[str, str], np: int, bar
         what = f"test accuracy after epoch {last.epoch} is {last.test_accuracy_percent:.2f} %, the bar is {bar:g} %"
         faults.append(fault("accuracy-too-low", what))
     if on_gpus and (without := [one.rank for one in ranks if one.device == "cpu"]):
-        faults.append(fault("gpu-unused", f"rank {_list(without)} trained on a CPU: PyTorch cannot use a GPU for each rank"))
+        why = "PyTorch cannot use a GPU for each rank; a host needs as many as it has slots"
+        faults.append(fault("gpu-unused", f"rank {_list(without)} trained on a CPU: {why}"))
     return _summary(report), faults
 
 

@@ -21,6 +21,11 @@ PACKAGE = re.compile(r"(torch|nvidia[-_].*)$", re.I)
 ABSENT = re.compile(r"(\S+): cannot open shared object file")
 
 
+def name_of(package):
+    """Its name; empty for what an uninstallation that was interrupted leaves."""
+    return (package.metadata or {}).get("Name") or ""
+
+
 def broken(driver):
     """What the dynamic linker says of libraries that cannot be loaded, but for want of one that is optional on a host: libmlx5, ….
 
@@ -28,7 +33,7 @@ def broken(driver):
     """
     c = ctypes.CDLL(None)
     c.dlopen.restype, c.dlopen.argtypes, c.dlerror.restype = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int), ctypes.c_char_p
-    packages = [each for each in importlib.metadata.distributions() if PACKAGE.match(each.metadata["Name"])]
+    packages = [each for each in importlib.metadata.distributions() if PACKAGE.match(name_of(each))]
     # By their records: newer Pythons leave missing files out of what they list.
     rows = [(package, row[0]) for package in packages for row in csv.reader((package.read_text("RECORD") or "").splitlines()) if row]
     files = [str(package.locate_file(path)) for package, path in rows if LIBRARY.match(os.path.basename(path))]
@@ -48,7 +53,7 @@ def differing():
     if runtime != torch.version.cuda:
         yield f"PyTorch is for CUDA {torch.version.cuda}, and its CUDA runtime is {runtime}"
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    installed = {each.version for each in importlib.metadata.distributions() if each.metadata["Name"].startswith("nvidia-nccl-")}
+    installed = {each.version for each in importlib.metadata.distributions() if name_of(each).startswith("nvidia-nccl-")}
     if installed and nccl not in installed:
         yield f"PyTorch loads NCCL {nccl}, and its package is {', '.join(sorted(installed))}"
     torch.backends.cudnn.version()  # raises where cuDNN is older than the one that PyTorch was built with
