@@ -45,10 +45,10 @@ def checked_system(text: str, catalog: Catalog) -> str:
     return system
 
 
-def checked_cuda(cuda: str, base: str | None, catalog: Catalog) -> str:
-    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Without ``base``, NVIDIA must have images of it: UsageError otherwise."""
+def checked_cuda(cuda: str, catalog: Catalog) -> str:
+    """``--cuda`` as it was given: ``12.4`` or ``12.4.1``. Raises UsageError for one that NVIDIA has no images of."""
     known = sorted({minor(each) for system in systems(catalog) for each in cudas(system, catalog)}, key=key)
-    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda) or not (base or minor(cuda) in known):
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", cuda) or minor(cuda) not in known:
         raise UsageError(f"invalid --cuda {cuda}: expected one of {', '.join(known)}")
     return cuda
 

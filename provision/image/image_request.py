@@ -54,7 +54,7 @@ def plan_targets(
         return _for_request(request, replace(options, cpu=request.cpu), progress, passwords)
     if request.is_empty:
         raise UsageError("nothing to make an image of", hint="name HOSTS, or --os ubuntu22.04 --cuda 12.4, or --cpu")
-    cuda = bases.checked_cuda(request.cuda, request.base, options.catalog) if request.cuda else None
+    cuda = bases.checked_cuda(request.cuda, options.catalog) if request.cuda else None
     if cuda and request.base and not request.system:
         raise UsageError("missing --os: expected the system of --base", hint="name it like --os ubuntu22.04")
     if request.system:

@@ -358,6 +358,11 @@ def test_what_a_program_says_to_have_overcome_is_no_error(explain, remark: str) 
     assert all(each.severity == "note" for each in explain(remark + "\n"))
 
 
+def test_an_exception_is_not_overcome_by_its_words(explain) -> None:
+    log = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nRuntimeError: peer access is disabled\n'
+    assert [each.severity for each in explain(log)] == ["error"]
+
+
 def test_steps_that_are_not_numbers_are_no_success(explain) -> None:
     (found, *_) = explain("".join(f"iteration {number}/ 250 | lm loss: nan | loss scale: 1.0 | 4.1 samples/s\n" for number in range(9)))
     assert (found.id, found.severity) == ("loss-not-finite", "error")

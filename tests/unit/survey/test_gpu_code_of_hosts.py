@@ -73,6 +73,7 @@ def test_a_problem_names_library_architectures_gpus_and_remedy() -> None:
     (problem,) = gpu_code.missing_code("a", replace_libraries(scan, library("/v/torch/lib/libtorch_cuda.so", "7.5 9.0")))
     assert problem.what.endswith("has no code for its V100 (7.0); it has 7.5, 9.0")
     assert "a build of PyTorch" in (problem.hint or "")
+    assert list(gpu_code.missing_code("a", scan, package="torch")) == [], "flash-attn may be optional"
 
 
 def test_variants_and_libraries_for_some_gpus_are_no_problem() -> None:
