@@ -130,7 +130,7 @@ bench-image: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
 integration: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
 
 integration-slow: $(DEV_STAMP) $(ENGINE_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m slow tests/integration
