@@ -33,7 +33,7 @@ class Reading:
     is_complete: bool
 
     def on(self, worlds: Set[str]) -> list[Finding]:
-        """The findings for hosts where these signs hold (signs.yaml), whatever the logs show of their kinds."""
+        """The findings for hosts where these signs hold (signs.yaml), also against what the logs show."""
         kinds = {sign.kind for sign in signs() if sign.id in worlds}
         return findings(self.scanner, worlds | {sign.id for sign in signs() if sign.id in self.scanner.worlds and sign.kind not in kinds})
 

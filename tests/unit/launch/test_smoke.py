@@ -74,7 +74,7 @@ def test_ranks_that_must_have_had_gpus_did_not_train_on_cpus() -> None:
     """Whatever the job says of itself: its ranks say on what they trained."""
     report = {**good(), "device": "cuda"}
     assert judged(report) == []
-    without = ["rank 0, 1, 2 and 3 trained on a CPU: PyTorch cannot use a GPU for each rank"]
+    without = ["rank 0, 1, 2 and 3 trained on a CPU: PyTorch cannot use a GPU for each rank; a host needs as many as it has slots"]
     assert judged(report, on_gpus=True) == without
     for one in report["participants"]:
         del one["device"]
