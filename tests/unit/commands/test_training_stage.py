@@ -64,7 +64,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(jobs, "run", ended)
         monkeypatch.setattr(training_job, "_copy", lambda *_: None)
         asked: list[dict[str, str]] = []
-        monkeypatch.setattr(gpu_code, "check", lambda _session, pythons, package: asked.append(pythons) or list(wrong))
+        monkeypatch.setattr(gpu_code, "check", lambda _session, pythons, **_: asked.append(pythons) or list(wrong))
         with Session(inventory.load("a,b"), Progress()) as session:
             session.step = "training"
             report = Report(run_id=session.run_id, folder=str(session.folder), inventory="a,b")
