@@ -11,6 +11,10 @@
 namespace cc {
 namespace {
 
+// Who waits for a rank of its host gives it time to say for whom it waits in turn. More than those who wait for other
+// hosts in a data phase (slice_streams.cpp), less than hosts that are in the next negotiation (host_negotiation.cpp).
+constexpr double barrier_grace_s = 0.75;  // beyond the deadline
+
 // Ranks that fit on the cores they may use may spin; otherwise they hand the core over early.
 WaitPolicy choose_wait_policy(const Topology& topology, HostMemory& memory) {
   // Of all ranks together: mpirun may bind each to one core of its own.
@@ -111,7 +115,7 @@ void Group::step_barrier(Deadline& deadline) {
       const std::vector<int> missing = missing_here(&RankCell::step, steps_);
       extend_by_progress(deadline, &moves);
       warn_if_due(missing, deadline);
-      if (deadline.passed() && !missing.empty()) timed_out(missing, deadline);
+      if (deadline.passed_by(barrier_grace_s) && !missing.empty()) timed_out(missing, deadline);
     });
   }
   deadline.extend();

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -278,6 +280,7 @@ class NetworkInMemory : public Network {
  public:
   std::unique_ptr<cc::Transport> transport(int /*rank*/) override { return std::make_unique<MemoryTransport>(memory_); }
   void describe(cc::Peer* /*peer*/) const override {}
+  MemoryNetwork& memory() { return memory_; }
   uint64_t sent() {  // bytes between hosts so far
     const std::lock_guard<std::mutex> lock(memory_.mutex);
     return memory_.sent;
@@ -359,6 +362,97 @@ std::string check_departure() {
     return {};
   }
   return "a rank that has left was waited for";
+}
+
+// A rank's connections for data, of which it hangs in the first wait after it has sent so many bytes, until the others
+// have come to their verdict.
+struct Hang {
+  uint64_t left;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int verdicts_left;
+
+  void end() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    --verdicts_left;
+    changed.notify_all();
+  }
+};
+
+class HangingConnection final : public cc::Connection {
+ public:
+  HangingConnection(std::unique_ptr<cc::Connection> inner, Hang& hang) : inner_(std::move(inner)), hang_(hang) {}
+  ptrdiff_t send(const void* bytes, size_t n) override { return send(bytes, n, nullptr, 0, 0); }
+  ptrdiff_t send(const void* head, size_t head_size, const void* body, size_t body_size, size_t sent) override {
+    const ptrdiff_t n = inner_->send(head, head_size, body, body_size, sent);
+    hang_.left -= static_cast<uint64_t>(n);
+    return n;
+  }
+  ptrdiff_t receive(void* /*bytes*/, size_t /*n*/) override {
+    std::unique_lock<std::mutex> lock(hang_.mutex);
+    if (hang_.left == 0) hang_.changed.wait(lock, [this] { return hang_.verdicts_left == 0; });
+    return hang_.left == 0 ? -1 : 0;
+  }
+  ptrdiff_t peek(void* /*bytes*/, size_t /*n*/) override { return 0; }
+  bool is_delivered() override { return true; }
+
+ private:
+  const std::unique_ptr<cc::Connection> inner_;
+  Hang& hang_;
+};
+
+class HangingTransport final : public MemoryTransport {
+ public:
+  HangingTransport(MemoryNetwork& network, Hang& hang) : MemoryTransport(network), hang_(hang) {}
+
+ private:
+  void add_connection(cc::Connections* connections, const cc::Topology& /*topology*/,
+                      const cc::PlannedConnection& planned, bool outgoing,
+                      std::unique_ptr<cc::Connection> connection) override {
+    if (planned.purpose == cc::Purpose::data)
+      connection = std::make_unique<HangingConnection>(std::move(connection), hang_);
+    connections->add(planned, outgoing, std::move(connection));
+  }
+  bool is_ready(const cc::Endpoint& endpoint, cc::PollEvent event) override {
+    return dynamic_cast<const HangingConnection*>(&endpoint) || MemoryTransport::is_ready(endpoint, event);
+  }
+  Hang& hang_;
+};
+
+// A rank that hangs in the middle of a data phase is named by all, also by those that wait for others who wait for it.
+std::string check_hang() {
+  constexpr int size = 6, hosts = 3, hanging = 4;                 // a first rank, which tells other hosts nothing then
+  constexpr uint64_t count = 9 * 1024, part = count / 2 / hosts;  // elements; of a worker's slice what a host owns
+  constexpr double short_timeout_s = 1.0;
+  NetworkInMemory network;
+  Hang hang{(hosts - 1) * (part * sizeof(float) + sizeof(cc::SegmentHead)), {}, {}, size - 1};
+  const std::vector<cc::Peer> peers = peers_of(network, size, hosts);
+  std::vector<std::shared_ptr<cc::Task>> tasks(size);
+  std::vector<std::thread> threads;
+  threads.reserve(size);
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      std::unique_ptr<cc::Transport> transport;
+      if (r == hanging)
+        transport = std::make_unique<HangingTransport>(network.memory(), hang);
+      else
+        transport = network.transport(r);
+      auto group = std::make_unique<cc::Group>(cc::make_topology(r, peers), std::move(transport), short_timeout_s,
+                                               timeout_s, 1, nullptr, false);
+      group->add_by_host(true);
+      cc::Engine engine(std::move(group));
+      std::vector<float> in(count, value(r, 1));
+      tasks[r] = make_task(Kind::allreduce, DType::f32, count, in.data(), in.data(), "hangs");
+      engine.run(tasks[r]);
+      if (r != hanging) hang.end();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < size; ++r) {
+    if (r != hanging && tasks[r]->ranks != std::vector<int>{hanging})
+      return "rank 4 hung, and rank " + std::to_string(r) + " says " + tasks[r]->error;
+  }
+  return {};
 }
 
 // What crosses the network is the least there is: what hosts must have of each other, once.
@@ -542,8 +636,9 @@ void run_cases_in_memory() {
   }
   NetworkInMemory too_many;  // connections for a mesh
   run_case(too_many, 3, 3, 33, 70001);
-  for (const std::string& error : {check_lost_host(), check_traffic(), check_slow_network(Kind::allreduce),
-                                   check_slow_network(Kind::broadcast), check_slow_network(Kind::alltoall)}) {
+  for (const std::string& error :
+       {check_lost_host(), check_hang(), check_traffic(), check_slow_network(Kind::allreduce),
+        check_slow_network(Kind::broadcast), check_slow_network(Kind::alltoall)}) {
     if (!error.empty()) std::printf("%s\n", error.c_str());
     failures += error.empty() ? 0 : 1;
   }
