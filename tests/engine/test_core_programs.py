@@ -3,13 +3,18 @@ broken ranks; all interleavings of small programs; all of it under the sanitizer
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from selftest import build
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.engine import simulation
 
 AN_HOUR = os.environ.get("COLLECTIVE_TEST_FAULTS", "3600")  # seconds
 
@@ -67,6 +72,15 @@ def test_explorer_finds_spoilt_decisions(folder, mutant):
     assert re.fullmatch(f"violation: .*{MUTANTS[mutant]}.*", violation)
     assert program.startswith("  in the program ")
     assert first.startswith("  rank ")
+
+
+def test_steps_grow_with_the_logarithm_of_the_hosts(folder):
+    (program,) = build(folder, [simulation.PROGRAM])
+    operations = [("barrier", 0), ("allreduce", 128), ("broadcast", 128)]
+    for hosts in (9, 16, 33, 64):
+        for one in simulation.simulate(program, hosts, 2, operations):
+            assert one.steps <= math.ceil(math.log2(hosts)), one
+            assert one.messages == hosts * one.steps, one
 
 
 @pytest.mark.slow
