@@ -6,9 +6,9 @@
 // One host, by cross-memory attach, blocks of one length: every rank reads the others' blocks where they lie into its
 // result, beginning with that of the next rank, then barrier. Each rank reads and writes B bytes once.
 //
-// Several hosts: one broadcast per block, one after the other. Every block crosses every link but one, and while a long
-// block is on its way all links are busy, so the time approaches (H - 1) / H * B / bandwidth ... B / bandwidth, as on a
-// ring.
+// Several hosts, more than few bytes (few_steps.cpp): one broadcast per block, one after the other. Every block crosses
+// every link but one, and while a long block is on its way all links are busy, so the time approaches (H - 1) / H * B /
+// bandwidth ... B / bandwidth, as on a ring.
 #include <algorithm>
 #include <cstring>
 

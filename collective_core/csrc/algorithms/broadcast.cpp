@@ -1,4 +1,5 @@
-// Broadcast of N bytes from one root: shared memory inside a host, a chain of hosts between them.
+// Broadcast of N bytes from one root: shared memory inside a host, a chain of hosts between them, or a tree where they
+// are but one chunk (few_steps.cpp).
 //
 // Hosts form a chain that starts at the root's host and follows the ring. Per chunk of chunk_bytes:
 //   1. the writer fills its buffer in[c % 2]: on the root's host the root, on other hosts the leader, from the network;
@@ -67,20 +68,23 @@ void broadcast_bytes(const DataPhase& phase, int root, const void* source, void*
   const int writer = here ? root : topology.local_ranks()[0];
   const int writer_local = static_cast<int>(
       std::find(topology.local_ranks().begin(), topology.local_ranks().end(), writer) - topology.local_ranks().begin());
-  const bool passes_on = topology.is_leader() && hosts > 1 && (topology.host + 1) % hosts != root_host;
+  const bool in_few_steps = hosts > 2 && bytes <= chunk_bytes;
+  const bool passes_on =
+      topology.is_leader() && hosts > 1 && (in_few_steps || (topology.host + 1) % hosts != root_host);
 
   for (uint64_t begin = 0; begin < bytes; begin += chunk_bytes, ++*chunk) {
     const size_t length = static_cast<size_t>(std::min(chunk_bytes, bytes - begin));
     char* buffer = group.memory().in(writer_local, *chunk);
     if (topology.rank == root) std::memcpy(buffer, static_cast<const char*>(source) + begin, length);
     const auto pass = [&](bool sends) {
+      if (in_few_steps) return broadcast_step(phase, root_host, buffer, length, sends);
       SliceStreams one;
       one.push_back(std::make_unique<ChunkStream>(phase, sends, buffer,
                                                   SegmentHead{phase.header().sequence, Part::result, begin, length}));
       run_streams(group, one, deadline);
     };
     if (topology.rank == writer && !here) pass(false);
-    group.step_barrier(deadline);
+    group.step_barrier(deadline, in_few_steps ? rank_grace_s : barrier_grace_s);
     if (passes_on) pass(true);
     if (topology.rank != root) std::memcpy(static_cast<char*>(target) + begin, buffer, length);
   }

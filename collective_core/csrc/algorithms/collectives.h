@@ -23,6 +23,12 @@ void allreduce_arena(const DataPhase& phase);
 void allreduce_mesh(const DataPhase& phase);
 void allreduce_ring(const DataPhase& phase);
 
+// In rank order, as the ring: of few bytes, where pays_in_few_steps.
+void allreduce_few_steps(const DataPhase& phase);
+bool pays_in_few_steps(const DataPhase& phase);
+// The one to take of those between hosts.
+Algorithm allreduce_between_hosts(const DataPhase& phase);
+
 void broadcast(const DataPhase& phase);
 
 // Reduces all ranks' `input` and leaves this rank's rows of the result in `output`.
@@ -38,6 +44,8 @@ void allgather_local(const DataPhase& phase);
 // allgather_local.
 void allgather_direct(const DataPhase& phase);
 void allgather_by_broadcasts(const DataPhase& phase);
+// Between hosts, of at most Layout::chunk_bytes in all.
+void allgather_few_steps(const DataPhase& phase);
 
 // Sends rows of `input` to every rank. Allocates `gathered`.
 void alltoall(const DataPhase& phase);
@@ -109,6 +117,9 @@ size_t sum_bytes_of(const Header& header);
 // of broadcasts: it starts at 0 and must be handed on, because two successive chunks must not use the same buffer.
 void broadcast_bytes(const DataPhase& phase, int root, const void* source, void* target, uint64_t bytes,
                      uint64_t* chunk);
+
+// A leader's part in a broadcast of few bytes between hosts, which lie in `bytes`: receives them, or sends them on.
+void broadcast_step(const DataPhase& phase, int root_host, char* bytes, size_t n, bool sends);
 
 // Finds `received` in the headers and the memory for `received_bytes`. Returns where in it each rank's bytes start;
 // they end where the next rank's start.

@@ -113,7 +113,7 @@ void reducescatter_direct(const DataPhase& phase) {
 
 void reducescatter_by_allreduce(const DataPhase& phase) {
   char* sum = phase.group.sum(sum_bytes_of(phase.header()));
-  reduce_by_allreduce(phase, sum, phase.group.adds_by_mesh() ? allreduce_mesh : allreduce_ring);
+  reduce_by_allreduce(phase, sum, allreduce_between_hosts(phase));
 }
 
 }  // namespace cc

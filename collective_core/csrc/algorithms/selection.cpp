@@ -31,12 +31,24 @@ bool pays_to_attach(const DataPhase& phase, uint64_t bytes) {
   return bytes >= min_direct_bytes(phase.topology().local_size()) && phase.group.cross_memory().is_available();
 }
 
+// All that all ranks send.
+bool fits_a_chunk(const DataPhase& phase) {
+  uint64_t all = 0;
+  for (const Header* header : phase.headers) all += header->bytes();
+  return all <= phase.group.memory().layout().chunk_bytes;
+}
+
 Algorithm allreduce_on_host(const DataPhase& phase) {
   if (all_in_arena(phase)) return allreduce_arena;
   return pays_to_attach(phase, phase.header().bytes()) ? allreduce_direct : allreduce_local;
 }
 
 }  // namespace
+
+Algorithm allreduce_between_hosts(const DataPhase& phase) {
+  if (phase.group.adds_by_mesh()) return allreduce_mesh;
+  return pays_in_few_steps(phase) ? allreduce_few_steps : allreduce_ring;
+}
 
 Algorithm select_algorithm(const DataPhase& phase) {
   const Header& header = phase.header();
@@ -52,7 +64,7 @@ Algorithm select_algorithm(const DataPhase& phase) {
       if (is_small || alone) return reduce_inline;
       if (phase.external) return external_allreduce;
       if (one_host) return allreduce_on_host(phase);
-      return phase.group.adds_by_mesh() ? allreduce_mesh : allreduce_ring;
+      return allreduce_between_hosts(phase);
     case Kind::reducescatter:
       if (header.count == 0) return nullptr;
       if (is_small || alone) return reduce_inline;
@@ -66,7 +78,7 @@ Algorithm select_algorithm(const DataPhase& phase) {
     case Kind::allgather:
       if (all_inline(phase)) return allgather_inline;
       if (phase.external) return external_allgather;
-      if (!one_host) return allgather_by_broadcasts;
+      if (!one_host) return fits_a_chunk(phase) ? allgather_few_steps : allgather_by_broadcasts;
       return all_send_as_much(phase) && pays_to_attach(phase, header.bytes()) ? allgather_direct : allgather_local;
     case Kind::alltoall:
       return phase.external ? external_alltoall : alltoall;

@@ -11,10 +11,6 @@
 namespace cc {
 namespace {
 
-// Who waits for a rank of its host gives it time to say for whom it waits in turn. More than those who wait for other
-// hosts in a data phase (slice_streams.cpp), less than hosts that are in the next negotiation (host_negotiation.cpp).
-constexpr double barrier_grace_s = 0.75;  // beyond the deadline
-
 // Ranks that fit on the cores they may use may spin; otherwise they hand the core over early.
 WaitPolicy choose_wait_policy(const Topology& topology, HostMemory& memory) {
   // Of all ranks together: mpirun may bind each to one core of its own.
@@ -104,7 +100,7 @@ std::vector<int> Group::missing_here(Signal RankCell::* signal, uint32_t target)
   return missing;
 }
 
-void Group::step_barrier(Deadline& deadline) {
+void Group::step_barrier(Deadline& deadline, double grace) {
   ++steps_;
   uint32_t moves = 0;  // the first look extends it, as the barrier's end does
   raise_signal(memory_.my_cell().step, steps_);
@@ -115,7 +111,7 @@ void Group::step_barrier(Deadline& deadline) {
       const std::vector<int> missing = missing_here(&RankCell::step, steps_);
       extend_by_progress(deadline, &moves);
       warn_if_due(missing, deadline);
-      if (deadline.passed_by(barrier_grace_s) && !missing.empty()) timed_out(missing, deadline);
+      if (deadline.passed_by(grace) && !missing.empty()) timed_out(missing, deadline);
     });
   }
   deadline.extend();

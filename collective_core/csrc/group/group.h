@@ -18,6 +18,10 @@
 
 namespace cc {
 
+// More than the grace of those who wait for other hosts in a data phase (slice_streams.cpp), less than that of hosts
+// that are in the next negotiation (host_negotiation.cpp).
+constexpr double barrier_grace_s = 0.75;
+
 class Group {
  public:
   // Connects to all peers over the transport; returns when every rank that this one talks to is there.
@@ -52,8 +56,9 @@ class Group {
   void extend_by_progress(Deadline& deadline, uint32_t* seen);
   // Ranks of this host that have not raised this signal so far.
   std::vector<int> missing_here(Signal RankCell::* signal, uint32_t target);
-  // Ends one step of a data phase and waits until every rank of the host has ended it too.
-  void step_barrier(Deadline& deadline);
+  // Ends one step of a data phase and waits until every rank of the host has ended it too. `grace`: seconds beyond the
+  // deadline, in which those who are waited for may say for whom they wait.
+  void step_barrier(Deadline& deadline, double grace = barrier_grace_s);
   // Waits until one of these connections is ready, where `ranks` are missing. Throws like every wait. `grace`: seconds
   // beyond the deadline, in which other ranks may say for whom they wait.
   void wait_for(std::vector<PollEntry>& waiting, const std::vector<int>& ranks, Deadline& deadline, double grace = 0);

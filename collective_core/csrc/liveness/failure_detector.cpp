@@ -183,7 +183,7 @@ bool FailureDetector::read_frames(int rank, Connection& connection) {
     Frame frame{};
     const ptrdiff_t got = connection.peek(&frame, sizeof frame);
     if (got < 0) return true;
-    if (got < static_cast<ptrdiff_t>(sizeof frame) || frame.type == FrameType::headers) return false;
+    if (got < static_cast<ptrdiff_t>(sizeof frame) || is_of_exchange(frame.type)) return false;
     receive_rest(rank, &frame, sizeof frame);
     handle_frame(rank, frame);
   }

@@ -20,7 +20,11 @@
 
 namespace cc {
 
-enum class FrameType : uint32_t { none = 0, headers = 1, failure = 2, shutdown = 3, waiting = 4 };
+enum class FrameType : uint32_t { none = 0, headers = 1, failure = 2, shutdown = 3, waiting = 4, data = 5 };
+// Of an exchange: left for those who take part in it.
+inline bool is_of_exchange(FrameType type) {
+  return type == FrameType::headers || type == FrameType::data;
+}
 
 // Precedes everything on a control connection.
 struct Frame {
@@ -46,7 +50,7 @@ class FailureDetector {
   bool is_alive(int rank) const;
   // The connection to `rank` ended under our hands. Waits a moment for a better explanation, then throws.
   [[noreturn]] void lost(int rank, const std::set<int>& mid_frame = {});
-  // Acts on a frame that holds no headers; its header has been read. Throws if it announces a failure.
+  // Acts on a frame that is not of an exchange; its header has been read. Throws if it announces a failure.
   void handle_frame(int rank, const Frame& frame);
   // For a rank that we need something of, after its frames.
   void throw_if_left(int rank);
@@ -74,7 +78,7 @@ class FailureDetector {
  private:
   void throw_if_interrupted() const;
   void check_control(const std::set<int>& mid_frame);
-  // Takes the frames that have come, up to one with headers. Returns whether the connection has ended.
+  // Takes the frames that have come, up to one of an exchange. Returns whether the connection has ended.
   bool read_frames(int rank, Connection& connection);
   // Of a frame that has begun to arrive.
   void receive_rest(int rank, void* bytes, size_t n);

@@ -31,5 +31,7 @@ struct DisseminationStep {
 };
 
 std::vector<DisseminationStep> plan_dissemination(int host, int hosts);
+// In log2 H steps, however few hosts there are.
+std::vector<DisseminationStep> plan_doubling(int host, int hosts);
 
 }  // namespace cc

@@ -3,13 +3,6 @@
 #include <cstring>
 
 namespace cc {
-namespace {
-
-// Who waits for a waiting rank gives it time to find out, and to say, whom it waits for in turn. More than the leader's
-// own (host_negotiation.cpp).
-constexpr double rank_grace_s = 2.0;  // beyond the deadline: a rank, for its leader
-
-}  // namespace
 
 void Exchange::run(Header* header, const void* payload, Deadline& deadline) {
   const Topology& topology = group_.topology();

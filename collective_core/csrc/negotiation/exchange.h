@@ -27,6 +27,10 @@ class Exchange {
 
   // Sets header->sequence. Afterwards group.memory().slot(header->sequence, r) holds rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
+  // On the leaders, of what the latest one has agreed on (host_negotiation.h).
+  void swap(const std::vector<DisseminationStep>& steps, const StepContent& content, Deadline& deadline) {
+    host_negotiation_.swap(sequence_, steps, content, deadline);
+  }
   // Another one of the same operation, with no payload: who was late stays the rank that its first one waited for.
   void run_again(Header* header, Deadline& deadline);
   // To be called when the slots have been read: the next one's cache lines, which other ranks have read before, become

@@ -20,7 +20,9 @@ constexpr int nap_of_many_ms = 100;
 }  // namespace
 
 HostNegotiation::HostNegotiation(Group& group)
-    : group_(group), topology_(group.topology()), steps_(plan_dissemination(topology_.host, topology_.host_count())) {}
+    : group_(group),
+      topology_(group.topology()),
+      own_steps_(plan_dissemination(topology_.host, topology_.host_count())) {}
 
 void HostNegotiation::still_waiting(const Deadline& deadline) {
   if (!announced_ && deadline.waited() >= announce_after_s) announce_waiting();
@@ -28,15 +30,55 @@ void HostNegotiation::still_waiting(const Deadline& deadline) {
 }
 
 void HostNegotiation::fill_slots(Deadline& deadline) {
+  const auto slots_of = [&](const HostRange& range) {
+    std::vector<Header*> slots;
+    for (const int rank : ranks_of(range)) slots.push_back(group_.memory().slot(sequence_, rank));
+    return slots;
+  };
+  const size_t max_payload = group_.memory().layout().payload_bytes;
+  const StepContent headers{[&](size_t step, std::vector<char>* bytes) {
+                              const std::vector<Header*> slots = slots_of(own_steps_[step].sends);
+                              encode_headers({slots.begin(), slots.end()}, bytes);
+                            },
+                            [&](size_t /*step*/, const FromHost& from, const std::vector<char>& bytes) {
+                              return decode_headers(bytes, sequence_, topology_.size, max_payload,
+                                                    slots_of(from.hosts));
+                            },
+                            [&](size_t /*step*/, const FromHost& from) {
+                              return max_encoded_bytes(ranks_of(from.hosts).size(), max_payload);
+                            }};
+  run(headers, deadline);
+  traffic_.exchanges += 1;
+  traffic_.steps += own_steps_.size();
+}
+
+void HostNegotiation::swap(uint32_t sequence, const std::vector<DisseminationStep>& steps, const StepContent& content,
+                           Deadline& deadline) {
+  begin(sequence, FrameType::data, steps);
+  try {
+    run(content, deadline);
+  } catch (const Failure&) {
+    give_up();
+    throw;
+  }
+}
+
+void HostNegotiation::run(const StepContent& content, Deadline& deadline) {
+  content_ = &content;
   size_t wanted = 0;
-  for (const DisseminationStep& step : steps_) {
+  for (size_t step = 0; step < steps_->size(); ++step) {
     start(step);
-    wanted += step.from.size();
+    const size_t first = wanted;
+    wanted += (*steps_)[step].from.size();
     move_until(wanted, false, deadline);
+    for (size_t i = first; i < wanted; ++i) {
+      if (content.take(step, incoming_[i].from, incoming_[i].body)) continue;
+      throw Failure(Fault::internal,
+                    topology_.describe(incoming_[i].rank) + " sent what cannot be read (internal error)",
+                    {incoming_[i].rank});
+    }
   }
   move_until(wanted, true, deadline);
-  traffic_.exchanges += 1;
-  traffic_.steps += steps_.size();
 }
 
 void HostNegotiation::give_up() {
@@ -45,23 +87,30 @@ void HostNegotiation::give_up() {
   }
 }
 
-void HostNegotiation::begin(uint32_t sequence) {
+void HostNegotiation::begin(uint32_t sequence, FrameType type, const std::vector<DisseminationStep>& steps) {
   sequence_ = sequence;
+  type_ = type;
+  steps_ = &steps;
   announced_ = false;
-  known_hosts_.assign(topology_.hosts.size(), false);
-  known_hosts_[topology_.host] = true;
+  known_hosts_.assign(topology_.hosts.size(), true);
   outgoing_.clear();
   frames_.clear();
   incoming_.clear();
-  for (const DisseminationStep& step : steps_) {
-    for (const FromHost& from : step.from) {
+  for (size_t step = 0; step < steps.size(); ++step) {
+    for (const FromHost& from : steps[step].from) {
       Incoming incoming;
+      incoming.step = step;
       incoming.from = from;
       incoming.rank = topology_.leader_of(from.host);
       incoming.connection = group_.connections().control.at(incoming.rank).get();
       incoming_.push_back(std::move(incoming));
+      mark(from.hosts, false);
     }
   }
+}
+
+void HostNegotiation::mark(const HostRange& range, bool known) {
+  for (int i = 0; i < range.count; ++i) known_hosts_[(range.first + i) % topology_.host_count()] = known;
 }
 
 std::vector<int> HostNegotiation::ranks_of(const HostRange& range) const {
@@ -73,15 +122,14 @@ std::vector<int> HostNegotiation::ranks_of(const HostRange& range) const {
   return ranks;
 }
 
-void HostNegotiation::start(const DisseminationStep& step) {
-  std::vector<const Header*> slots;
-  for (const int rank : ranks_of(step.sends)) slots.push_back(group_.memory().slot(sequence_, rank));
-  Frame frame{FrameType::headers, sequence_, 0};
+void HostNegotiation::start(size_t step) {
+  if ((*steps_)[step].to.empty()) return;
+  Frame frame{type_, sequence_, 0};
   std::vector<char>& bytes = frames_.emplace_back(sizeof frame);
-  encode_headers(slots, &bytes);
+  content_->pack(step, &bytes);
   frame.length = bytes.size() - sizeof frame;
   std::memcpy(bytes.data(), &frame, sizeof frame);
-  for (const int host : step.to) {
+  for (const int host : (*steps_)[step].to) {
     const int rank = topology_.leader_of(host);
     outgoing_.push_back({rank, group_.connections().control.at(rank).get(), &bytes, true, 0});
   }
@@ -103,6 +151,7 @@ void HostNegotiation::move_until(size_t wanted, bool all_sent, Deadline& deadlin
     if (here && (!all_sent || std::none_of(outgoing_.begin(), outgoing_.end(), must_go))) return;
     if (moved) {
       idle = 0;
+      if (type_ == FrameType::data) group_.note_progress(deadline);
     } else if (++idle >= tries) {
       wait(wanted, deadline);
     }
@@ -146,45 +195,31 @@ bool HostNegotiation::send() {
 bool HostNegotiation::receive(Incoming& incoming) {
   const bool in_head = incoming.frame_got < sizeof incoming.frame;
   char* target = in_head ? reinterpret_cast<char*>(&incoming.frame) + incoming.frame_got
-                         : incoming.encoded.data() + incoming.encoded_got;
-  const size_t left =
-      in_head ? sizeof incoming.frame - incoming.frame_got : incoming.encoded.size() - incoming.encoded_got;
+                         : incoming.body.data() + incoming.body_got;
+  const size_t left = in_head ? sizeof incoming.frame - incoming.frame_got : incoming.body.size() - incoming.body_got;
   const ptrdiff_t n = incoming.connection->receive(target, left);
   if (n < 0) group_.failure_detector().lost(incoming.rank, mid_frame());
-  (in_head ? incoming.frame_got : incoming.encoded_got) += static_cast<size_t>(n);
+  (in_head ? incoming.frame_got : incoming.body_got) += static_cast<size_t>(n);
   incoming.ready = n > 0;
   if (n == 0 || static_cast<size_t>(n) < left) return n > 0;
   if (in_head) {
-    if (incoming.frame.type != FrameType::headers) {
+    if (!is_of_exchange(incoming.frame.type)) {
       group_.failure_detector().handle_frame(incoming.rank, incoming.frame);
       group_.failure_detector().throw_if_left(incoming.rank);
       incoming.frame_got = 0;
       return true;
     }
-    const size_t most = max_encoded_bytes(ranks_of(incoming.from.hosts).size(), group_.memory().layout().payload_bytes);
-    if (incoming.frame.sequence != sequence_ || incoming.frame.length == 0 || incoming.frame.length > most) {
+    if (incoming.frame.type != type_ || incoming.frame.sequence != sequence_ ||
+        incoming.frame.length > content_->max_bytes(incoming.step, incoming.from)) {
       throw Failure(Fault::internal, topology_.describe(incoming.rank) + " is out of step (internal error)",
                     {incoming.rank});
     }
-    incoming.encoded.resize(incoming.frame.length);
-    return true;
+    incoming.body.resize(incoming.frame.length);
+    if (incoming.frame.length > 0) return true;
   }
-  store(incoming);
+  mark(incoming.from.hosts, true);
   incoming.received = true;
   return true;
-}
-
-void HostNegotiation::store(const Incoming& incoming) {
-  std::vector<Header*> slots;
-  for (const int rank : ranks_of(incoming.from.hosts)) slots.push_back(group_.memory().slot(sequence_, rank));
-  if (!decode_headers(incoming.encoded, sequence_, topology_.size, group_.memory().layout().payload_bytes, slots)) {
-    throw Failure(Fault::internal,
-                  topology_.describe(incoming.rank) + " sent headers that cannot be read (internal error)",
-                  {incoming.rank});
-  }
-  for (int i = 0; i < incoming.from.hosts.count; ++i) {
-    known_hosts_[(incoming.from.hosts.first + i) % topology_.host_count()] = true;
-  }
 }
 
 void HostNegotiation::wait(size_t wanted, Deadline& deadline) {
@@ -192,7 +227,7 @@ void HostNegotiation::wait(size_t wanted, Deadline& deadline) {
   waiting.reserve(incoming_.size() + outgoing_.size());
   for (const Incoming& in : incoming_) waiting.push_back({in.received ? nullptr : in.connection, PollEvent::receive});
   for (const Outgoing& out : outgoing_) waiting.push_back({out.connection, PollEvent::send});
-  if (group_.transport().poll(waiting, steps_.size() > 1 ? nap_of_many_ms : nap_ms)) {
+  if (group_.transport().poll(waiting, steps_->size() > 1 ? nap_of_many_ms : nap_ms)) {
     for (size_t i = 0; i < incoming_.size(); ++i) incoming_[i].ready = waiting[i].ready;
     return;
   }
