@@ -95,7 +95,7 @@ uint64_t agree_on_order(const DataPhase& phase, uint64_t proposed) {
   phase.exchange.run_again(&proposal, phase.deadline);
   uint64_t order = 0;
   for (int rank = 0; rank < phase.topology().size; ++rank)
-    order = std::max(order, phase.group.memory().slot(proposal.sequence, rank)->name_hash);
+    order = std::max(order, phase.group.memory().header_of(proposal.sequence, rank)->name_hash);
   return order;
 }
 

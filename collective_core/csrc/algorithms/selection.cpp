@@ -55,7 +55,7 @@ Algorithm select_algorithm(const DataPhase& phase) {
   const Topology& topology = phase.topology();
   const bool one_host = topology.host_count() == 1, alone = topology.size == 1;
   const bool is_small =
-      header.bytes() <= phase.group.memory().layout().inline_bytes;  // it has travelled with its header
+      header.bytes() <= phase.group.memory().layout().inline_bytes_of(header.kind);  // it has travelled with its header
   if (!has_tensor(header.kind)) return nullptr;
   if (header.device == Device::gpu_memory) return external_on_gpu;
   switch (header.kind) {

@@ -178,7 +178,7 @@ bool Engine::may_use_external_transport(const Header& header) const {
   if (!external_transports_->exist_for(header.device) || !has_tensor(header.kind) || header.unsupported) return false;
   const bool all_travel_inline = header.device != Device::gpu_memory && header.kind != Kind::allgather &&
                                  header.kind != Kind::alltoall &&
-                                 header.bytes() <= group_->memory().layout().inline_bytes;
+                                 header.bytes() <= group_->memory().layout().inline_bytes_of(header.kind);
   return !all_travel_inline && runs_handlers();
 }
 
@@ -362,7 +362,7 @@ void Engine::transfer(Operation& operation, Deadline& deadline) {
   const bool some_joined = operation.contributors != topology().size;
   if (semantics_ == Semantics::horovod) operation.contributors = topology().size;  // what an average divides by
   if (header.kind == Kind::join) operation.received = {joined_.take_last()};
-  if (scales_before_transfer(header, some_joined, group_->memory().layout().inline_bytes))
+  if (scales_before_transfer(header, some_joined, group_->memory().layout().inline_bytes_of(header.kind)))
     return scale_and_transfer(operation, deadline);
   std::unique_ptr<ExternalTransport> external;
   if (external_transports_->exist_for(header.device)) external = external_transports_->of(header.device, process_set_);

@@ -32,7 +32,7 @@ Payload payload_of(const Operation& operation, int rank, const Layout& layout) {
   }
   const bool in_host_memory = has_tensor(header.kind) && header.device != Device::gpu_memory;
   const bool sends = in_host_memory && (header.kind != Kind::broadcast || header.root == rank);
-  if (!sends || header.bytes() > layout.inline_bytes) return {nullptr, 0};
+  if (!sends || header.bytes() > layout.inline_bytes_of(header.kind)) return {nullptr, 0};
   return {operation.input, static_cast<uint32_t>(header.bytes())};
 }
 
@@ -41,7 +41,8 @@ bool is_attachable(const Operation& operation, Group& group) {
   const Header& header = operation.header;
   const Topology& topology = group.topology();
   const bool matters = is_reduction(header.kind) && header.device != Device::gpu_memory && topology.host_count() > 1 &&
-                       topology.local_size() > 1 && header.bytes() > group.memory().layout().inline_bytes;
+                       topology.local_size() > 1 &&
+                       header.bytes() > group.memory().layout().inline_bytes_of(header.kind);
   if (!matters || !group.cross_memory().is_attachable(operation.input, header.bytes())) return false;
   // The sum of a reduce-scatter is formed in memory of the engine's own.
   return header.kind == Kind::reducescatter || group.cross_memory().is_attachable(operation.output, header.bytes());
@@ -70,7 +71,7 @@ void Engine::ask(Task& task, const Negotiation& negotiation, Deadline& deadline)
   header.timeline = process_set_ == 0 && recorder_->timeline_is_on() ? 1 : 0;
   exchange_.run(&header, payload.bytes, deadline);
   headers_.resize(static_cast<size_t>(topology().size));
-  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->memory().slot(header.sequence, r);
+  for (int r = 0; r < topology().size; ++r) headers_[r] = group_->memory().header_of(header.sequence, r);
   if (header.timeline) recorder_->note_timelines(headers_);
   task.operation.contributors = joined_.update(headers_);
 }
@@ -78,7 +79,8 @@ void Engine::ask(Task& task, const Negotiation& negotiation, Deadline& deadline)
 void Engine::run_as_joined(int contributors, Deadline& deadline) {
   const auto is_active = [](const Header* header) { return header->kind != Kind::join; };
   Header wanted = **std::find_if(headers_.begin(), headers_.end(), is_active);
-  if (scales_before_transfer(wanted, contributors != topology().size, group_->memory().layout().inline_bytes)) {
+  if (scales_before_transfer(wanted, contributors != topology().size,
+                             group_->memory().layout().inline_bytes_of(wanted.kind))) {
     wanted = without_factors(wanted);
     forget_locations();
   }

@@ -25,7 +25,7 @@ class Exchange {
  public:
   explicit Exchange(Group& group) : group_(group), host_negotiation_(group) {}
 
-  // Sets header->sequence. Afterwards group.memory().slot(header->sequence, r) holds rank r's header for every r.
+  // Sets header->sequence. Afterwards group.memory().header_of(header->sequence, r) is rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
   // On the leaders, of what the latest one has agreed on (host_negotiation.h).
   void swap(const std::vector<DisseminationStep>& steps, const StepContent& content, Deadline& deadline) {

@@ -34,7 +34,10 @@ void encode_headers(const std::vector<const Header*>& slots, std::vector<char>* 
   for (size_t first = 0; first < slots.size();) {
     const Header header = as_it_travels(*slots[first]);
     size_t end = first + 1;
-    while (end < slots.size() && same(header, slots[first], as_it_travels(*slots[end]), slots[end])) ++end;
+    const auto goes_on = [&](const Header* next) {
+      return next == slots[end - 1] || same(header, slots[first], as_it_travels(*next), next);
+    };
+    while (end < slots.size() && goes_on(slots[end])) ++end;
     const HeaderRun run{static_cast<uint32_t>(end - first)};
     append(encoded, &run, sizeof run);
     append(encoded, &header, sizeof header);
@@ -44,8 +47,9 @@ void encode_headers(const std::vector<const Header*>& slots, std::vector<char>* 
 }
 
 bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int size, size_t max_payload,
-                    const std::vector<Header*>& slots) {
-  size_t at = 0, filled = 0;
+                    const std::vector<Header*>& slots, std::vector<size_t>* leads) {
+  size_t at = 0;
+  leads->clear();
   while (at < encoded.size()) {
     HeaderRun run{};
     Header header{};
@@ -55,12 +59,13 @@ bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int siz
     const char* said = encoded.data() + at + sizeof run;
     const size_t length = sizeof header + header.inline_bytes;
     at += sizeof run;
-    if (run.ranks == 0 || run.ranks > slots.size() - filled || header.inline_bytes > max_payload) return false;
+    if (run.ranks == 0 || run.ranks > slots.size() - leads->size() || header.inline_bytes > max_payload) return false;
     if (encoded.size() - at < length || header.sequence != sequence || !is_valid_header(header, size)) return false;
-    for (uint32_t i = 0; i < run.ranks; ++i) std::memcpy(slots[filled++], said, length);
+    std::memcpy(slots[leads->size()], said, length);
+    leads->insert(leads->end(), run.ranks, leads->size());
     at += length;
   }
-  return filled == slots.size();
+  return leads->size() == slots.size();
 }
 
 size_t max_encoded_bytes(size_t ranks, size_t max_payload) {

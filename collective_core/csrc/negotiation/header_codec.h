@@ -21,12 +21,13 @@ struct HeaderRun {
   uint32_t ranks;
 };
 
-// `slots`: each rank's header with its payload behind it.
+// `slots`: each rank's header with its payload behind it; those that follow each other may be one.
 void encode_headers(const std::vector<const Header*>& slots, std::vector<char>* encoded);
-// Fills `slots`, with room for `max_payload` bytes behind each header. False when these bytes cannot have come from
-// so many ranks in exchange `sequence` of a job of `size`; then the slots hold nothing of use.
+// Fills the slot of the first rank of each run, with room for `max_payload` bytes behind the header; `leads`: for each
+// rank the index of that one. False when these bytes cannot have come from so many ranks in exchange `sequence` of a
+// job of `size`; then they hold nothing of use.
 bool decode_headers(const std::vector<char>& encoded, uint32_t sequence, int size, size_t max_payload,
-                    const std::vector<Header*>& slots);
+                    const std::vector<Header*>& slots, std::vector<size_t>* leads);
 // Bytes that the encoded headers of so many ranks can have at most.
 size_t max_encoded_bytes(size_t ranks, size_t max_payload);
 

@@ -30,24 +30,29 @@ void HostNegotiation::still_waiting(const Deadline& deadline) {
 }
 
 void HostNegotiation::fill_slots(Deadline& deadline) {
-  const auto slots_of = [&](const HostRange& range) {
-    std::vector<Header*> slots;
-    for (const int rank : ranks_of(range)) slots.push_back(group_.memory().slot(sequence_, rank));
-    return slots;
+  HostMemory& memory = group_.memory();
+  uint32_t* leads = memory.leads(sequence_);
+  for (const int rank : topology_.local_ranks()) leads[rank] = static_cast<uint32_t>(rank);
+  const size_t max_payload = memory.layout().payload_bytes;
+  StepContent content;
+  content.pack = [&](size_t step, std::vector<char>* bytes) {
+    std::vector<const Header*> headers;
+    for (const int rank : ranks_of(own_steps_[step].sends)) headers.push_back(memory.header_of(sequence_, rank));
+    encode_headers(headers, bytes);
   };
-  const size_t max_payload = group_.memory().layout().payload_bytes;
-  const StepContent headers{[&](size_t step, std::vector<char>* bytes) {
-                              const std::vector<Header*> slots = slots_of(own_steps_[step].sends);
-                              encode_headers({slots.begin(), slots.end()}, bytes);
-                            },
-                            [&](size_t /*step*/, const FromHost& from, const std::vector<char>& bytes) {
-                              return decode_headers(bytes, sequence_, topology_.size, max_payload,
-                                                    slots_of(from.hosts));
-                            },
-                            [&](size_t /*step*/, const FromHost& from) {
-                              return max_encoded_bytes(ranks_of(from.hosts).size(), max_payload);
-                            }};
-  run(headers, deadline);
+  content.take = [&](size_t /*step*/, const FromHost& from, const std::vector<char>& bytes) {
+    const std::vector<int> ranks = ranks_of(from.hosts);
+    std::vector<Header*> slots;
+    std::vector<size_t> found;
+    for (const int rank : ranks) slots.push_back(memory.slot(sequence_, rank));
+    if (!decode_headers(bytes, sequence_, topology_.size, max_payload, slots, &found)) return false;
+    for (size_t i = 0; i < ranks.size(); ++i) leads[ranks[i]] = static_cast<uint32_t>(ranks[found[i]]);
+    return true;
+  };
+  content.max_bytes = [&](size_t /*step*/, const FromHost& from) {
+    return max_encoded_bytes(ranks_of(from.hosts).size(), max_payload);
+  };
+  run(content, deadline);
   traffic_.exchanges += 1;
   traffic_.steps += own_steps_.size();
 }

@@ -94,7 +94,8 @@ Agreement compare(const std::vector<const Header*>& headers) {
   bool agreed = !needs_joined(*headers[reference], headers), names_differ = false;
   for (size_t rank = reference; rank < headers.size(); ++rank) {
     const Header& header = *headers[rank];
-    if (stands_in(header, *headers[reference])) continue;
+    const bool was_compared = rank > reference && headers[rank - 1] == &header;
+    if (was_compared || stands_in(header, *headers[reference])) continue;
     agreed = agreed && same_request(*headers[reference], header);
     names_differ = names_differ || header.name_hash != headers[reference]->name_hash;
     if (first < 0 && header.blocked != Blocked::no) first = static_cast<int>(rank);

@@ -3,7 +3,10 @@
 namespace cc {
 
 HostMemory::HostMemory(const Topology& topology, const std::map<int, Fd>& local, double start_timeout)
-    : local_rank_(topology.local_rank), layout_(topology), control_(share(topology, local, start_timeout)) {}
+    : local_rank_(topology.local_rank),
+      has_leads_(topology.host_count() > 1),
+      layout_(topology),
+      control_(share(topology, local, start_timeout)) {}
 
 ControlBlock& HostMemory::share(const Topology& topology, const std::map<int, Fd>& local, double start_timeout) {
   const Deadline deadline(start_timeout);

@@ -31,6 +31,14 @@ class HostMemory {
     return reinterpret_cast<Header*>(base +
                                      ((sequence & 1) * layout_.size + static_cast<size_t>(rank)) * layout_.slot_bytes);
   }
+  // Of several hosts: by rank, the rank in whose slot its header is.
+  uint32_t* leads(uint32_t sequence) {
+    return reinterpret_cast<uint32_t*>(memory_.data() + layout_.leads_at) + (sequence & 1) * layout_.size;
+  }
+  // Of an exchange that has ended.
+  const Header* header_of(uint32_t sequence, int rank) {
+    return slot(sequence, has_leads_ ? static_cast<int>(leads(sequence)[rank]) : rank);
+  }
   static char* payload(Header* slot) { return reinterpret_cast<char*>(slot) + sizeof(Header); }
   static const char* payload(const Header* slot) { return reinterpret_cast<const char*>(slot) + sizeof(Header); }
 
@@ -45,6 +53,7 @@ class HostMemory {
   ControlBlock& share(const Topology& topology, const std::map<int, Fd>& local, double start_timeout);
 
   const int local_rank_;
+  const bool has_leads_;
   const Layout layout_;
   SharedMemory memory_;
   ControlBlock& control_;

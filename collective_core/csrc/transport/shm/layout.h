@@ -2,6 +2,7 @@
 //
 //   ControlBlock   failure record, signals
 //   slots          2 (parity of the sequence number) x size x (Header + inline payload), by global rank
+//   leads          2 x size, of several hosts: in whose slot a rank's header is
 //   in             local_size x 2 x chunk_bytes    each rank's own data on its way in
 //   out            2 x chunk_bytes                 results, written slice by slice by different ranks
 #pragma once
@@ -29,6 +30,8 @@ constexpr size_t chunk_bytes_many_hosts = size_t(2) << 20;
 constexpr size_t inline_total = size_t(64) << 10;
 constexpr size_t min_inline = 256;
 constexpr size_t max_inline = 4096;
+// More ranks add no tensors that have come with headers: as many headers that differ take longer than some more steps.
+constexpr size_t max_inline_sum = 4096;
 
 // Of a header in its slot: so the payload behind it begins with a cache line, as tensors do.
 constexpr size_t header_at = (cache_line - sizeof(Header) % cache_line) % cache_line;
@@ -81,14 +84,18 @@ struct Layout {
     payload_bytes = std::max(inline_bytes, round_up(size * sizeof(int64_t), cache_line));  // the splits of an alltoall
     slot_bytes = header_at + sizeof(Header) + payload_bytes;
     slots_at = round_up(sizeof(ControlBlock) + local_size * sizeof(RankCell), page);
-    in_at = round_up(slots_at + 2 * size * slot_bytes, page);
+    leads_at = slots_at + 2 * size * slot_bytes;
+    in_at = round_up(leads_at + 2 * size * sizeof(uint32_t), page);
     out_at = in_at + local_size * 2 * chunk_bytes;
     total = out_at + 2 * chunk_bytes;
   }
+  // Of a tensor that travels with its header.
+  size_t inline_bytes_of(Kind kind) const { return is_reduction(kind) && size > max_inline_sum ? 0 : inline_bytes; }
+
   size_t local_size, size, chunk_bytes;
-  size_t inline_bytes = 0;   // of a tensor that travels with its header
+  size_t inline_bytes = 0;
   size_t payload_bytes = 0;  // that fit behind a header
-  size_t slot_bytes = 0, slots_at = 0, in_at = 0, out_at = 0, total = 0;
+  size_t slot_bytes = 0, slots_at = 0, leads_at = 0, in_at = 0, out_at = 0, total = 0;
 };
 
 }  // namespace cc
