@@ -11,6 +11,10 @@
 namespace cc {
 namespace {
 
+// From so many ranks on a barrier is a tree: a rank waits for those below it, and all for the first one. Otherwise each
+// reads the lines of all, which the others have written.
+constexpr int min_tree_ranks = 32, tree_width = 8;
+
 // Ranks that fit on the cores they may use may spin; otherwise they hand the core over early.
 WaitPolicy choose_wait_policy(const Topology& topology, HostMemory& memory) {
   // Of all ranks together: mpirun may bind each to one core of its own.
@@ -104,15 +108,31 @@ void Group::step_barrier(Deadline& deadline, double grace) {
   ++steps_;
   uint32_t moves = 0;  // the first look extends it, as the barrier's end does
   raise_signal(memory_.my_cell().step, steps_);
-  for (int local = 0; local < topology_.local_size(); ++local) {
-    Signal& step = memory_.cell(local).step;
-    wait_until(step, steps_, wait_policy_, [&] {
-      failure_detector_.check_waiting_for(topology_.local_ranks()[local], step, steps_);
-      const std::vector<int> missing = missing_here(&RankCell::step, steps_);
+  const bool is_tree = topology_.local_size() >= min_tree_ranks;
+  const auto wait_for_one = [&](int local, Signal& signal) {
+    wait_until(signal, steps_, wait_policy_, [&] {
+      failure_detector_.check_waiting_for(topology_.local_ranks()[local], signal, steps_);
+      std::vector<int> missing = missing_here(&RankCell::step, steps_);
       extend_by_progress(deadline, &moves);
       warn_if_due(missing, deadline);
-      if (deadline.passed_by(grace) && !missing.empty()) timed_out(missing, deadline);
+      const bool all_came = missing.empty();
+      if (!deadline.passed_by(all_came ? grace + barrier_grace_s : grace)) return;
+      // One of the tree has come and stays: the last, as those below it have higher numbers; or the first rank.
+      if (all_came) missing = missing_here(&RankCell::gathered, steps_);
+      if (all_came) missing = {missing.empty() ? topology_.local_ranks()[0] : missing.back()};
+      if (is_tree || !all_came) timed_out(missing, deadline);
     });
+  };
+  if (!is_tree) {
+    for (int local = 0; local < topology_.local_size(); ++local) wait_for_one(local, memory_.cell(local).step);
+  } else {
+    Signal& released = memory_.control().released;
+    const int first = tree_width * topology_.local_rank + 1;
+    for (int below = first; below < std::min(first + tree_width, topology_.local_size()); ++below)
+      wait_for_one(below, memory_.cell(below).gathered);
+    raise_signal(memory_.my_cell().gathered, steps_);
+    if (topology_.is_leader()) raise_signal(released, steps_);
+    wait_for_one(0, released);
   }
   deadline.extend();
 }

@@ -365,6 +365,36 @@ std::string check_departure() {
   return "a rank that has left was waited for";
 }
 
+// A rank that comes to a barrier of many and stops in its tree is named by all.
+std::string check_barrier_tree() {
+  constexpr int size = 40, stops = 9;
+  NetworkInMemory network;
+  const std::vector<cc::Peer> peers = peers_of(network, size, 1);
+  std::vector<std::vector<int>> named(size);
+  std::vector<std::unique_ptr<cc::Group>> groups(size);
+  std::vector<std::thread> threads;
+  threads.reserve(size);
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      groups[r] = std::make_unique<cc::Group>(cc::make_topology(r, peers), network.transport(r), timeout_s, timeout_s);
+      cc::Signal& step = groups[r]->memory().my_cell().step;
+      if (r == stops) return cc::raise_signal(step, step.value + 1);
+      try {
+        cc::Deadline deadline(0.5);
+        groups[r]->step_barrier(deadline);
+      } catch (const cc::Failure& failure) {
+        named[r] = failure.ranks;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int r = 0; r < size; ++r) {
+    if (r != stops && named[r] != std::vector<int>{stops})
+      return "a rank that stopped in a barrier was not named by rank " + std::to_string(r);
+  }
+  return {};
+}
+
 // A rank's connections of one kind, of which it hangs in the first wait after it has sent so many bytes, until the
 // others have come to their verdict.
 struct Hang {
@@ -652,10 +682,12 @@ void run_cases_in_memory() {
     NetworkInMemory network;
     run_case(network, place.first, place.second, 1, 70001);
   }
+  NetworkInMemory crowded;  // a host, for its barriers to be trees
+  run_case(crowded, 40, 1, 1, 1031);
   NetworkInMemory too_many;  // connections for a mesh
   run_case(too_many, 3, 3, 33, 70001);
   for (const std::string& error :
-       {check_lost_host(), check_hangs(), check_traffic(), check_slow_network(Kind::allreduce),
+       {check_lost_host(), check_hangs(), check_barrier_tree(), check_traffic(), check_slow_network(Kind::allreduce),
         check_slow_network(Kind::broadcast), check_slow_network(Kind::alltoall)}) {
     if (!error.empty()) std::printf("%s\n", error.c_str());
     failures += error.empty() ? 0 : 1;

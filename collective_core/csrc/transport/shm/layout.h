@@ -51,6 +51,7 @@ struct FailureRecord {
 struct alignas(cache_line) RankCell {
   Signal published;             // sequence number of the last header in its slot
   Signal step;                  // steps of the data phases that it has finished
+  Signal gathered;              // of many ranks: those that it and all below it in the tree have finished (group.cpp)
   std::atomic<uint32_t> left;   // it shut its engine down in good order
   std::atomic<uint32_t> moves;  // rises while bytes go between it and other hosts
   // Of cross-memory attach (cross_memory.h).
@@ -67,6 +68,7 @@ struct ControlBlock {
   FailureRecord failure;
   std::atomic<uint32_t> leader_naps;  // rises while the first rank waits for other hosts
   Signal world;                       // sequence number up to which the other hosts' slots are filled
+  Signal released;                    // of many ranks: steps that all of them have finished
   RankCell cells[1];                  // local_size of them
 };
 
