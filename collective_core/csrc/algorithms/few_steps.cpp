@@ -57,7 +57,7 @@ void swap_parts(const DataPhase& phase, char* memory, const std::vector<size_t>&
                               return true;
                             },
                             bytes_of};
-  phase.exchange.swap(steps, content, phase.deadline);
+  phase.exchange.run_steps(steps, content, phase.deadline);
 }
 
 // Values on their way to the hosts that own them, and the sums there.
@@ -89,7 +89,7 @@ class Owners {
       }
     }
   }
-  void swap() {
+  void deliver() {
     const std::vector<DisseminationStep> steps = plan_doubling(topology_.host, topology_.host_count());
     const auto bytes_of = [this](size_t step, const FromHost& /*from*/) {
       size_t all = 0;
@@ -109,7 +109,7 @@ class Owners {
                                 return true;
                               },
                               bytes_of};
-    phase_.exchange.swap(steps, content, phase_.deadline);
+    phase_.exchange.run_steps(steps, content, phase_.deadline);
   }
   // Of the own part.
   void add(char* sum) {
@@ -174,11 +174,12 @@ void allreduce_few_steps(const DataPhase& phase) {
   if (topology.is_leader()) {
     Owners owners(phase);
     std::vector<size_t> begins;
+    begins.reserve(topology.hosts.size() + 1);
     for (size_t host = 0; host < topology.hosts.size(); ++host)
       begins.push_back(owners.part(host).begin * size_of(phase.header().dtype));
     begins.push_back(bytes);
     owners.fill();
-    owners.swap();
+    owners.deliver();
     owners.add(sums + begins[static_cast<size_t>(topology.host)]);
     swap_parts(phase, sums, begins);
   }
@@ -228,7 +229,7 @@ void broadcast_step(const DataPhase& phase, int root_host, char* bytes, size_t n
                               return all.size() == n;
                             },
                             [&](size_t /*step*/, const FromHost& /*from*/) { return n; }};
-  if (!steps.empty()) phase.exchange.swap(steps, content, phase.deadline);
+  if (!steps.empty()) phase.exchange.run_steps(steps, content, phase.deadline);
 }
 
 }  // namespace cc

@@ -28,8 +28,8 @@ class Exchange {
   // Sets header->sequence. Afterwards group.memory().header_of(header->sequence, r) is rank r's header for every r.
   void run(Header* header, const void* payload, Deadline& deadline);
   // On the leaders, of what the latest one has agreed on (host_negotiation.h).
-  void swap(const std::vector<DisseminationStep>& steps, const StepContent& content, Deadline& deadline) {
-    host_negotiation_.swap(sequence_, steps, content, deadline);
+  void run_steps(const std::vector<DisseminationStep>& steps, const StepContent& content, Deadline& deadline) {
+    host_negotiation_.run_steps(sequence_, steps, content, deadline);
   }
   // Another one of the same operation, with no payload: who was late stays the rank that its first one waited for.
   void run_again(Header* header, Deadline& deadline);

@@ -44,6 +44,7 @@ void HostNegotiation::fill_slots(Deadline& deadline) {
     const std::vector<int> ranks = ranks_of(from.hosts);
     std::vector<Header*> slots;
     std::vector<size_t> found;
+    slots.reserve(ranks.size());
     for (const int rank : ranks) slots.push_back(memory.slot(sequence_, rank));
     if (!decode_headers(bytes, sequence_, topology_.size, max_payload, slots, &found)) return false;
     for (size_t i = 0; i < ranks.size(); ++i) leads[ranks[i]] = static_cast<uint32_t>(ranks[found[i]]);
@@ -57,8 +58,8 @@ void HostNegotiation::fill_slots(Deadline& deadline) {
   traffic_.steps += own_steps_.size();
 }
 
-void HostNegotiation::swap(uint32_t sequence, const std::vector<DisseminationStep>& steps, const StepContent& content,
-                           Deadline& deadline) {
+void HostNegotiation::run_steps(uint32_t sequence, const std::vector<DisseminationStep>& steps,
+                                const StepContent& content, Deadline& deadline) {
   begin(sequence, FrameType::data, steps);
   try {
     run(content, deadline);

@@ -53,8 +53,8 @@ class HostNegotiation {
   void give_up();
   // In an operation that the exchange `sequence` has agreed on: what else travels between leaders. All of them call it
   // with steps that fit together.
-  void swap(uint32_t sequence, const std::vector<DisseminationStep>& steps, const StepContent& content,
-            Deadline& deadline);
+  void run_steps(uint32_t sequence, const std::vector<DisseminationStep>& steps, const StepContent& content,
+                 Deadline& deadline);
   const Traffic& traffic() const { return traffic_; }
 
  private:

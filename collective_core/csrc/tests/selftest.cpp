@@ -491,7 +491,7 @@ std::string check_hang(int size, int hosts, int hanging, uint64_t count, cc::Pur
 // Before it sends sums to the others, and between two steps.
 std::string check_hangs() {
   constexpr uint64_t on_mesh = 9 * 1024, in_steps = 2000;  // elements
-  const std::string hung =
+  std::string hung =
       check_hang(6, 3, 4, on_mesh, cc::Purpose::data, 2 * (on_mesh / 6 * sizeof(float) + sizeof(cc::SegmentHead)));
   if (!hung.empty()) return hung;
   const uint64_t headers = sizeof(cc::Frame) + sizeof(cc::HeaderRun) + sizeof(cc::Header);

@@ -353,10 +353,8 @@ void run_operation(cc::Engine& engine, const Request& request) {
   engine.run(task);
   if (!task->error.empty()) fail(task->error);
   for (uint64_t i = 0; request.kind == Kind::allreduce && i < count; ++i) {
-    double sum = 0;
-    for (uint64_t k = 0; k < 5; ++k)
-      sum += static_cast<double>(static_cast<uint64_t>(size) / 5 + (k < static_cast<uint64_t>(size) % 5)) *
-             static_cast<double>((i + k) % 5);
+    uint64_t sum = 0;
+    for (uint64_t k = 0; k < 5; ++k) sum += (static_cast<uint64_t>(size) + 4 - k) / 5 * ((i + k) % 5);
     if (out[i] != static_cast<float>(sum)) fail("wrong sum");
   }
   for (uint64_t i = 0; request.kind == Kind::broadcast && rank && i < count; ++i) {
@@ -396,9 +394,9 @@ void be_rank(Job& job, const cc::Topology& topology, SimulatedTransport::Links& 
 int main(int arguments, char** words) {
   if (arguments < 8 || arguments % 2)
     fail("expected HOSTS RANKS_PER_HOST HOP_US GB_PER_S MESSAGE_US OPERATION BYTES ...");
-  Job job{std::atoi(words[1]), std::atoi(words[2])};
-  const double bandwidth = std::atof(words[4]);
-  const Cost costs[] = {{1, 0, 0}, {std::atof(words[3]), bandwidth > 0 ? 1e-3 / bandwidth : 0, std::atof(words[5])}};
+  const auto number = [&](int word) { return std::strtod(words[word], nullptr); };
+  Job job{static_cast<int>(number(1)), static_cast<int>(number(2))};
+  const Cost costs[] = {{1, 0, 0}, {number(3), 1e-3 / number(4), number(5)}};
   const int size = job.hosts * job.per_host;
   std::vector<cc::Peer> peers(static_cast<size_t>(size));
   for (int r = 0; r < size; ++r) {
