@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import chain
 
 from provision.base.text import joined
-from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import driver
@@ -38,20 +37,16 @@ def conflicts(host_classes: HostClasses, catalog: Catalog, driver_offer: str | N
     found: dict[Hashable, Conflict] = {}
     id: ConflictId
     for host_class, names in host_classes.items():
-        entry = known.distributions.get(host_class.os_id)
         proposals: Iterable[Proposal] = (exclude(names), Proposal(f"install a supported system there or in a container: {known.supported}"))
         if host_class.arch not in known.architectures:
             id, what = "architecture", f"architecture {host_class.arch} is not supported; supported are {', '.join(known.architectures)}"
             proposals = (exclude(names),)
-        elif host_class.no_wheels and host_class.family == "other":
-            id, what = "distribution", f"nothing can be installed on {host_class.system.strip()}: {host_class.no_wheels}"
         elif host_class.obstacle is not None:
             id, what, remedy = "accelerator", host_class.obstacle.what, host_class.obstacle.hint
             removed = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
             proposals = (*removed, exclude(names), CPU_ONLY)
-        elif entry and host_class.os_version and key(host_class.os_version) < key(entry.oldest):
-            id, what = "distribution-too-old", f"{host_class.system} is too old; {entry.oldest} is the oldest that is supported"
-            what += f"; {host_class.no_wheels}" if host_class.no_wheels else ""
+        elif host_class.no_wheels:
+            id, what = "distribution", f"nothing can be installed on {host_class.system.strip()}: {host_class.no_wheels}"
         elif host_class.driver_too_old:
             id, what = "driver-too-old", f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
             proposals = chain((exclude(names),), newer_drivers(host_class, names), (CPU_ONLY,))

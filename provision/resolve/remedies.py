@@ -17,7 +17,7 @@ ComponentConflict = Literal[
     "openmpi-version", "python", "torch",
 ]  # fmt: skip
 HostConflict = Literal[
-    "accelerator", "architecture", "distribution", "distribution-too-old", "driver-misfit", "driver-too-old", "gpu-fault",
+    "accelerator", "architecture", "distribution", "driver-misfit", "driver-too-old", "gpu-fault",
     "horovod-installed", "network", "network-interface", "prefix",
 ]  # fmt: skip
 DriverConflict = Literal[

@@ -140,7 +140,7 @@ def test_other_systems_get_wheels_without_root_where_their_glibc_carries_them(os
 
 
 @pytest.mark.parametrize(
-    ("os_id", "libc", "why"), [("alpine", None, "musl"), ("nixos", "2.42", "loader"), ("sles", "2.22", "2.28"), ("chimera", None, "musl")]
+    ("os_id", "libc", "why"), [("alpine", None, "musl"), ("nixos", "2.42", "loader"), ("sles", "2.11", "2.17"), ("chimera", None, "musl")]
 )
 def test_a_system_on_which_no_wheel_runs_is_refused_with_the_reason(os_id: str, libc: str | None, why: str) -> None:
     one = changed(host(), os={"id": os_id, "version": "3.22", "family": "other", "libc": libc})
@@ -204,9 +204,27 @@ def test_mig_is_not_taken_from_others_without_a_word() -> None:
     assert "unless others need its instances, which are lost" in remedies(conflict)[0]
 
 
-def test_the_glibc_is_the_reason_where_a_system_is_too_old_for_it() -> None:
-    (conflict,) = plan_for({"a": changed(host(), os={"id": "amzn", "version": "2", "libc": "2.26"})}).conflicts
-    assert "its glibc 2.26 is older than 2.28" in conflict.what
+@pytest.mark.parametrize(
+    ("os_id", "version", "libc", "nccl"),
+    [
+        ("amzn", "2", "2.26", "2.30.7"),
+        ("ubuntu", "18.04", "2.27", "2.30.7"),
+        ("centos", "7", "2.17", "2.27.7"),
+        ("sles", "12.5", "2.22", "2.30.7"),
+    ],
+)
+def test_an_old_system_gets_the_newest_releases_that_its_glibc_carries(os_id: str, version: str, libc: str, nccl: str) -> None:
+    one = changed(with_gpu("8.0", "550.54.14", "12.4"), os={"id": os_id, "version": version, "libc": libc})
+    made = plan_for({"a": one})
+    planned = made.hosts["a"]
+    assert (planned.torch.version, planned.nccl.version, planned.openmpi.source) == ("2.5.1+cu124", nccl, "source")
+    assert (planned.root, planned.packages) == (False, ())
+    assert any(f"need glibc 2.28, and {os_id} {version} has {libc}" in note for note in made.notes)
+
+
+def test_a_driver_is_the_reason_on_an_old_system_where_it_is_one() -> None:
+    one = changed(with_gpu("7.0", "418.67", "10.1"), os={"id": "centos", "version": "7", "libc": "2.17"})
+    assert plan_for({"a": one}).conflicts[0].what == "no build of PyTorch 2.5.1 runs on a driver for CUDA 10.1"
 
 
 @pytest.mark.parametrize(
