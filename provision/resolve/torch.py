@@ -140,7 +140,7 @@ def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requ
         version: _with_same_nccl(version, host_classes, requirements) for version, rejection in rejections.items() if rejection is None
     }
     if not fitting:
-        of_systems = [version for version, rejection in rejections.items() if rejection and rejection.id != "system"]
+        of_systems = [version for version, rejection in rejections.items() if rejection and rejection.id != "too new"]
         widest = _widest(of_systems or rejections, requirements.catalog)
         found = min((each for each in rejections.values() if each), key=lambda each: (_is_of_python(each), each != rejections[widest]))
         raise Conflict("torch", found.host, found.cause, _proposals(found.host, host_classes, requirements))
@@ -236,7 +236,7 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
         if host_class.lacks_libc(release.libc):
             reason = f"the wheels of PyTorch {version} need glibc {release.libc}, and {host_class.system} has {host_class.libc}"
-            found.append(Rejected(candidate, reason, id="system", host=names[0], lifted_by="a newer system, or a container with one"))
+            found.append(Rejected(candidate, reason, id="too new", host=names[0], lifted_by="a newer system, or a container with one"))
         elif not builds and host_class.targets:
             found.append(_rejected_for_amd(version, release, host_class, names[0]))
         elif not builds:
