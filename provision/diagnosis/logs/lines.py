@@ -180,7 +180,7 @@ def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
     for line, following in pairwise([*lines, b""]):
         yield line
         if len(line) == width and line[-1:].isalpha() and following[:1].islower():
-            yield PART + line + following
+            yield from (PART + line + following, PART + line)  # the line again: a message may go on in the next one
 
 
 def with_short_lines(block: bytes) -> tuple[bytes, list[bytes]]:

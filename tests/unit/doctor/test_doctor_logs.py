@@ -132,6 +132,11 @@ def test_a_word_that_a_terminal_folded_is_read(explain, width: int) -> None:
         assert found[0].evidence[0].line == 2
 
 
+def test_a_message_goes_on_behind_the_longest_line(explain) -> None:
+    found = explain("WARNING: the cards of this machine were looked at, and there are\nno active ports detected (of any).\n")
+    assert [each.id for each in found] == ["openib-no-active-ports"]
+
+
 def test_an_error_far_inside_a_long_line_is_found(explain) -> None:
     (found,) = explain("one\n" + "step " * 300_000 + f"{REFUSED} " + "step " * 300_000 + "\nthree\n")
     assert (found.id, found.evidence[0].line) == ("ssh-host-key-verification", 2)
