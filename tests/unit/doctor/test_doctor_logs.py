@@ -300,6 +300,15 @@ def test_what_a_log_only_warns_of_is_a_note_if_nothing_failed(explain) -> None:
     assert rest[0].caused_by == failed.id
 
 
+@pytest.mark.parametrize(
+    ("end", "severity"), [("", "error"), ("10:00:05 worker 3 writes elsewhere\n", "note"), ("Retrying in 2 s\n", "note")]
+)
+def test_what_a_log_warns_of_last_is_what_it_ended_with(explain, end: str, severity: str) -> None:
+    log = "[2026-01-02 10:00:00] worker 3: started\n[2026-01-02 10:00:04,251][pool][WARNING] - [Errno 28] No space left on device\n"
+    (finding,) = explain(log + end)
+    assert (finding.id, finding.severity) == ("disk-full", severity)
+
+
 CAUGHT = "[rank1]: ValueError: the cache is empty\n"
 STEPS = "".join(f"epoch 1 step {number}/400 loss 0.{number} 81.2 samples/s\n" for number in range(100, 300))
 IN_PASSING = "node1:71:88 [0] NCCL WARN the tuner is left out\nERROR: the profiler could not be started\n"
