@@ -76,8 +76,7 @@ def exclude(names: Sequence[str]) -> Proposal:
 
 def remaining(host_classes: HostClasses, excluded: Collection[str]) -> HostClasses:
     """The host classes without the excluded hosts."""
-    left = {host_class: [name for name in names if name not in excluded] for host_class, names in host_classes.items()}
-    return {host_class: names for host_class, names in left.items() if names}
+    return {host_class: left for host_class, names in host_classes.items() if (left := [name for name in names if name not in excluded])}
 
 
 def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str = "") -> Proposal:
@@ -95,9 +94,9 @@ def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str
 CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus)
 
 
-def change_class(text: str, before: HostClass, after: HostClass, group: str = "") -> Proposal:
-    """A change of the hosts of one class."""
-    return change_hosts(text, lambda host_class: after if host_class == before else host_class, group)
+def change_classes(text: str, changed: Mapping[HostClass, HostClass], group: str = "") -> Proposal:
+    """A change of the hosts of these classes."""
+    return change_hosts(text, lambda host_class: changed.get(host_class, host_class), group)
 
 
 def change_named(text: str, hosts: Collection[str], change: Callable[[HostClass], HostClass]) -> Proposal:
@@ -118,16 +117,17 @@ def with_python(host_class: HostClass, version: str) -> HostClass:
     return replace(host_class, python=Interpreter(version, f"/usr/bin/python{version}"), other_pythons=())
 
 
-def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
-    """Every newer driver that supports its GPUs, the oldest first."""
+def newer_drivers(host_class: HostClass, host_classes: HostClasses) -> Iterator[Proposal]:
+    """Every newer driver that supports its GPUs, the oldest first; then on all hosts whose driver is for the same CUDA."""
     drivers = host_class.catalog.cuda().toolkits.drivers
-    last = host_class.catalog.driver().gpus.last_of(host_class.capabilities)
-    for cuda in sorted(drivers, key=key):
-        newer = with_driver_for(host_class, cuda)
-        if (host_class.cuda is None or key(cuda) > key(host_class.cuda)) and newer.driver_misfit is None:
-            until = f", at most branch {last}" if last else ""
-            text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
-            yield change_class(text, host_class, newer, "driver")
+    for changed in dict.fromkeys([(host_class,), tuple(each for each in host_classes if each.cuda and each.cuda == host_class.cuda)]):
+        last = host_class.catalog.driver().gpus.last_of(capability for each in changed for capability in each.capabilities)
+        for cuda in sorted(drivers, key=key):
+            newer = {each: with_driver_for(each, cuda) for each in changed if key(cuda) > key(each.cuda or "0")}
+            if newer and not any(each.driver_misfit for each in newer.values()):
+                names, until = sorted(name for each in newer for name in host_classes[each]), f", at most branch {last}" if last else ""
+                text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
+                yield change_classes(text, newer, "driver")
 
 
 def older_driver(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
@@ -135,7 +135,7 @@ def older_driver(host_class: HostClass, names: Sequence[str]) -> Iterator[Propos
     older = with_newest_driver(host_class)
     if older.driver and host_class.driver and key(older.driver) < key(host_class.driver):
         text = f"install driver branch {older.driver.split('.')[0]}, the last for its GPUs, on {joined(names)} instead"
-        yield change_class(text, host_class, older)
+        yield change_classes(text, {host_class: older})
 
 
 def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collection[str]) -> Iterator[Proposal]:
@@ -143,7 +143,7 @@ def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collect
     for version in sorted(versions, key=key, reverse=True):
         changed = with_python(host_class, version)
         text = f"install Python {version} on {joined(names)} and name it in the inventory: provision_python={changed.python.path}"
-        yield change_class(text, host_class, changed, "python")
+        yield change_classes(text, {host_class: changed}, "python")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from provision.plan.requirements import Requirements
 from provision.survey import Facts, gpus
 
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
 EFA = {"device": "rdmap0", "port": 1, "state": "active", "link_layer": "Unspecified", "vendor": "1d0f"}
 
 
@@ -190,6 +191,19 @@ def test_a_driver_from_an_installer_and_from_packages_is_named(packages: dict[st
     assert fault is not None
     assert fault.id == cause
     assert ("nvidia-uninstall" in str(fault.hint)) == (cause == "installed-twice")
+
+
+def test_hosts_with_the_same_fault_keep_its_remedy() -> None:
+    nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": MISMATCH, "pci_devices": ["0000:05:00.0"], "pci_ids": ["2204"]}
+    a, b = (changed(with_gpu("8.6", version, "12.0"), gpus=[], nvidia=nvidia) for version in ("520.56.06", "525.60.13"))
+    for conflict in plan_for({"a": a, "b": changed(b, hostname="b")}).conflicts:
+        assert f"once no job runs there (those that do keep the old driver), reboot {conflict.host}:" in remedies(conflict)[0]
+
+
+def test_a_driver_that_is_too_old_for_several_kinds_of_gpus_is_one_remedy() -> None:
+    hosts = {name: changed(with_gpu(gpu, "418.88", "10.1"), hostname=name) for name, gpu in (("a", "6.1"), ("b", "7.5"))}
+    for conflict in plan_for(hosts, Requirements(torch=False)).conflicts:
+        assert "update the NVIDIA driver of a and b to 450.36.06 or newer (CUDA 11.0), at most branch 580" in remedies(conflict)
 
 
 def test_packages_of_the_driver_in_wsl_are_told() -> None:
