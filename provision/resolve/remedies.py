@@ -37,12 +37,14 @@ class Proposal(Remedy):
         group: of several in a group only the first that works is offered.
         excluded: the hosts that it leaves out.
         fields: the fields of ``Requirements`` that it changes.
+        whole: it changes several kinds of hosts, and is offered only if it leads to a plan.
     """
 
     apply: Callable[[HostClasses, Requirements], tuple[HostClasses, Requirements]] | None = None
     group: str = ""
     excluded: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    whole: bool = False
 
     def remedy(self, addition: str = "") -> Remedy:
         """The remedy as the user reads it."""
@@ -127,7 +129,7 @@ def newer_drivers(host_class: HostClass, host_classes: HostClasses) -> Iterator[
             if newer and not any(each.driver_misfit for each in newer.values()):
                 names, until = sorted(name for each in newer for name in host_classes[each]), f", at most branch {last}" if last else ""
                 text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
-                yield change_classes(text, newer, "driver")
+                yield replace(change_classes(text, newer, "driver"), whole=len(newer) > 1)
 
 
 def older_driver(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
@@ -175,16 +177,16 @@ class Trial:
         untried = []
         for proposal in conflict.proposals:
             group = proposal.group or proposal.text
-            if self.requirements.are_kept(proposal.fields):
-                continue
             if proposal.apply is None:
                 untried.append(proposal.remedy())
-            elif group not in complete and len(complete) < MAX_REMEDIES:
+            elif group not in complete and len(complete) < MAX_REMEDIES and not self.requirements.are_kept(proposal.fields):
                 extended = self._with_further_exclusions(proposal, subject)
                 left = self._conflicts_after(extended)
                 same = left.get(subject)
                 if not left:
                     complete[group] = extended.remedy()
+                elif proposal.whole:
+                    continue
                 elif set(left) <= set(self.conflicts) and (same is None or (same.id, same.host) != (conflict.id, conflict.host)):
                     (moving if same else partial).setdefault(group, extended.remedy(" (not enough by itself)"))
                 elif same is None:
@@ -193,9 +195,7 @@ class Trial:
 
     def _conflicts_after(self, proposal: Proposal) -> Conflicts:
         """The conflicts that are left after a remedy; without any host left, all of them."""
-        if proposal.apply is None:
-            return self.conflicts
-        host_classes, requirements = proposal.apply(self.host_classes, self.requirements)
+        host_classes, requirements = proposal.apply(self.host_classes, self.requirements) if proposal.apply else ({}, self.requirements)
         return self.resolve(host_classes, requirements) if host_classes else self.conflicts
 
     def _with_further_exclusions(self, proposal: Proposal, subject: Hashable) -> Proposal:
@@ -210,8 +210,7 @@ class Trial:
 
     def _extended(self, proposal: Proposal, conflict_in: Callable[[Conflicts], Conflict | None]) -> Proposal | None:
         while left := remaining(self.host_classes, proposal.excluded):
-            conflict = conflict_in(self._conflicts_after(proposal))
-            if conflict is None:
+            if (conflict := conflict_in(self._conflicts_after(proposal))) is None:
                 return proposal
             proposal = exclude([*proposal.excluded, *next(names for names in left.values() if conflict.host in names)])
         return None
