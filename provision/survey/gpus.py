@@ -107,7 +107,7 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
         yield "version-mismatch"
     if not driver:
         yield from _unsupported(facts, catalog)
-        yield "nouveau" if nvidia.nouveau else "not-loaded" if nvidia.smi else "no-driver"
+        yield "nouveau" if nvidia.nouveau and not driver_packages(facts) else "not-loaded" if nvidia.smi else "no-driver"
     elif _NVML.search(message):  # also where CUDA itself still finds the GPUs: NCCL asks NVML for them
         yield "nvml"
     if not facts.gpus:
