@@ -45,11 +45,11 @@ def has_gpu(facts: Facts, catalog: Catalog) -> bool:
 
 
 def capabilities(facts: Facts, catalog: Catalog) -> list[str]:
-    """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; empty if one is unknown."""
+    """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; without those that are unknown."""
     listed = [each.compute_capability for each in facts.gpus]
     if not listed or None in listed:
-        listed = [catalog.hardware().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
-    return sorted({str(each) for each in listed}, key=key) if None not in listed else []
+        listed += [catalog.hardware().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
+    return sorted({each for each in listed if each}, key=key)
 
 
 def hidden_from_container(facts: Facts, catalog: Catalog) -> bool:

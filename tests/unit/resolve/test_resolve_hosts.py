@@ -260,3 +260,9 @@ def test_every_release_of_a_lock_has_a_plan_for_the_gpus_of_its_time(version: st
     made = plan_for({"a": with_gpu("8.0", "550.54.14", "12.4")}, Requirements(torch_version=version))
     assert not made.conflicts
     assert made.hosts["a"].torch.version.startswith(f"{version}+cu12")
+
+
+def test_a_gpu_that_is_known_counts_beside_one_that_is_not() -> None:
+    one = changed(with_gpu("3.7", "450.119.04", "11.0"), gpus=[{"compute_capability": "3.7"}, {"compute_capability": None}])
+    assert gpus.capabilities(one, OURS) == ["3.7"]
+    assert "has code for compute capability 3.7" in plan_for({"a": one}).conflicts[0].what
