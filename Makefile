@@ -94,7 +94,7 @@ analyze: $(DEV_STAMP)
 unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 -m "not slow" tests/unit
 
-# Twenty times as many random inventories, and what is slow: minutes.
+# Forty times as many random inventories, and what is slow: minutes.
 unit-thorough: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 3 -m slow tests/unit
 	$(BIN)/python -m pytest -n 3 --hypothesis-profile thorough tests/unit/resolve/test_resolve_random.py

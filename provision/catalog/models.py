@@ -142,6 +142,7 @@ class NcclWheels(Sourced):
     builds: dict[Word, dict[Version, Cuda]]
     code: tuple[NcclCode, ...]
     aarch64_from: dict[Word, Version]
+    libc_from: dict[Version, Number]
 
     @model_validator(mode="after")
     def _code_of_each_wheel(self) -> NcclWheels:
@@ -487,7 +488,10 @@ class CudaRepositories(File, Sourced):
 
 
 class OpenmpiWheel(Sourced):
+    """``libc``: the oldest glibc that it runs with."""
+
     version: Version
+    libc: Number
     package: Word
     architectures: tuple[Architecture, ...]
 
@@ -576,9 +580,10 @@ class RocmBuilds(Sourced):
 
 
 class PytorchRelease(Model):
-    """``rocm``: for which there are builds."""
+    """``rocm``: for which there are builds. ``libc``: the oldest glibc that its wheels run with."""
 
     pythons: tuple[Python, ...]
+    libc: Number = "2.28"
     builds: dict[Cuda, PytorchBuild]
     rocm: tuple[Number, ...] = ()
 
@@ -684,9 +689,10 @@ class AnsibleSupport(Sourced):
 
 
 class OtherSystems(Sourced):
-    """Systems whose packages are not managed: the oldest glibc of the wheels, and ID → why nothing runs there."""
+    """Systems whose packages are not managed: the oldest glibc of wheels, the oldest GCC of the engine; ID → why nothing runs there."""
 
     oldest_libc: Number
+    oldest_compiler: Number
     refused: dict[Word, Text]
 
     def fault(self, os_id: str, libc: str | None) -> str | None:
@@ -695,7 +701,7 @@ class OtherSystems(Sourced):
             return self.refused[os_id]
         if libc is None:
             return "its C library is not known to be glibc, for which the wheels are"
-        return f"its glibc {libc} is older than {self.oldest_libc}, which the wheels need" if key(libc) < key(self.oldest_libc) else None
+        return f"its glibc {libc} is older than {self.oldest_libc}, which wheels need" if key(libc) < key(self.oldest_libc) else None
 
 
 class OperatingSystems(File, Sourced):

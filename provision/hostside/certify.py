@@ -270,7 +270,7 @@ def document(order):
     try:
         return host(order) if order["task"] == "host" else measure(order) if order["call"] else answer(order)
     except Exception as error:  # a host always answers
-        return {"error": "%s: %s" % (type(error).__name__, str(error)[:200])}
+        return {"error": (getattr(error, "strerror", None) or "%s: %s" % (type(error).__name__, error))[:200]}
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ class HostClass:
         missing_build_tools: what a build from source needs of make and a C++ compiler, is missing, and cannot be installed.
         kept_builds: (package, CUDA) of NCCL and PyTorch that earlier runs chose; they are kept where they fit.
         gpu_fault: why its GPUs cannot be used if their driver is missing or does not work.
+        libc: the release of its glibc; None where it is not known.
         no_wheels: why wheels do not run on its system, where that is not one of the known families or too old.
         obstacle: why its accelerators cannot be used: another vendor's, a Jetson's, partitioned ones, AMD's without a working driver.
         catalog: by which it was made; the same for all classes of a plan.
@@ -116,6 +117,7 @@ class HostClass:
     gpu_fault: Problem | None
     obstacle: Problem | None
     catalog: Catalog
+    libc: str | None = None
     no_wheels: str | None = None
     targets: tuple[str, ...] = ()
     amdgpu: str | None = None
@@ -142,6 +144,10 @@ class HostClass:
     def offered_by_third_party(self, package: str, version: str) -> bool:
         """Whether a repository that another user configured has it."""
         return version in dict(self.third_party_offers).get(package, ())
+
+    def lacks_libc(self, oldest: str) -> bool:
+        """Whether wheels that need this glibc or a newer one do not run there."""
+        return self.libc is not None and key(self.libc) < key(oldest)
 
     def gpus_without_code(self, compiled: Iterable[str]) -> list[str]:
         """The compute capabilities of its GPUs that cannot run code compiled for these.
@@ -224,7 +230,8 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         gpu_fault=fault,
         obstacle=hardware.obstacle(facts, catalog),
         catalog=catalog,
-        no_wheels=catalog.os().others.fault(system.id, system.libc) if system.libc or system.family == "other" else None,
+        libc=system.libc,
+        no_wheels=catalog.os().others.fault(system.id, system.libc) if system.family == "other" else None,
         targets=tuple(sorted({gpu.target for gpu in amd_gpus if gpu.target})),
         amdgpu=facts.amd.driver if facts.amd and amd_gpus else None,
     )

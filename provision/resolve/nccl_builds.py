@@ -189,7 +189,10 @@ def _wheels(host_class: HostClass) -> Iterator[Build | Rejected]:
         first = wheels.aarch64_from.get(package)
         for version, cuda in versions.items():
             exact = f"{package}=={version}"
-            if host_class.arch == "x86_64" or (first and key(version) >= key(first)):
+            libc = wheels.libc_from[max((each for each in wheels.libc_from if key(each) <= key(version)), key=key)]
+            if host_class.lacks_libc(libc):
+                yield Rejected(exact, f"it needs glibc {libc}, and there is {host_class.libc}", id="system")
+            elif host_class.arch == "x86_64" or (first and key(version) >= key(first)):
                 code = next(each.has for each in wheels.code if version in each.wheels.get(package, ()))
                 yield Build(version, cuda, "wheel", exact, "the CUDA was read from the library in the wheel", code=code)
             else:

@@ -126,6 +126,8 @@ def _wheel(host_classes: HostClasses, version: str | None, requirements: Require
     for host_class, names in _by_host(host_classes):
         if host_class.arch not in wheel.architectures:
             return Rejected(_WHEEL, f"no Open MPI wheel for {host_class.arch}", id="system", host=names[0])
+        if host_class.lacks_libc(wheel.libc):
+            return Rejected(_WHEEL, f"{names[0]}: it needs glibc {wheel.libc}, and there is {host_class.libc}", id="system", host=names[0])
     reason = None
     if version is not None and key(version) != key(wheel.version):
         reason = f"the wheel is {wheel.version}, {version} was requested"

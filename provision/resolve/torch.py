@@ -20,7 +20,7 @@ from provision.resolve.remedies import (
     CPU_ONLY,
     Conflict,
     Proposal,
-    change_class,
+    change_classes,
     change_requirements,
     exclude,
     newer_drivers,
@@ -140,7 +140,8 @@ def _select(host_classes: HostClasses, pythons: Interpreters, requirements: Requ
         version: _with_same_nccl(version, host_classes, requirements) for version, rejection in rejections.items() if rejection is None
     }
     if not fitting:
-        widest = _widest(rejections, requirements.catalog)
+        of_systems = [version for version, rejection in rejections.items() if rejection and rejection.id != "too new"]
+        widest = _widest(of_systems or rejections, requirements.catalog)
         found = min((each for each in rejections.values() if each), key=lambda each: (_is_of_python(each), each != rejections[widest]))
         raise Conflict("torch", found.host, found.cause, _proposals(found.host, host_classes, requirements))
     best = min(fitting, key=lambda each: _cost(each, fitting[each], list(rejections), requirements.catalog))
@@ -233,7 +234,10 @@ def _all_rejections(version: str, host_classes: HostClasses, pythons: Interprete
             reason = f"PyTorch {version} has no wheel for Python {python}"
             lifted_by = _fitting_python(release, host_class, requirements)
             found.append(Rejected(candidate, reason, id="python", host=names[0], lifted_by=lifted_by))
-        if not builds and host_class.targets:
+        if host_class.lacks_libc(release.libc):
+            reason = f"the wheels of PyTorch {version} need glibc {release.libc}, and {host_class.system} has {host_class.libc}"
+            found.append(Rejected(candidate, reason, id="too new", host=names[0], lifted_by="a newer system, or a container with one"))
+        elif not builds and host_class.targets:
             found.append(_rejected_for_amd(version, release, host_class, names[0]))
         elif not builds:
             gpus, driver = ", ".join(host_class.capabilities), f"a driver for CUDA {host_class.cuda}"
@@ -344,9 +348,11 @@ def _tags(version: str, host_class: HostClass, requirements: Requirements) -> li
     minor-version compatibility (smallest first); for AMD's GPUs after those without weak evidence the newest ROCm. Of a release that the
     catalogue does not know: those of available wheels, else ``cpu``.
     """
+    release = requirements.catalog.pytorch().releases.get(version)
+    if release and host_class.lacks_libc(release.libc):
+        return []
     if not host_class.uses_gpus:
         return [CPU]
-    release = requirements.catalog.pytorch().releases.get(version)
     vendor = ROCM if host_class.targets else CUDA
     if release is None:
         named = re.compile(rf"torch-{re.escape(version)}\+({vendor}\d[\d.]*)-")
@@ -506,9 +512,9 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     if host_class.targets:
         for driver in sorted({each.driver for each in requirements.catalog.pytorch().rocm.of.values()}, key=key):
             if host_class.amdgpu and key(host_class.amdgpu) < key(driver):
-                newer = replace(host_class, amdgpu=driver)
-                yield change_class(f"update the driver amdgpu of {joined(names)} to {driver} or newer", host_class, newer, "driver")
+                newer = {host_class: replace(host_class, amdgpu=driver)}
+                yield change_classes(f"update the driver amdgpu of {joined(names)} to {driver} or newer", newer, "driver")
     else:
-        yield from newer_drivers(host_class, names)
+        yield from newer_drivers(host_class, host_classes)
     yield CPU_ONLY
     yield change_requirements("--torch none: Open MPI and the engine's NumPy side only", torch=False)

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from provision.base.validation import Form, did_you_mean
-from provision.base.versions import VERSION
+from provision.base.versions import VERSION, key
 from provision.catalog import OURS, Catalog
 from provision.catalog.models import GFX
 from provision.plan.manifest import UNREADABLE, Manifest
@@ -101,7 +101,7 @@ def _catalog(info: ValidationInfo) -> Catalog:
 
 
 class System(Section):
-    """The distribution; ``family`` is debian, rhel or other, ``kernel`` the release of the running kernel."""
+    """The distribution; ``family`` is debian, rhel or other, whose packages are not managed; ``kernel``: the release of the running one."""
 
     id: Word
     version: WordOrNothing
@@ -118,7 +118,8 @@ class System(Section):
         guess = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
         if entry and self.version and not _is_version(self.version):  # versions of unknown distributions are not compared
             raise ValueError('`version` must be a version, such as "22.04"')
-        family = self.family or (entry.family if entry else guess)
+        too_old = entry and self.version and key(self.version) < key(entry.oldest)
+        family = "other" if too_old else self.family or (entry.family if entry else guess)
         return self.model_copy(update={"family": family, "codename": self.codename or (entry and entry.codenames.get(self.version))})
 
 

@@ -95,11 +95,8 @@ def _system(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
             "supported are " + ", ".join(known.architectures),
             id="unsupported-architecture",
         )
-    entry = known.distributions.get(system.id)
     if system.family == "other" and (why := known.others.fault(system.id, system.libc)):
         yield Problem("error", f"{_name(system)} is not supported: {why}", f"supported are {known.supported}", id="unsupported-system")
-    elif entry is not None and _release(system.version) < key(entry.oldest):
-        yield Problem("error", f"{_name(system)} is too old", f"supported are {known.supported}", id="unsupported-system")
     elif warning := untested_system(system, catalog):
         yield Problem("warning", warning, id="untested-system")
     yield from _unmanaged_packages(facts, catalog)
@@ -130,10 +127,11 @@ def untested_system(system: System, catalog: Catalog) -> str | None:
     entry = catalog.os().distributions.get(system.id)
     if system.family == "other" and catalog.os().others.fault(system.id, system.libc):
         return None
+    if system.family == "other":
+        old = f"older than what is supported ({entry.oldest})" if entry else "not among the supported systems"
+        return f"{_name(system)} is {old}; everything is installed without root, and none of its own packages"
     if entry is None:
-        like = f"it is treated like the {system.family} family"
-        how = "everything is installed without root, and none of its own packages" if system.family == "other" else like
-        return f"{_name(system)} is not among the supported systems; {how}"
+        return f"{_name(system)} is not among the supported systems; it is treated like the {system.family} family"
     newest, release = key(entry.newest), _release(system.version)
     if release[: len(newest)] > newest:
         return f"{_name(system)} is newer than what this was tested with ({entry.newest})"
@@ -190,8 +188,10 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
     if password:
         yield Problem("warning", why, "if the user may use sudo: --ask-become-pass", id="no-root")
     names = catalog.system_packages().without_root.get(facts.os.family)
-    compiler, ssh = (names.compiler, names.ssh) if names else ("a C++ compiler", "an ssh client")
-    lacks_compiler = facts.compiler is None and "compiler" not in facts.missing and not has_engine
+    oldest = catalog.os().others.oldest_compiler
+    compiler, ssh = (names.compiler, names.ssh) if names else (f"a C++ compiler (GCC {oldest} or newer)", "an ssh client")
+    too_old = facts.compiler and facts.compiler.version and key(facts.compiler.version) < key(oldest)
+    lacks_compiler = (too_old or (facts.compiler is None and "compiler" not in facts.missing)) and not has_engine
     missing = [compiler] if lacks_compiler else []
     if facts.ssh.client is None and "ssh" not in facts.missing:
         missing.append(ssh)

@@ -50,6 +50,7 @@ hvd.Checkpoints(sys.argv[1], model=torch.nn.Linear(1, 1)).save(8)
     assert done.stderr == f"collective_core: {said}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "stranger"), slow_but_last((2, 3), (1, -1)))
 def test_a_host_needs_memory_for_one_copy_of_what_is_restored(launch, tmp_path, hosts, stranger):
     """``stranger``: a rank that may not open what the first rank of its host holds, and has a copy of its own, which it says."""
@@ -79,6 +80,7 @@ def test_a_job_on_two_hosts_goes_on_as_if_it_had_not_been_interrupted(launch, tm
     launch("checkpoints.py", 3, 2, (str(tmp_path), "save")).must_succeed()
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_takes_the_samples_that_are_left(job, launch, folder):
     done = job[1][0]
     found = launch("checkpoints.py", 3, 1, (str(folder), "go on")).must_succeed().reports()

@@ -269,6 +269,7 @@ def test_a_lost_host_is_waited_for_when_too_few_are_left(job, ssh):
     running.must_have_lost_nothing()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_replaced(job):
     running = job("-np", "2", "--min-np", "1", launcher=IMPATIENT)
     before = running.wait_for_size(2)

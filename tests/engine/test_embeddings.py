@@ -28,7 +28,7 @@ from collective_core.torch import checkpoint  # noqa: E402
 sys.path.insert(0, str(WORKERS))
 
 
-@pytest.mark.parametrize("sharding", [pytest.param("table_wise", marks=pytest.mark.slow), "column_wise", "row_wise"])
+@pytest.mark.parametrize("sharding", slow_but_last("table_wise", "column_wise", "row_wise"))
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((1, 1), (3, 1), (2, 2), (2, 1)))
 def test_training_equals_one_process_with_the_global_batch(launch, sharding, n, hosts):
     reports = launch("sharded_embeddings.py", n, hosts, (sharding,)).must_succeed().reports()
@@ -126,6 +126,7 @@ def test_small_messages_that_were_held_up_make_no_network_infinitely_fast(monkey
     assert planner.measure_costs().bandwidth == pytest.approx(10 * (planner.LARGE / 2) / 0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     slow_but_last(
@@ -172,6 +173,7 @@ def test_a_file_of_a_table_and_its_name_are_brought_to_the_disk(tmp_path, monkey
     assert brought == [str(tmp_path / ".x.safetensors.part"), str(tmp_path)]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_saved_again_keeps_its_tables_until_it_is_whole(launch, tmp_path):
     reports = launch("sharded_checkpoints.py", 2, 1, (str(tmp_path), "again", "row_wise")).must_succeed().reports()
     assert len(reports) == 2
@@ -250,6 +252,7 @@ def test_rows_of_a_rank_that_was_killed_come_back_from_the_checkpoint(tmp_path, 
         torch.testing.assert_close(found, plain.weight.detach(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_rows_are_given_to_ids_that_occur_often_and_taken_from_those_out_of_use(launch, tmp_path):
     for n, action in ((2, "save"), (3, "load")):
         reports = launch("dynamic_embeddings.py", n, 1, (str(tmp_path), action)).must_succeed().reports()

@@ -57,6 +57,7 @@ def test_a_death_between_operations_is_seen_by_who_looks(launch, n, hosts):
     assert {(reports[rank]["kind"], *reports[rank]["ranks"]) for rank in set(range(n)) - {1}} == {("peer_lost", 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", slow_but_last(2, 3))
 def test_what_goes_through_the_process_group_is_what_the_engine_gives(launch, n):
     reports = launch("gpu_tensors.py", n).must_succeed().reports()

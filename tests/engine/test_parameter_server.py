@@ -26,6 +26,7 @@ def test_training_with_servers(launch, n, servers, hosts):
     assert set(reports) == set(range(n))
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_from_a_worker_ends_at_once_and_uses_no_server(launch):
     assert launch("forked_and_ended.py", 2, arguments=["servers"], limit=3 * PATIENCE).must_succeed().reports()[0]["code"] == 7
 

@@ -19,6 +19,7 @@ from collective_core.extensions.slow_networks import quantization  # noqa: E402
 PATIENCE = 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "hosts"), slow_but_last((2, 2), (4, 2), (3, 1)))
 def test_compressed_gradients(launch, n, hosts):
     reports = launch("compressed_gradients.py", n, hosts).must_succeed().reports()

@@ -337,6 +337,7 @@ def alone(launch, data):
     return done.must_succeed().reports()[0]["found"]
 
 
+@pytest.mark.slow
 def test_ranks_learn_and_evaluate_what_one_process_does(launch, data, alone):
     reports = launch("streaming.py", 3, 1, ("training", str(data)), {"TEST_BATCH": "4", "TEST_SHARD": "record"}).must_succeed().reports()
     for report in reports.values():
@@ -566,6 +567,7 @@ class Kills:
         return self._written, len(self._noted("killed")), self._noted("end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kills", "source"), slow_but_last((50, "directory"), (10, "kafka"), (10, "file that grows"), (2, "directory")))
 def test_ranks_that_are_killed_at_random_moments_lose_no_record_and_count_none_twice(request, tmp_path, kills, source):
     broker = request.getfixturevalue("broker") if source == "kafka" else ("", "", None)

@@ -38,10 +38,10 @@ defaults: [{{version: "{TORCH}", why: the release of these tests, source: the Ma
 LONGEST_FIRST = (
     "test_up.py",
     "test_sandbox.py",
-    "test_namespaces.py",
     "test_no_root.py",
     "test_bundle.py",
     "test_up_bare.py",
+    "test_namespaces.py",
     "test_run.py",
     "test_doctor.py",
     "test_remove.py",

@@ -1,4 +1,4 @@
-"""Profiles of property tests: `--hypothesis-profile thorough` tries twenty times as many examples (`make unit-thorough`)."""
+"""Profiles of property tests: `--hypothesis-profile thorough` tries forty times as many examples (`make unit-thorough`)."""
 
 import datetime
 import os
@@ -14,7 +14,7 @@ os.environ.pop("MAKEFLAGS", None)
 
 #: On a busy machine one example may take long.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", UNTIMED, max_examples=50)
+settings.register_profile("quick", UNTIMED, max_examples=25)
 settings.register_profile("thorough", UNTIMED, max_examples=1000)
 settings.load_profile("quick")
 

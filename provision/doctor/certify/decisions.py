@@ -147,14 +147,16 @@ def _symptoms(state: State) -> Iterator[Symptom]:
     cut = {pair for pair in answered if 2 * pair.measured.big_lost > pair.measured.big_sent}
     words = "packets of {} bytes do not arrive, smaller ones do"
     yield Symptom("path-mtu", 2, cut, lambda pairs: words.format(state.mtu(pairs[0].hosts)))
-    alike, slow = defaultdict[float, list[Pair]](list), set[Pair]()  # by what the interfaces are made for; 0: not known of both
+    nominal_of = {pair: min(state.hosts[host].mbps for host in pair.hosts) for pair in answered}  # of the interfaces; 0: not known of both
+    alike, slow = defaultdict[float, list[Pair]](list), set[Pair]()
     for pair in (pair for pair in answered if pair not in cut):  # to the others nothing was sent
-        alike[min(state.hosts[host].mbps for host in pair.hosts)].append(pair)
+        alike[nominal_of[pair]].append(pair)
     usual = {nominal: _usual(pairs, "mbps", max) for nominal, pairs in alike.items()}
     for nominal, pairs in alike.items():
         least = max(limits.slow_share * usual[nominal], limits.tcp_share * min(nominal, limits.tcp_max_mbps))
         slow |= {pair for pair in pairs if pair.measured.mbps < least}
-    yield Symptom("slow-network", 3, slow, lambda pairs: f"{_shown(pairs, 'mbps')} Mbit/s, where {max(usual.values()):.4g} are usual")
+    slowly = "{} Mbit/s, where {:.4g} are usual"
+    yield Symptom("slow-network", 3, slow, lambda pairs: slowly.format(_shown(pairs, "mbps"), usual[nominal_of[pairs[0]]]))
     soon = _usual(answered, "latency_us", min)
     late = {pair for pair in answered if pair.measured.latency_us > limits.late_times * soon + limits.late_us}
     yield Symptom("high-latency", 3, late, lambda pairs: f"{_shown(pairs, 'latency_us')} µs there and back, where {soon:.4g} are usual")

@@ -172,12 +172,12 @@ def test_untested_systems_are_named_once(tmp_path: Path) -> None:
 
 
 def test_a_conflict_is_printed_once(tmp_path: Path) -> None:
-    old = {**BARE, "os": {"id": "ubuntu", "version": "18.04"}}
-    done = provision("plan", "--facts", facts_file(tmp_path, a=old, b=old, c=BARE), code=1)
+    old = {**BARE, "os": {"id": "centos", "version": "6.10", "libc": "2.12"}}
+    done = provision("plan", "--facts", facts_file(tmp_path, a=old, b=old), code=1)
     assert done.stdout == ""
-    assert done.stderr.splitlines()[0] == ("a: no plan fits: ubuntu 18.04 is too old; 20.04 is the oldest that is supported; the same on b")
-    assert done.stderr.count("too old") == 1
-    assert "  → leave a and b out: --limit '!a,!b'" in done.stderr
+    assert "a: no plan fits: nothing can be installed on centos 6.10: its glibc 2.12 is older than 2.17" in done.stderr
+    assert done.stderr.count("no plan fits") == 1
+    assert "; the same on b" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])

@@ -92,6 +92,7 @@ def test_another_host_takes_over_and_the_one_that_could_not_build_gets_the_resul
     assert (folder / "a/openmpi-source").stat().st_mode & 0o777 == 0o711, "every user could hold the build's lock, or change its sources"
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_before_it_can_build_stops_nobody_else(played: tuple[Path, Outcome, list[Event]]) -> None:
     folder, outcome, _ = played
     assert set(outcome.failed) == {"b", *SHARING[BAD]}

@@ -215,7 +215,7 @@ def read_and_rendered(folder: Path, places: list[str], file: str) -> str:
     return ansible(folder, "render.yml", "-i", "localhost,", "-c", "local")
 
 
-@pytest.mark.parametrize("source", [from_facts, from_a_lock, from_a_bundle])
+@pytest.mark.parametrize("source", [from_facts, *(pytest.param(each, marks=pytest.mark.slow) for each in (from_a_lock, from_a_bundle))])
 def test_no_text_of_a_file_is_rendered(tmp_path: Path, inventory: Inventory, source: Callable[..., Iterator[Render]]) -> None:
     mark, places = tmp_path / "MARK", []
     # In facts the usual delimiters are taken apart where they are read.

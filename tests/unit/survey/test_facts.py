@@ -411,8 +411,12 @@ def test_an_unreachable_host() -> None:
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"arch": "riscv64"}, "error a: its architecture riscv64 is not supported\n  → supported are x86_64, aarch64"),
     (
-        {"os": {"id": "ubuntu", "version": "18.04", "name": "Ubuntu 18.04.6 LTS"}},
-        "error a: Ubuntu 18.04.6 LTS is too old\n  → supported are debian 11",
+        {"os": {"id": "ubuntu", "version": "18.04", "name": "Ubuntu 18.04.6 LTS", "libc": "2.27"}, "user": {"can_become": False}},
+        "warning a: Ubuntu 18.04.6 LTS is older than what is supported (20.04); everything is installed without root",
+    ),
+    (
+        {"os": {"id": "centos", "version": "6.10", "libc": "2.12"}},
+        "error a: centos 6.10 is not supported: its glibc 2.12 is older than 2.17, which wheels need\n  → supported are debian 11",
     ),
     ({"os": {"id": "debian", "version": "14"}}, "warning a: debian 14 is newer than what this was tested with (13)"),
     ({"os": {"id": "ubuntu", "version": "23.10"}}, "warning a: ubuntu 23.10 is not among the supported releases (20.04, 22.04,"),
