@@ -1,21 +1,14 @@
-"""What operations cost by the number of hosts: fitted on few ranks, held against more, extrapolated to many.
+"""What operations cost by the number of hosts: simulated counts, times fitted on few ranks, held against more.
 
     python -m benchmarks.engine.cost_model          # from a checkout, in the engine's environment; two minutes
 
 Every rank is a forked process with a host of its own as far as the engine can tell (TCP over loopback). All of them share this machine's
-cores, so what a rank computes counts ranks / cores times, and what is waited for on the way counts once:
+cores, so what all ranks compute counts once per core, and what is waited for on the way counts once:
 
-    time = ranks / cores * (call + message * messages + header * hosts + byte * bytes) + hop * hops
+    time = (call * ranks + message * messages + byte * bytes) / cores + hop * steps
 
-messages: of the agreement, H - 1 up to eight hosts H, then one for each of log2 H steps. header: every rank reads that of every host.
-Up to MESH hosts an allreduce of N bytes goes straight to the owners of its slices and back (csrc/algorithms/mesh.cpp): 2 (H - 1)
-messages more, 2 (H - 1) / H N bytes, 2 hops. More hosts have the ring: 2 messages, 2 N bytes and 2 (H - 1) hops of a first segment. To them
-come the steps of the agreement. Coefficients are not negative; relative errors are what is minimised. Two ranks are left out: here they
-have a core each.
-
-A real cluster has a core or more per rank and a network of its own, whose latency and bandwidth are assumptions (``--latency-us``,
-``--gbs``) in the extrapolation. What is fitted per call, message and header holds the switching between processes that share a core, which
-is not there: these parts of the extrapolation are upper bounds.
+Messages, bytes and steps are what the simulation (``simulation.py``) counts in the engine's own code. Coefficients are not negative;
+relative errors are what is minimised. Two ranks are left out: here they have a core each.
 """
 
 from __future__ import annotations
@@ -25,28 +18,26 @@ import itertools
 import math
 import statistics
 import sys
+import tempfile
 import time
-from typing import Any, NamedTuple, Sequence
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from collective_core.runtime import cores
 
 import collective_core as cc
 
-from . import negotiation
+from . import negotiation, simulation
 from .measure import keep_freed_memory
 from .report import columns, duration
 
 FITTED, PREDICTED = (4, 8, 12, 16), (32, 64)
 #: Bytes of an allreduce; 0: a barrier.
 SIZES = (0, 256 << 10, 1 << 20, 4 << 20)
-TERMS = ("call", "message", "header", "byte", "hop")
+TERMS = ("call", "message", "byte", "hop")
 #: Of a prediction: how far it may be off, relative to what is measured.
 BAR = 0.25
-#: Hosts up to which all leaders tell each other at once (csrc/negotiation/dissemination.cpp).
-ALL_AT_ONCE = 8
-#: Hosts up to which all have data connections to each other (csrc/transport/seam.cpp).
-MESH = 65
 #: Seconds of one repetition, about.
 REPETITION_SECONDS, REPETITIONS = 0.1, 5
 #: Of each number of ranks: where the system puts processes stays for a launch.
@@ -59,19 +50,27 @@ class Point(NamedTuple):
     seconds: float
 
 
-def terms(hosts: int, size: int, share: float, has_mesh: bool = True) -> tuple[float, ...]:
-    """How often each of TERMS counts. ``share``: ranks per core, where they share cores. ``has_mesh``: up to MESH hosts."""
-    steps = math.ceil(math.log2(hosts))
-    messages, agreement_hops = (hosts - 1, 1) if hosts <= ALL_AT_ONCE else (steps, steps)
-    if not size:
-        return share, share * messages, share * hosts, 0.0, agreement_hops
-    sent, moved, hops = (2 * (hosts - 1), 2 * (hosts - 1) / hosts, 2) if has_mesh and hosts <= MESH else (2, 2, 2 * (hosts - 1))
-    return share, share * (messages + sent), share * hosts, share * moved * size, agreement_hops + hops
+#: By hosts and size.
+Counts = Mapping[tuple[int, int], simulation.Simulated]
 
 
-def fit(points: Sequence[Point], share: float) -> tuple[float, ...]:
-    """The coefficients, in seconds, with the least relative errors. ``share``: what a rank adds to the ranks per core."""
-    rows = np.array([np.array(terms(p.hosts, p.size, p.hosts * share)) / p.seconds for p in points])
+def simulated(worlds: Sequence[int]) -> Counts:
+    """What is sent, by hosts of one rank each and by size."""
+    operations = [("allreduce" if size else "barrier", size) for size in SIZES]
+    with tempfile.TemporaryDirectory() as folder:
+        program = simulation.build(Path(folder))
+        found = [one for hosts in worlds for one in simulation.simulate(program, hosts, 1, operations)]
+    return {(one.hosts, one.size): one for one in found}
+
+
+def terms(one: simulation.Simulated, cores: int) -> tuple[float, ...]:
+    """How often each of TERMS counts."""
+    return one.hosts / cores, one.messages / cores, one.bytes / cores, one.steps
+
+
+def fit(points: Sequence[Point], counts: Counts, cores: int) -> tuple[float, ...]:
+    """The coefficients, in seconds, with the least relative errors."""
+    rows = np.array([np.array(terms(counts[p.hosts, p.size], cores)) / p.seconds for p in points])
     best, least = (0.0,) * len(TERMS), math.inf
     # Least squares without negative coefficients: the best of all sets of terms, of which there are few.
     for chosen in itertools.chain.from_iterable(itertools.combinations(range(len(TERMS)), n) for n in range(1, len(TERMS) + 1)):
@@ -84,9 +83,9 @@ def fit(points: Sequence[Point], share: float) -> tuple[float, ...]:
     return best
 
 
-def predict(coefficients: Sequence[float], hosts: int, size: int, share: float, has_mesh: bool = True) -> float:
-    """Seconds. ``share``: ranks per core; 1 and less where each has its own."""
-    return sum(value * count for value, count in zip(coefficients, terms(hosts, size, share, has_mesh)))
+def predict(coefficients: Sequence[float], one: simulation.Simulated, cores: int) -> float:
+    """Seconds."""
+    return sum(value * count for value, count in zip(coefficients, terms(one, cores)))
 
 
 def measured(worlds: Sequence[int]) -> list[Point]:
@@ -128,51 +127,31 @@ def _of_size(size: int) -> float:
     return statistics.median(seconds(count) for _ in range(REPETITIONS))
 
 
-def comparison(points: Sequence[Point], coefficients: Sequence[float], share: float) -> tuple[list[str], float]:
+def comparison(points: Sequence[Point], counts: Counts, coefficients: Sequence[float], cores: int) -> tuple[list[str], float]:
     """A table, and the largest relative error in it."""
     rows: list[tuple[str, ...]] = [("ranks", "bytes", "measured", "predicted", "off by")]
     most = 0.0
     for point in points:
-        expected = predict(coefficients, point.hosts, point.size, point.hosts * share)
+        expected = predict(coefficients, counts[point.hosts, point.size], cores)
         off = expected / point.seconds - 1
         most = max(most, abs(off))
         rows.append((str(point.hosts), str(point.size), duration(point.seconds * 1e6), duration(expected * 1e6), f"{100 * off:+.0f} %"))
     return columns(rows), most
 
 
-def extrapolation(coefficients: Sequence[float], latency: float, bandwidth: float) -> list[str]:
-    """Hosts with a core or more per rank and eight GPUs each: what agreeing costs, and an allreduce of host memory by the engine's ring.
-
-    The ring is what several ranks per host have; all that is measured here has one, and goes to the owners of slices.
-    ``latency``: seconds of a message on the network, in the place of the fitted hop. ``bandwidth``: bytes/s of a host's network each way,
-    which bounds what is fitted per byte.
-    """
-    call, message, header, byte, _ = coefficients
-    assumed = call, message, header, max(byte, 1 / bandwidth), latency
-    rows: list[tuple[str, ...]] = [("hosts", "GPUs", "agreement", "1 MiB", "64 MiB", "1 GiB")]
-    for hosts in (4, 8, 16, 64, 250, 1000):
-        times = [duration(predict(assumed, hosts, size, 1.0, has_mesh=False) * 1e6) for size in (0, 1 << 20, 64 << 20, 1 << 30)]
-        rows.append((str(hosts), str(8 * hosts), *times))
-    return columns(rows)
-
-
 def main() -> int:
     """Measure, fit, print; 1 where a prediction misses the bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latency-us", type=float, default=10.0, help="of a message between hosts, assumed (%(default)g)")
-    parser.add_argument("--gbs", type=float, default=12.5, help="GB/s of a host's network each way, assumed (%(default)g)")
-    wanted = parser.parse_args()
-    share = 1 / cores.share(1)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    shared = cores.share(1)
+    counts = simulated(FITTED + PREDICTED)
     fitted = measured(FITTED)
-    coefficients = fit(fitted, share)
-    print(f"fitted on {', '.join(map(str, FITTED))} ranks that share {cores.share(1)} cores:")
+    coefficients = fit(fitted, counts, shared)
+    print(f"fitted on {', '.join(map(str, FITTED))} ranks that share {shared} cores:")
     print("  " + ", ".join(f"{name} {value * 1e6:.4g} us" for name, value in zip(TERMS, coefficients)))
-    print("\n".join(comparison(fitted, coefficients, share)[0]))
-    table, off = comparison(measured(PREDICTED), coefficients, share)
+    print("\n".join(comparison(fitted, counts, coefficients, shared)[0]))
+    table, off = comparison(measured(PREDICTED), counts, coefficients, shared)
     print(f"\npredicted: at most {100 * off:.0f} % off ({100 * BAR:.0f} %): {'reached' if off <= BAR else 'missed'}")
     print("\n".join(table))
-    print(f"\nextrapolated, with {wanted.latency_us:g} us and {wanted.gbs:g} GB/s of the network, assumed:")
-    print("\n".join(extrapolation(coefficients, wanted.latency_us * 1e-6, wanted.gbs * 1e9)))
     return 0 if off <= BAR else 1
 
 
