@@ -29,8 +29,13 @@ from provision.survey import Facts, parse_survey
 PROFILES = model.profiles().profiles
 #: What a healthy simulated host shows of the machine below it: limits and packages are not simulated.
 OF_THIS_MACHINE = {"rdma-memlock", "too-many-open-files", "nvidia-container-libml"}
-#: Findings that a fault has besides its own, and that may be those of another host's fault.
-ALSO = {"gpu-missing": {"gpu-lost"}, "fabric-manager-down": {"nvlink-fabric-state"}, "ib-down": {"rdma-port"}}
+#: Findings that a fault has besides its own, and that may be those of another host's fault. A host's only port may be the faulty one.
+ALSO = {
+    "gpu-missing": {"gpu-lost"},
+    "fabric-manager-down": {"nvlink-fabric-state"},
+    "ib-down": {"rdma-port"},
+    "ib-init": {"openib-no-active-ports"},
+}
 
 
 @pytest.fixture(scope="module")
