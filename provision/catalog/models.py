@@ -681,16 +681,16 @@ class Distribution(Model):
 
 
 class AnsibleSupport(Sourced):
-    """What releases of ansible-core can manage: the oldest Python of hosts, and releases of a family on which they install no packages."""
+    """What releases of ansible-core can manage: the oldest Python of hosts."""
 
     oldest_python: dict[Version, Python]
-    unmanaged_packages: dict[Family, dict[Number, Text]]
-    alike: dict[Family, dict[Number, Version]]
 
 
 class OtherSystems(Sourced):
-    """Systems whose packages are not managed: the oldest glibc of wheels, the oldest GCC of the engine; ID → why nothing runs there."""
+    """Systems whose packages are not managed: with an older glibc than a family's, the oldest glibc of wheels, the oldest GCC of the engine;
+    ID → why nothing runs there."""
 
+    managed_libc: dict[Family, Number]
     oldest_libc: Number
     oldest_compiler: Number
     refused: dict[Word, Text]

@@ -114,12 +114,15 @@ class System(Section):
 
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> System:
-        entry, alike = _catalog(info).os().distributions.get(self.id), set(self.id_like)
+        known, alike = _catalog(info).os(), {self.id, *self.id_like}
+        entry = known.distributions.get(self.id)
         guess = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
+        family = self.family or (entry.family if entry else guess)
         if entry and self.version and not _is_version(self.version):  # versions of unknown distributions are not compared
             raise ValueError('`version` must be a version, such as "22.04"')
-        too_old = entry and self.version and key(self.version) < key(entry.oldest)
-        family = "other" if too_old else self.family or (entry.family if entry else guess)
+        managed = known.others.managed_libc.get(family, "0")
+        if (entry and self.version and key(self.version) < key(entry.oldest)) or (self.libc and key(self.libc) < key(managed)):
+            family = "other"
         return self.model_copy(update={"family": family, "codename": self.codename or (entry and entry.codenames.get(self.version))})
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 
-from .machine import section
+from .machine import glibc, section
 
 
 @section(None)
@@ -56,10 +56,6 @@ def operating_system(machine):
         family = "debian"
     elif any(name in names for name in ("rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn")):
         family = "rhel"
-    try:
-        libc = os.confstr("CS_GNU_LIBC_VERSION")
-    except (OSError, ValueError):
-        libc = None
     return {
         "id": distribution,
         "version": values.get("VERSION_ID", ""),
@@ -70,5 +66,5 @@ def operating_system(machine):
         "id_like": alike,
         "family": family,
         "kernel": os.uname().release,
-        "libc": (libc or "").split()[-1] if libc else None,
+        "libc": glibc(),
     }
