@@ -700,7 +700,7 @@ class OtherSystems(Sourced):
         if os_id in self.refused:
             return self.refused[os_id]
         if libc is None:
-            return "its C library is not known to be glibc, for which the wheels are"
+            return "its C library is not known to be glibc (`os.libc` in its facts), for which the wheels are"
         return f"its glibc {libc} is older than {self.oldest_libc}, which wheels need" if key(libc) < key(self.oldest_libc) else None
 
 

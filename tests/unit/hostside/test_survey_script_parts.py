@@ -9,6 +9,7 @@ import pytest
 from survey_module import machine, survey
 
 from provision.base import resources
+from provision.catalog import OURS
 from provision.survey import Facts
 
 UBUNTU = 'NAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\nVERSION_CODENAME=jammy\nID=ubuntu\nID_LIKE=debian\n'
@@ -150,6 +151,23 @@ def test_privileges_and_the_prefix_that_follows(
     host.run = lambda _command: (status, "", said)
     assert host.privileges()["can_become"] is can_become
     assert host.prefix == ("/opt/provision" if can_become else "/home/bob/provision")
+
+
+@pytest.mark.parametrize(
+    ("manager", "libc", "managed"),
+    [("dnf", "2.28", False), ("dnf", "2.34", True), ("yum", "2.17", False), ("apt-get", "2.31", True), ("apt-get", "2.27", False)],
+)
+def test_root_of_an_old_system_installs_in_its_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manager: str, libc: str, managed: bool
+) -> None:
+    """As the controller decides it from the same facts: what is installed there must be found again."""
+    monkeypatch.setattr(survey.os, "confstr", lambda _name: f"glibc {libc}")
+    monkeypatch.setattr(survey.os, "geteuid", lambda: 0)
+    host = machine(tmp_path)
+    host.options, host.home = {"managed_libc": OURS.os().others.managed_libc}, "/root"
+    host.which = lambda name: f"/usr/bin/{name}" if name == manager else None
+    assert host.privileges()["sudo"] == ("root" if managed else "unmanaged")
+    assert host.prefix == ("/opt/provision" if managed else "/root/provision")
 
 
 @pytest.mark.parametrize(
