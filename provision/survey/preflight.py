@@ -97,7 +97,7 @@ def _system(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
             "supported are " + ", ".join(known.architectures),
             id="unsupported-architecture",
         )
-    if system.family == "other" and (why := known.others.fault(system.id, system.libc)):
+    if why := system.no_wheels(catalog):
         yield Problem("error", f"{_name(system)} is not supported: {why}", f"supported are {known.supported}", id="unsupported-system")
     elif warning := untested_system(system, catalog):
         yield Problem("warning", warning, id="untested-system")
@@ -106,14 +106,14 @@ def _system(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
 def untested_system(system: System, catalog: Catalog) -> str | None:
     """A warning for a system that is accepted and was never tested; None for others."""
     entry = catalog.os().distributions.get(system.id)
-    if system.family == "other" and catalog.os().others.fault(system.id, system.libc):
+    if system.no_wheels(catalog):
         return None
     if system.family == "other":
         old = f"older than what is supported ({entry.oldest})" if entry else "not among the supported systems"
         return f"{_name(system)} is {old}; everything is installed without root, and none of its own packages"
     if entry is None:
         return f"{_name(system)} is not among the supported systems; it is treated like the {system.family} family"
-    newest, release = key(entry.newest), _release(system.version)
+    newest, release = key(entry.newest), key(system.version) if system.version else ()
     if release[: len(newest)] > newest:
         return f"{_name(system)} is newer than what this was tested with ({entry.newest})"
     if release > key(entry.oldest) and all(release[: len(key(each))] != key(each) for each in entry.pythons):
@@ -123,10 +123,6 @@ def untested_system(system: System, catalog: Catalog) -> str | None:
 
 def _name(system: System) -> str:
     return system.name or f"{system.id} {system.version}".strip()
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return key(version) if version else ()
 
 
 def _python(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
@@ -177,10 +173,12 @@ def _missing_programs(facts: Facts, has_engine: bool, catalog: Catalog) -> Itera
     """Where the user cannot become root, what root would have installed and is missing."""
     if facts.user.can_become:
         return
-    names = catalog.system_packages().without_root.get(facts.os.family)
     oldest = catalog.os().others.oldest_compiler
-    compiler, ssh = (names.compiler, names.ssh) if names else (f"a C++ compiler (GCC {oldest} or newer)", "an ssh client")
-    too_old = facts.compiler and facts.compiler.version and key(facts.compiler.version) < key(oldest)
+    version = facts.compiler.version if facts.compiler else None
+    too_old = version and key(version) < key(oldest)
+    compiler, ssh, *_ = catalog.system_packages().of(facts.os.family)
+    if facts.os.family == "other":
+        compiler, ssh = f"a C++ compiler (GCC {oldest} or newer{f', not {version}' if too_old else ''})", "an ssh client"
     lacks_compiler = (too_old or (facts.compiler is None and "compiler" not in facts.missing)) and not has_engine
     missing = [compiler] if lacks_compiler else []
     if facts.ssh.client is None and "ssh" not in facts.missing:
@@ -191,7 +189,7 @@ def _missing_programs(facts: Facts, has_engine: bool, catalog: Catalog) -> Itera
             root = f"let {facts.user.name or 'the user'} use sudo, log in as root (ansible_user=root)"
             root += ", or give the sudo password: --ask-become-pass" if facts.user.sudo == "password" else ""
             hint = f"ask an administrator to run there: {install} {' '.join(missing)}; or {root}"
-        hint += "; or give a release's wheel of the engine, which needs no compiler: --wheels DIR" if lacks_compiler else ""
+        hint += "; or give a wheel of the engine that fits its glibc, which needs no compiler: --wheels DIR" if lacks_compiler else ""
         what = f"{why_no_root(facts)}, and packages that only root can install are missing: {', '.join(missing)}"
         yield Problem("error", what, hint, id="needs-root")
 
@@ -255,7 +253,9 @@ def _packages(facts: Facts) -> Iterator[Problem]:
         command = f" ({lock.command})" if lock.command else ""
         look = f"ps -fp {lock.pid}" if lock.pid else "sudo fuser -v /var/lib/dpkg/lock-frontend"
         hint = f"the installation waits for it; if it never ends, see there: {look}"
-        yield Problem("warning", f"{facts.manager} is locked by {holder}{command}", hint, id="apt-lock")
+        yield Problem(
+            "warning", f"{facts.package_manager.name or 'the package manager'} is locked by {holder}{command}", hint, id="apt-lock"
+        )
     if facts.dpkg_interrupted:
         hint = "it is finished first; by hand: sudo dpkg --configure -a"
         yield Problem("warning", "a package installation is unfinished", hint, id="apt-held-broken")

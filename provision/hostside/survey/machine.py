@@ -55,10 +55,6 @@ def glibc():
         return None
 
 
-def numbers(release):
-    return [int(each) for each in re.findall(r"\d+", release or "")]
-
-
 def group_names():
     names = []
     for group_id in sorted(set(os.getgroups()) | {os.getgid()}):
@@ -112,7 +108,8 @@ class Machine:
         root = self.options.get("root")
         manager = next(filter(self.which, ("apt-get", "dnf", "yum")), None)
         oldest = self.options.get("managed_libc", {}).get("debian" if manager == "apt-get" else "rhel", "0")
-        if manager is None or numbers(glibc()) < numbers(oldest):  # a system whose packages are not managed: all of it without root
+        mine, oldest = ([int(number) for number in each.split(".")] for each in (glibc() or "0", oldest))
+        if manager is None or mine < oldest:  # a system whose packages are not managed: all of it without root
             return {"sudo": "unmanaged", "sudo_says": None, "can_become": False}
         if os.geteuid() == 0:
             return {"sudo": "root", "sudo_says": None, "can_become": True}
