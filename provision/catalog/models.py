@@ -71,8 +71,8 @@ class File(Model):
 
 Condition = Literal[
     "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus used", "imex",
-    "infiniband", "jetson", "jetson without wheels", "mig", "nvlink domain", "opal prefix", "pxn off", "roce", "roce without gid",
-    "several hosts", "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
+    "infiniband", "jetson", "jetson without wheels", "mig", "nix-ld", "nvlink domain", "opal prefix", "pxn off", "roce",
+    "roce without gid", "several hosts", "slingshot", "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
 ]  # fmt: skip
 
 
@@ -305,6 +305,12 @@ class PciTable(Sourced):
         return found[min(found)] if found else None
 
 
+class VgpuSubsystems(Sourced):
+    """Ranges of the PCI subsystem ids that vGPUs have in their guests, and no board has."""
+
+    subsystems: tuple[PciIds, ...]
+
+
 class Fabric(Sourced):
     """PCI device ids of GPUs whose NVSwitches are elsewhere than on the host's PCI bus, and of those in NVLink domains of several hosts."""
 
@@ -331,6 +337,7 @@ class Hardware(File, Sourced):
     notes: HardwareNotes
 
     pci_ids: PciTable
+    vgpu: VgpuSubsystems
     fabric: Fabric
     accelerators: tuple[PciAccelerators, ...]
     tegra: Tegra
@@ -421,9 +428,9 @@ class DriverPackages(Sourced):
 
 
 class DriverRepairs(Sourced):
-    """Cause of a fault → what repairs it; the packages of a branch by its kernel modules. ``dropped``: for GPUs with a last branch."""
+    """Cause of a fault → what repairs it; a branch's packages by kernel modules and system. ``dropped``: for GPUs with a last branch."""
 
-    packages: dict[Literal["open", "proprietary"], Text]
+    packages: dict[Literal["open", "proprietary"], dict[Word, Text]]
     dropped: Text
     of: dict[Word, Text]
 
@@ -653,19 +660,12 @@ class NeededMb(Model):
     rocm: int
 
 
-class WithoutRoot(Model):
-    compiler: Word
-    ssh: Word
-
-
 class SystemPackages(File, Sourced):
     """system_packages.yaml."""
 
     debian: tuple[Word, ...]
     rhel: tuple[Word, ...]
     needed_mb: NeededMb
-    other_python: dict[Word, tuple[Word, ...]]
-    without_root: dict[Word, WithoutRoot]
 
     def of(self, family: str) -> tuple[str, ...]:
         """Packages that hosts of a family need."""
@@ -681,26 +681,26 @@ class Distribution(Model):
 
 
 class AnsibleSupport(Sourced):
-    """What releases of ansible-core can manage: the oldest Python of hosts, and releases of a family on which they install no packages."""
+    """What releases of ansible-core can manage: the oldest Python of hosts."""
 
     oldest_python: dict[Version, Python]
-    unmanaged_packages: dict[Family, dict[Number, Text]]
-    alike: dict[Family, dict[Number, Version]]
 
 
 class OtherSystems(Sourced):
-    """Systems whose packages are not managed: the oldest glibc of wheels, the oldest GCC of the engine; ID → why nothing runs there."""
+    """Systems whose packages are not managed: family → the oldest glibc of those that are; the oldest glibc of wheels; the oldest GCC that
+    builds the engine; ID → why nothing runs there."""
 
+    managed_libc: dict[Family, Number]
     oldest_libc: Number
     oldest_compiler: Number
     refused: dict[Word, Text]
 
-    def fault(self, os_id: str, libc: str | None) -> str | None:
+    def fault(self, os_id: str, libc: str | None, *, nix_ld: bool) -> str | None:
         """Why wheels do not run on a system, as a sentence; None where they do."""
-        if os_id in self.refused:
+        if os_id in self.refused and not nix_ld:
             return self.refused[os_id]
         if libc is None:
-            return "its C library is not known to be glibc, for which the wheels are"
+            return "it is not known to have glibc (`os.libc` in its facts), which wheels need: musl does not do"
         return f"its glibc {libc} is older than {self.oldest_libc}, which wheels need" if key(libc) < key(self.oldest_libc) else None
 
 
@@ -760,11 +760,6 @@ class ImagesOfDistributions(Sourced):
 
 class ImageVersions(Sourced):
     debian: dict[Word, Word]
-    rhel: dict[Word, Word]
-
-    def of(self, family: str) -> dict[str, str]:
-        """Versions of a family's packages."""
-        return self.rhel if family == "rhel" else self.debian
 
 
 class ImageUser(Model):
@@ -777,8 +772,7 @@ class Images(File, Sourced):
 
     distributions: ImagesOfDistributions
     alike: dict[Word, Word]
-    packages: dict[Word, tuple[Word, ...]]
-    interpreter: dict[Word, Word]
+    packages: tuple[Word, ...]
     venv: dict[Word, Word]
     hold: dict[Word, tuple[Word, ...]]
     build_only: tuple[Word, ...]

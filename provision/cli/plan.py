@@ -71,7 +71,7 @@ def plan(
     inventory = inventory_of(hosts, limit) if hosts is not None else None
 
     if facts_file is not None:
-        inventory, found, problems = collect.read_file(facts_file, inventory, limit, options.catalog)
+        inventory, found, problems = collect.read_file(facts_file, inventory, limit, options.catalog, wheels=options.wheels is not None)
         is_fitting = _show_plan(Request.of(inventory, options), found, problems, shown)
     elif inventory is None:
         raise UsageError("no hosts to plan for", hint="name HOSTS, or a file with facts: --facts FILE")

@@ -122,7 +122,7 @@ def _system(host_class: HostClass) -> str:
     for system in (f"{name} {host_class.os_version}", f"{name} {host_class.os_version.split('.')[0]}"):
         if system in known.distributions.images:
             return system
-    hint = f"expected one of {', '.join(map(short, known.distributions.images))}"
+    hint = f"name a system instead of hosts: --os with one of {', '.join(map(short, known.distributions.images))}"
     raise UsageError(f"unknown image: {host_class.system.strip()}", hint=hint)
 
 

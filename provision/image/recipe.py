@@ -122,9 +122,9 @@ def _refuse_what_images_lack(target: Target) -> None:
 def _packages(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Packages of (the finished image, the stage that builds), in the package manager's notation."""
     host, known, family = target.host, target.catalog.images(), target.host.family
-    wanted = [*target.catalog.system_packages().of(family), *known.packages[family]]
+    wanted = [*target.catalog.system_packages().of(family), *known.packages]
     own = host.python.packages if isinstance(host.python, SystemPackages) else ()  # of a Python next to the distribution's first one
-    wanted += own or (known.interpreter[family],)
+    wanted += own or ("python3",)
     wanted.append(known.venv[family].format(python=minor(host.python.version) if own else "3"))
     if host.openmpi.source == "distribution":
         wanted.append(host.openmpi.package)
@@ -137,10 +137,10 @@ def _packages(target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _pinned(name: str, target: Target) -> str:
     host = target.host
-    accepted = target.catalog.images().versions.of(host.family).get(name)
-    if accepted is None and host.family == "debian":
-        accepted = f"{minor(host.python.version)}.*"  # python3.11, python3.11-venv
-    return f"{name}={accepted}" if accepted else name
+    if host.family != "debian":
+        return name
+    accepted = target.catalog.images().versions.debian.get(name, f"{minor(host.python.version)}.*")  # python3.11, python3.11-venv
+    return f"{name}={accepted}"
 
 
 def _package_name(package: str, family: str) -> str:

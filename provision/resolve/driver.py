@@ -250,6 +250,9 @@ def _refuse_obstacles(host: _Host) -> None:
     if facts.container:
         what = "it is a container, whose driver is that of the machine"
         raise host.conflict("driver-container", what, Proposal("install the driver on the machine, and leave --driver out"))
+    if gpus.is_vgpu(facts, host.catalog):
+        what = "its GPUs are vGPUs, whose driver is the guest driver from the cloud or NVIDIA's licensing portal"
+        raise host.conflict("driver-vgpu", what, Proposal("install that one there, and leave --driver out"))
     if facts.nvidia.runfile:
         what = "its driver was installed by NVIDIA's installer (.run), whose files packages would overwrite"
         raise host.conflict("driver-runfile", what, Proposal(f"uninstall it on {name} first: sudo nvidia-uninstall"))

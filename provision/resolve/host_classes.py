@@ -20,8 +20,10 @@ K = TypeVar("K", bound=Hashable)
 
 DEFAULT_TOOLKIT = "/usr/local/cuda"
 TOOLKIT_PLACES = "CUDA_HOME, CUDA_PATH, the PATH, /usr/local/cuda*, /opt/cuda and the distribution's nvidia-cuda-toolkit"
-# Folders of environments that are not the system's.
-_ENVIRONMENTS = re.compile(r"\.?(ana|mini)?conda\d*|(mini|mamba)forge\d*|micromamba|\.?pyenv|envs|\.?v?env|virtualenvs?", re.IGNORECASE)
+# Folders of environments that are not the system's; a Python of Nix has its own loader, which does not find the libraries that wheels need.
+_ENVIRONMENTS = re.compile(
+    r"nix|current-system|\.?(ana|mini)?conda\d*|(mini|mamba)forge\d*|micromamba|\.?pyenv|envs|\.?v?env|virtualenvs?", re.IGNORECASE
+)
 _PRERELEASE = re.compile(r"\d(a|b|rc)\d")  # of a Python, such as Ubuntu 22.04's 3.11.0rc1
 _MAX_BUILDERS = 8  # hosts are named for a build: one builds, and the next takes over if it cannot
 
@@ -231,7 +233,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         obstacle=hardware.obstacle(facts, catalog),
         catalog=catalog,
         libc=system.libc,
-        no_wheels=catalog.os().others.fault(system.id, system.libc) if system.family == "other" else None,
+        no_wheels=system.no_wheels(catalog),
         targets=tuple(sorted({gpu.target for gpu in amd_gpus if gpu.target})),
         amdgpu=facts.amd.driver if facts.amd and amd_gpus else None,
     )
@@ -426,9 +428,8 @@ def _interpreters(facts: Facts, catalog: Catalog) -> tuple[Interpreter, tuple[In
         why = "the host's own, as its facts say" if python.version else "the distribution's default, since its facts name none"
         own = Interpreter(_normal(version) if version else "", path, why=why)
     if facts.user.can_become:
-        templates = catalog.system_packages().other_python.get(system.family, ())
         found += [
-            Interpreter(each, f"/usr/bin/python{each}", tuple(name.format(python=each) for name in templates))
+            Interpreter(each, f"/usr/bin/python{each}", (f"python{each}",))
             for each in packaged[1:]
             if not facts.candidates or f"python{each}" in facts.candidates
         ]

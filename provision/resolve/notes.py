@@ -50,7 +50,7 @@ def _on_driver_branches(facts: Mapping[str, Facts], catalog: Catalog) -> list[st
     """Drivers whose branch gets no fixes any more, by the date of the catalogue: the clock would make plans irreproducible."""
     known, driver = catalog.cuda().driver_branches, catalog.driver()
     usable = [each for each, kind in driver.branches.of.items() if kind != "feature" and not known.ended(each)]
-    versions = ((host.driver.version if host.driver else None, name) for name, host in sorted(facts.items()))
+    versions = [(host.driver and host.driver.version, name) for name, host in sorted(facts.items()) if not gpus.is_vgpu(host, catalog)]
     ended = grouped(((version.split(".")[0], month), name) for version, name in versions if version and (month := known.ended(version)))
     found = []
     for (branch, month), names in ended.items():

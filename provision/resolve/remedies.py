@@ -22,7 +22,7 @@ HostConflict = Literal[
 ]  # fmt: skip
 DriverConflict = Literal[
     "driver-branch", "driver-container", "driver-gpus-unknown", "driver-is-newer", "driver-kernel", "driver-modules", "driver-packages",
-    "driver-privileges", "driver-repository", "driver-runfile", "driver-secure-boot",
+    "driver-privileges", "driver-repository", "driver-runfile", "driver-secure-boot", "driver-vgpu",
 ]  # fmt: skip
 ConflictId = ComponentConflict | HostConflict | DriverConflict
 MAX_REMEDIES = 2  # are offered for a conflict: the cheapest

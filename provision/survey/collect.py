@@ -100,7 +100,7 @@ def survey_hosts(session: Session, has_engine: Callable[[Facts], bool] = _is_ins
         host.name for host in session.inventory.hosts if prompted or any(name in host.variables for name in PASSWORD_VARIABLES)
     ]
     missing_python = f'{BEGIN}\n{{"missing_python": true}}\n{END}\n'
-    places = {"prefix": "@prefix@", "root": "@root@"}
+    places = {"prefix": "@prefix@", "root": "@root@", "managed_libc": session.catalog.os().others.managed_libc}
     extra = {
         "provision_survey_command": command_on_host("survey", "PROVISION_SURVEY_OPTIONS", places, missing_python),
         "provision_try_become": prompted,
@@ -158,11 +158,11 @@ def _needed_mb(found: Facts, catalog: Catalog) -> int:
 
 
 def read_file(
-    path: Path, inventory: Inventory | None, limit: str | None, catalog: Catalog
+    path: Path, inventory: Inventory | None, limit: str | None, catalog: Catalog, *, wheels: bool = False
 ) -> tuple[Inventory, dict[str, Facts], list[Problem]]:
     """(the hosts to plan for, the facts of those that were surveyed, problems) from a facts file, without a connection to any host.
 
-    Without an inventory, the hosts are those of the file, reduced by ``limit``.
+    Without an inventory, the hosts are those of the file, reduced by ``limit``. ``wheels``: the engine comes as a wheel.
 
     Raises:
         UsageError: the file cannot be used, or has facts of none of the hosts.
@@ -178,7 +178,8 @@ def read_file(
         found = read.get(host.name)
         if isinstance(found, Facts):
             known[host.name] = with_python(found, host.python, f"{inventory.where}, host {host.name}")
-            problems += lasting_problems(host.name, found, catalog, needed_mb=_needed_mb(found, catalog), prefix=prefix_of(host, found))
+            needed, prefix, has_engine = _needed_mb(found, catalog), prefix_of(host, found), wheels or _is_installed(found)
+            problems += lasting_problems(host.name, found, catalog, needed_mb=needed, prefix=prefix, has_engine=has_engine)
             if warning := untested_system(found.os, catalog):
                 untested.setdefault(warning, []).append(host.name)
         elif found is not None:

@@ -13,7 +13,7 @@ from provision.survey.model import Facts
 
 Cause = Literal[
     "no-driver", "not-loaded", "nouveau", "version-mismatch", "installed-twice", "nvml", "misfit", "open-modules", "proprietary-modules",
-    "no-devices", "no-fabric-manager", "silent",
+    "no-devices", "no-fabric-manager", "silent", "vgpu",
 ]  # fmt: skip
 
 # Messages of nvidia-smi and NVML.
@@ -52,6 +52,14 @@ def capabilities(facts: Facts, catalog: Catalog) -> list[str]:
     return sorted({each for each in listed if each}, key=key)
 
 
+def is_vgpu(facts: Facts, catalog: Catalog) -> bool:
+    """Whether its GPUs are parts of a hypervisor's: its driver says so, or their PCI subsystems. Their driver is the guest's."""
+    of_driver = any((each.virtualization or "").upper() == "VGPU" for each in facts.gpus)
+    return of_driver or any(
+        f"10de:{ids[:4]}" <= each <= f"10de:{ids[5:]}" for ids in catalog.hardware().vgpu.subsystems for each in facts.nvidia.pci_subsystems
+    )
+
+
 def hidden_from_container(facts: Facts, catalog: Catalog) -> bool:
     """Whether the host is a container that was started without the GPUs of its machine, which are on the PCI bus all the same."""
     nvidia = facts.nvidia
@@ -74,6 +82,7 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
         "no-driver": f"it has {there} and no NVIDIA driver",
         "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
         "installed-twice": f"it has {there}, whose driver is of NVIDIA's installer (.run) and of packages, and does not work",
+        "vgpu": f"it has {there}, part of its hypervisor's (vGPU), and no guest driver that works",
         "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
         "no-fabric-manager": f"it has {there} behind NVSwitches that no Fabric Manager has set up: CUDA does not start there (error 802)",
     }.get(cause, f"it has {there}, whose driver does not work")
@@ -88,7 +97,9 @@ def _remedy(cause: Cause, facts: Facts, catalog: Catalog) -> str:
     kind: Literal["open", "proprietary"] = "open" if not found or key(found[0]) >= key(known.modules.open_from) else "proprietary"
     values = {"branch": _branch(facts, found, catalog), "kind": kind, "version": facts.driver and facts.driver.version}
     dropped = known.repairs.dropped if cause in ("not-loaded", "nvml") and known.gpus.last_of(found) else ""
-    remedy = (known.repairs.of[cause] + dropped).format(host="{host}", packages=known.repairs.packages[kind].format(**values), **values)
+    packages = known.repairs.packages[kind]
+    names = next((packages[each] for each in (facts.os.id, *facts.os.id_like) if each in packages), packages["others"])
+    remedy = (known.repairs.of[cause] + dropped).format(host="{host}", packages=names.format(**values), **values)
     return remedy.replace("{host}", "the machine of {host}, which is a container") if facts.container else remedy
 
 
@@ -105,6 +116,8 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
         yield "installed-twice"
     if version_mismatch(facts):
         yield "version-mismatch"
+    if is_vgpu(facts, catalog) and not facts.gpus and (not driver or _NO_DEVICES.search(message)):
+        yield "vgpu"
     if not driver:
         yield from _unsupported(facts, catalog)
         yield "nouveau" if nvidia.nouveau and not driver_packages(facts) else "not-loaded" if nvidia.smi else "no-driver"
@@ -136,10 +149,10 @@ def driver_packages(facts: Facts) -> list[str]:
 
 
 def _packaged_version(facts: Facts) -> str | None:
-    """The version of the driver that is installed and not loaded: as the kernel's log names it, else the packages."""
+    """The version of the driver that is installed and not loaded: as the kernel's log names it, else the packages, else its module."""
     ignored = (_IGNORED.search(line) for line in facts.signs.kernel_log)
     packages = (re.match(r"(?:\d+:)?(\d{3}\.[\d.]+\d)", facts.packages[name]) for name in driver_packages(facts))
-    return next((found[1] for found in (*ignored, *packages) if found), None)
+    return next((found[1] for found in (*ignored, *packages) if found), facts.nvidia.module_on_disk)
 
 
 def _unsupported(facts: Facts, catalog: Catalog) -> dict[Cause, str]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from provision.base.problems import Problem
+from provision.base.text import joined
 from provision.base.versions import key
 from provision.catalog import Catalog
 from provision.catalog.models import Condition
@@ -101,7 +102,10 @@ def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
 def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition, str]:
     """What holds of a host, as known problems and notes name it, with what they say of it."""
     (vgpus, unlicensed), shm, roce = licensed_vgpus(facts), facts.disk.shm.total_mb, active_ports(facts, "roce", catalog)
-    variables = facts.environment.variables
+    variables, hsn = (
+        facts.environment.variables,
+        sorted(each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)),
+    )
     found: dict[Condition, object] = {
         "aarch64": facts.arch == "aarch64",
         "accelerators": other_accelerators(facts, catalog),
@@ -117,12 +121,14 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "jetson": facts.tegra and facts.tegra.release,
         "jetson without wheels": tegra_without_wheels(facts, catalog),
         "mig": in_mig_mode(facts),
+        "nix-ld": facts.os.nix_ld,
         "nvlink domain": nvlink_domain(facts),
         "opal prefix": " and ".join(f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables),
         "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (variables, facts.signs.nccl_conf)),
         "roce": roce,
         "roce without gid": " and ".join(str(port.device) for port in roce if port.roce_v2_gids == []),
         "several hosts": not alone,
+        "slingshot": hsn and joined(hsn),
         "small shm": f"{shm:.0f}" if shm is not None and shm < catalog.hardware().notes.shm_mb else None,
         "vgpu": vgpus,
         "vgpu without licence": unlicensed and f"{unlicensed} of {vgpus}",

@@ -36,7 +36,6 @@ from provision.plan.model import HostPlan
 
 OFFERS = ("candidates", "candidates_elsewhere")
 _Subject = Annotated[str, Field(max_length=4096)]
-_PACKAGE_MANAGERS = {"debian": "apt", "rhel": "dnf"}
 
 
 def _like(good: Callable[[Any], bool], what: str) -> AfterValidator:
@@ -101,7 +100,8 @@ def _catalog(info: ValidationInfo) -> Catalog:
 
 
 class System(Section):
-    """The distribution; ``family`` is debian, rhel or other, whose packages are not managed; ``kernel``: the release of the running one."""
+    """The distribution; ``family`` is debian, rhel or other, whose packages are not managed; ``kernel``: the release of the running one;
+    ``nix_ld``: NixOS has a loader for programs from elsewhere."""
 
     id: Word
     version: WordOrNothing
@@ -111,16 +111,24 @@ class System(Section):
     family: WordOrNothing = ""
     libc: Version | None = None
     kernel: str | None = None
+    nix_ld: bool = False
 
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> System:
-        entry, alike = _catalog(info).os().distributions.get(self.id), set(self.id_like)
+        known, alike = _catalog(info).os(), {self.id, *self.id_like}
+        entry = known.distributions.get(self.id)
         guess = "debian" if alike & {"debian", "ubuntu"} else "rhel" if alike & {"rhel", "fedora", "centos"} else "other"
+        family = self.family or (entry.family if entry else guess)
         if entry and self.version and not _is_version(self.version):  # versions of unknown distributions are not compared
             raise ValueError('`version` must be a version, such as "22.04"')
-        too_old = entry and self.version and key(self.version) < key(entry.oldest)
-        family = "other" if too_old else self.family or (entry.family if entry else guess)
+        managed = known.others.managed_libc.get(family, "0")
+        if (entry and self.version and key(self.version) < key(entry.oldest)) or (self.libc and key(self.libc) < key(managed)):
+            family = "other"
         return self.model_copy(update={"family": family, "codename": self.codename or (entry and entry.codenames.get(self.version))})
+
+    def no_wheels(self, catalog: Catalog) -> str | None:
+        """Why wheels do not run there, as a sentence; None where they do."""
+        return catalog.os().others.fault(self.id, self.libc, nix_ld=self.nix_ld) if self.family == "other" else None
 
 
 class Processors(Section):
@@ -289,15 +297,18 @@ class Nvidia(Section):
     """Signs of NVIDIA's hardware and software besides the driver, such as what nvidia-smi complained about.
 
     ``pci_devices``: addresses of GPUs, ``pci_ids``: their device ids without duplicates, ``pci_switches``: number of NVSwitches;
-    ``runfile``: the driver is from NVIDIA's installer, not from packages; ``fabric_manager``: whether it runs, None if that is unknown.
+    ``pci_subsystems``: vendor and device of their subsystems; ``runfile``: the driver is from NVIDIA's installer, not from packages;
+    ``module_on_disk``: the version of a kernel module that is not loaded; ``fabric_manager``: whether it runs, None if that is unknown.
     """
 
     smi: str | None = None
     smi_error: str | None = None
     pci_devices: list[str] = []
     pci_ids: list[PciId] = []
+    pci_subsystems: list[str] = []
     pci_switches: int = 0
     runfile: bool = False
+    module_on_disk: Version | None = None
     device_nodes: list[str] = []
     nouveau: bool = False
     peer_memory: bool = False
@@ -719,11 +730,6 @@ class Facts(Section):
     def simulated(self) -> bool:
         """Whether a GPU of it is a sandbox's. A host that lies so gets a weaker verdict on its training, and nothing else."""
         return any(each.simulated for each in (*self.gpus, *(self.amd.gpus if self.amd else ())))
-
-    @property
-    def manager(self) -> str:
-        """The package manager: apt, dnf, yum or none."""
-        return self.package_manager.name or _PACKAGE_MANAGERS.get(self.os.family, "none")
 
 
 class Unsurveyed(Section):

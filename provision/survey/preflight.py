@@ -54,7 +54,8 @@ def host_problems(
     found = (
         *_system(facts, catalog),
         *_python(facts, catalog),
-        *_privileges(facts, prefix, become_password, has_engine, catalog),
+        *_privileges(facts, prefix, become_password),
+        *_missing_programs(facts, has_engine, catalog),
         *_other_users(facts, prefix),
         *_disk_space(facts, needed_mb, prefix),
         *_packages(facts),
@@ -62,12 +63,13 @@ def host_problems(
     return [replace(problem, host=name) for problem in found]
 
 
-def lasting_problems(name: str, facts: Facts, catalog: Catalog, *, needed_mb: int, prefix: str) -> list[Problem]:
-    """The problems of one host that old facts show, too: full file systems, a system on which no packages can be installed.
+def lasting_problems(name: str, facts: Facts, catalog: Catalog, *, needed_mb: int, prefix: str, has_engine: bool) -> list[Problem]:
+    """The problems of one host that old facts show, too: full file systems, programs that only root can install.
 
     The arguments are those of `host_problems`.
     """
-    return [replace(problem, host=name) for problem in (*_unmanaged_packages(facts, catalog), *_disk_space(facts, needed_mb, prefix))]
+    found = (*_missing_programs(facts, has_engine, catalog), *_disk_space(facts, needed_mb, prefix))
+    return [replace(problem, host=name) for problem in found]
 
 
 def cluster_problems(known: Mapping[str, Facts], received_at: Mapping[str, float] | None = None) -> list[Problem]:
@@ -95,44 +97,23 @@ def _system(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
             "supported are " + ", ".join(known.architectures),
             id="unsupported-architecture",
         )
-    if system.family == "other" and (why := known.others.fault(system.id, system.libc)):
+    if why := system.no_wheels(catalog):
         yield Problem("error", f"{_name(system)} is not supported: {why}", f"supported are {known.supported}", id="unsupported-system")
     elif warning := untested_system(system, catalog):
         yield Problem("warning", warning, id="untested-system")
-    yield from _unmanaged_packages(facts, catalog)
-
-
-def _unmanaged_packages(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
-    system = facts.os
-    unmanaged = catalog.os().ansible.unmanaged_packages.get(system.family, {}).get(_release_of_family(system, catalog))
-    if unmanaged and facts.user.can_become:
-        hint = (
-            "upgrade it to a newer release; or install without root: provision_sudo=no in the inventory, "
-            "and provision_python with the path of a newer Python"
-        )
-        yield Problem("error", f"{_name(system)}: {unmanaged}", hint, id="unmanaged-packages")
-
-
-def _release_of_family(system: System, catalog: Catalog) -> str:
-    """The major release; of a distribution that is not listed, such as TencentOS 3, that of its family which it was made from."""
-    known = catalog.os()
-    if system.id in known.distributions or system.libc is None:
-        return system.version.split(".")[0]
-    of_family = known.ansible.alike.get(system.family, {})
-    return next((release for release, newer in of_family.items() if key(system.libc) < key(newer)), "")
 
 
 def untested_system(system: System, catalog: Catalog) -> str | None:
     """A warning for a system that is accepted and was never tested; None for others."""
     entry = catalog.os().distributions.get(system.id)
-    if system.family == "other" and catalog.os().others.fault(system.id, system.libc):
+    if system.no_wheels(catalog):
         return None
     if system.family == "other":
         old = f"older than what is supported ({entry.oldest})" if entry else "not among the supported systems"
         return f"{_name(system)} is {old}; everything is installed without root, and none of its own packages"
     if entry is None:
         return f"{_name(system)} is not among the supported systems; it is treated like the {system.family} family"
-    newest, release = key(entry.newest), _release(system.version)
+    newest, release = key(entry.newest), key(system.version) if system.version else ()
     if release[: len(newest)] > newest:
         return f"{_name(system)} is newer than what this was tested with ({entry.newest})"
     if release > key(entry.oldest) and all(release[: len(key(each))] != key(each) for each in entry.pythons):
@@ -142,10 +123,6 @@ def untested_system(system: System, catalog: Catalog) -> str | None:
 
 def _name(system: System) -> str:
     return system.name or f"{system.id} {system.version}".strip()
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return key(version) if version else ()
 
 
 def _python(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
@@ -175,8 +152,8 @@ def _oldest_python(catalog: Catalog) -> tuple[str, str]:
     return oldest, f" by ansible-core {minor(ansible)}, which is installed here"
 
 
-def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bool, catalog: Catalog) -> Iterator[Problem]:
-    """A sudo password that is missing; or, where the user cannot become root, what root would have installed and is missing."""
+def _privileges(facts: Facts, prefix: str, become_password: bool) -> Iterator[Problem]:
+    """A sudo password that is missing; or, where the user cannot become root, a folder that only root can create."""
     user = facts.user
     password, who = user.sudo == "password", user.name or "the user"
     if user.can_become:
@@ -187,23 +164,34 @@ def _privileges(facts: Facts, prefix: str, become_password: bool, has_engine: bo
     why = why_no_root(facts)
     if password:
         yield Problem("warning", why, "if the user may use sudo: --ask-become-pass", id="no-root")
-    names = catalog.system_packages().without_root.get(facts.os.family)
+    if facts.disk.prefix.writable is False and facts.disk.prefix.path in (None, prefix):
+        hint = f"ask an administrator to create it: install -d -o {user.name or 'USER'} {prefix}; or choose another with provision_prefix"
+        yield Problem("error", f"{why}, and only root can create or write {prefix}", hint, id="needs-root")
+
+
+def _missing_programs(facts: Facts, has_engine: bool, catalog: Catalog) -> Iterator[Problem]:
+    """Where the user cannot become root, what root would have installed and is missing."""
+    if facts.user.can_become:
+        return
     oldest = catalog.os().others.oldest_compiler
-    compiler, ssh = (names.compiler, names.ssh) if names else (f"a C++ compiler (GCC {oldest} or newer)", "an ssh client")
-    too_old = facts.compiler and facts.compiler.version and key(facts.compiler.version) < key(oldest)
+    version = facts.compiler.version if facts.compiler else None
+    too_old = version and key(version) < key(oldest)
+    compiler, ssh, *_ = catalog.system_packages().of(facts.os.family)
+    if facts.os.family == "other":
+        compiler, ssh = f"a C++ compiler (GCC {oldest} or newer{f', not {version}' if too_old else ''})", "an ssh client"
     lacks_compiler = (too_old or (facts.compiler is None and "compiler" not in facts.missing)) and not has_engine
     missing = [compiler] if lacks_compiler else []
     if facts.ssh.client is None and "ssh" not in facts.missing:
         missing.append(ssh)
     if missing:
-        install = {"debian": "apt-get install", "rhel": "dnf install"}.get(facts.os.family, "install")
-        hint = f"ask an administrator to run there: {install} {' '.join(missing)}; or let {who} use sudo"
-        hint += "; or give a release's wheel of the engine, which needs no compiler: --wheels DIR" if lacks_compiler else ""
-        hint += "; or log in as root (ansible_user=root)" + ("; or give the sudo password: --ask-become-pass" if password else "")
-        yield Problem("error", f"{why}, and packages that only root can install are missing: {', '.join(missing)}", hint, id="needs-root")
-    if facts.disk.prefix.writable is False and facts.disk.prefix.path in (None, prefix):
-        hint = f"ask an administrator to create it: install -d -o {user.name or 'USER'} {prefix}; or choose another with provision_prefix"
-        yield Problem("error", f"{why}, and only root can create or write {prefix}", hint, id="needs-root")
+        hint = "install them there"
+        if install := {"debian": "apt-get install", "rhel": "dnf install"}.get(facts.os.family):
+            root = f"let {facts.user.name or 'the user'} use sudo, log in as root (ansible_user=root)"
+            root += ", or give the sudo password: --ask-become-pass" if facts.user.sudo == "password" else ""
+            hint = f"ask an administrator to run there: {install} {' '.join(missing)}; or {root}"
+        hint += "; or give a wheel of the engine that fits its glibc, which needs no compiler: --wheels DIR" if lacks_compiler else ""
+        what = f"{why_no_root(facts)}, and packages that only root can install are missing: {', '.join(missing)}"
+        yield Problem("error", what, hint, id="needs-root")
 
 
 def _other_users(facts: Facts, prefix: str) -> Iterator[Problem]:
@@ -265,7 +253,9 @@ def _packages(facts: Facts) -> Iterator[Problem]:
         command = f" ({lock.command})" if lock.command else ""
         look = f"ps -fp {lock.pid}" if lock.pid else "sudo fuser -v /var/lib/dpkg/lock-frontend"
         hint = f"the installation waits for it; if it never ends, see there: {look}"
-        yield Problem("warning", f"{facts.manager} is locked by {holder}{command}", hint, id="apt-lock")
+        yield Problem(
+            "warning", f"{facts.package_manager.name or 'the package manager'} is locked by {holder}{command}", hint, id="apt-lock"
+        )
     if facts.dpkg_interrupted:
         hint = "it is finished first; by hand: sudo dpkg --configure -a"
         yield Problem("warning", "a package installation is unfinished", hint, id="apt-held-broken")

@@ -105,6 +105,8 @@ def add_images(made: Update, sources: Sources) -> None:
     for name, known in sources.catalog.cuda_images().tags.items():
         releases: dict[str, set[str]] = {}
         for cuda, release in re.findall(rf"\b(\d\d\.\d\d?\.\d)-(?:base|cudnn-devel)-{name}(?:linux)?(\d\d?(?:\.\d\d)?)\b", listed):
+            if f"{name} {release}" not in sources.catalog.images().distributions.images:
+                continue
             made.seen.add("cuda_images")
             releases.setdefault(cuda, set(known.releases.get(cuda, ()))).add(release)
         for cuda, found in sorted(releases.items(), key=lambda each: key(each[0])):

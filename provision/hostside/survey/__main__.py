@@ -10,6 +10,7 @@ raises or hangs is named under ``errors``, and the others are not affected.
 Options come as JSON in the environment variable PROVISION_SURVEY_OPTIONS:
     prefix     the installation's folder (default /opt/provision, or ~/provision where the user cannot become root)
     root       "no": do not become root although it may be possible; "password": a sudo password will be given
+    managed_libc  family, debian or rhel → the oldest glibc of its systems whose packages are managed
     sections   names of functions, which alone run; those of `activity.py` run on request only
     timeout    seconds that any section may take (default 8; most hosts need half a second)
 """

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 
-from .machine import section
+from .machine import glibc, section
 
 
 @section(None)
@@ -47,28 +47,16 @@ def operating_system(machine):
         key, equals, value = line.strip().partition("=")
         if equals and not key.startswith("#"):
             values[key] = value.strip().strip("\"'")
-    distribution = values.get("ID", "linux").lower()
-    alike = values.get("ID_LIKE", "").lower().split()
     in_brackets = re.search(r"\(([A-Za-z]+)\)", values.get("VERSION", ""))
-    names = [distribution] + alike
-    family = "other"
-    if "debian" in names or "ubuntu" in names:
-        family = "debian"
-    elif any(name in names for name in ("rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn")):
-        family = "rhel"
-    try:
-        libc = os.confstr("CS_GNU_LIBC_VERSION")
-    except (OSError, ValueError):
-        libc = None
     return {
-        "id": distribution,
+        "id": values.get("ID", "linux").lower(),
         "version": values.get("VERSION_ID", ""),
         "codename": values.get("VERSION_CODENAME")
         or values.get("UBUNTU_CODENAME")
         or (in_brackets.group(1).lower() if in_brackets else None),
         "name": values.get("PRETTY_NAME"),
-        "id_like": alike,
-        "family": family,
+        "id_like": values.get("ID_LIKE", "").lower().split(),
         "kernel": os.uname().release,
-        "libc": (libc or "").split()[-1] if libc else None,
+        "libc": glibc(),
+        "nix_ld": machine.exists("/run/current-system/sw/share/nix-ld/lib/ld.so"),
     }

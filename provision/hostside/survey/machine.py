@@ -47,6 +47,14 @@ def program_in(path, name):
     return next((place for place in places if os.access(place, os.X_OK) and not os.path.isdir(place)), None)
 
 
+def glibc():
+    """The release of the C library, 2.34; None where it is not known to be glibc."""
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2] or None
+    except (OSError, ValueError):
+        return None
+
+
 def group_names():
     names = []
     for group_id in sorted(set(os.getgroups()) | {os.getgid()}):
@@ -98,7 +106,10 @@ class Machine:
     def privileges(self):
         """What sudo allows, and whether the user can become root: not where sudo wants a password that is missing, or wrong."""
         root = self.options.get("root")
-        if not any(map(self.which, ("apt-get", "dnf", "yum"))):  # a system whose packages are not managed: all of it without root
+        manager = next(filter(self.which, ("apt-get", "dnf", "yum")), None)
+        oldest = self.options.get("managed_libc", {}).get("debian" if manager == "apt-get" else "rhel", "0")
+        mine, oldest = ([int(number) for number in each.split(".")] for each in (glibc() or "0", oldest))
+        if manager is None or mine < oldest:  # a system whose packages are not managed: all of it without root
             return {"sudo": "unmanaged", "sudo_says": None, "can_become": False}
         if os.geteuid() == 0:
             return {"sudo": "root", "sudo_says": None, "can_become": True}

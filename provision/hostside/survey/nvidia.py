@@ -119,11 +119,12 @@ def probe_libcuda(machine):
 
 
 def nvidia_pci_devices(machine, *classes):
-    """{PCI address: device id} of NVIDIA's devices of these classes."""
+    """{PCI address: (device id, the subsystem's vendor and device)} of NVIDIA's devices of these classes."""
     found = {}
     for folder in machine.glob("/sys/bus/pci/devices/*"):
         if machine.line(folder + "/vendor") == "0x10de" and (machine.line(folder + "/class") or "")[:6] in classes:
-            found[os.path.basename(folder)] = (machine.line(folder + "/device") or "")[2:].lower()
+            ids = [(machine.line(folder + name) or "")[2:].lower() for name in ("/device", "/subsystem_vendor", "/subsystem_device")]
+            found[os.path.basename(folder)] = ids[0], ":".join(ids[1:])
     return found
 
 
@@ -165,6 +166,7 @@ def nvidia(machine):
             "library": smi_driver,
             "open": "Open Kernel Module" in kernel_text,
         }
+    on_disk = re.match(r"^(\d+(\.\d+)+)$", "" if module else machine.run(["modinfo", "-F", "version", "nvidia"])[1].strip())
     pci = nvidia_pci_devices(machine, "0x0300", "0x0302")  # VGA and 3D controllers: GPUs, with or without a driver; no sound and no NVSwitch
     return {
         "driver": driver,
@@ -173,9 +175,11 @@ def nvidia(machine):
             "smi": smi,
             "smi_error": complaint,
             "pci_devices": sorted(pci),
-            "pci_ids": sorted(set(pci.values()) - {""}),
+            "pci_ids": sorted({device for device, _ in pci.values()} - {""}),
+            "pci_subsystems": sorted({subsystem for _, subsystem in pci.values() if len(subsystem) == 9}),
             "pci_switches": len(nvidia_pci_devices(machine, "0x0680")),  # NVSwitches
             "runfile": machine.exists("/usr/bin/nvidia-uninstall"),  # NVIDIA's installer (.run) leaves it, packages do not
+            "module_on_disk": on_disk and on_disk.group(1),
             "device_nodes": machine.glob("/dev/nvidia[0-9]*"),
             "nouveau": machine.exists("/sys/module/nouveau"),
             "peer_memory": machine.exists("/sys/module/nvidia_peermem") or machine.exists("/sys/module/nv_peer_mem"),

@@ -133,7 +133,7 @@ class Observer:
         """The survey script; ``is_due``: what is installed is asked for, too."""
         installed = self._check(host).installed
         sections, timeout = ([*_NOW, *_CHECK], _SECTION_S[0]) if is_due else (_NOW, _SECTION_S[1])
-        options: dict[str, object] = {"timeout": timeout, "sections": sections}
+        options: dict[str, object] = {"timeout": timeout, "sections": sections, "managed_libc": self._catalog.os().others.managed_libc}
         variables = host.variables
         if prefix := host.prefix or (installed.prefix if installed else None):  # known without asking sudo
             options["prefix"] = prefix

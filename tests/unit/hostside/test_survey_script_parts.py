@@ -10,6 +10,7 @@ from survey_module import machine, survey
 
 from provision.base import resources
 from provision.survey import Facts
+from provision.survey.model import System
 
 UBUNTU = 'NAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\nVERSION_CODENAME=jammy\nID=ubuntu\nID_LIKE=debian\n'
 
@@ -28,7 +29,8 @@ ROCKY = 'NAME="Rocky Linux"\nVERSION="9.4 (Blue Onyx)"\nID="rocky"\nID_LIKE="rhe
 )
 def test_os_release(tmp_path: Path, text: str, expected: tuple[Any, ...]) -> None:
     found = survey.operating_system(machine(tmp_path, {"/etc/os-release": text}))
-    assert (found["id"], found["version"], found["codename"], found["family"]) == expected
+    known = System.model_validate({**found, "libc": None})
+    assert (known.id, known.version, known.codename, known.family) == expected
 
 
 def test_the_host_name_in_the_hosts_file(tmp_path: Path) -> None:
@@ -153,6 +155,23 @@ def test_privileges_and_the_prefix_that_follows(
 
 
 @pytest.mark.parametrize(
+    ("manager", "libc", "managed"),
+    [("dnf", "2.28", False), ("dnf", "2.34", True), ("yum", "2.17", False), ("apt-get", "2.31", True), ("apt-get", "2.27", False)],
+)
+def test_root_of_an_old_system_installs_in_its_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manager: str, libc: str, managed: bool
+) -> None:
+    """As the controller decides it from the same facts: what is installed there must be found again."""
+    monkeypatch.setattr(survey.os, "confstr", lambda _name: f"glibc {libc}")
+    monkeypatch.setattr(survey.os, "geteuid", lambda: 0)
+    host = machine(tmp_path)
+    host.options, host.home = {"managed_libc": {"debian": "2.31", "rhel": "2.34"}}, "/root"
+    host.which = lambda name: f"/usr/bin/{name}" if name == manager else None
+    assert host.privileges()["sudo"] == ("root" if managed else "unmanaged")
+    assert host.prefix == ("/opt/provision" if managed else "/root/provision")
+
+
+@pytest.mark.parametrize(
     ("name", "flags", "kind"),
     [
         ("lo", 0x49, "loopback"),
@@ -242,6 +261,12 @@ def test_gpus_on_the_bus_are_vga_and_3d_controllers_of_nvidia(tmp_path: Path) ->
         for name, values in devices.items()
         for what, value in zip(("vendor", "class"), values, strict=True)
     }
-    found = survey.nvidia(machine(tmp_path, {**files, "/sys/module/nouveau/version": ""}))
+    files |= {
+        f"/sys/bus/pci/devices/0000:02:00.0/subsystem_{what}": f"0x{value}\n" for what, value in (("vendor", "10de"), ("device", "14BF"))
+    }
+    host = machine(tmp_path, {**files, "/sys/module/nouveau/version": ""})
+    host.run = lambda command, **_: (0, "590.48.01\n", "") if command[0] == "modinfo" else (None, "", "not found")
+    found = survey.nvidia(host)
+    assert (found["nvidia"]["pci_subsystems"], found["nvidia"]["module_on_disk"]) == (["10de:14bf"], "590.48.01")
     assert found["nvidia"]["pci_devices"] == ["0000:01:00.0", "0000:02:00.0"]
     assert (found["driver"], found["nvidia"]["nouveau"]) == (None, True)

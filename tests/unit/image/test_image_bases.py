@@ -66,6 +66,12 @@ def test_a_users_own_image_replaces_the_catalogues() -> None:
         ("--os rocky9 --cuda 11.8", "unknown image: rocky 9 with CUDA", "CUDA 11.8 is in images of"),
         ("--cuda 12.7", "invalid --cuda 12.7: expected one of 11.0, ", ""),
         ("--cuda newest", "invalid --cuda newest: expected one of 11.0, ", ""),
+        ("--os rocky8", "invalid --os rocky8: expected one of ubuntu20.04, ", ""),
+        (
+            "--facts {DATA}/plans/full-rocky-8-v100-535.json",
+            "unknown image: rocky 8.10",
+            "name a system instead of hosts: --os with one of ubuntu20.04, ",
+        ),
         ("--os fedora40", "invalid --os fedora40: expected one of ubuntu20.04, ", ""),
         ("--os ubuntu28.04", "invalid --os ubuntu28.04: expected one of ubuntu20.04, ", ""),
         ("--os debain:12", "rocky9; did you mean `debian12`?", ""),

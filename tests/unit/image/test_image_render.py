@@ -70,7 +70,7 @@ def golden() -> dict[str, str]:
     for system in ("ubuntu 22.04", "rocky 9"):
         target = of_system(system, "12.4", FROM_THE_REPOSITORY)
         made[f"{target.name}-nccl-package"] = dockerfile(target)
-    made["rocky8"] = dockerfile(of_system("rocky 8", None))
+    made["rocky9"] = dockerfile(of_system("rocky 9", None))
     made["debian12-fetched"] = dockerfile(of_system("debian 12", None), fetched=True)
     return made
 
@@ -139,8 +139,8 @@ def test_images_run_as_an_ordinary_user_and_name_no_login(every: dict[str, tuple
 
 def test_the_matrix_holds_all_systems_and_cuda_majors() -> None:
     made = list(image_request.matrix(OURS))
-    assert len(made) == len(set(made)) > 60
-    for system in ("ubuntu 20.04", "ubuntu 22.04", "ubuntu 24.04", "debian 12", "debian 13", "rocky 8", "rocky 9"):
+    assert len(made) == len(set(made)) > 50
+    for system in ("ubuntu 20.04", "ubuntu 22.04", "ubuntu 24.04", "debian 12", "debian 13", "rocky 9"):
         assert (system, None) in made
     assert {cuda.split(".")[0] for _system, cuda in made if cuda} == {"11", "12", "13"}
     assert ("ubuntu 20.04", "11.0") in made

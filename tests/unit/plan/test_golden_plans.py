@@ -128,7 +128,7 @@ def test_a_plan_is_short(known: Path) -> None:
 
 
 def test_three_unlike_hosts_are_a_row_each_with_a_reason_per_component() -> None:
-    names = ("full-rocky-8-v100-535", "real-h100-and-a-host-without-gpu", "debian-12-and-13")
+    names = ("full-rhel-10-h100-580", "real-h100-and-a-host-without-gpu", "debian-12-and-13")
     hosts = [load_file(PLANS / f"{name}.json", OURS) for name in names]
     facts = {name: one for known in hosts for name, one in list(known.items())[:1]}
     assert len(facts) == 3

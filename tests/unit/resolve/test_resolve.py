@@ -153,7 +153,8 @@ def test_cuda_follows_from_the_drivers_version() -> None:
 def test_an_unknown_distribution_and_an_unknown_architecture_are_conflicts() -> None:
     made = plan_for({"a": host(), "b": host("10.0.0.2", system=("slackware", "15")), "c": host("10.0.0.3", arch="ppc64le")})
     assert {conflict.host: conflict.what.split(";")[0] for conflict in made.conflicts} == {
-        "b": "nothing can be installed on slackware 15: its C library is not known to be glibc, for which the wheels are",
+        "b": "nothing can be installed on slackware 15: it is not known to have glibc (`os.libc` in its facts), which wheels need: "
+        "musl does not do",
         "c": "architecture ppc64le is not supported",
     }
 

@@ -150,6 +150,54 @@ def test_a_system_on_which_no_wheel_runs_is_refused_with_the_reason(os_id: str, 
     assert why in conflict.what
 
 
+def test_nixos_with_nix_ld_gets_wheels_on_a_python_of_uv() -> None:
+    """Its own Python has a loader that does not find the libraries of wheels."""
+    system = {"id": "nixos", "version": "24.05", "libc": "2.39", "nix_ld": True}
+    python = {"version": "3.11.9", "executable": "/run/current-system/sw/bin/python3"}
+    made = plan_for({"a": changed(with_gpu("8.9", "545.29.06", "12.3"), os=system, python=python)})
+    assert (made.hosts["a"].root, made.hosts["a"].torch.version, made.hosts["a"].python.source) == (False, "2.14.1+cu126", "uv")
+    assert any("NixOS with nix-ld, never tried here" in note and "/run/opengl-driver/lib" in note for note in made.notes)
+
+
+def test_a_module_on_disk_that_has_dropped_the_gpus_is_named() -> None:
+    nvidia = {"pci_devices": ["0000:01:00.0"], "pci_ids": ["1c8d"], "smi": "/usr/bin/nvidia-smi", "smi_error": FAILED}
+    arch = changed(host(), os={"id": "arch", "version": "", "libc": "2.42"}, nvidia={**nvidia, "module_on_disk": "590.48.01"})
+    (conflict,) = plan_for({"a": arch}).conflicts
+    assert "driver 590.48.01 does not support it" in conflict.what
+    assert (
+        "install branch 580 of the driver with its proprietary kernel modules on a instead (AUR: nvidia-580xx-dkms)"
+        in remedies(conflict)[0]
+    )
+
+
+VGPU = {"pci_devices": ["0000:01:00.0"], "pci_ids": ["2236"], "smi": "/usr/bin/nvidia-smi", "smi_error": FAILED, "nouveau": True}
+
+
+@pytest.mark.parametrize(("subsystem", "is_vgpu"), [("10de:14bf", True), ("10de:1482", False), ("1028:14bf", False)])
+def test_a_vgpu_without_a_driver_needs_that_of_guests(subsystem: str, is_vgpu: bool) -> None:
+    system = {"id": "ubuntu", "version": "24.04", "kernel": "6.8.0-60-generic"}
+    one = changed(host(), os=system, nvidia={**VGPU, "pci_subsystems": [subsystem]})
+    (conflict,) = plan_for({"a": one}).conflicts
+    assert ("(vGPU), and no guest driver that works" in conflict.what) == is_vgpu
+    assert ("install the vGPU guest driver" in remedies(conflict)[0]) == is_vgpu
+    assert ("--driver auto" in remedies(conflict)[0]) == (not is_vgpu)
+    asked = plan_for({"a": one}, Requirements(driver="auto")).conflicts
+    assert [each.id for each in asked if is_vgpu] == (["driver-vgpu"] if is_vgpu else [])
+
+
+def test_the_branches_of_drivers_for_whole_gpus_are_not_told_to_vgpus() -> None:
+    said = "support for driver branch 535 ended"
+    assert said in notes_of(with_gpu("8.6", "535.161.08", "12.2"))
+    assert said not in notes_of(with_gpu("8.6", "535.161.08", "12.2", gpu={"virtualization": "VGPU", "license": "Licensed"}))
+
+
+def test_slingshot_needs_a_plugin() -> None:
+    networks = with_gpu("8.0").model_dump()["network"]
+    networks["interfaces"] += [{"name": f"hsn{number}", "up": True} for number in range(2)]
+    assert "Slingshot (hsn0 and hsn1)" in notes_of(with_gpu("8.0", network=networks))
+    assert "Slingshot" not in notes_of(with_gpu("8.0", network=networks), hosts=1)
+
+
 @pytest.mark.parametrize(
     ("pci_id", "capability", "last"), [("1023", "3.5", "470"), ("102d", "3.7", "470"), ("118f", "3.0", "470"), ("1091", "2.0", "390")]
 )

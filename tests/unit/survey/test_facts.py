@@ -14,6 +14,7 @@ from invented_hosts import stated
 
 from provision.base.errors import ProvisionError, UsageError
 from provision.catalog import OURS
+from provision.cli import main
 from provision.doctor.checks import examine
 from provision.inventory import Host
 from provision.plan.manifest import UNREADABLE
@@ -28,13 +29,13 @@ from provision.survey import (
     collect,
     gpus,
     host_problems,
-    lasting_problems,
     load_file,
     parse_output,
     parse_survey,
     unsurveyed_problem,
 )
 from provision.survey.document import sanitized
+from provision.survey.model import System
 
 MINIMAL = {
     "os": {"id": "ubuntu", "version": "22.04"},
@@ -138,7 +139,6 @@ def test_any_banner_is_ignored(before: str, document: dict[str, int], after: str
 def test_a_minimal_document_is_completed() -> None:
     found = Facts.model_validate(MINIMAL)
     assert (found.os.family, found.os.codename) == ("debian", "jammy")
-    assert found.manager == "apt"
     assert found.gpus[0].model_dump(exclude_defaults=True) == {"name": "NVIDIA A100", "compute_capability": "8.0"}
     assert {"memory", "disk", "python", "network"} <= set(found.missing)
     assert not {"os", "arch", "driver", "gpus"} & set(found.missing)
@@ -150,7 +150,7 @@ def test_unknown_facts_are_named() -> None:
         {"os": {"id": "rocky", "version": "9.4"}, "arch": "arm64", "driver": {"version": "470.1"}, "gpus": [{"name": "T4"}]}
     )
     assert {"driver.cuda", "gpus[0].compute_capability"} <= set(found.missing)
-    assert (found.arch, found.os.family, found.manager) == ("aarch64", "rhel", "dnf")
+    assert (found.arch, found.os.family) == ("aarch64", "rhel")
 
 
 def answered(**sections: Any) -> Facts:
@@ -475,12 +475,11 @@ def test_the_oldest_python_is_that_of_ansible_where_it_needs_a_newer_one(monkeyp
     assert only.startswith("error a: its Python is 3.8.10; 3.9 or later is needed by ansible-core 2.20, which is installed here")
 
 
-@pytest.mark.parametrize(("can_become", "count"), [(True, 1), (False, 0)])
-def test_release_8_of_the_red_hat_family_is_refused_where_packages_are_installed(can_become: bool, count: int) -> None:
-    known = {"os": {"id": "rocky", "version": "8.10"}, "arch": "x86_64", "user": {"can_become": can_become, "sudo": "none"}}
-    problems = said(Facts.model_validate(known))
-    assert len(problems) == count
-    assert all("rocky 8.10: Ansible cannot install packages there: dnf needs the system's Python 3.6" in each for each in problems)
+def test_release_8_of_the_red_hat_family_gets_all_without_root() -> None:
+    known = Facts.model_validate({"os": {"id": "rocky", "version": "8.10", "libc": "2.28"}, "arch": "x86_64", "user": {"sudo": "root"}})
+    assert (known.os.family, known.user.can_become, known.user.sudo) == ("other", False, "unmanaged")
+    (only,) = said(known)
+    assert only.startswith("warning a: rocky 8.10 is older than what is supported (9); everything is installed without root, and none of")
 
 
 def test_a_sudo_password_that_will_be_given_is_no_problem() -> None:
@@ -708,25 +707,44 @@ def test_files_of_an_unfinished_run_need_no_space_again(there: int, full: bool) 
     assert any("the disk is full" in problem.what for problem in problems) == full
 
 
-@pytest.mark.parametrize(("name", "says"), [("full-rocky-8-v100-535", "Ansible cannot install packages"), ("full-rhel-10-h100-580", None)])
-def test_a_facts_file_shows_where_no_packages_can_be_installed(name: str, says: str | None) -> None:
-    _inventory, _known, problems = collect.read_file(Path(__file__).parents[2] / "data" / "plans" / f"{name}.json", None, None, OURS)
-    errors = [problem for problem in problems if problem.severity == "error"]
-    assert [problem.host for problem in errors] == (["node1"] if says else [])
-    assert all(str(says) in problem.what for problem in errors)
+@pytest.mark.parametrize(
+    ("changes", "wheels", "says"),
+    [
+        ({"compiler": {"path": "/usr/bin/g++", "version": "7.5.0"}}, False, "a C++ compiler (GCC 8 or newer, not 7.5.0)"),
+        ({"compiler": {"path": "/usr/bin/g++", "version": "7.5.0"}}, True, None),
+        ({"compiler": {"path": "/usr/bin/g++", "version": "8.5.0"}}, False, None),
+        ({"ssh": {"client": None}}, False, "an ssh client"),
+    ],
+)
+def test_a_facts_file_shows_which_programs_are_missing(
+    changes: dict[str, Any], wheels: bool, says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = {"id": "ubuntu", "version": "18.04", "libc": "2.27"}
+    known = without_root(os=system, user={"name": "root", "sudo": "root"}, python={"version": "3.8.0"}, **changes)
+    (tmp_path / "facts.json").write_text(json.dumps({"schema": 1, "hosts": {"a": known.model_dump(mode="json")}, "problems": []}))
+    words = ["plan", "--facts", str(tmp_path / "facts.json"), *(["--wheels", str(tmp_path)] if wheels else [])]
+    assert main.guarded(lambda: main.app(args=words, prog_name="provision"), debug=False) == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert ("provision up would not install this" in err) == (says is not None)
+    if says:
+        assert f"packages of ubuntu 18.04 are not managed, and packages that only root can install are missing: {says}" in err
+        assert "install them there" in err
+        assert "use sudo" not in err, "root would change nothing there"
 
 
 @pytest.mark.parametrize(
-    ("system", "unmanaged"),
+    ("system", "family"),
     [
-        ({"id": "tencentos", "version": "3.1", "id_like": ["rhel", "fedora", "centos"], "libc": "2.28"}, True),
-        ({"id": "alinux", "version": "3", "id_like": ["rhel", "fedora", "centos", "anolis"], "libc": "2.32"}, True),
-        ({"id": "tencentos", "version": "4.2", "id_like": ["rhel", "fedora", "centos"], "libc": "2.38"}, False),
-        ({"id": "rocky", "version": "9.4", "libc": "2.34"}, False),
-        ({"id": "amzn", "version": "2023", "libc": "2.34"}, False),
+        ({"id": "tencentos", "version": "3.1", "id_like": ["rhel", "fedora", "centos"], "libc": "2.28"}, "other"),
+        ({"id": "alinux", "version": "3", "id_like": ["rhel", "fedora", "centos", "anolis"], "libc": "2.32"}, "other"),
+        ({"id": "fedora", "version": "33", "libc": "2.32"}, "other"),
+        ({"id": "tencentos", "version": "4.2", "id_like": ["rhel", "fedora", "centos"], "libc": "2.38"}, "rhel"),
+        ({"id": "fedora", "version": "41", "libc": "2.40"}, "rhel"),
+        ({"id": "rocky", "version": "9.4", "libc": "2.34"}, "rhel"),
+        ({"id": "amzn", "version": "2023", "libc": "2.34"}, "rhel"),
+        ({"id": "linuxmint", "version": "19", "id_like": ["ubuntu", "debian"], "libc": "2.27"}, "other"),
+        ({"id": "linuxmint", "version": "20", "id_like": ["ubuntu", "debian"], "libc": "2.31"}, "debian"),
     ],
 )
-def test_distributions_made_from_release_8_are_managed_as_little_as_it(system: dict[str, Any], unmanaged: bool) -> None:
-    known = Facts.model_validate({"os": system, "arch": "x86_64"})
-    found = lasting_problems("a", known, OURS, needed_mb=0, prefix="/opt/provision")
-    assert [problem.severity for problem in found] == (["error"] if unmanaged else [])
+def test_packages_are_managed_where_the_family_has_a_new_enough_glibc(system: dict[str, Any], family: str) -> None:
+    assert System.model_validate(system).family == family

