@@ -88,7 +88,19 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     }.get(cause, f"it has {there}, whose driver does not work")
     loaded = f"the loaded module is {facts.driver.version}" if facts.driver and cause == "version-mismatch" else None
     reasons = [_unsupported(facts, catalog).get(cause), loaded, f"nvidia-smi says `{message[:200]}`" if message else None]
+    reasons += _besides(cause, facts, catalog)
     return Problem("error", ": ".join(filter(None, [what, "; ".join(filter(None, reasons))])), _remedy(cause, facts, catalog), id=cause)
+
+
+def _besides(cause: Cause, facts: Facts, catalog: Catalog) -> list[str]:
+    """What is known of why a driver is not loaded, and that it is too old for every build once it works."""
+    on_disk = _packaged_version(facts) if cause == "not-loaded" else None
+    found = [f"{on_disk} is installed, and the kernel is {facts.os.kernel}"] if on_disk else []
+    if cause == "not-loaded" and facts.security.secure_boot and not facts.security.dkms_key_enrolled:
+        found.append("Secure Boot is on, and the firmware does not know the key that DKMS signs with")
+    version = facts.driver.version if facts.driver else on_disk
+    cuda, oldest = min(catalog.cuda().minor_compatibility.drivers.items(), key=lambda each: key(each[1]))
+    return [*found, f"no build runs on {version}: CUDA {cuda} needs {oldest}"] if version and key(version) < key(oldest) else found
 
 
 def _remedy(cause: Cause, facts: Facts, catalog: Catalog) -> str:
