@@ -18,7 +18,8 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from provision.catalog import Catalog
 from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, with_short_lines
-from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
+from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced
+from provision.diagnosis.logs.words import required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, shows, signs
