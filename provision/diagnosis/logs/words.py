@@ -47,10 +47,8 @@ def _candidates(parts: Iterator[tuple[str, str]]) -> list[_Words]:
             continue
         if part in _SPACES and times and not may_be_left_out:
             literal += " "
-        elif part[0] == "\\" and part[1] not in _CLASSES and not times:
-            literal += part[1]
-        elif part[0] not in "\\[(){}|*+?.^$" and not times:
-            literal += part
+        elif not times and (part[1] not in _CLASSES if part[0] == "\\" else part[0] not in "[(){}|*+?.^$"):
+            literal += part.removeprefix("\\")
         else:
             branches[-1] += _words_of(literal)
             literal = ""
