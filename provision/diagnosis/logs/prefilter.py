@@ -14,14 +14,13 @@ import re2
 from provision.diagnosis.patterns import Match, latin1_options
 
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
-_DIGITS = b"0123456789"
 _KEPT_LINES = 100_000  # reduced lines whose words are remembered: some 20 MB
 _KEPT_BYTES = 20 << 20
 
 
 def reduced(text: bytes) -> bytes:
     """The text in lower case and without digits."""
-    return text.translate(_LOWER, _DIGITS)
+    return text.translate(_LOWER, b"0123456789")
 
 
 class WordSearch:
