@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from provision.diagnosis.logs.prefilter import required_words
+from provision.diagnosis.logs.words import required_words
 from provision.diagnosis.signatures import all_signatures, error_shapes, harmless
 
 WORDS = "epoch step loss lr grad norm time data batch images/s rank node worker train val accuracy tensor model memory".split()  # noqa: SIM905

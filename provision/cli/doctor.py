@@ -17,7 +17,7 @@ from provision.cli.help import App, Group
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.diagnosis import logs, signatures
 from provision.diagnosis.findings import Finding, document
-from provision.doctor import checks, fixes, show, support_bundle
+from provision.doctor import checks, show, support_bundle
 from provision.doctor.health.collect import HealthRequest
 from provision.doctor.health.verdict import Verdict, write_quarantine
 from provision.doctor.host_checks import (
@@ -267,6 +267,8 @@ def _fix(
     inventory: Inventory, session: Session, examination: Examination, passwords: Mapping[str, str], yes: bool
 ) -> tuple[Examination, bool]:
     """Ask, fix, check again: what is left, and whether everything that was begun was done."""
+    from provision.doctor import fixes  # it needs much that logs and checks do not
+
     planned = fixes.plan(examination)
     for finding in planned.manual:
         terminal.say(f"by hand: {finding.host}: {finding.what} [{finding.id}]")

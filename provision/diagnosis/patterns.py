@@ -29,17 +29,13 @@ class Match(Protocol[_Text]):
 class Pattern:
     """A pattern in RE2's syntax: Python's without look-around and back references, and at most 1000 repetitions.
 
+    It is compiled when it is first used, as few of a thousand are in one log: that raises ValueError where RE2 refuses it.
+
     Args:
         source: the pattern as written; ASCII.
-
-    Raises:
-        ValueError: RE2 refuses it.
     """
 
     source: str
-
-    def __post_init__(self) -> None:
-        self._latin1  # noqa: B018  raises for an invalid pattern
 
     @cached_property
     def _unicode(self) -> Any:

@@ -16,9 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import ansible_runner
-from ansible.config.manager import find_ini_config_file
-
 from provision.base import resources, signals
 from provision.remote import ansible_vars
 
@@ -239,6 +236,8 @@ def run(
     ansible_vars.write(variables, {"provision_run_id": run_id, **play.extra_vars})
     flags += ["-e", shlex.quote(f"@{variables}")]
 
+    import ansible_runner  # it takes a moment, which commands without hosts save
+
     collector = _Collector(on_event)
     with signals.as_event() as interrupted:
         # init_runner rather than run: the artifacts' folder must be known even when Ansible does not start.
@@ -270,6 +269,8 @@ def _user_settings() -> dict[str, str]:
 
 def _ssh_settings() -> dict[str, str]:
     """Ours only where the user has none: their arguments may lead through a jump host. A connection that is lost is made once more."""
+    from ansible.config.manager import find_ini_config_file  # as above
+
     config = find_ini_config_file()
     text = Path(os.fsdecode(config)).read_text(encoding="utf-8") if config else ""
     ours = {"ssh_args": ("ANSIBLE_SSH_ARGS", SSH_ARGUMENTS), "retries": ("ANSIBLE_SSH_RETRIES", "1")}

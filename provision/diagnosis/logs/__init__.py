@@ -1,7 +1,7 @@
 """Reads logs of any size and names the known errors in them, root causes first.
 
-The parts, in the order in which a log passes them: `prefilter` (which lines can match at all), `lines` (a line without its prefixes),
-`scanner` (where patterns match), `root_causes` (which match explains which).
+The parts, in the order in which a log passes them: `prefilter` (which lines can match at all, by the `words` of patterns), `lines` (a
+line without its prefixes), `scanner` (where patterns match), `root_causes` (which match explains which).
 """
 
 from __future__ import annotations

@@ -7,37 +7,20 @@ was found in a line is remembered, within bounds.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
 import re2
 
-from provision.diagnosis.patterns import Match, Pattern, latin1_options
-
-if sys.version_info >= (3, 11):
-    from re import _parser as parser  # type: ignore[attr-defined]
-else:  # pragma: no cover
-    import sre_parse as parser
-
-SHORTEST_WORD = 4
-COMMON_LETTERS = frozenset(" etaoinrslcdmp")
-# Words of ordinary log lines; a pattern that has no other literal text needs two of them next to each other.
-COMMON_WORDS = frozenset((Path(__file__).parent / "common_words.txt").read_text(encoding="utf-8").split())
+from provision.diagnosis.patterns import Match, latin1_options
 
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
-_DIGITS = b"0123456789"
-_SPACES = ("[(IN, [(CATEGORY, CATEGORY_SPACE)])]", "[(IN, [(LITERAL, 32), (LITERAL, 9)])]")  # as Python's parser shows them
 _KEPT_LINES = 100_000  # reduced lines whose words are remembered: some 20 MB
 _KEPT_BYTES = 20 << 20
-
-_Words = frozenset[str]
 
 
 def reduced(text: bytes) -> bytes:
     """The text in lower case and without digits."""
-    return text.translate(_LOWER, _DIGITS)
+    return text.translate(_LOWER, b"0123456789")
 
 
 class WordSearch:
@@ -102,76 +85,3 @@ class Prefilter:
         self._words_of.update(candidates)
         self._without |= new - candidates.keys()
         self._without_bytes += len(joined)
-
-
-def required_words(pattern: Pattern) -> list[_Words]:
-    """Sets of words: of each set, one word is in every text that matches. The first set is in the fewest texts that do not.
-
-    The pattern is parsed by Python's parser of regular expressions, which knows all that RE2 does.
-
-    Raises:
-        ValueError: the pattern has no part that is literal enough.
-    """
-    candidates = _candidates(parser.parse(pattern.source))
-    best = _best(candidates)
-    if best is None:
-        raise ValueError(f"the pattern has no literal word of {SHORTEST_WORD} letters or more: {pattern.source}")
-    return [best, *(words for words in candidates if words != best and not any(" " in word for word in words))]
-
-
-def _candidates(tree: Iterable[tuple[Any, Any]]) -> list[_Words]:
-    """All such sets of words, in the order of the pattern."""
-    found: list[_Words] = []
-    literal = ""
-
-    def end_literal() -> None:
-        nonlocal literal
-        found.extend(_words_of(literal))
-        literal = ""
-
-    for operation, value in tree:
-        name = str(operation)
-        if name == "LITERAL":
-            literal += chr(value)
-        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1 and str(value[2]) in _SPACES:
-            literal += " "
-        elif _is_digits(name, value):
-            continue  # reduced lines have none
-        else:
-            end_literal()
-            if name == "SUBPATTERN":
-                found.extend(_candidates(value[3]))
-            elif name == "BRANCH":
-                branches = [_best(_candidates(branch)) for branch in value[1]]
-                if all(branches):
-                    found.append(frozenset().union(*(branch for branch in branches if branch)))
-            elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1:
-                found.extend(_candidates(value[2]))
-    end_literal()
-    return found
-
-
-def _is_digits(name: str, value: Any) -> bool:
-    inner = value[2] if name in ("MAX_REPEAT", "MIN_REPEAT") else [(name, value)]
-    return len(inner) == 1 and str(inner[0][0]) == "IN" and [str(each) for each in inner[0][1]] == ["(CATEGORY, CATEGORY_DIGIT)"]
-
-
-def _words_of(literal: str) -> Iterable[_Words]:
-    """Each word of a literal text, and the whole text, for logs that do not break it into lines."""
-    plain = "".join(letter for letter in literal.lower() if not letter.isdigit())
-    for word in {*plain.split(), plain.strip()}:
-        if len(word) >= SHORTEST_WORD:
-            yield frozenset({word})
-
-
-def _best(candidates: Sequence[_Words]) -> _Words | None:
-    """The set that is in the fewest texts; of equal ones the last: messages begin with more general words."""
-    return max(reversed(candidates), key=lambda words: min(_rarity(word) for word in words), default=None)
-
-
-def _rarity(word: str) -> float:
-    """How few lines contain the word. One word is better than several: programs and people break lines differently."""
-    rare = 0.0 if COMMON_LETTERS.issuperset(word[:-2]) else 2.5
-    if " " in word:
-        return rare + (5.2 if len(word) > 8 else 3)  # never as much as one word has: sets have no order
-    return 1 if word in COMMON_WORDS else rare + min(len(word), 10)

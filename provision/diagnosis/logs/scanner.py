@@ -18,7 +18,8 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from provision.catalog import Catalog
 from provision.diagnosis.logs.lines import PART, Level, Line, blocks, clean, with_short_lines
-from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced, required_words
+from provision.diagnosis.logs.prefilter import Prefilter, WordSearch, reduced
+from provision.diagnosis.logs.words import required_words
 from provision.diagnosis.patterns import Match as Found
 from provision.diagnosis.patterns import Pattern, latin1
 from provision.diagnosis.signatures import ErrorShape, all_signatures, error_shapes, harmless, is_remark, shows, signs
@@ -240,13 +241,16 @@ class _Block:
         self._raw, self.reduced_lines = raw, reduced_lines
         self._starts = list(accumulate((len(line) + 1 for line in raw), initial=0))
         self._texts: dict[str | None, _Text] = {}  # rank → its lines
+        self._neighbours: dict[int, tuple[int, int]] = {}
         self.lines: dict[int, Line] = {}
 
     def neighbours(self, index: int) -> tuple[int, int]:
         """Begin and end of the lines that a message with this line in it may take."""
-        begin = max(index - LINES_BEFORE, bisect_left(self._starts, self._starts[index] - BYTES_AROUND))
-        end = min(index + LINES_AFTER, bisect_right(self._starts, self._starts[index + 1] + BYTES_AROUND) - 1)
-        return begin, end
+        if index not in self._neighbours:  # many patterns ask for them
+            begin = max(index - LINES_BEFORE, bisect_left(self._starts, self._starts[index] - BYTES_AROUND))
+            end = min(index + LINES_AFTER, bisect_right(self._starts, self._starts[index + 1] + BYTES_AROUND) - 1)
+            self._neighbours[index] = begin, end
+        return self._neighbours[index]
 
     def reduced_near(self, index: int) -> bytes:
         begin, end = self.neighbours(index)

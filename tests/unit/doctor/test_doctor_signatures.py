@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from provision.base import validation
 from provision.base.errors import UsageError
 from provision.cli.main import app
-from provision.diagnosis.logs.prefilter import required_words
+from provision.diagnosis.logs.words import required_words
 from provision.diagnosis.patterns import latin1
 from provision.diagnosis.signatures import (
     FOLDER,
@@ -47,7 +47,7 @@ def test_a_file_of_signatures_keeps_to_the_printed_schema(file: Path) -> None:
     [
         ("  severity: error", "  severity: bad", "`[0].severity` must be 'error', 'warning' or 'note', not 'bad'"),
         ("  probe:", "  prope:", "`[0].prope` is unknown; did you mean `probe`?"),
-        ("'failed to extend", "'(?<=failed to extend", "`[0].patterns[0]`: invalid perl operator: (?<"),
+        ("'failed to extend", "# 'failed to extend", "`[0].patterns[0]` must be a pattern in quotes"),
         ("supersedes: [disk-full]", "fix: []", "`fix` occurs twice"),
     ],
 )
