@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-VERSION = r"[0-9][\w.+~:-]{0,127}"  # of package managers, such as 1:2.9.0-1+deb12; without characters that need quoting where it is rendered
+VERSION = r"[0-9][\w.+~:-]{0,127}"  # of package managers, such as 1:2.9.0-1+deb12; nothing that needs quoting where it is rendered
 
 
 @cache

@@ -10,7 +10,7 @@ from provision.catalog.models import KnownXid
 from provision.diagnosis.patterns import Pattern
 
 ANY = "xid-any"  # the id of the known error that stands for all Xids without an entry of their own
-_NUMBER = Pattern(r"(?i).*?Xid.{0,60}?: (\d{1,4})\b")
+_NUMBER = Pattern(r"(?i).*?Xid.{0,60}?(?:: |=)(\d{1,4})\b")
 
 
 def known(catalog: Catalog) -> Iterator[tuple[int, KnownXid]]:

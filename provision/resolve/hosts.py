@@ -17,7 +17,7 @@ from provision.resolve.remedies import (
     Conflict,
     ConflictId,
     Proposal,
-    change_class,
+    change_classes,
     change_hosts,
     change_requirements,
     exclude,
@@ -43,21 +43,21 @@ def conflicts(host_classes: HostClasses, catalog: Catalog, driver_offer: str | N
             proposals = (exclude(names),)
         elif host_class.obstacle is not None:
             id, what, remedy = "accelerator", host_class.obstacle.what, host_class.obstacle.hint
-            removed = [change_class(remedy.format(host=joined(names)), host_class, replace(host_class, obstacle=None))] if remedy else []
-            proposals = (*removed, exclude(names), CPU_ONLY)
+            lifted = [change_classes(remedy.format(host=joined(names)), {host_class: replace(host_class, obstacle=None)})] if remedy else []
+            proposals = (*lifted, exclude(names), CPU_ONLY)
         elif host_class.no_wheels:
             id, what = "distribution", f"nothing can be installed on {host_class.system.strip()}: {host_class.no_wheels}"
         elif host_class.driver_too_old:
             id, what = "driver-too-old", f"{host_class.cuda_why}: no build of NCCL or PyTorch for GPUs runs on it"
-            proposals = chain((exclude(names),), newer_drivers(host_class, names), (CPU_ONLY,))
+            proposals = chain((exclude(names),), newer_drivers(host_class, host_classes), (CPU_ONLY,))
         elif host_class.cuda is not None and (misfit := host_class.driver_misfit):
             id = "driver-misfit"
             what = f"driver {host_class.driver or f'for CUDA {host_class.cuda}'} does not support its GPUs: {misfit}"
-            proposals = chain(newer_drivers(host_class, names), older_driver(host_class, names), (exclude(names), CPU_ONLY))
+            proposals = chain(newer_drivers(host_class, host_classes), older_driver(host_class, names), (exclude(names), CPU_ONLY))
         elif host_class.gpu_fault is not None:
             id, what = "gpu-fault", host_class.gpu_fault.what
-            newest = with_newest_driver(host_class)  # which driver it will be is unknown
-            by_hand = change_class(str(host_class.gpu_fault.hint).format(host=joined(names)), host_class, newest)
+            hint = str(host_class.gpu_fault.hint).format(host=joined(names))  # other hosts have their own
+            by_hand = change_hosts(hint, lambda each: with_newest_driver(each) if each.gpu_fault else each)  # which one is unknown
             if driver_offer and driver.installable(host_class):
                 by_hand = change_hosts(driver_offer, lambda each: with_newest_driver(each) if driver.installable(each) else each)
             proposals = (by_hand, exclude(names), CPU_ONLY)

@@ -25,7 +25,7 @@ from provision.resolve.nccl_builds import (
     own_compiler,
     requested_version,
 )
-from provision.resolve.remedies import Conflict, ConflictId, Proposal, change_class, change_requirements, exclude, newer_drivers
+from provision.resolve.remedies import Conflict, ConflictId, Proposal, change_classes, change_requirements, exclude, newer_drivers
 
 
 def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, Nccl], list[str]]:
@@ -264,8 +264,7 @@ def _conflict(host_classes: HostClasses, found: Mapping[HostClass, Candidates], 
         common = sorted(_common_versions(others(blocking)), key=key)
         theirs = f"the others need {common[0]} to {common[-1]}" if common else "the others have none in common either"
         id, what = "nccl-not-the-same", f"NCCL must be the same everywhere; {described} allows up to {newest}, {theirs}"
-    names = host_classes[blocking]
-    return Conflict(id, names[0], what, _proposals(blocking, names, requirements))
+    return Conflict(id, host_classes[blocking][0], what, _proposals(blocking, host_classes, requirements))
 
 
 def _main_reason(found: Candidates, requirements: Requirements) -> tuple[ConflictId, str]:
@@ -294,8 +293,9 @@ def _main_reason(found: Candidates, requirements: Requirements) -> tuple[Conflic
     return "nccl", "; ".join(list(reasons.values())[:3]) or f"the oldest build{of} is for CUDA {oldest}"
 
 
-def _proposals(blocking: HostClass, names: list[str], requirements: Requirements) -> Iterator[Proposal]:
+def _proposals(blocking: HostClass, host_classes: HostClasses, requirements: Requirements) -> Iterator[Proposal]:
     """Cheapest first: fewer options, fewer hosts, a newer driver."""
+    names = host_classes[blocking]
     file = requirements.nccl_local or requirements.nccl_tarball
     source = None if file or requirements.nccl_source == "auto" else requirements.nccl_source
     if used := [f"--nccl {value}" for value in (requirements.nccl_version, source, file) if value]:
@@ -316,7 +316,7 @@ def _proposals(blocking: HostClass, names: list[str], requirements: Requirements
         installed = " and ".join(f"{name} {version}" for name, version in blocking.installed_nccl)
         yield change_requirements(f"--allow-downgrade replaces {installed} on {joined(names)} by an older one", allow_downgrade=True)
     yield exclude(names)
-    yield from newer_drivers(blocking, names)
+    yield from newer_drivers(blocking, host_classes)
     yield Proposal(f"give {joined(names)} a GPU and a driver that NVIDIA still builds NCCL for")
 
 
@@ -327,4 +327,4 @@ def _ability_to_build(blocking: HostClass, names: list[str]) -> Iterator[Proposa
         missing.append(f"a CUDA toolkit of {blocking.cuda} or older with nvcc")
         able = replace(able, toolkits=(Toolkit(DEFAULT_TOOLKIT, blocking.cuda),))
     if missing:
-        yield change_class(f"install {' and '.join(missing)} on {joined(names)}", blocking, able)
+        yield change_classes(f"install {' and '.join(missing)} on {joined(names)}", {blocking: able})

@@ -37,12 +37,14 @@ class Proposal(Remedy):
         group: of several in a group only the first that works is offered.
         excluded: the hosts that it leaves out.
         fields: the fields of ``Requirements`` that it changes.
+        whole: it changes several kinds of hosts, and is offered only if it leads to a plan.
     """
 
     apply: Callable[[HostClasses, Requirements], tuple[HostClasses, Requirements]] | None = None
     group: str = ""
     excluded: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    whole: bool = False
 
     def remedy(self, addition: str = "") -> Remedy:
         """The remedy as the user reads it."""
@@ -76,8 +78,7 @@ def exclude(names: Sequence[str]) -> Proposal:
 
 def remaining(host_classes: HostClasses, excluded: Collection[str]) -> HostClasses:
     """The host classes without the excluded hosts."""
-    left = {host_class: [name for name in names if name not in excluded] for host_class, names in host_classes.items()}
-    return {host_class: names for host_class, names in left.items() if names}
+    return {host_class: left for host_class, names in host_classes.items() if (left := [name for name in names if name not in excluded])}
 
 
 def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str = "") -> Proposal:
@@ -95,9 +96,9 @@ def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str
 CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unused", without_gpus)
 
 
-def change_class(text: str, before: HostClass, after: HostClass, group: str = "") -> Proposal:
-    """A change of the hosts of one class."""
-    return change_hosts(text, lambda host_class: after if host_class == before else host_class, group)
+def change_classes(text: str, changed: Mapping[HostClass, HostClass], group: str = "") -> Proposal:
+    """A change of the hosts of these classes."""
+    return change_hosts(text, lambda host_class: changed.get(host_class, host_class), group)
 
 
 def change_named(text: str, hosts: Collection[str], change: Callable[[HostClass], HostClass]) -> Proposal:
@@ -118,16 +119,17 @@ def with_python(host_class: HostClass, version: str) -> HostClass:
     return replace(host_class, python=Interpreter(version, f"/usr/bin/python{version}"), other_pythons=())
 
 
-def newer_drivers(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
-    """Every newer driver that supports its GPUs, the oldest first."""
+def newer_drivers(host_class: HostClass, host_classes: HostClasses) -> Iterator[Proposal]:
+    """Every newer driver that supports its GPUs, the oldest first; then on all hosts whose driver is for the same CUDA."""
     drivers = host_class.catalog.cuda().toolkits.drivers
-    last = host_class.catalog.driver().gpus.last_of(host_class.capabilities)
-    for cuda in sorted(drivers, key=key):
-        newer = with_driver_for(host_class, cuda)
-        if (host_class.cuda is None or key(cuda) > key(host_class.cuda)) and newer.driver_misfit is None:
-            until = f", at most branch {last}" if last else ""
-            text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
-            yield change_class(text, host_class, newer, "driver")
+    for changed in dict.fromkeys([(host_class,), tuple(each for each in host_classes if each.cuda and each.cuda == host_class.cuda)]):
+        last = host_class.catalog.driver().gpus.last_of(capability for each in changed for capability in each.capabilities)
+        for cuda in sorted(drivers, key=key):
+            newer = {each: with_driver_for(each, cuda) for each in changed if key(cuda) > key(each.cuda or "0")}
+            if newer and not any(each.driver_misfit for each in newer.values()):
+                names, until = sorted(name for each in newer for name in host_classes[each]), f", at most branch {last}" if last else ""
+                text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
+                yield replace(change_classes(text, newer, "driver"), whole=len(newer) > 1)
 
 
 def older_driver(host_class: HostClass, names: Sequence[str]) -> Iterator[Proposal]:
@@ -135,7 +137,7 @@ def older_driver(host_class: HostClass, names: Sequence[str]) -> Iterator[Propos
     older = with_newest_driver(host_class)
     if older.driver and host_class.driver and key(older.driver) < key(host_class.driver):
         text = f"install driver branch {older.driver.split('.')[0]}, the last for its GPUs, on {joined(names)} instead"
-        yield change_class(text, host_class, older)
+        yield change_classes(text, {host_class: older})
 
 
 def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collection[str]) -> Iterator[Proposal]:
@@ -143,7 +145,7 @@ def other_pythons(host_class: HostClass, names: Sequence[str], versions: Collect
     for version in sorted(versions, key=key, reverse=True):
         changed = with_python(host_class, version)
         text = f"install Python {version} on {joined(names)} and name it in the inventory: provision_python={changed.python.path}"
-        yield change_class(text, host_class, changed, "python")
+        yield change_classes(text, {host_class: changed}, "python")
 
 
 @dataclass(frozen=True)
@@ -175,16 +177,16 @@ class Trial:
         untried = []
         for proposal in conflict.proposals:
             group = proposal.group or proposal.text
-            if self.requirements.are_kept(proposal.fields):
-                continue
             if proposal.apply is None:
                 untried.append(proposal.remedy())
-            elif group not in complete and len(complete) < MAX_REMEDIES:
+            elif group not in complete and len(complete) < MAX_REMEDIES and not self.requirements.are_kept(proposal.fields):
                 extended = self._with_further_exclusions(proposal, subject)
                 left = self._conflicts_after(extended)
                 same = left.get(subject)
                 if not left:
                     complete[group] = extended.remedy()
+                elif proposal.whole:
+                    continue
                 elif set(left) <= set(self.conflicts) and (same is None or (same.id, same.host) != (conflict.id, conflict.host)):
                     (moving if same else partial).setdefault(group, extended.remedy(" (not enough by itself)"))
                 elif same is None:
@@ -193,9 +195,7 @@ class Trial:
 
     def _conflicts_after(self, proposal: Proposal) -> Conflicts:
         """The conflicts that are left after a remedy; without any host left, all of them."""
-        if proposal.apply is None:
-            return self.conflicts
-        host_classes, requirements = proposal.apply(self.host_classes, self.requirements)
+        host_classes, requirements = proposal.apply(self.host_classes, self.requirements) if proposal.apply else ({}, self.requirements)
         return self.resolve(host_classes, requirements) if host_classes else self.conflicts
 
     def _with_further_exclusions(self, proposal: Proposal, subject: Hashable) -> Proposal:
@@ -210,8 +210,7 @@ class Trial:
 
     def _extended(self, proposal: Proposal, conflict_in: Callable[[Conflicts], Conflict | None]) -> Proposal | None:
         while left := remaining(self.host_classes, proposal.excluded):
-            conflict = conflict_in(self._conflicts_after(proposal))
-            if conflict is None:
+            if (conflict := conflict_in(self._conflicts_after(proposal))) is None:
                 return proposal
             proposal = exclude([*proposal.excluded, *next(names for names in left.values() if conflict.host in names)])
         return None

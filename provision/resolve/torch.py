@@ -20,7 +20,7 @@ from provision.resolve.remedies import (
     CPU_ONLY,
     Conflict,
     Proposal,
-    change_class,
+    change_classes,
     change_requirements,
     exclude,
     newer_drivers,
@@ -512,9 +512,9 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     if host_class.targets:
         for driver in sorted({each.driver for each in requirements.catalog.pytorch().rocm.of.values()}, key=key):
             if host_class.amdgpu and key(host_class.amdgpu) < key(driver):
-                newer = replace(host_class, amdgpu=driver)
-                yield change_class(f"update the driver amdgpu of {joined(names)} to {driver} or newer", host_class, newer, "driver")
+                newer = {host_class: replace(host_class, amdgpu=driver)}
+                yield change_classes(f"update the driver amdgpu of {joined(names)} to {driver} or newer", newer, "driver")
     else:
-        yield from newer_drivers(host_class, names)
+        yield from newer_drivers(host_class, host_classes)
     yield CPU_ONLY
     yield change_requirements("--torch none: Open MPI and the engine's NumPy side only", torch=False)

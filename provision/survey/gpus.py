@@ -45,11 +45,11 @@ def has_gpu(facts: Facts, catalog: Catalog) -> bool:
 
 
 def capabilities(facts: Facts, catalog: Catalog) -> list[str]:
-    """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; empty if one is unknown."""
+    """The GPUs' compute capabilities, lowest first: from a driver, else by their PCI device ids; without those that are unknown."""
     listed = [each.compute_capability for each in facts.gpus]
     if not listed or None in listed:
-        listed = [catalog.hardware().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
-    return sorted({str(each) for each in listed}, key=key) if None not in listed else []
+        listed += [catalog.hardware().pci_ids.capability(each) for each in facts.nvidia.pci_ids]
+    return sorted({each for each in listed if each}, key=key)
 
 
 def hidden_from_container(facts: Facts, catalog: Catalog) -> bool:
@@ -107,7 +107,7 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
         yield "version-mismatch"
     if not driver:
         yield from _unsupported(facts, catalog)
-        yield "nouveau" if nvidia.nouveau else "not-loaded" if nvidia.smi else "no-driver"
+        yield "nouveau" if nvidia.nouveau and not driver_packages(facts) else "not-loaded" if nvidia.smi else "no-driver"
     elif _NVML.search(message):  # also where CUDA itself still finds the GPUs: NCCL asks NVML for them
         yield "nvml"
     if not facts.gpus:

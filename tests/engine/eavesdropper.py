@@ -23,6 +23,7 @@ class Eavesdropper:
         self._change = change
         self._drops = drops
         self._sent = 0
+        self._between: list[threading.Thread] = []
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -36,7 +37,13 @@ class Eavesdropper:
             except OSError:
                 continue  # nobody listens yet: the caller tries again
             self.said.append(b"")
-            threading.Thread(target=self._stand_between, args=(caller, host, len(self.said) - 1), daemon=True).start()
+            self._between.append(threading.Thread(target=self._stand_between, args=(caller, host, len(self.said) - 1), daemon=True))
+            self._between[-1].start()
+
+    def finish(self):
+        """Waits until both sides have hung up and all that they said is passed on: the end of this process would keep it back."""
+        for thread in self._between:
+            thread.join(PATIENCE)
 
     def _stand_between(self, caller, host, number):
         back = threading.Thread(target=self._pass_on, args=(host, caller), daemon=True)

@@ -28,7 +28,7 @@ _PREFIX = Pattern(
     r"|\(\w*\s?pid=\d+(?:, ip=[\w.:]+)?\)|\(raylet(?:, ip=[\w.:]+)?\)"  # Ray
     r"|[\w.-]+\s+\| "  # docker compose
     r"|\[(?:pod/)?[\w.-]+/[\w.-]+(?:/[\w.-]+)?\] "  # kubectl logs --prefix
-    r"|#\d{1,4} (?:\d+\.\d+ )?"  # BuildKit
+    r"|#\d{1,4} (?:\d+\.\d+ )?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\]"  # BuildKit; Hydra
     r"|slurmstepd: error: pyxis:  "  # what enroot printed
     r")|(?:(?:[^\t\n]{1,80}\t){2}\d{4}-[\w:.-]+Z"  # GitHub: job, step
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?:\s\d\d[OE]\+?)?"  # the last one: GitLab
@@ -40,7 +40,7 @@ _PREFIX = Pattern(
     r"|(?:[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:)?\d{1,9}:|[\w./+-]*[./-](?:log|txt|out|err)(?:\.\d+)?:"  # grep -H, -n
     r")"
 )
-Level = Literal["", "info", "warning"]
+Level = Literal["", "info", "warning", "remark"]
 _LEVEL = "(DEBUG|TRACE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|CRITICAL|FATAL)"
 # What loggers put in front of a message, the level in one of the groups.
 _HEADER = Pattern(
@@ -49,7 +49,7 @@ _HEADER = Pattern(
     rf"|{_LEVEL}:[\w.-]+:"
     rf"|\| {_LEVEL}\s*\| [\w.<>-]+:[\w.<>-]+:\d+ - "  # loguru
     rf"|\[{_LEVEL}\] ?(?:\[[^\]\s]{{1,80}}\] )?(?:- )?"
-    rf"|\[[\w.-]+\] ?\[{_LEVEL}\](?: - | )"
+    rf"|\[[\w./-]+\] ?\[{_LEVEL}\](?: - | )"
     rf"|{_LEVEL} (?:\d\d-\d\d \d\d:\d\d:\d\d )?\[?[\w./-]+\.py:\d+\]?(?: -- |[: ] ?)"  # Ray, vLLM
     r")"
 )
@@ -180,7 +180,7 @@ def _with_folded_words(lines: list[bytes]) -> Iterator[bytes]:
     for line, following in pairwise([*lines, b""]):
         yield line
         if len(line) == width and line[-1:].isalpha() and following[:1].islower():
-            yield PART + line + following
+            yield from (PART + line + following, PART + line)  # the line again: a message may go on in the next one
 
 
 def with_short_lines(block: bytes) -> tuple[bytes, list[bytes]]:

@@ -173,5 +173,5 @@ def _rarity(word: str) -> float:
     """How few lines contain the word. One word is better than several: programs and people break lines differently."""
     rare = 0.0 if COMMON_LETTERS.issuperset(word[:-2]) else 2.5
     if " " in word:
-        return rare + (6.5 if len(word) > 8 else 3)
+        return rare + (5.2 if len(word) > 8 else 3)  # never as much as one word has: sets have no order
     return 1 if word in COMMON_WORDS else rare + min(len(word), 10)

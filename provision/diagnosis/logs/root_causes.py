@@ -31,7 +31,7 @@ def findings(scanner: Scanner, worlds: Container[str] | None = None) -> list[Fin
     overcome = {name for name in errors if all(outcome.overcame(match, made[name].severity) for match in errors[name].first)}
     symptoms = [match for name in found.keys() - errors.keys() for match in found[name].first if not outcome.overcame(match)]
     named = [errors[name].first[0] for name in errors.keys() - overcome]
-    warned_of = {name for name in errors if all(match.level == "warning" for match in errors[name].first)}
+    warned_of = {name for name in errors if all(match.level in ("warning", "remark") for match in errors[name].first)}
     unknown = None if causes - overcome - warned_of else _unknown(scanner, outcome, named, symptoms)
     if unknown:
         made[UNKNOWN] = unknown
@@ -64,8 +64,9 @@ class _Outcome:
         self._well = scanner.went_well
 
     def overcame(self, match: Match, severity: Severity = "error") -> bool:
-        """Whether the run ended well behind a match, or went on: the further, the more says that it failed; or it is only warned of."""
-        if self.behind("ended-well", match) or (not self._end[match.file] and (match.level == "warning" or severity != "error")):
+        """Whether the run ended well behind a match, or went on, far where more says that it failed; or warned of it, not last of all."""
+        is_warned_of = match.level == "remark" or (match.level == "warning" and self.behind(ORDINARY, match) > 0)
+        if self.behind("ended-well", match) or (not self._end[match.file] and (is_warned_of or severity != "error")):
             return True
         is_far = match.level == "info" or match.file in self._reported
         return self.behind("goes-on", match) >= (MANY_STEPS if is_far else STEPS if match.is_certain else 1)
@@ -144,7 +145,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
     begin = min(map(_place, named), default=None)
     remark = error_shapes()[0]
     shape_of = {
-        (*_place(match), match.text): (remark if match.level == "warning" else shape, match)
+        (*_place(match), match.text): (remark if match.level in ("warning", "remark") else shape, match)
         for shape in error_shapes()
         for match in scanner.unknown[shape.id].first
     }

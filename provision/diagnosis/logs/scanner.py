@@ -40,7 +40,7 @@ ONE_LINE = 200  # bytes; longer lines count as several
 
 @dataclass(frozen=True)
 class Match:
-    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`.
+    """Where an error shows: lines ``first`` to ``last`` (from 1) of file number ``file``. ``level`` as in `lines.Line`, or "remark".
 
     ``is_header``: the line announces what the next ones say, which is in ``text``, too. ``is_certain``: as in `ErrorShape`.
     """
@@ -218,9 +218,8 @@ class Scanner:
             is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
             kinds = ("overcome", "optional") if shape and not is_certain else ("overcome",)
             is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction") or block.is_caught(span.quoted)
-            level = "warning" if is_minor else line.level
-            match = Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain)
-            matches.add(match)
+            level: Level = "remark" if is_minor else line.level
+            matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
 
 
 class _Span(NamedTuple):

@@ -116,3 +116,5 @@ try:
 except CollectiveError as error:
     common.report(connected=False, error=str(error), kind=error.kind, ranks=list(error.ranks))
 _native.close()
+if middle:
+    middle.finish()

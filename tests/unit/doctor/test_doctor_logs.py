@@ -132,6 +132,11 @@ def test_a_word_that_a_terminal_folded_is_read(explain, width: int) -> None:
         assert found[0].evidence[0].line == 2
 
 
+def test_a_message_goes_on_behind_the_longest_line(explain) -> None:
+    found = explain("WARNING: the cards of this machine were looked at, and there are\nno active ports detected (of any).\n")
+    assert [each.id for each in found] == ["openib-no-active-ports"]
+
+
 def test_an_error_far_inside_a_long_line_is_found(explain) -> None:
     (found,) = explain("one\n" + "step " * 300_000 + f"{REFUSED} " + "step " * 300_000 + "\nthree\n")
     assert (found.id, found.evidence[0].line) == ("ssh-host-key-verification", 2)
@@ -293,6 +298,15 @@ def test_what_a_log_only_warns_of_is_a_note_if_nothing_failed(explain) -> None:
     failed, *rest = explain(RETRY + CLOSING)
     assert (failed.severity, failed.id, failed.observed) == ("error", finding.id, "")
     assert rest[0].caused_by == failed.id
+
+
+@pytest.mark.parametrize(
+    ("end", "severity"), [("", "error"), ("10:00:05 worker 3 writes elsewhere\n", "note"), ("Retrying in 2 s\n", "note")]
+)
+def test_what_a_log_warns_of_last_is_what_it_ended_with(explain, end: str, severity: str) -> None:
+    log = "[2026-01-02 10:00:00] worker 3: started\n[2026-01-02 10:00:04,251][pool][WARNING] - [Errno 28] No space left on device\n"
+    (finding,) = explain(log + end)
+    assert (finding.id, finding.severity) == ("disk-full", severity)
 
 
 CAUGHT = "[rank1]: ValueError: the cache is empty\n"

@@ -44,6 +44,7 @@ def torches(plan: Plan) -> dict[str, str]:
         (amd(MI300X, driver=None), "2.14.1+rocm7.2"),  # the kernel's own, which has no version
         (amd(MI300X, driver="6.8.5"), "2.10.0+rocm7.0"),
         (amd(RX_7900, driver="6.7.0"), "2.9.1+rocm6.4"),
+        (amd(MI250X, driver="6.3.6"), "2.7.1+rocm6.2.4"),
     ],
 )
 def test_the_newest_build_with_code_for_the_gpus_that_the_driver_runs(one: Facts, version: str) -> None:
@@ -101,7 +102,7 @@ def test_hosts_with_different_rccls_inside_get_one_that_fits_all() -> None:
     ("one", "what", "remedy"),
     [
         (amd(RX_580), f"has no code for {RX_580}", "--cpu"),
-        (amd(MI250X, driver="6.2.4"), "needs amdgpu 6.12.12, and 6.2.4 is loaded", "update the driver amdgpu of a to 6.7.0 or newer"),
+        (amd(MI250X, driver="6.2.4"), "needs amdgpu 6.12.12, and 6.2.4 is loaded", "update the driver amdgpu of a to 6.3.6 or newer"),
         (amd(MI300X, arch="aarch64"), "those that are known are for x86_64", "--cpu"),
         (amd(MI300X, amd={"usable": False}), "may not use /dev/kfd", "usermod -aG render,video"),
         (amd(None), "invalid target", "amdgpu-dkms"),

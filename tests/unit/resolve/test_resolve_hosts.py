@@ -12,6 +12,7 @@ from provision.plan.requirements import Requirements
 from provision.survey import Facts, gpus
 
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
 EFA = {"device": "rdmap0", "port": 1, "state": "active", "link_layer": "Unspecified", "vendor": "1d0f"}
 
 
@@ -192,6 +193,31 @@ def test_a_driver_from_an_installer_and_from_packages_is_named(packages: dict[st
     assert ("nvidia-uninstall" in str(fault.hint)) == (cause == "installed-twice")
 
 
+@pytest.mark.parametrize(
+    ("packages", "remedy"), [({"nvidia-dkms-580-open": "580.1-1"}, "reboot a if nouveau still"), ({}, "disable nouveau on a")]
+)
+def test_an_installed_driver_that_nouveau_keeps_out_is_not_replaced(packages: dict[str, str], remedy: str) -> None:
+    nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": FAILED, "pci_devices": ["0000:05:00.0"], "pci_ids": ["1eb8"], "nouveau": True}
+    fault = gpus.fault(changed(host(system=("ubuntu", "24.04")), nvidia=nvidia, packages=packages), OURS)
+    assert fault is not None
+    assert (fault.hint or "").format(host="a").startswith(remedy)
+
+
+def test_hosts_with_the_same_fault_keep_its_remedy() -> None:
+    nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": MISMATCH, "pci_devices": ["0000:05:00.0"], "pci_ids": ["2204"]}
+    a, b = (changed(with_gpu("8.6", version, "12.0"), gpus=[], nvidia=nvidia) for version in ("520.56.06", "525.60.13"))
+    for conflict in plan_for({"a": a, "b": changed(b, hostname="b")}).conflicts:
+        assert f"once no job runs there (those that do keep the old driver), reboot {conflict.host}:" in remedies(conflict)[0]
+
+
+def test_a_driver_that_is_too_old_for_several_kinds_of_gpus_is_one_remedy() -> None:
+    hosts = {name: changed(with_gpu(gpu, "418.88", "10.1"), hostname=name) for name, gpu in (("a", "6.1"), ("b", "7.5"))}
+    for conflict in plan_for(hosts, Requirements(torch=False)).conflicts:
+        assert "update the NVIDIA driver of a and b to 450.36.06 or newer (CUDA 11.0), at most branch 580" in remedies(conflict)
+    for conflict in plan_for({**hosts, "b": with_gpu("3.7", "418.88", "10.1")}, Requirements(torch_version="2.7.1")).conflicts:
+        assert not any("of a and b" in each for each in remedies(conflict))
+
+
 def test_packages_of_the_driver_in_wsl_are_told() -> None:
     one = changed(with_gpu("8.9", "552.22", "12.4"), os={"id": "debian", "version": "12", "kernel": "5.15.167.4-microsoft-standard-WSL2"})
     assert "remove" not in notes_of(one, hosts=1)
@@ -234,3 +260,9 @@ def test_every_release_of_a_lock_has_a_plan_for_the_gpus_of_its_time(version: st
     made = plan_for({"a": with_gpu("8.0", "550.54.14", "12.4")}, Requirements(torch_version=version))
     assert not made.conflicts
     assert made.hosts["a"].torch.version.startswith(f"{version}+cu12")
+
+
+def test_a_gpu_that_is_known_counts_beside_one_that_is_not() -> None:
+    one = changed(with_gpu("3.7", "450.119.04", "11.0"), gpus=[{"compute_capability": "3.7"}, {"compute_capability": None}])
+    assert gpus.capabilities(one, OURS) == ["3.7"]
+    assert "has code for compute capability 3.7" in plan_for({"a": one}).conflicts[0].what
