@@ -1,11 +1,12 @@
 """Where the ranks of a job stand on this host, for `provision doctor --job`. It reads, judges nothing, and changes nothing in the job.
 
-Python 3.6+, standard library only. The order is JSON on standard input: ``pid``, one process of the job or its launcher, or null for every
-job here; ``spy``, the program py-spy for this architecture, packed by zlib and base64, or null; ``seconds``, the time that there is. It prints
-what `Answer` of `doctor/stall/model.py` reads. A rank is what has a launcher's variables in its environment.
+Python 3.6+, standard library only. The order is JSON on standard input: ``pids``, processes of jobs or their launchers, or null for every job
+of this user; ``run``, the PROVISION_RUN_ID of the job, or null; ``spy``, the program py-spy for ``machine``, packed by zlib and base64, or
+null; ``seconds``, the time that there is. It prints what `HostAnswer` of `doctor/stall/model.py` reads. A rank is what has a launcher's
+variables in its environment.
 
 Stacks are read by py-spy, which holds a process for milliseconds; where that is refused it is asked to read without holding it. System
-calls, kernel stacks, and what another user's process has open need root. Local variables are never read.
+calls, kernel stacks, and what another user's process has open need root. Local variables and command lines are never read.
 """
 
 import base64
@@ -24,16 +25,17 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
-# (rank, ranks, job): variables of launchers, the one that starts processes last first: mpirun within a job of Slurm starts the ranks.
+# (rank, ranks, ranks on this host, job): variables of launchers, the one that starts processes last first: mpirun within a job of Slurm
+# starts the ranks.
 LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
-    ("COLLECTIVE_RANK", "COLLECTIVE_SIZE", ("COLLECTIVE_JOB", "PROVISION_RUN_ID")),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
-    ("PMI_RANK", "PMI_SIZE", ("PMI_ID", "HYDI_CONTROL_FD")),
-    ("SLURM_PROCID", "SLURM_NTASKS", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
+    ("COLLECTIVE_RANK", "COLLECTIVE_SIZE", "COLLECTIVE_LOCAL_SIZE", ("COLLECTIVE_JOB", "PROVISION_RUN_ID")),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_ID", "HYDI_CONTROL_FD")),
+    ("SLURM_PROCID", "SLURM_NTASKS", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
-MAX_RANKS, MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, LONGEST = 256, 24, 48, 60, 300
-SPY_S, SAMPLE_S, PARALLEL = 5.0, 1.0, 4
+MAX_RANKS, MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, LONGEST, MAX_DUMP = 256, 24, 48, 60, 300, 16 << 20
+SPY_S, WATCH_S, PARALLEL = 5.0, 3.0, 4
 # System calls that wait: x86_64, aarch64, and what their first argument is.
 CALLS = {
     "read": (0, 63, "fd"), "write": (1, 64, "fd"), "pread64": (17, 67, "fd"), "pwrite64": (18, 68, "fd"), "readv": (19, 65, "fd"),
@@ -75,50 +77,72 @@ class Process:
     """What /proc says of a process when it is asked."""
 
     def __init__(self, pid):
-        self.pid = pid
-        self.place = "/proc/%d/" % pid
+        self.pid, self.place = pid, "/proc/%d/" % pid
         fields = read(self.place + "stat").rpartition(b")")[2].split()
-        self.state, self.parent = (fields[0].decode(), int(fields[1])) if len(fields) > 2 else ("", 0)
-        words = read(self.place + "cmdline", 4096).split(b"\0")
-        self.words = [text(word) for word in words if word][:12]
-        variables = (entry.partition(b"=") for entry in read(self.place + "environ").split(b"\0"))
+        self.state, self.parent, self.began = (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else ("", 0, 0)
+        variables = (entry.partition(b"=") for entry in read(self.place + "environ", 1 << 20).split(b"\0"))
         self.environ = {name.decode(errors="replace"): text(value) for name, _, value in variables}
 
     def rank(self):
         """(rank, ranks, job), or None."""
-        for rank, ranks, job in LAUNCHERS:
-            if self.environ.get(rank, "").isdigit() and self.environ.get(ranks, "").isdigit():
+        for rank, ranks, _local, job in LAUNCHERS:
+            if re.match("[0-9]{1,6}$", self.environ.get(rank, "")) and re.match("[0-9]{1,6}$", self.environ.get(ranks, "")):
                 known = [self.environ[name] for name in job if self.environ.get(name)]
-                return int(self.environ[rank][:7]), int(self.environ[ranks][:7]), " ".join([rank, *known])[:LONGEST]
+                return int(self.environ[rank]), int(self.environ[ranks]), " ".join([rank] + known)[:LONGEST]
+        return None
+
+    def local(self):
+        """How many ranks its launcher has started here, 0 where it does not say so: all of them where they meet at this host's loopback."""
+        _rank, ranks, local, _job = next(each for each in LAUNCHERS if each[0] in self.environ and each[1] in self.environ)
+        is_here = ranks == "WORLD_SIZE" and re.match(r"(127\.|localhost$|::1$)", self.environ.get("MASTER_ADDR", ""))
+        said = self.environ.get(local) or (self.environ[ranks] if is_here else "")
+        return int(said) if re.match("[0-9]{1,6}$", said) else 0
+
+    def refuses(self):
+        """Whether only another user may read its environment."""
+        try:
+            with open(self.place + "environ", "rb") as file:
+                file.read(1)
+        except OSError as error:
+            return isinstance(error, PermissionError)
+        return False
+
+
+def table(user):
+    """pid -> process, of all that can be read but ourselves; of one user where ``user`` is not None."""
+    mine = os.getpid()
+    found = {int(name): Process(int(name)) for name in os.listdir("/proc") if name.isdigit() and int(name) != mine}
+    return {pid: each for pid, each in found.items() if user is None or owner(pid) == user}
+
+
+def owner(pid):
+    try:
+        return os.stat("/proc/%d" % pid).st_uid
+    except OSError:
         return None
 
 
-def table():
-    """pid -> process, of all that can be read but ourselves."""
-    mine = os.getpid()
-    return {int(name): Process(int(name)) for name in os.listdir("/proc") if name.isdigit() and int(name) != mine}
-
-
-def ranks_of(processes, pid):
+def ranks_of(processes, pids, run):
     """[(rank, ranks, job, its processes)]: a rank's first process is the one whose parent is not of that rank."""
-    found = {number: known for number, each in processes.items() if (known := each.rank()) and each.state != "Z"}
+    found = {number: known for number, known in ((number, each.rank()) for number, each in processes.items() if each.state != "Z") if known}
     members = {}
     for number in sorted(found):
         top = number
-        while found.get(processes[top].parent) == found[number]:
-            top = processes[top].parent
+        for _ in range(64):  # a process number that was used again meanwhile could lead in a circle
+            top = processes[top].parent if found.get(processes[top].parent) == found[number] else top
         members.setdefault(top, []).append(number)
-    chosen = members if pid is None else {top: those for top, those in members.items() if is_of(processes, found, pid, top, those)}
-    jobs = {found[top][2] for top in chosen}
-    return [(found[top], members[top]) for top in sorted(members) if pid is None or top in chosen or found[top][2] in jobs][:MAX_RANKS]
+    if run is not None:
+        members = {top: those for top, those in members.items() if processes[top].environ.get("PROVISION_RUN_ID") == run}
+    jobs = {found[top][2] for top, those in members.items() if pids is None or is_of(processes, set(pids), top, those)}
+    return [(found[top], sorted(those, key=lambda pid: pid != top)) for top, those in sorted(members.items()) if found[top][2] in jobs][:MAX_RANKS]
 
 
-def is_of(processes, found, pid, top, those):
-    """Whether a process is of a rank, or started it."""
+def is_of(processes, pids, top, those):
+    """Whether one of these processes is of a rank, or has started it."""
     above = [top]
-    while above[-1] in processes and processes[above[-1]].parent > 1:
+    while above[-1] in processes and processes[above[-1]].parent not in (0, 1, *above):
         above.append(processes[above[-1]].parent)
-    return pid in those or pid in above
+    return bool(pids & set(above + those))
 
 
 def clock(pid, tid):
@@ -130,7 +154,7 @@ def clock(pid, tid):
 
 def threads_of(pid):
     try:
-        return sorted(int(name) for name in os.listdir("/proc/%d/task" % pid))[:MAX_THREADS]
+        return sorted((int(name) for name in os.listdir("/proc/%d/task" % pid)), key=lambda tid: (tid != pid, tid))[:MAX_THREADS]
     except OSError:
         return []
 
@@ -231,103 +255,108 @@ def call_of(pid, tid):
     return found
 
 
-def stacks(spy, pid, until):
+def stacks(spy, pid, until, ways=("--native", "--nonblocking")):
     """(thread -> frames, the innermost first, why there are none)"""
-    why = "py-spy is not there for this machine"
-    for how in (["--native"], ["--nonblocking"]) if spy else ():
+    why = "py-spy is not there for this machine (%s)" % platform.machine()
+    for way in ways if spy else ():
         left = min(SPY_S, until - time.monotonic())
         if left <= 0.2:
             return {}, "there was no time left"
+        command = [spy, "dump", "--json", way, "--pid", str(pid)]
         try:
-            done = subprocess.run(
-                [spy, "dump", "--json", *how, "--pid", str(pid)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                timeout=left,
-            )
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=left)
+            threads = json.loads(done.stdout.decode(errors="replace")) if len(done.stdout) < MAX_DUMP else None
+            return {int(each["os_thread_id"]): list(map(frame_of, each["frames"][:MAX_FRAMES])) for each in threads if each.get("os_thread_id")}, ""
         except subprocess.TimeoutExpired:
             why = "py-spy got no answer: the process does not let itself be stopped"
-            continue
-        try:
-            threads = json.loads(done.stdout.decode(errors="replace"))
-            return {
-                int(each["os_thread_id"]): [
-                    {"name": text(frame["name"]), "file": text(frame["filename"]), "line": int(frame["line"])}
-                    for frame in each["frames"][:MAX_FRAMES]
-                ]
-                for each in threads
-                if each.get("os_thread_id")
-            }, ""
+        except OSError as error:
+            return {}, text("py-spy cannot be started: %s" % error.strerror)
         except (ValueError, KeyError, TypeError):
             lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-            why = text(lines[-1] if lines else "py-spy printed nothing")
+            why = text(lines[-1] if lines else "py-spy printed nothing that can be read")
+            if any("ermission" in line or "not permitted" in line for line in lines):
+                return {}, "ptrace is refused: it takes root (or, for your own processes, sysctl kernel.yama.ptrace_scope=0)"
     return {}, why
 
 
-def examined(process, spy, until):
-    """One process: its threads, each with its stack, its system call and what it waits for."""
-    pid = process.pid
-    before, start = {tid: clock(pid, tid) for tid in threads_of(pid)}, time.monotonic()
-    frames, why = stacks(spy, pid, until)
-    time.sleep(max(0.0, min(SAMPLE_S - (time.monotonic() - start), until - time.monotonic())))
-    passed, threads = max(time.monotonic() - start, 0.01), []
+def frame_of(frame):
+    return {"name": text(frame["name"]), "file": text(frame["filename"]), "line": max(0, int(frame["line"]))}
+
+
+def python_part(frames):
+    return [(frame["name"], frame["line"]) for frame in frames if frame["file"].endswith(".py")]
+
+
+def examined(process, before, frames, why, passed):
+    """One process: its threads, each with its stack, its system call and what it waits for. ``before``: thread -> clock, ``passed`` seconds ago."""
+    pid, threads = process.pid, []
     for tid in threads_of(pid):
         place = "/proc/%d/task/%d/" % (pid, tid)
         fields, (ticks, switches) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
         old = before.get(tid, (ticks, switches))
-        kernel = [text(line.split(b"] ")[-1].split(b"+")[0]) for line in read(place + "stack").splitlines()[:8]]
-        threads.append(
-            dict(
-                {
-                    "tid": tid,
-                    "name": text(read(place + "comm").strip()),
-                    "state": fields[0].decode() if fields else "",
-                    "busy": round((ticks - old[0]) / TICKS / passed, 3),
-                    "switches": max(0, switches - old[1]),
-                    "waits_in": text(read(place + "wchan").strip(b"\0 \n0")),
-                    "kernel": kernel,
-                    "frames": frames.get(tid, []),
-                },
-                **call_of(pid, tid),
-            )
-        )
+        thread = {
+            "tid": tid,
+            "name": text(read(place + "comm").strip()),
+            "state": fields[0].decode() if fields else "",
+            "busy": round(max(0, ticks - old[0]) / TICKS / passed, 3),
+            "switches": max(0, switches - old[1]),
+            "waits_in": text(read(place + "wchan").strip(b"\0 \n0")),
+            "kernel": [text(line.split(b"] ")[-1].split(b"+")[0]) for line in read(place + "stack").splitlines()[:8]],
+            "frames": frames.get(tid, []),
+        }
+        threads.append(dict(thread, **call_of(pid, tid)))
     tracer = re.search(rb"^TracerPid:\s*(\d+)", read(process.place + "status"), re.MULTILINE)
-    return {
-        "pid": pid,
-        "parent": process.parent,
-        "command": process.words,
-        "tracer": int(tracer.group(1)) if tracer else 0,
-        "threads": threads,
-        "no_stacks": why,
-    }
+    return {"pid": pid, "parent": process.parent, "tracer": int(tracer.group(1)) if tracer else 0, "threads": threads, "no_stacks": why}
 
 
-def unpacked(spy, folder):
-    """The path of py-spy, in a folder of our own."""
+def unpacked(order, folder):
+    """The path of py-spy: in a folder of our own, or this host's."""
+    if not order["spy"] or order["machine"] != platform.machine():
+        return shutil.which("py-spy")
     path = os.path.join(folder, "py-spy")
     with open(path, "wb") as file:
-        file.write(zlib.decompress(base64.b64decode(spy)))
+        file.write(zlib.decompress(base64.b64decode(order["spy"])))
     os.chmod(path, 0o700)
     return path
 
 
+def watched(processes, chosen, spy, until):
+    """pid -> what was seen of it, of all processes of the ranks: first their stacks, then what moves in the seconds after that."""
+    # The ranks' own processes before what they have started: there may be no time for all.
+    tops = [members[0] for _known, members in chosen]
+    pids = tops + [pid for _known, members in chosen for pid in members[1:MAX_PROCESSES]][:MAX_RANKS]
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        found = dict(zip(pids, pool.map(lambda pid: stacks(spy, pid, until - WATCH_S), pids)))
+        start, before = time.monotonic(), {pid: {tid: clock(pid, tid) for tid in threads_of(pid)} for pid in pids}
+        time.sleep(max(0.0, min(WATCH_S, until - start)))
+        passed = max(time.monotonic() - start, 0.01)
+        seen = {pid: examined(processes[pid], before[pid], found[pid][0], found[pid][1], passed) for pid in pids}
+        again = pool.map(lambda pid: stacks(spy, pid, until, ("--nonblocking",))[0].get(pid), tops)
+        for pid, frames in zip(tops, again):
+            first = found[pid][0].get(pid)
+            seen[pid]["moves"] = bool(first and frames) and python_part(first) != python_part(frames)
+    return seen
+
+
 def document(order):
     until = time.monotonic() + order["seconds"]
-    processes = table()
-    chosen = ranks_of(processes, order["pid"])
+    booted = time.time() - float(read("/proc/uptime").split()[0])
+    user = int(os.environ.get("SUDO_UID") or os.geteuid()) if order["pids"] is None else 0
+    processes, pids = table(user or None), order["pids"] or []
+    chosen = ranks_of(processes, order["pids"], order["run"])
     folder = tempfile.mkdtemp(prefix="provision-stall-")
     try:
-        spy = unpacked(order["spy"], folder) if order["spy"] else None
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            looks = [[pool.submit(examined, processes[pid], spy, until) for pid in pids[:MAX_PROCESSES]] for _known, pids in chosen]
-        found = []
-        for (known, pids), made in zip(chosen, looks):
-            rank, ranks, job = known
-            found.append({"rank": rank, "ranks": ranks, "job": job, "processes": [each.result() for each in made], "left": len(pids) - len(made)})
-        return {"ranks": found, "uid": os.geteuid(), "there": order["pid"] is None or order["pid"] in processes}
+        seen = watched(processes, chosen, unpacked(order, folder), until)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    found = []
+    for (rank, ranks, job), members in chosen:
+        top = processes[members[0]]
+        those = [seen[pid] for pid in members[:MAX_PROCESSES] if pid in seen and seen[pid]["threads"]]  # without one it has ended meanwhile
+        began = int(booted + top.began / TICKS)
+        found += [{"rank": rank, "ranks": ranks, "job": job, "local": top.local(), "began": began, "processes": those}] if those else []
+    missing = [pid for pid in pids if pid not in processes]
+    return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if pid in processes and processes[pid].refuses()]}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ _Text = Annotated[str, Field(max_length=300)]
 _Count = Annotated[int, Field(ge=0, le=1 << 40)]
 _Rank = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
-#: What a rank does. The first two wait for other ranks; the others are what those may wait for.
-Kind = Literal["collective", "network", "stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown"]
+#: What a rank does. The first three wait for other ranks, as far as can be seen; the others are what those may wait for.
+Kind = Literal["collective", "network", "hidden", "stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown"]
 
 
 class Frame(Answer):
@@ -56,32 +56,39 @@ class Thread(Answer):
 
 
 class Process(Answer):
-    """``no_stacks``: why there are none; ``tracer``: the process that traces it, 0 without one."""
+    """``threads``: the main thread first. ``no_stacks``: why there are none. ``tracer``: the process that traces it, 0 without one.
+    ``moves``: its main thread was at another line a few seconds later."""
 
     pid: _Count
     parent: _Count = 0
-    command: Annotated[tuple[_Text, ...], Field(max_length=12)] = ()
     tracer: _Count = 0
     threads: Annotated[tuple[Thread, ...], Field(max_length=48)] = ()
     no_stacks: _Text = ""
+    moves: bool = False
 
 
 class Rank(Answer):
-    """A rank: its first process and what that started; ``left``: how many processes were not looked at."""
+    """A rank: its first process and what that started.
+
+    Attributes:
+        local: how many ranks of the job its launcher has started on its host; 0 where that cannot be known.
+        began: of its first process, in seconds since 1970.
+    """
 
     rank: _Rank
     ranks: _Rank
     job: _Text
+    local: _Rank = 0
+    began: _Count = 0
     processes: Annotated[tuple[Process, ...], Field(max_length=24)] = ()
-    left: _Count = 0
 
 
 class HostAnswer(Answer):
-    """A host's answer. ``there``: whether the process that was asked for exists."""
+    """A host's answer. ``missing``, ``refused``: processes that were named and do not exist, or that only another user may read."""
 
     ranks: Annotated[tuple[Rank, ...], Field(max_length=256)] = ()
-    uid: _Count = 0
-    there: bool = True
+    missing: tuple[_Count, ...] = ()
+    refused: tuple[_Count, ...] = ()
 
 
 class Place(BaseModel):
@@ -91,6 +98,7 @@ class Place(BaseModel):
         doing: what it does there, such as ``waits in all_reduce``.
         line: the innermost line of the program itself, such as ``train.py:88``; empty where no stack was read.
         evidence: what shows it, line by line.
+        moves: whether it is at work, or went on while it was watched.
     """
 
     rank: int
@@ -100,27 +108,40 @@ class Place(BaseModel):
     doing: str
     line: str = ""
     evidence: list[str] = Field(default_factory=list)
+    moves: bool = False
 
     @property
     def waits_for_ranks(self) -> bool:
         """Whether it waits for other ranks, as far as its place says."""
-        return self.kind in ("collective", "network")
+        return self.kind in ("collective", "network", "hidden")
 
 
 class Verdict(BaseModel):
-    """What keeps a job: one paragraph, who is at fault, and where all ranks stand.
+    """What keeps a job: one paragraph, the ranks at fault, and where all ranks stand.
 
     Attributes:
+        state: it moves; ranks wait for others that are at work, which may be slow or in a loop without end; or it is stalled.
+        began: in seconds since 1970.
         suspects: the ranks that others wait for; all of a disagreement; empty where it cannot be said.
         missing: ranks that no host has.
-        stalled: whether some rank waits for another.
         excluded: what it is not, where no suspect is left.
+        steps: what to do next.
     """
 
     job: str
+    began: int
     said: str
-    stalled: bool
+    state: Literal["moves", "works", "stalled"]
     suspects: list[int] = Field(default_factory=list)
     missing: list[int] = Field(default_factory=list)
     places: list[Place] = Field(default_factory=list)
     excluded: list[str] = Field(default_factory=list)
+    steps: list[str] = Field(default_factory=list)
+
+
+class Document(BaseModel):
+    """What ``--json`` prints. ``failed``: host → why it could not be looked at."""
+
+    schema_number: Literal[1] = Field(1, alias="schema")
+    jobs: list[Verdict]
+    failed: dict[str, str] = Field(default_factory=dict)
