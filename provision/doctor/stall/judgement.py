@@ -173,6 +173,8 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
         return "sleep", call
     if call in ("wait4", "waitid"):
         return "child", call
+    if call == "futex" and thread.frames and "/torch/" in thread.frames[0].file:
+        return "hidden", _plain(thread.frames[0])  # without the calls of native code: an operation of a process group, or work of other threads
     return in_kernel or ("lock" if call == "futex" else "unknown"), call or thread.waits_in
 
 
