@@ -12,10 +12,11 @@ from provision.base import paths, run_folders, terminal
 from provision.base.errors import UsageError
 from provision.cli.options import Json, Limit, inventory_of, passwords, with_options
 from provision.doctor.stall import examination, judgement
-from provision.doctor.stall.model import Document, Verdict
+from provision.doctor.stall.model import Document
 from provision.remote import progress
 from provision.remote.session import RECORD, Record, Session
 
+_STYLES = {"stalled": "bold red", "works": "bold yellow", "moves": "green"}
 _MAX_GROUPS = 8  # of ranks that are shown
 _RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{7}")  # as `session.new_run_id` makes it
 
@@ -70,20 +71,13 @@ def _print(found: Document) -> None:
     if not found.jobs and not found.failed:
         console.say("no job runs here: no process of this user has a launcher's RANK", hint="name a process: provision doctor --job PID")
     for verdict in found.jobs:
-        _print_verdict(verdict, console)
-
-
-def _print_verdict(verdict: Verdict, console: terminal.Console) -> None:
-    console.prose(verdict.said, "bold red" if verdict.state == "stalled" else "bold yellow" if verdict.state == "works" else "green")
-    if verdict.excluded:
-        console.prose(f"excluded: {'; '.join(verdict.excluded)}")
-    groups = sorted(judgement.grouped(verdict.places), key=lambda group: group[0].rank not in verdict.suspects)
-    for group in groups[:_MAX_GROUPS]:
-        console.say(f"\n{judgement.says(group)}", "cyan")
-        for line in group[0].evidence:
-            console.say(f"  {line}")
-    if len(groups) > _MAX_GROUPS:
-        console.say(f"\n… and {len(groups) - _MAX_GROUPS} more places: --json has all", "dim")
-    console.say("" if verdict.steps else "")
-    for step in verdict.steps:
-        console.say(f"→ {step}")
+        console.prose(verdict.said, _STYLES[verdict.state])
+        groups = sorted(judgement.grouped(verdict.places), key=lambda group: group[0].rank not in verdict.suspects)
+        for group in groups[:_MAX_GROUPS]:
+            console.say(f"\n{judgement.says(group)}", "cyan")
+            for line in group[0].evidence:
+                console.say(f"  {line}")
+        if len(groups) > _MAX_GROUPS:
+            console.say(f"\n… and {len(groups) - _MAX_GROUPS} more places: --json has all", "dim")
+        for step in verdict.steps:
+            console.say(f"→ {step}")

@@ -5,8 +5,8 @@ of this user; ``run``, the PROVISION_RUN_ID of the job, or null; ``spy``, the pr
 null; ``seconds``, the time that there is. It prints what `HostAnswer` of `doctor/stall/model.py` reads. A rank is what has a launcher's
 variables in its environment.
 
-Stacks are read by py-spy, which holds a process for milliseconds; where that is refused it is asked to read without holding it. System
-calls, kernel stacks, and what another user's process has open need root. Local variables and command lines are never read.
+Stacks are read by py-spy, without holding the process; only where Python's stack does not say what it does it is held, for milliseconds.
+System calls and what another user's process has open need root. Local variables and command lines are never read.
 """
 
 import base64
@@ -98,28 +98,11 @@ class Process:
         said = self.environ.get(local) or (self.environ[ranks] if is_here else "")
         return int(said) if re.match("[0-9]{1,6}$", said) else 0
 
-    def refuses(self):
-        """Whether only another user may read its environment."""
-        try:
-            with open(self.place + "environ", "rb") as file:
-                file.read(1)
-        except OSError as error:
-            return isinstance(error, PermissionError)
-        return False
-
 
 def table(user):
-    """pid -> process, of all that can be read but ourselves; of one user where ``user`` is not None."""
-    mine = os.getpid()
-    found = {int(name): Process(int(name)) for name in os.listdir("/proc") if name.isdigit() and int(name) != mine}
-    return {pid: each for pid, each in found.items() if user is None or owner(pid) == user}
-
-
-def owner(pid):
-    try:
-        return os.stat("/proc/%d" % pid).st_uid
-    except OSError:
-        return None
+    """pid -> process, of all but ourselves; of one user where ``user`` is not 0."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return {pid: Process(pid) for pid in pids if not user or re.search(rb"\nUid:\s*%d\s" % user, read("/proc/%d/status" % pid))}
 
 
 def ranks_of(processes, pids, run):
@@ -168,12 +151,6 @@ def memory(pid, address, size):
         return b""
 
 
-def string(pid, address):
-    """A text of a process; it may end where its page ends."""
-    left = 4096 - address % 4096
-    return text((memory(pid, address, left + 4096) or memory(pid, address, left)).split(b"\0")[0])
-
-
 def address_of(encoded):
     """``10.0.0.1:29500`` from ``0100000A:733C``; of IPv6 what is in brackets."""
     host, _, port = encoded.partition(":")
@@ -190,21 +167,21 @@ def socket_of(pid, inode):
         for line in read("/proc/%d/net/%s" % (pid, name), 1 << 22).decode(errors="replace").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[9] == inode:
-                unsent, unread = (int(each, 16) for each in fields[4].split(":"))
-                state = TCP_STATES.get(fields[3], "closing")
-                return {"peer": address_of(fields[2]), "local": address_of(fields[1]), "socket": state, "unsent": unsent, "unread": unread}
+                peer, state, queued = address_of(fields[2]), TCP_STATES.get(fields[3], "closing"), [int(each, 16) for each in fields[4].split(":")]
+                waits = "".join(", %d bytes not %s" % each for each in zip(queued, ("acknowledged", "read")) if each[0])
+                return {"peer": peer, "socket": "%s to %s, %s%s" % (address_of(fields[1]), peer, state, waits)}
     return {}
 
 
-def mount_of(pid, path):
-    """The type and the source of the file system of a path, without touching it."""
-    best, found = -1, {}
+def on_mount(pid, path):
+    """The path, with the type and the source of its file system, without touching it."""
+    longest, found = -1, ""
     for line in read("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines():
         fields, _, kind = line.partition(" - ")
         place = fields.split()[4] if len(fields.split()) > 4 else "?"
-        if len(place) > best and (path == place or path.startswith(place.rstrip("/") + "/")) and len(kind.split()) > 1:
-            best, found = len(place), {"filesystem": text(kind.split()[0]), "source": text(kind.split()[1])}
-    return found
+        if len(place) > longest and (path == place or path.startswith(place.rstrip("/") + "/")):
+            longest, found = len(place), " on " + " ".join(kind.split()[:2])
+    return text(path + found)
 
 
 def holder_of(pid, fd):
@@ -226,8 +203,7 @@ def opened(pid, fd, lock=False):
     kind, _, inode = target.partition(":[")
     if kind == "socket":
         return dict(socket_of(pid, inode.rstrip("]")), target=target)
-    found = {"target": target, "holder": holder_of(pid, fd)} if lock else {"target": target}
-    return dict(found, **mount_of(pid, target)) if target.startswith("/") else found
+    return {"target": on_mount(pid, target) if target.startswith("/") else target, "holder": holder_of(pid, fd) if lock else None}
 
 
 def call_of(pid, tid):
@@ -241,9 +217,11 @@ def call_of(pid, tid):
     if first == "fd":
         found.update(opened(pid, values[0], name in ("flock", "fcntl")))
     elif first in ("path", "at"):
-        path = string(pid, values[first == "at"])
+        address = values[first == "at"]
+        left = 4096 - address % 4096  # it may end where its page ends
+        path = text((memory(pid, address, left + 4096) or memory(pid, address, left)).split(b"\0")[0])
         path = path if path.startswith("/") else os.path.join(link("/proc/%d/cwd" % pid), path)
-        found.update(mount_of(pid, path), target=path)
+        found["target"] = on_mount(pid, path)
     elif first == "poll":
         entries = memory(pid, values[0], 8 * min(values[1], 16))
         fds = [struct.unpack_from("i", entries, at)[0] for at in range(0, len(entries) - 7, 8)]
@@ -279,12 +257,15 @@ def stacks(spy, pid, until, *ways):
     return {}, why
 
 
+def is_obscure(pid, frames):
+    """Whether only the calls of native code can say what the main thread does: it computes or is at a lock, and not in PyTorch's operations."""
+    number = (read("/proc/%d/syscall" % pid).split() or [b""])[0]
+    is_known = any("/torch/distributed/" in frame["file"] for frame in frames.get(pid, ()))
+    return not is_known and (number == b"running" or (number.isdigit() and NUMBERS.get(int(number), "?")[0] == "futex"))
+
+
 def frame_of(frame):
     return {"name": text(frame["name"]), "file": text(frame["filename"]), "line": max(0, int(frame["line"]))}
-
-
-def python_part(frames):
-    return [(frame["name"], frame["line"]) for frame in frames if frame["file"].endswith(".py")]
 
 
 def examined(process, before, frames, why, passed):
@@ -301,7 +282,6 @@ def examined(process, before, frames, why, passed):
             "busy": round(max(0, ticks - old[0]) / TICKS / passed, 3),
             "switches": max(0, switches - old[1]),
             "waits_in": text(read(place + "wchan").strip(b"\0 \n0")),
-            "kernel": [text(line.split(b"] ")[-1].split(b"+")[0]) for line in read(place + "stack").splitlines()[:8]],
             "frames": frames.get(tid, []),
         }
         threads.append(dict(thread, **call_of(pid, tid)))
@@ -326,17 +306,18 @@ def watched(processes, chosen, spy, until):
     tops = [members[0] for _known, members in chosen]
     pids = tops + [pid for _known, members in chosen for pid in members[1:MAX_PROCESSES]][:MAX_RANKS]
     with ThreadPoolExecutor(PARALLEL) as pool:
-        found = dict(zip(pids, pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, (), ("--nonblocking",)), pids)))
-        # With the calls of native code, which takes twenty times as long: of as many as there is time for.
-        native = dict(zip(pids, pool.map(lambda pid: found[pid][0] and stacks(spy, pid, until - WATCH_S - 1, ("--native",))[0], pids)))
+        # Without holding them: a process that is held may find its system call cut short.
+        found = dict(zip(pids, pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--nonblocking",), ()), pids)))
+        native = pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--native",)) if is_obscure(pid, found[pid][0]) else found[pid], pids)
+        held = {pid: each if each[0] else found[pid] for pid, each in zip(pids, native)}
         start, before = time.monotonic(), {pid: {tid: clock(pid, tid) for tid in threads_of(pid)} for pid in pids}
         time.sleep(max(0.0, min(WATCH_S, until - start)))
         passed = max(time.monotonic() - start, 0.01)
-        seen = {pid: examined(processes[pid], before[pid], native[pid] or found[pid][0], found[pid][1], passed) for pid in pids}
+        seen = {pid: examined(processes[pid], before[pid], held[pid][0], held[pid][1], passed) for pid in pids}
         again = pool.map(lambda pid: stacks(spy, pid, until, ("--nonblocking",))[0].get(pid), tops)
         for pid, frames in zip(tops, again):
             first = found[pid][0].get(pid)
-            seen[pid]["moves"] = bool(first and frames) and python_part(first) != python_part(frames)
+            seen[pid]["moves"] = bool(first and frames) and first != frames
     return seen
 
 
@@ -344,7 +325,7 @@ def document(order):
     until = time.monotonic() + order["seconds"]
     booted = time.time() - float(read("/proc/uptime").split()[0])
     user = int(os.environ.get("SUDO_UID") or os.geteuid()) if order["pids"] is None else 0
-    processes, pids = table(user or None), order["pids"] or []
+    processes, pids = table(user), order["pids"] or []
     chosen = ranks_of(processes, order["pids"], order["run"])
     folder = tempfile.mkdtemp(prefix="provision-stall-")
     try:
@@ -358,7 +339,7 @@ def document(order):
         began = int(booted + top.began / TICKS)
         found += [{"rank": rank, "ranks": ranks, "job": job, "local": top.local(), "began": began, "processes": those}] if those else []
     missing = [pid for pid in pids if pid not in processes]
-    return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if pid in processes and processes[pid].refuses()]}
+    return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if not os.access("/proc/%d/environ" % pid, os.R_OK)]}
 
 
 if __name__ == "__main__":

@@ -173,10 +173,16 @@ def thread_join() -> None:
     saver.join()
 
 
-def only_rank_0() -> None:
-    """Rank 1 is at the end of the epoch, rank 0 in an operation that only it calls."""
+def uneven_data() -> None:
+    """Rank 1 has no data left and is in the operation at the end of the epoch, the others in another step."""
     here()
     dist.all_gather([torch.ones(4) for _ in range(RANKS)], ONES)
+
+
+def backward() -> None:
+    """The others wait in DDP's reduction of gradients."""
+    here()
+    time.sleep(1000)
 
 
 # No stalls: what all ranks do.
@@ -227,20 +233,27 @@ def run() -> None:
     if SHAPE == "file_lock" and RANK == 0:
         held = open(LOCK, "w")
         fcntl.flock(held, fcntl.LOCK_EX)
-    if SHAPE == "two_groups":
-        groups = [dist.new_group(list(range(RANKS))) for _ in range(2)]
-    DistributedDataParallel(torch.nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
+    groups = [dist.new_group(list(range(RANKS))) for _ in range(2)] if SHAPE == "two_groups" else []
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
     dist.barrier()
     print("ready", flush=True)
     if SHAPE in HEALTHY:
         HEALTHY[SHAPE]()
+    elif SHAPE == "two_groups" and RANK == 1:
+        here()
+        dist.all_reduce(ONES, group=groups[0])
     elif SHAPE == "two_groups":
         here()
-        dist.all_reduce(ONES, group=groups[RANK == 1])
+        dist.all_reduce(ONES, group=groups[1])
     elif RANK == 1:
         globals()[SHAPE]()
-    here()
-    dist.all_reduce(ONES)
+    if SHAPE == "backward":
+        here(4)
+    else:
+        here()
+        dist.all_reduce(ONES)
+    model(torch.ones(2, 4)).sum().backward()
 
 
 def become(variables: dict[str, str]) -> None:

@@ -44,7 +44,9 @@ def of_processes(pids: Sequence[int] | None) -> Document:
     if answer.missing:
         raise UsageError(f"no such process: {answer.missing[0]}", where=THIS_MACHINE)
     if not answer.ranks and answer.refused:
-        raise UsageError(f"process {answer.refused[0]} may not be read: it belongs to another user", hint="run this as that user, or as root")
+        raise UsageError(
+            f"process {answer.refused[0]} may not be read: it belongs to another user", hint="run this as that user, or as root"
+        )
     if not answer.ranks and pids is not None:
         hint = "name a rank, or its launcher (mpirun, torchrun, srun)"
         raise UsageError(f"process {pids[0]} is of no job: neither it nor what it has started has a launcher's RANK", hint=hint)

@@ -1,8 +1,8 @@
 """Who keeps a job waiting: where each rank stands, which stand elsewhere than the others, and what they wait for.
 
 A rank in a collective operation, or at a socket, waits for others; one that is stopped, at a file, a lock, its data loader or at work does
-not. Where there are both, the latter are the suspects. Where all wait, but in different operations or at different lines, they disagree on the
-order; where all wait at the same line, ranks that no host has are missing, or the network or the shape of their data is at fault.
+not. Where there are both, the latter are the suspects. Where all wait, but in different operations or at different lines, they disagree
+on the order; where all wait at the same line, ranks that no host has are missing, or the network or the shape of their data is at fault.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 from provision.base import validation
 from provision.base.text import folded
 from provision.base.validation import Model
-from provision.doctor.stall.model import Frame, Kind, Place, Process, Rank, Thread, Verdict
+from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Process, Rank, Thread, Verdict
 
 _BUSY = 0.5  # of a core: more is work, and not waiting
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
@@ -72,8 +72,8 @@ def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
 def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     places = sorted((place_of(host, rank) for host, rank in found), key=lambda place: (place.rank, place.host))
     missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
-    waiting = [place for place in places if place.waits_for_ranks]
-    elsewhere = sorted((place for place in places if not place.waits_for_ranks), key=lambda place: (place.moves, _ORDER.index(place.kind)))
+    waiting = [place for place in places if place.kind in WAITS]
+    elsewhere = sorted((place for place in places if place.kind not in WAITS), key=lambda place: (place.moves, _ORDER.index(place.kind)))
     made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
     suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
     made.suspects = missing or sorted(place.rank for place in suspects)
@@ -104,7 +104,6 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     else:
         unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
         made.said = f"{_said(waiting)}, and none is elsewhere: " + (unsent[0] if unsent else "another shape on one of them, or the network")
-        made.excluded = ["a rank that is missing, stopped, at work, or at a file or a lock", "operations at different lines"]
         made.steps = [*_known().steps["same"]]
     return made
 
@@ -120,9 +119,10 @@ def place_of(host: str, rank: Rank) -> Place:
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.evidence += _evidence(thread)
-    place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.busy < _BUSY and thread.switches > _MOVES)))
+    polls = kind == "collective" and thread.call.endswith("nanosleep")  # it looks again and again whether the others are there
+    place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.busy < _BUSY and thread.switches > _MOVES and not polls)))
     if kind in ("loader", "child"):
-        workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid and each.threads]
+        workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]
         # One that is at its queue waits for the loader.
         odd = min(workers, key=lambda each: (each[1] not in _ORDER, _ORDER.index(each[1]) if each[1] in _ORDER else 0), default=None)
         if odd:
@@ -141,12 +141,11 @@ def place_of(host: str, rank: Rank) -> Place:
     return place
 
 
-def _main(processes: Sequence[Process]) -> Process | None:
+def _main(processes: Sequence[Process]) -> Process:
     """The first process that runs Python; without one the first that does not only wait for what it has started, as a shell does."""
-    alive = [each for each in processes if each.threads]
-    with_python = [each for each in alive if any(frame.file.endswith(".py") for thread in each.threads for frame in thread.frames)]
-    at_work = [each for each in alive if each.threads[0].waits_in != "do_wait"]
-    return next(iter([*with_python, *at_work, *alive]), None)
+    with_python = [each for each in processes if any(frame.file.endswith(".py") for thread in each.threads for frame in thread.frames)]
+    at_work = [each for each in processes if each.threads[0].waits_in != "do_wait"]
+    return [*with_python, *at_work, *processes][0]
 
 
 def _kind(thread: Thread) -> tuple[Kind, str]:
@@ -156,7 +155,7 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
     for kind in ("collective", "loader", "child", "lock", "sleep"):
         fitting = [frame for frame in _frames(thread) if any(each.kind == kind and each.fits(frame) for each in _known().operations)]
         if fitting:
-            return (kind, _operation(fitting) if kind == "collective" else _plain(fitting[0]))  # type: ignore[return-value]
+            return (kind, _operation(fitting, thread) if kind == "collective" else _plain(fitting[0]))
     call = thread.call
     in_kernel = next((kind for name, kind in _WAITS_IN.items() if not thread.frames and re.match(name, thread.waits_in)), None)
     if thread.state == "D":
@@ -174,15 +173,22 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
     if call in ("wait4", "waitid"):
         return "child", call
     if call == "futex" and thread.frames and "/torch/" in thread.frames[0].file:
-        return "hidden", _plain(thread.frames[0])  # without the calls of native code: an operation of a process group, or work of other threads
+        return "hidden", _plain(
+            thread.frames[0]
+        )  # without the calls of native code: an operation of a process group, or work of other threads
     return in_kernel or ("lock" if call == "futex" else "unknown"), call or thread.waits_in
 
 
-def _operation(fitting: Sequence[Frame]) -> str:
-    """The operation as the program calls it: the outermost of the calls that fit, in Python where there is one."""
-    python = [_plain(frame) for frame in fitting if frame.file.endswith(".py")]
-    named = [name for name in python if name not in ("wrapper", "<module>", "__call__", "inner")]
-    return named[-1] if named else re.split(r"[(<]", fitting[-1].name)[0]
+def _operation(fitting: Sequence[Frame], thread: Thread) -> str:
+    """The operation as the program calls it: the outermost of the calls that fit, in Python where there is one, else the one of a library,
+    or the Python function that is in native code."""
+    called = [frame for frame in fitting if frame.file.endswith(".py")] or [
+        each for each in fitting if re.match("P?MPI_|r?nccl", each.name)
+    ]
+    called = called or [frame for frame in _frames(thread) if frame.file.endswith(".py")][:1] or list(fitting)
+    return next(
+        (name for name in map(_plain, reversed(called)) if name not in ("wrapper", "<module>", "__call__", "inner")), "an operation"
+    )
 
 
 def _plain(frame: Frame) -> str:
@@ -209,7 +215,7 @@ def _line(thread: Thread) -> str:
 
 
 def _doing(kind: Kind, operation: str, thread: Thread) -> str:
-    of = f" of {_target(thread)}" if thread.target and not thread.target.startswith("anon_inode") else ""
+    of = f" of {thread.target}" if thread.target and not thread.target.startswith("anon_inode") else ""
     held = f", which process {thread.holder} holds" if thread.holder else ""
     said: dict[Kind, str] = {
         "collective": f"waits for other ranks in {operation}",
@@ -227,10 +233,6 @@ def _doing(kind: Kind, operation: str, thread: Thread) -> str:
     return said.get(kind, f"is in {operation or 'a place that cannot be read'}")
 
 
-def _target(thread: Thread) -> str:
-    return thread.target + (f" on {thread.filesystem} {thread.source}" if thread.filesystem else "")
-
-
 def _evidence(thread: Thread) -> Iterator[str]:
     """What shows where a thread is."""
     if thread.frames:
@@ -238,15 +240,10 @@ def _evidence(thread: Thread) -> Iterator[str]:
         calls = [f"{frame.name} ({PurePosixPath(frame.file).name}:{frame.line})" for frame in python]
         yield "stack: " + " ← ".join(calls[:8]) if calls else f"native stack: {' ← '.join(frame.name for frame in thread.frames[:5])}"
     if thread.call or thread.waits_in:
-        on = f" on {_target(thread)}" if thread.target else ""
+        on = f" on {thread.target}" if thread.target else ""
         yield f"system call: {thread.call or '?'}{on}; state {thread.state}, in the kernel {thread.waits_in or '?'}"
-    if thread.state == "D" and thread.kernel:
-        yield f"kernel stack: {' ← '.join(thread.kernel)}"
-    if thread.peer:
-        unsent = f", {thread.unsent} bytes not acknowledged" if thread.unsent else ""
-        yield f"socket: {thread.local} to {thread.peer}, {thread.socket}{unsent}" + (
-            f", {thread.unread} bytes not read" if thread.unread else ""
-        )
+    if thread.socket:
+        yield f"socket: {thread.socket}"
     yield f"processor: {100 * thread.busy:.0f} % of a core, {thread.switches} switches"
 
 

@@ -12,8 +12,9 @@ _Text = Annotated[str, Field(max_length=300)]
 _Count = Annotated[int, Field(ge=0, le=1 << 40)]
 _Rank = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
-#: What a rank does. The first three wait for other ranks, as far as can be seen; the others are what those may wait for.
+#: What a rank does. Those in `WAITS` wait for other ranks, as far as can be seen; the others are what those may wait for.
 Kind = Literal["collective", "network", "hidden", "stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown"]
+WAITS = ("collective", "network", "hidden")
 
 
 class Frame(Answer):
@@ -28,10 +29,9 @@ class Thread(Answer):
     """A thread: its stack, the innermost call first, and its system call.
 
     Attributes:
-        busy: its share of a core while it was watched.
-        switches: how often it was given to or taken from a core in that time.
+        busy, switches: its share of a core while it was watched, and how often it was given to or taken from a core.
         waits_in: the kernel's function in which it waits.
-        target: the file, pipe or socket of its system call, with its file system or the other end.
+        target: the file, with its file system, pipe or socket of its system call; ``peer`` and ``socket``: the other end, and all of it.
         holder: the process that holds the lock which it waits for.
     """
 
@@ -41,17 +41,11 @@ class Thread(Answer):
     busy: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
     switches: _Count = 0
     waits_in: _Text = ""
-    kernel: Annotated[tuple[_Text, ...], Field(max_length=8)] = ()
     frames: Annotated[tuple[Frame, ...], Field(max_length=60)] = ()
     call: _Text = ""
     target: _Text = ""
-    filesystem: _Text = ""
-    source: _Text = ""
     peer: _Text = ""
-    local: _Text = ""
     socket: _Text = ""
-    unsent: _Count = 0
-    unread: _Count = 0
     holder: _Count | None = None
 
 
@@ -62,25 +56,21 @@ class Process(Answer):
     pid: _Count
     parent: _Count = 0
     tracer: _Count = 0
-    threads: Annotated[tuple[Thread, ...], Field(max_length=48)] = ()
+    threads: Annotated[tuple[Thread, ...], Field(min_length=1, max_length=48)]
     no_stacks: _Text = ""
     moves: bool = False
 
 
 class Rank(Answer):
-    """A rank: its first process and what that started.
-
-    Attributes:
-        local: how many ranks of the job its launcher has started on its host; 0 where that cannot be known.
-        began: of its first process, in seconds since 1970.
-    """
+    """A rank: its first process and what that started, how many ranks its launcher has started on its host (``local``, 0 where that is
+    not known), and since when it runs, in seconds since 1970."""
 
     rank: _Rank
     ranks: _Rank
     job: _Text
     local: _Rank = 0
     began: _Count = 0
-    processes: Annotated[tuple[Process, ...], Field(max_length=24)] = ()
+    processes: Annotated[tuple[Process, ...], Field(min_length=1, max_length=24)]
 
 
 class HostAnswer(Answer):
@@ -110,11 +100,6 @@ class Place(BaseModel):
     evidence: list[str] = Field(default_factory=list)
     moves: bool = False
 
-    @property
-    def waits_for_ranks(self) -> bool:
-        """Whether it waits for other ranks, as far as its place says."""
-        return self.kind in ("collective", "network", "hidden")
-
 
 class Verdict(BaseModel):
     """What keeps a job: one paragraph, the ranks at fault, and where all ranks stand.
@@ -124,7 +109,6 @@ class Verdict(BaseModel):
         began: in seconds since 1970.
         suspects: the ranks that others wait for; all of a disagreement; empty where it cannot be said.
         missing: ranks that no host has.
-        excluded: what it is not, where no suspect is left.
         steps: what to do next.
     """
 
@@ -135,7 +119,6 @@ class Verdict(BaseModel):
     suspects: list[int] = Field(default_factory=list)
     missing: list[int] = Field(default_factory=list)
     places: list[Place] = Field(default_factory=list)
-    excluded: list[str] = Field(default_factory=list)
     steps: list[str] = Field(default_factory=list)
 
 
