@@ -23,16 +23,17 @@ from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Process, Ran
 _BUSY = 0.5  # of a core: more is work, and not waiting
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
 _MAX_EVIDENCE = 8
-_FILE_CALLS = re.compile(r"open(at)?|p?(read|write)(v|64)?|newfstatat|statx|getdents64|f(data)?sync")
 #: Of several that do not wait for ranks, the one that explains most is said first.
-_ORDER: tuple[Kind, ...] = ("stopped", "disk", "file", "lock", "loader", "child", "sleep", "unknown", "busy")
-#: What the kernel's functions say where the system call may not be read.
-_WAITS_IN: Mapping[str, Kind] = {
-    r"(anon_)?pipe_(read|write)|wait_for_partner|fifo_open|fuse_|nfs|rpc_": "file",
-    "locks_lock_inode|flock": "lock",
-    "hrtimer_nanosleep|do_nanosleep": "sleep",
-    "do_wait": "child",
-    r"futex_|sk_wait|wait_woken|inet_csk_accept|(do_|sys_)?e?poll|do_select|poll_schedule": "hidden",
+_ORDER: tuple[Kind, ...] = ("stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown", *WAITS)
+#: What a system call says, or where that may not be read the kernel's function.
+_CALLS: Mapping[str, Kind] = {
+    r"open(at)?|p?(read|write)(v|64)?|newfstatat|statx|getdents64|f(data)?sync": "file",
+    r"(anon_)?pipe_(read|write)|wait_for_partner|fifo_open|(fuse|nfs|rpc)_\w+": "file",
+    r"flock\w*|fcntl|locks_lock_\w+": "lock",
+    r"connect|accept4?|sk_wait\w+|wait_woken|inet_csk_\w+": "network",
+    r"(clock_|hrtimer_|do_)?nanosleep|pause": "sleep",
+    r"wait4|waitid|do_wait": "child",
+    r"futex\w*|\w*poll\w*|\w*select\w*": "hidden",
 }
 
 
@@ -76,18 +77,17 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     elsewhere = sorted((place for place in places if place.kind not in WAITS), key=lambda place: (place.moves, _ORDER.index(place.kind)))
     made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
     suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
-    made.suspects = missing or sorted(place.rank for place in suspects)
-    made.steps = _steps(suspects)
+    made.suspects, made.steps = sorted(place.rank for place in suspects), _steps(suspects)
+    # Each launcher says how many ranks it has started on its host: whether the missing ones are among them.
+    ended = sum({host: rank.local for host, rank in found}.values()) >= len(places) + len(missing)
     if any(place.moves for place in (waiting or elsewhere)):
         made.state, made.suspects, made.missing, made.steps = "moves", [], [], []
         made.said = f"the job goes on: {_said(places)}"
-    elif missing:
-        # Each launcher says how many ranks it has started on its host: whether the missing ones are among them.
-        ended = sum({host: rank.local for host, rank in found}.values()) >= len(places) + len(missing)
+    elif missing and (ended or not suspects):
         where = f"{'has' if len(missing) == 1 else 'have'} ended" if ended else "cannot be found on these hosts: ended, or on another host"
         rest = f"; {_said(elsewhere)}" if elsewhere else ""
         made.said = f"{_ranks(missing)} {where}; {_others(waiting, len(missing)) if waiting else 'no rank waits for another'}{rest}"
-        made.steps = [*_known().steps["missing"], *made.steps]
+        made.suspects, made.steps = missing, [*_known().steps["missing"], *made.steps]
     elif elsewhere and waiting:
         made.said = f"{_said(elsewhere)}; {_others(waiting, len(elsewhere))}"
         if all(place.moves for place in elsewhere):
@@ -105,28 +105,24 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
         made.said = f"{_said(waiting)}, and none is elsewhere: " + (unsent[0] if unsent else "another shape on one of them, or the network")
         made.steps = [*_known().steps["same"]]
+    if made.missing and made.suspects != missing:
+        made.said += f"; {_ranks(missing)} cannot be found on these hosts"
     return made
 
 
 def place_of(host: str, rank: Rank) -> Place:
     """Where a rank stands: what its main thread does, and the processes that it waits for."""
     main = _main(rank.processes)
-    if main is None:
-        return Place(
-            rank=rank.rank, host=host, pid=0, kind="unknown", doing="could not be looked at", evidence=["no process of it can be read"]
-        )
     thread = main.threads[0]
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.evidence += _evidence(thread)
-    polls = kind == "collective" and thread.call.endswith("nanosleep")  # it looks again and again whether the others are there
-    place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.busy < _BUSY and thread.switches > _MOVES and not polls)))
+    # It waits, but looks again and again whether the others are there.
+    spins = kind in WAITS and (thread.busy > _BUSY or thread.call.endswith("nanosleep"))
+    place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):
         workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]
-        # One that is at its queue waits for the loader.
-        odd = min(workers, key=lambda each: (each[1] not in _ORDER, _ORDER.index(each[1]) if each[1] in _ORDER else 0), default=None)
-        if odd:
-            worker, of_worker, what = odd
+        for worker, of_worker, what in sorted(workers, key=lambda each: _ORDER.index(each[1]))[:1]:
             first, at = worker.threads[0], _line(worker.threads[0])
             place.doing += f" from process {worker.pid}, which {_doing(of_worker, what, first)}" + (f" at {at}" if at else "")
             place.evidence += [f"process {worker.pid}: {each}" for each in _evidence(first)]
@@ -156,27 +152,19 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
         fitting = [frame for frame in _frames(thread) if any(each.kind == kind and each.fits(frame) for each in _known().operations)]
         if fitting:
             return (kind, _operation(fitting, thread) if kind == "collective" else _plain(fitting[0]))
-    call = thread.call
-    in_kernel = next((kind for name, kind in _WAITS_IN.items() if not thread.frames and re.match(name, thread.waits_in)), None)
     if thread.state == "D":
-        return "disk", call
-    if call in ("flock", "fcntl"):
-        return "lock", call
-    if _FILE_CALLS.fullmatch(call) and not thread.target.startswith("socket:"):
-        return "file", call
-    if thread.busy > _BUSY or thread.state == "R":
+        return "disk", thread.call
+    call = thread.call or thread.waits_in
+    found = next((kind for pattern, kind in _CALLS.items() if re.fullmatch(pattern, call)), "unknown")
+    if thread.target.startswith("socket:"):
+        found = "network"
+    if found not in ("file", "lock", "network") and (thread.busy > _BUSY or thread.state == "R"):
         return "busy", ""
-    if thread.target.startswith("socket:") or call in ("connect", "accept", "accept4"):
-        return "network", call
-    if call in ("nanosleep", "clock_nanosleep", "pause"):
-        return "sleep", call
-    if call in ("wait4", "waitid"):
-        return "child", call
-    if call == "futex" and thread.frames and "/torch/" in thread.frames[0].file:
-        return "hidden", _plain(
-            thread.frames[0]
-        )  # without the calls of native code: an operation of a process group, or work of other threads
-    return in_kernel or ("lock" if call == "futex" else "unknown"), call or thread.waits_in
+    if found == "hidden" and thread.frames and "/torch/" in thread.frames[0].file:
+        call = _plain(thread.frames[0])  # without the calls of native code: an operation of a process group, or work of other threads
+    elif found == "hidden" and thread.frames:
+        found = "lock" if call.startswith("futex") else "unknown"
+    return found, call
 
 
 def _operation(fitting: Sequence[Frame], thread: Thread) -> str:

@@ -85,8 +85,8 @@ class Place(BaseModel):
     """Where one rank stands.
 
     Attributes:
-        doing: what it does there, such as ``waits in all_reduce``.
-        line: the innermost line of the program itself, such as ``train.py:88``; empty where no stack was read.
+        doing, line: what it does there, such as ``waits in read of /data/x``, and the innermost line of the program itself, such as
+            ``train.py:88``; empty where no stack was read.
         evidence: what shows it, line by line.
         moves: whether it is at work, or went on while it was watched.
     """
@@ -102,14 +102,13 @@ class Place(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What keeps a job: one paragraph, the ranks at fault, and where all ranks stand.
+    """What keeps a job: one paragraph, the ranks at fault, where all ranks stand, and what to do next.
 
     Attributes:
-        state: it moves; ranks wait for others that are at work, which may be slow or in a loop without end; or it is stalled.
         began: in seconds since 1970.
+        state: it moves; ranks wait for others that are at work, which may be slow or in a loop without end; or it is stalled.
         suspects: the ranks that others wait for; all of a disagreement; empty where it cannot be said.
         missing: ranks that no host has.
-        steps: what to do next.
     """
 
     job: str
@@ -118,7 +117,7 @@ class Verdict(BaseModel):
     state: Literal["moves", "works", "stalled"]
     suspects: list[int] = Field(default_factory=list)
     missing: list[int] = Field(default_factory=list)
-    places: list[Place] = Field(default_factory=list)
+    places: list[Place]
     steps: list[str] = Field(default_factory=list)
 
 
