@@ -21,31 +21,28 @@ _MAX_GROUPS = 8  # of ranks that are shown
 _RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{7}")  # as `session.new_run_id` makes it
 
 
+_TARGET = typer.Argument(
+    metavar="PID|HOSTS|RUN",
+    show_default=False,
+    help="Ranks or launchers on this machine (`4711`, `4711,4712`), hosts with the newest job of this user, or a run as `provision status` "
+    "names it. By default all jobs of this user on this machine.",
+)
+
+
 @with_options(passwords=passwords)
-def job(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PID|HOSTS|RUN",
-            show_default=False,
-            help="Ranks or launchers on this machine (`4711`, `4711,4712`), hosts with the newest job of this user, or a run as "
-            "`provision status` names it. By default all jobs of this user on this machine.",
-        ),
-    ] = None,
-    limit: Limit = None,
-    json_: Json = False,
-    *,
-    passwords: Mapping[str, str],
-) -> None:
+def job(target: Annotated[str | None, _TARGET] = None, limit: Limit = None, json_: Json = False, *, passwords: Mapping[str, str]) -> None:
     """Say which rank keeps a job waiting, at which line, and why. Changes nothing in the job. `provision doctor --job` is the same.
 
     The exit code is 0 where nothing is stalled, 1 for a stalled job, and 2 for wrong usage, or where no host could be examined.
     """
-    if target is None or re.fullmatch(r"\d+(,\d+)*", target):
+    if target is None or re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", target):
         found = examination.of_processes([int(pid) for pid in target.split(",")] if target else None)
     else:
         run = target if _RUN.fullmatch(target) else None
-        inventory = inventory_of(_inventory_of_run(target) if run else target, limit)
+        record = run_folders.content(paths.runs() / run / RECORD) if run else None
+        if run and record is None:
+            raise UsageError(f"no such run on this machine: {run}", hint="name its hosts: provision doctor --job HOSTS")
+        inventory = inventory_of(Record.model_validate_json(record).inventory if record else target, limit)
         with progress.make() as shown, Session(inventory, shown, passwords, command="provision doctor --job") as session:
             found = examination.of_hosts(session, run)
     code = 2 if found.failed and not found.jobs else int(any(each.state == "stalled" for each in found.jobs))
@@ -55,13 +52,6 @@ def job(
         _print(found)
     if code:
         raise typer.Exit(code)
-
-
-def _inventory_of_run(run: str) -> str:
-    record = run_folders.content(paths.runs() / run / RECORD)
-    if record is None:
-        raise UsageError(f"no such run on this machine: {run}", hint="name its hosts: provision doctor --job HOSTS")
-    return Record.model_validate_json(record).inventory
 
 
 def _print(found: Document) -> None:

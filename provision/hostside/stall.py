@@ -16,6 +16,7 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -108,24 +109,18 @@ def table(user):
 def ranks_of(processes, pids, run):
     """[(rank, ranks, job, its processes)]: a rank's first process is the one whose parent is not of that rank."""
     found = {number: known for number, known in ((number, each.rank()) for number, each in processes.items() if each.state != "Z") if known}
-    members = {}
+    members, jobs = {}, set()
     for number in sorted(found):
-        top = number
-        for _ in range(64):  # a process number that was used again meanwhile could lead in a circle
-            top = processes[top].parent if found.get(processes[top].parent) == found[number] else top
+        above = [number]
+        while above[-1] in processes and processes[above[-1]].parent not in above:  # a number that was used again could lead in a circle
+            above.append(processes[above[-1]].parent)
+        top = next((each for each, parent in zip(above, above[1:]) if found.get(parent) != found[number]), number)
         members.setdefault(top, []).append(number)
-    if run is not None:
-        members = {top: those for top, those in members.items() if processes[top].environ.get("PROVISION_RUN_ID") == run}
-    jobs = {found[top][2] for top, those in members.items() if pids is None or is_of(processes, set(pids), top, those)}
-    return [(found[top], sorted(those, key=lambda pid: pid != top)) for top, those in sorted(members.items()) if found[top][2] in jobs][:MAX_RANKS]
-
-
-def is_of(processes, pids, top, those):
-    """Whether one of these processes is of a rank, or has started it."""
-    above = [top]
-    while above[-1] in processes and processes[above[-1]].parent not in (0, 1, *above):
-        above.append(processes[above[-1]].parent)
-    return bool(pids & set(above + those))
+        is_run = run is None or processes[number].environ.get("PROVISION_RUN_ID") == run
+        if is_run and (pids is None or set(pids) & set(above)):
+            jobs.add(found[number][2])
+    chosen = sorted((top, those) for top, those in members.items() if found[top][2] in jobs)
+    return [(found[top], sorted(those, key=lambda pid: pid != top)) for top, those in chosen][:MAX_RANKS]
 
 
 def clock(pid, tid):
@@ -154,12 +149,9 @@ def memory(pid, address, size):
 def address_of(encoded):
     """``10.0.0.1:29500`` from ``0100000A:733C``; of IPv6 what is in brackets."""
     host, _, port = encoded.partition(":")
-    words = [struct.pack("<I", int(host[at : at + 8], 16)) for at in range(0, len(host), 8)]
-    raw = b"".join(words)
-    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
-        raw = raw[12:]
-    shown = ".".join(map(str, raw)) if len(raw) == 4 else "[%s]" % ":".join("%x" % each for each in struct.unpack(">8H", raw))
-    return "%s:%d" % (shown, int(port, 16))
+    raw = b"".join(bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8))
+    shown = socket.inet_ntop(socket.AF_INET, raw) if len(raw) == 4 else "[%s]" % socket.inet_ntop(socket.AF_INET6, raw)
+    return "%s:%d" % (shown.replace("::ffff:", ""), int(port, 16))
 
 
 def socket_of(pid, inode):
@@ -186,15 +178,9 @@ def on_mount(pid, path):
 
 def holder_of(pid, fd):
     """The process that holds the lock that one waits for, as /proc/locks says."""
-    try:
-        inode = os.stat("/proc/%d/fd/%d" % (pid, fd)).st_ino  # of a lock: its file is there
-    except OSError:
-        return None
-    for line in read("/proc/locks").decode(errors="replace").splitlines():
-        fields = line.split()
-        if "->" not in fields and len(fields) > 5 and fields[5].endswith(":%d" % inode) and fields[4] not in (str(pid), "-1"):
-            return int(fields[4])
-    return None
+    inode = re.search(rb"^ino:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, fd)), re.MULTILINE)  # its file itself may not answer
+    pattern = rb"^\d+: (?!->).* (\d+) \S+:%s " % (inode.group(1) if inode else b"none")
+    return next((int(each) for each in re.findall(pattern, read("/proc/locks", 1 << 22), re.MULTILINE) if int(each) != pid), None)
 
 
 def opened(pid, fd, lock=False):
@@ -244,12 +230,14 @@ def stacks(spy, pid, until, *ways):
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=left)
             threads = json.loads(done.stdout.decode(errors="replace")) if len(done.stdout) < MAX_DUMP else None
-            return {int(each["os_thread_id"]): list(map(frame_of, each["frames"][:MAX_FRAMES])) for each in threads if each.get("os_thread_id")}, ""
+            found = {int(each["os_thread_id"]): each["frames"][:MAX_FRAMES] for each in threads if each.get("os_thread_id")}
+            keys = ("name", "name", text), ("file", "filename", text), ("line", "line", lambda line: min(max(0, int(line)), 1 << 31))
+            return {tid: [{key: made(frame[name]) for key, name, made in keys} for frame in frames] for tid, frames in found.items()}, ""
         except subprocess.TimeoutExpired:
             why = "py-spy got no answer: the process does not let itself be stopped"
         except OSError as error:
             return {}, text("py-spy cannot be started: %s" % error.strerror)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
             why = text(lines[-1] if lines else "py-spy printed nothing that can be read")
             if any("ermission" in line or "not permitted" in line for line in lines):
@@ -264,10 +252,6 @@ def is_obscure(pid, frames):
     return not is_known and (number == b"running" or (number.isdigit() and NUMBERS.get(int(number), "?")[0] == "futex"))
 
 
-def frame_of(frame):
-    return {"name": text(frame["name"]), "file": text(frame["filename"]), "line": max(0, int(frame["line"]))}
-
-
 def examined(process, before, frames, why, passed):
     """One process: its threads, each with its stack, its system call and what it waits for. ``before``: thread -> clock, ``passed`` seconds ago."""
     pid, threads = process.pid, []
@@ -275,29 +259,12 @@ def examined(process, before, frames, why, passed):
         place = "/proc/%d/task/%d/" % (pid, tid)
         fields, (ticks, switches) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
         old = before.get(tid, (ticks, switches))
-        thread = {
-            "tid": tid,
-            "name": text(read(place + "comm").strip()),
-            "state": fields[0].decode() if fields else "",
-            "busy": round(max(0, ticks - old[0]) / TICKS / passed, 3),
-            "switches": max(0, switches - old[1]),
-            "waits_in": text(read(place + "wchan").strip(b"\0 \n0")),
-            "frames": frames.get(tid, []),
-        }
+        thread = {"tid": tid, "name": text(read(place + "comm").strip()), "state": fields[0].decode() if fields else ""}
+        thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), switches=max(0, switches - old[1]), frames=frames.get(tid, []))
+        thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
     tracer = re.search(rb"^TracerPid:\s*(\d+)", read(process.place + "status"), re.MULTILINE)
     return {"pid": pid, "parent": process.parent, "tracer": int(tracer.group(1)) if tracer else 0, "threads": threads, "no_stacks": why}
-
-
-def unpacked(order, folder):
-    """The path of py-spy: in a folder of our own, or this host's."""
-    if not order["spy"] or order["machine"] != platform.machine():
-        return shutil.which("py-spy")
-    path = os.path.join(folder, "py-spy")
-    with open(path, "wb") as file:
-        file.write(zlib.decompress(base64.b64decode(order["spy"])))
-    os.chmod(path, 0o700)
-    return path
 
 
 def watched(processes, chosen, spy, until):
@@ -329,7 +296,12 @@ def document(order):
     chosen = ranks_of(processes, order["pids"], order["run"])
     folder = tempfile.mkdtemp(prefix="provision-stall-")
     try:
-        seen = watched(processes, chosen, unpacked(order, folder), until)
+        spy = shutil.which("py-spy")
+        if order["spy"] and order["machine"] == platform.machine():
+            spy = os.path.join(folder, "py-spy")
+            with open(os.open(spy, os.O_WRONLY | os.O_CREAT, 0o700), "wb") as file:
+                file.write(zlib.decompress(base64.b64decode(order["spy"])))
+        seen = watched(processes, chosen, spy, until)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     found = []
@@ -344,5 +316,5 @@ def document(order):
 
 if __name__ == "__main__":
     ordered = json.load(sys.stdin)
-    signal.alarm(int(ordered["seconds"]) + 5)
+    signal.alarm(int(ordered["seconds"]) + 15)
     print("\n%s\n%s\n%s" % (BEGIN, json.dumps(document(ordered)), END))

@@ -37,7 +37,7 @@ def of_processes(pids: Sequence[int] | None) -> Document:
     """
     command = [sys.executable, "-c", resources.script("stall.py")]
     try:
-        done = subprocess.run(command, input=_order(pids, None), capture_output=True, timeout=SECONDS + 10, check=False)
+        done = subprocess.run(command, input=_order(pids, None), capture_output=True, timeout=SECONDS + 20, check=False)
     except subprocess.TimeoutExpired as error:
         raise ProvisionError("the job could not be examined: reading its processes takes too long", where=THIS_MACHINE) from error
     answer = parse_answer(HostAnswer, done.stdout.decode(errors="replace"), _BEGIN, _WHAT)

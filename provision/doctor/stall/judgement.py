@@ -18,13 +18,15 @@ from typing import Literal
 from provision.base import validation
 from provision.base.text import folded
 from provision.base.validation import Model
-from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Process, Rank, Thread, Verdict
+from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Rank, Thread, Verdict
 
 _BUSY = 0.5  # of a core: more is work, and not waiting
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
 _MAX_EVIDENCE = 8
-#: Of several that do not wait for ranks, the one that explains most is said first.
+_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|/collective_core/src/")
+#: Of several places, the one that explains most is said first.
 _ORDER: tuple[Kind, ...] = ("stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown", *WAITS)
+_STACKS: tuple[Kind, ...] = ("collective", "loader", "child", "lock", "sleep")  # what stacks show, the first first
 #: What a system call says, or where that may not be read the kernel's function.
 _CALLS: Mapping[str, Kind] = {
     r"open(at)?|p?(read|write)(v|64)?|newfstatat|statx|getdents64|f(data)?sync": "file",
@@ -64,9 +66,8 @@ def _known() -> _Operations:
 def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
     """One verdict for each job, the newest first. Host → its ranks."""
     jobs: dict[str, list[tuple[str, Rank]]] = defaultdict(list)
-    for host, ranks in hosts.items():
-        for rank in ranks:
-            jobs[rank.job].append((host, rank))
+    for host, rank in ((host, rank) for host, ranks in hosts.items() for rank in ranks):
+        jobs[rank.job].append((host, rank))
     return sorted((_verdict(job, found) for job, found in jobs.items()), key=lambda each: (-each.began, each.job))
 
 
@@ -77,7 +78,8 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     elsewhere = sorted((place for place in places if place.kind not in WAITS), key=lambda place: (place.moves, _ORDER.index(place.kind)))
     made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
     suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
-    made.suspects, made.steps = sorted(place.rank for place in suspects), _steps(suspects)
+    made.suspects, first = sorted(place.rank for place in suspects), {place.kind: place for place in reversed(suspects)}
+    made.steps = [step.format(pid=each.pid, host=each.host) for each in first.values() for step in _known().steps.get(each.kind, ())]
     # Each launcher says how many ranks it has started on its host: whether the missing ones are among them.
     ended = sum({host: rank.local for host, rank in found}.values()) >= len(places) + len(missing)
     if any(place.moves for place in (waiting or elsewhere)):
@@ -112,7 +114,9 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
 
 def place_of(host: str, rank: Rank) -> Place:
     """Where a rank stands: what its main thread does, and the processes that it waits for."""
-    main = _main(rank.processes)
+    # The first process that runs Python; without one the first that does not only wait for what it has started, as a shell does.
+    python = [each for each in rank.processes if any(_line_of(frame) for thread in each.threads for frame in thread.frames)]
+    main = [*python, *(each for each in rank.processes if each.threads[0].waits_in != "do_wait"), *rank.processes][0]
     thread = main.threads[0]
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
@@ -124,7 +128,9 @@ def place_of(host: str, rank: Rank) -> Place:
         workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]
         for worker, of_worker, what in sorted(workers, key=lambda each: _ORDER.index(each[1]))[:1]:
             first, at = worker.threads[0], _line(worker.threads[0])
-            place.doing += f" from process {worker.pid}, which {_doing(of_worker, what, first)}" + (f" at {at}" if at else "")
+            place.doing += f"{' from' if kind == 'loader' else ':'} process {worker.pid}, which {_doing(of_worker, what, first)}" + (
+                f" ({at})" if at else ""
+            )
             place.evidence += [f"process {worker.pid}: {each}" for each in _evidence(first)]
             place.moves = place.moves or first.busy > _BUSY or first.switches > _MOVES
     if kind == "lock":
@@ -137,25 +143,18 @@ def place_of(host: str, rank: Rank) -> Place:
     return place
 
 
-def _main(processes: Sequence[Process]) -> Process:
-    """The first process that runs Python; without one the first that does not only wait for what it has started, as a shell does."""
-    with_python = [each for each in processes if any(frame.file.endswith(".py") for thread in each.threads for frame in thread.frames)]
-    at_work = [each for each in processes if each.threads[0].waits_in != "do_wait"]
-    return [*with_python, *at_work, *processes][0]
-
-
 def _kind(thread: Thread) -> tuple[Kind, str]:
     """(what a thread does, the call that says so)"""
     if thread.state in ("T", "t"):
         return "stopped", ""
-    for kind in ("collective", "loader", "child", "lock", "sleep"):
+    for kind in _STACKS:
         fitting = [frame for frame in _frames(thread) if any(each.kind == kind and each.fits(frame) for each in _known().operations)]
         if fitting:
-            return (kind, _operation(fitting, thread) if kind == "collective" else _plain(fitting[0]))
+            return kind, _operation(fitting, thread) if kind == "collective" else _plain(fitting[0])
     if thread.state == "D":
         return "disk", thread.call
     call = thread.call or thread.waits_in
-    found = next((kind for pattern, kind in _CALLS.items() if re.fullmatch(pattern, call)), "unknown")
+    found: Kind = next((kind for pattern, kind in _CALLS.items() if re.fullmatch(pattern, call)), "unknown")
     if thread.target.startswith("socket:"):
         found = "network"
     if found not in ("file", "lock", "network") and (thread.busy > _BUSY or thread.state == "R"):
@@ -170,17 +169,15 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
 def _operation(fitting: Sequence[Frame], thread: Thread) -> str:
     """The operation as the program calls it: the outermost of the calls that fit, in Python where there is one, else the one of a library,
     or the Python function that is in native code."""
-    called = [frame for frame in fitting if frame.file.endswith(".py")] or [
-        each for each in fitting if re.match("P?MPI_|r?nccl", each.name)
-    ]
-    called = called or [frame for frame in _frames(thread) if frame.file.endswith(".py")][:1] or list(fitting)
-    return next(
-        (name for name in map(_plain, reversed(called)) if name not in ("wrapper", "<module>", "__call__", "inner")), "an operation"
+    native = [frame for frame in fitting if re.match("P?MPI_|r?nccl", frame.name)]
+    called = (
+        [frame for frame in fitting if frame.file.endswith(".py")] or native or [frame for frame in _frames(thread) if _line_of(frame)][:1]
     )
+    named = [name for name in map(_plain, called or fitting) if name not in ("wrapper", "<module>", "__call__", "inner")]
+    return named[-1] if named else "an operation"
 
 
-def _plain(frame: Frame) -> str:
-    """``__next__`` of ``_BaseDataLoaderIter.__next__``."""
+def _plain(frame: Frame) -> str:  # ``__next__`` of ``_BaseDataLoaderIter.__next__``
     return frame.name.rpartition(".")[2] if frame.file.endswith(".py") else frame.name
 
 
@@ -194,12 +191,11 @@ def _frames(thread: Thread) -> tuple[Frame, ...]:
 
 def _line(thread: Thread) -> str:
     """The innermost line of the program itself: Python that is in no package."""
-    for frame in _frames(thread):
-        if frame.file.endswith(".py") and not re.search(
-            r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|/collective_core/src/", frame.file
-        ):
-            return f"{PurePosixPath(frame.file).name}:{frame.line}"
-    return ""
+    return next((_line_of(frame) for frame in _frames(thread) if _line_of(frame) and not _LIBRARIES.search(frame.file)), "")
+
+
+def _line_of(frame: Frame) -> str:
+    return f"{PurePosixPath(frame.file).name}:{frame.line}" if frame.file.endswith(".py") else ""
 
 
 def _doing(kind: Kind, operation: str, thread: Thread) -> str:
@@ -224,8 +220,7 @@ def _doing(kind: Kind, operation: str, thread: Thread) -> str:
 def _evidence(thread: Thread) -> Iterator[str]:
     """What shows where a thread is."""
     if thread.frames:
-        python = [frame for frame in _frames(thread) if frame.line and frame.file.endswith(".py")]
-        calls = [f"{frame.name} ({PurePosixPath(frame.file).name}:{frame.line})" for frame in python]
+        calls = [f"{frame.name} ({_line_of(frame)})" for frame in _frames(thread) if _line_of(frame)]
         yield "stack: " + " ← ".join(calls[:8]) if calls else f"native stack: {' ← '.join(frame.name for frame in thread.frames[:5])}"
     if thread.call or thread.waits_in:
         on = f" on {thread.target}" if thread.target else ""
@@ -260,12 +255,6 @@ def _others(waiting: Sequence[Place], count: int) -> str:
     who = f"the other {len(waiting)} ranks wait" if len(waiting) > 1 else f"{_ranks([waiting[0].rank])} waits"
     where = {f"{re.sub('^waits (for other ranks )?', '', each.doing)}{f' at {each.line}' if each.line else ''}" for each in waiting}
     return f"{who} for {'it' if count == 1 else 'them'} {', '.join(sorted(where)[:3])}"
-
-
-def _steps(suspects: Sequence[Place]) -> list[str]:
-    """What to do, once for each kind of place."""
-    first = {place.kind: place for place in reversed(suspects)}
-    return [line.format(pid=each.pid, host=each.host) for each in first.values() for line in _known().steps.get(each.kind, ())]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

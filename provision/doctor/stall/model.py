@@ -14,7 +14,7 @@ _Rank = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 #: What a rank does. Those in `WAITS` wait for other ranks, as far as can be seen; the others are what those may wait for.
 Kind = Literal["collective", "network", "hidden", "stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown"]
-WAITS = ("collective", "network", "hidden")
+WAITS: tuple[Kind, ...] = ("collective", "network", "hidden")
 
 
 class Frame(Answer):
