@@ -278,7 +278,7 @@ def watched(processes, chosen, spy, until):
         native = pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--native",)) if is_obscure(pid, found[pid][0]) else found[pid], pids)
         held = {pid: each if each[0] else found[pid] for pid, each in zip(pids, native)}
         start, before = time.monotonic(), {pid: {tid: clock(pid, tid) for tid in threads_of(pid)} for pid in pids}
-        time.sleep(max(0.0, min(WATCH_S, until - start)))
+        time.sleep(max(0.0, min(WATCH_S if pids else 0.0, until - start)))
         passed = max(time.monotonic() - start, 0.01)
         seen = {pid: examined(processes[pid], before[pid], held[pid][0], held[pid][1], passed) for pid in pids}
         again = pool.map(lambda pid: stacks(spy, pid, until, ("--nonblocking",))[0].get(pid), tops)

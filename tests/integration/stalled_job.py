@@ -1,5 +1,5 @@
-"""Jobs of torch.distributed over Gloo, one for each shape that is named, that stall in that way, or do not: rank 1 stops going on, the others
-go on to the next collective operation. Each rank prints where it has to be found: ``stands RANK FILE:LINE``.
+"""Jobs of torch.distributed over Gloo, one for each shape that is named, that stall in that way, or do not: rank 1 stops going on, the
+others go on to the next collective operation. Each rank prints where it has to be found: ``stands RANK FILE:LINE``.
 
 ``stalled_job.py FOLDER RANKS PORT SHAPE…``, with the variables RANK=_, WORLD_SIZE=_ and MASTER_PORT=00000 in its environment. It imports
 PyTorch once and forks all ranks, which takes a tenth of the time; each then writes its own variables over these three, in the memory that
@@ -40,7 +40,7 @@ class Batches(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index > 3:
-            open(FIFO).read()
+            os.open(FIFO, os.O_RDONLY)
         return ONES
 
 
@@ -57,7 +57,7 @@ class SlowBatches(Dataset):
 
 def fifo() -> None:
     here()
-    open(FIFO).read()
+    os.open(FIFO, os.O_RDONLY)
 
 
 def endless() -> None:
@@ -101,7 +101,7 @@ def two_locks() -> None:
 
 
 def file_lock() -> None:
-    file = open(LOCK, "w")
+    file = os.open(LOCK, os.O_WRONLY | os.O_CREAT)
     here()
     fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -167,7 +167,7 @@ def full_pipe() -> None:
 
 def thread_join() -> None:
     """The main thread waits for one that waits for a FIFO."""
-    saver = threading.Thread(target=lambda: open(FIFO).read(), name="saver", daemon=True)
+    saver = threading.Thread(target=lambda: os.open(FIFO, os.O_RDONLY), name="saver", daemon=True)
     saver.start()
     here()
     saver.join()
@@ -220,7 +220,13 @@ def with_loader() -> None:
             dist.all_reduce(batch.sum())
 
 
-HEALTHY = {"quick": lambda: steps(0.01), "seconds": lambda: steps(0.4), "uneven": uneven, "long_steps": long_steps, "with_loader": with_loader}
+HEALTHY = {
+    "quick": lambda: steps(0.01),
+    "seconds": lambda: steps(0.4),
+    "uneven": uneven,
+    "long_steps": long_steps,
+    "with_loader": with_loader,
+}
 
 
 def run() -> None:
@@ -231,7 +237,7 @@ def run() -> None:
         here()
     dist.init_process_group("gloo")
     if SHAPE == "file_lock" and RANK == 0:
-        held = open(LOCK, "w")
+        held = os.open(LOCK, os.O_WRONLY | os.O_CREAT)
         fcntl.flock(held, fcntl.LOCK_EX)
     groups = [dist.new_group(list(range(RANKS))) for _ in range(2)] if SHAPE == "two_groups" else []
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
