@@ -1,4 +1,4 @@
-"""Verdicts on examinations of real jobs, recorded of `tests/integration/stalled_job.py` in `tests/data/stalls`, and how they are printed."""
+"""Verdicts on examinations of jobs, recorded of `tests/integration/stalled_job.py` in `tests/data/stalls`, and how they are printed."""
 
 from __future__ import annotations
 

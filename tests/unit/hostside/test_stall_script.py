@@ -24,6 +24,8 @@ def process(*command: str, ready: bool = False, **variables: str) -> Iterator[su
     """``ready``: it says so by a line."""
     with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **variables}, stdout=subprocess.PIPE) as started:
         try:
+            while not stall.read(f"/proc/{started.pid}/environ"):
+                time.sleep(0.001)  # the kernel is about to write it
             if ready:
                 assert started.stdout is not None
                 started.stdout.readline()
