@@ -23,7 +23,7 @@ from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Rank, Thread
 _BUSY = 0.5  # of a core: more is work, and not waiting
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
 _MAX_EVIDENCE = 8
-_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<|/collective_core/src/")
+_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
 #: Of several places, the one that explains most is said first.
 _ORDER: tuple[Kind, ...] = ("stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown", *WAITS)
 _STACKS: tuple[Kind, ...] = ("collective", "loader", "child", "lock", "sleep")  # what stacks show, the first first
@@ -49,8 +49,8 @@ class _Operation(Model):
 
     def fits(self, frame: Frame) -> bool:
         if self.of == "native":
-            return not frame.file.endswith(".py") and re.search(self.name, frame.name) is not None
-        return frame.file.endswith(".py") and self.file in frame.file and re.match(self.name, _plain(frame)) is not None
+            return not _line_of(frame) and re.search(self.name, frame.name) is not None
+        return bool(_line_of(frame)) and self.file in frame.file and re.match(self.name, _plain(frame)) is not None
 
 
 class _Operations(Model):
@@ -170,15 +170,13 @@ def _operation(fitting: Sequence[Frame], thread: Thread) -> str:
     """The operation as the program calls it: the outermost of the calls that fit, in Python where there is one, else the one of a library,
     or the Python function that is in native code."""
     native = [frame for frame in fitting if re.match("P?MPI_|r?nccl", frame.name)]
-    called = (
-        [frame for frame in fitting if frame.file.endswith(".py")] or native or [frame for frame in _frames(thread) if _line_of(frame)][:1]
-    )
+    called = [frame for frame in fitting if _line_of(frame)] or native or [frame for frame in _frames(thread) if _line_of(frame)][:1]
     named = [name for name in map(_plain, called or fitting) if name not in ("wrapper", "<module>", "__call__", "inner")]
     return named[-1] if named else "an operation"
 
 
 def _plain(frame: Frame) -> str:  # ``__next__`` of ``_BaseDataLoaderIter.__next__``
-    return frame.name.rpartition(".")[2] if frame.file.endswith(".py") else frame.name
+    return frame.name.rpartition(".")[2] if _line_of(frame) else frame.name
 
 
 def _frames(thread: Thread) -> tuple[Frame, ...]:
@@ -195,7 +193,9 @@ def _line(thread: Thread) -> str:
 
 
 def _line_of(frame: Frame) -> str:
-    return f"{PurePosixPath(frame.file).name}:{frame.line}" if frame.file.endswith(".py") else ""
+    """``train.py:88`` of Python; empty of native code: a library, or a source file of another language."""
+    file = PurePosixPath(frame.file)
+    return f"{file.name}:{frame.line}" if frame.line and file.suffix in (".py", "") else ""
 
 
 def _doing(kind: Kind, operation: str, thread: Thread) -> str:
