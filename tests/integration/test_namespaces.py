@@ -220,15 +220,9 @@ def test_the_rank_that_keeps_a_job_waiting_is_named_across_hosts(pair, ssh):
         assert lines[0].startswith("rank 1 on node2 waits in openat of /tmp/batches on ")
         assert " at rank.py:12; rank 0 waits for it in recvfrom for " in lines[0]
         assert lines[0].endswith(" at rank.py:7")
-        alone = report(provision("doctor", "--job", str(pair.inventory), "--limit", "node1", "--json"))["jobs"][0]
-        assert (alone["missing"], alone["suspects"]) == ([1], [1])
-        assert alone["said"].startswith("rank 1 cannot be found on these hosts: ended, or on another host; rank 0 waits for it")
-        root(one, f"kill -KILL {pids.pop('node1')}")
-        ended = report(provision("doctor", "--job", str(pair.inventory), "--json"))["jobs"][0]
-        assert (ended["missing"], ended["places"][0]["kind"]) == ([0], "file")
     finally:
         for host in pair.hosts:
-            root(host, f"kill -KILL {pids.get(host.name, '')} 2>/dev/null; rm -f /tmp/rank.* /tmp/batches")
+            root(host, f"kill -KILL {pids[host.name]}; rm -f /tmp/rank.* /tmp/batches")
     none = provision("doctor", "--job", str(pair.inventory))
     assert none.returncode == 2
     assert "no job has ranks on node[1-2]" in none.stderr

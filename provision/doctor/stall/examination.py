@@ -25,8 +25,8 @@ from provision.survey import parse_answer
 THIS_MACHINE = "this machine"
 SECONDS = 12  # on a host
 _BEGIN, _WHAT = "===PROVISION-STALL-BEGIN===", "the examination of the job"  # as hostside/stall.py writes it
-# Root sees what ptrace refuses to others. The script looks at no other user's processes then.
-_AS_ROOT = '[ "$(id -u)" = 0 ] || ! sudo -n true 2>/dev/null || as="sudo -n"; $as '
+# Root sees what ptrace refuses to others, but not in every container. The script looks at no other user's processes then.
+_AS_ROOT = '[ "$(id -u)" = 0 ] || ! sudo -n head -c 1 /proc/$$/environ >/dev/null 2>&1 || as="sudo -n"; $as '
 
 
 def of_processes(pids: Sequence[int] | None) -> Document:
