@@ -45,7 +45,7 @@ class _CheckByDefault(Group):
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         if "--job" in args and args[0] not in self.commands:
-            args = ["job", *(word for word in args if word != "--job")]
+            args = ["--job", "job", *(word for word in args if word != "--job")]
         elif not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
             args = ["check", *args]
         return super().parse_args(ctx, args)
@@ -106,6 +106,13 @@ def fix_options(
 ) -> _Fixing:
     """Which errors, and whether to fix them."""
     return _Fixing(only or (), fix, yes)
+
+
+@app.callback()
+def of_job(
+    job: Annotated[bool, typer.Option("--job", help="Say which rank keeps a job waiting: all of `provision doctor job`.")] = False,
+) -> None:
+    """`_CheckByDefault` has acted on it."""
 
 
 @app.command()

@@ -78,26 +78,21 @@ class Process:
     """What /proc says of a process when it is asked."""
 
     def __init__(self, pid):
-        self.pid, self.place = pid, "/proc/%d/" % pid
-        fields = read(self.place + "stat").rpartition(b")")[2].split()
+        fields = read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
         self.state, self.parent, self.began = (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else ("", 0, 0)
-        variables = (entry.partition(b"=") for entry in read(self.place + "environ", 1 << 20).split(b"\0"))
+        variables = (entry.partition(b"=") for entry in read("/proc/%d/environ" % pid, 1 << 20).split(b"\0"))
         self.environ = {name.decode(errors="replace"): text(value) for name, _, value in variables}
 
     def rank(self):
-        """(rank, ranks, job), or None."""
-        for rank, ranks, _local, job in LAUNCHERS:
-            if re.match("[0-9]{1,6}$", self.environ.get(rank, "")) and re.match("[0-9]{1,6}$", self.environ.get(ranks, "")):
-                known = [self.environ[name] for name in job if self.environ.get(name)]
-                return int(self.environ[rank]), int(self.environ[ranks]), " ".join([rank] + known)[:LONGEST]
+        """(rank, ranks, job, how many ranks its launcher has started here), or None. The last is 0 where the launcher does not say it; it is
+        all of them where they meet at this host's loopback."""
+        for rank, ranks, local, job in LAUNCHERS:
+            number, count, here = (self.environ.get(name, "") for name in (rank, ranks, local))
+            if re.match("[0-9]{1,6}$", number) and re.match("[0-9]{1,6}$", count):
+                meet_here = rank == "RANK" and re.match(r"(127\.|localhost$|::1$)", self.environ.get("MASTER_ADDR", ""))
+                here = int(here) if re.match("[0-9]{1,6}$", here) else int(count) if meet_here else 0
+                return int(number), int(count), " ".join([rank] + [self.environ[name] for name in job if self.environ.get(name)])[:LONGEST], here
         return None
-
-    def local(self):
-        """How many ranks its launcher has started here, 0 where it does not say so: all of them where they meet at this host's loopback."""
-        _rank, ranks, local, _job = next(each for each in LAUNCHERS if each[0] in self.environ and each[1] in self.environ)
-        is_here = ranks == "WORLD_SIZE" and re.match(r"(127\.|localhost$|::1$)", self.environ.get("MASTER_ADDR", ""))
-        said = self.environ.get(local) or (self.environ[ranks] if is_here else "")
-        return int(said) if re.match("[0-9]{1,6}$", said) else 0
 
 
 def table(user):
@@ -107,7 +102,7 @@ def table(user):
 
 
 def ranks_of(processes, pids, run):
-    """[(rank, ranks, job, its processes)]: a rank's first process is the one whose parent is not of that rank."""
+    """[(what `Process.rank` says, its processes)]: a rank's first process is the one whose parent is not of that rank."""
     found = {number: known for number, known in ((number, each.rank()) for number, each in processes.items() if each.state != "Z") if known}
     members, jobs = {}, set()
     for number in sorted(found):
@@ -252,9 +247,9 @@ def is_obscure(pid, frames):
     return not is_known and (number == b"running" or (number.isdigit() and NUMBERS.get(int(number), "?")[0] == "futex"))
 
 
-def examined(process, before, frames, why, passed):
+def examined(pid, parent, before, frames, why, passed):
     """One process: its threads, each with its stack, its system call and what it waits for. ``before``: thread -> clock, ``passed`` seconds ago."""
-    pid, threads = process.pid, []
+    threads = []
     for tid in threads_of(pid):
         place = "/proc/%d/task/%d/" % (pid, tid)
         fields, (ticks, switches) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
@@ -263,8 +258,8 @@ def examined(process, before, frames, why, passed):
         thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), switches=max(0, switches - old[1]), frames=frames.get(tid, []))
         thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
         threads.append(dict(thread, **call_of(pid, tid)))
-    tracer = re.search(rb"^TracerPid:\s*(\d+)", read(process.place + "status"), re.MULTILINE)
-    return {"pid": pid, "parent": process.parent, "tracer": int(tracer.group(1)) if tracer else 0, "threads": threads, "no_stacks": why}
+    tracer = re.search(rb"\nTracerPid:\s*(\d+)", read("/proc/%d/status" % pid))
+    return {"pid": pid, "parent": parent, "tracer": int(tracer.group(1)) if tracer else 0, "threads": threads, "no_stacks": why}
 
 
 def watched(processes, chosen, spy, until):
@@ -280,7 +275,7 @@ def watched(processes, chosen, spy, until):
         start, before = time.monotonic(), {pid: {tid: clock(pid, tid) for tid in threads_of(pid)} for pid in pids}
         time.sleep(max(0.0, min(WATCH_S if pids else 0.0, until - start)))
         passed = max(time.monotonic() - start, 0.01)
-        seen = {pid: examined(processes[pid], before[pid], held[pid][0], held[pid][1], passed) for pid in pids}
+        seen = {pid: examined(pid, processes[pid].parent, before[pid], held[pid][0], held[pid][1], passed) for pid in pids}
         again = pool.map(lambda pid: stacks(spy, pid, until, ("--nonblocking",))[0].get(pid), tops)
         for pid, frames in zip(tops, again):
             first = found[pid][0].get(pid)
@@ -305,11 +300,10 @@ def document(order):
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     found = []
-    for (rank, ranks, job), members in chosen:
-        top = processes[members[0]]
+    for (rank, ranks, job, local), members in chosen:
+        began = int(booted + processes[members[0]].began / TICKS)
         those = [seen[pid] for pid in members[:MAX_PROCESSES] if pid in seen and seen[pid]["threads"]]  # without one it has ended meanwhile
-        began = int(booted + top.began / TICKS)
-        found += [{"rank": rank, "ranks": ranks, "job": job, "local": top.local(), "began": began, "processes": those}] if those else []
+        found += [{"rank": rank, "ranks": ranks, "job": job, "local": local, "began": began, "processes": those}] if those else []
     missing = [pid for pid in pids if pid not in processes]
     return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if not os.access("/proc/%d/environ" % pid, os.R_OK)]}
 

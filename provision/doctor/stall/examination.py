@@ -55,8 +55,7 @@ def of_processes(pids: Sequence[int] | None) -> Document:
 
 def of_hosts(session: Session, run: str | None) -> Document:
     """The verdict on the newest job of this user that has ranks on these hosts, or on the job of a run."""
-    script = _AS_ROOT + resources.inline_command("stall.py")
-    scripts = {host.name: script for host in session.inventory.hosts}
+    scripts = {host.name: _AS_ROOT + resources.inline_command("stall.py") for host in session.inventory.hosts}
     answers = ssh.run(session, scripts, stdin=_order(None, run), timeout=SECONDS + ssh.TIMEOUT_S)
     ranks: dict[str, Sequence[Rank]] = {}
     failed = {}

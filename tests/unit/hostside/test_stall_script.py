@@ -4,6 +4,7 @@ has to answer what no honest one does; `tests/integration/test_stalled_jobs.py` 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from provision.doctor.stall import examination
 from provision.hostside import stall
 
 ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "LOCAL_WORLD_SIZE": "2"}
@@ -55,23 +57,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "rank", "local"),
+    ("variables", "rank"),
     [
-        (ENVIRONMENT, (1, 4, "RANK 10.0.0.1 29500"), 2),
-        ({**ENVIRONMENT, "LOCAL_WORLD_SIZE": "", "MASTER_ADDR": "127.0.0.1"}, (1, 4, "RANK 127.0.0.1 29500"), 4),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (0, 2, "OMPI_COMM_WORLD_RANK"), 2),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, (3, 8, "SLURM_PROCID 7"), 0),
-        ({**ENVIRONMENT, "RANK": "²"}, None, None),
-        ({**ENVIRONMENT, "WORLD_SIZE": "9" * 4000}, None, None),
-        ({"HOME": "/"}, None, None),
+        (ENVIRONMENT, (1, 4, "RANK 10.0.0.1 29500", 2)),
+        ({**ENVIRONMENT, "LOCAL_WORLD_SIZE": "", "MASTER_ADDR": "127.0.0.1"}, (1, 4, "RANK 127.0.0.1 29500", 4)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (0, 2, "OMPI_COMM_WORLD_RANK", 2)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, (3, 8, "SLURM_PROCID 7", 0)),
+        ({**ENVIRONMENT, "RANK": "²"}, None),
+        ({**ENVIRONMENT, "WORLD_SIZE": "9" * 4000}, None),
+        ({"HOME": "/"}, None),
     ],
 )
-def test_a_rank_is_what_has_a_launchers_variables(variables: dict[str, str], rank: object, local: int | None) -> None:
+def test_a_rank_is_what_has_a_launchers_variables(variables: dict[str, str], rank: object) -> None:
     with process("sleep", "60", **variables) as started:
         found = stall.Process(started.pid)
         assert found.rank() == rank
-        if rank:
-            assert found.local() == local
 
 
 def test_a_fifo_is_named_with_its_file_system(tmp_path: Path) -> None:
@@ -178,6 +178,16 @@ def test_another_users_process_is_refused() -> None:
     if "Permission denied" in done.stderr:
         pytest.skip("no Python here that another user can run")
     assert f"'refused': [{os.getpid()}]" in done.stdout, done.stderr
+
+
+def test_no_argument_variable_or_local_is_in_the_answer() -> None:
+    """With the real py-spy."""
+    program = "import time\ndef load(secret='hunter2-local'):\n    print(flush=True)\n    time.sleep(60)\nload()"
+    with process(sys.executable, "-c", program, "hunter2-argument", ready=True, **ENVIRONMENT, TOKEN="hunter2-variable") as started:
+        answer = stall.document(json.loads(examination._order([started.pid], None)))
+    frames = answer["ranks"][0]["processes"][0]["threads"][0]["frames"]
+    assert {"name": "load", "file": "<string>", "line": 4} in frames
+    assert "hunter2" not in json.dumps(answer)
 
 
 SPY = """#!/bin/sh
