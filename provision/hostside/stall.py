@@ -243,8 +243,8 @@ def stacks(spy, pid, until, *ways):
 def is_obscure(pid, frames):
     """Whether only the calls of native code can say what the main thread does: it computes or is at a lock, and not in PyTorch's operations."""
     number = (read("/proc/%d/syscall" % pid).split() or [b""])[0]
-    is_known = any("/torch/distributed/" in frame["file"] for frame in frames.get(pid, ()))
-    return not is_known and (number == b"running" or (number.isdigit() and NUMBERS.get(int(number), "?")[0] == "futex"))
+    computes_or_locks = number == b"running" or (number.isdigit() and NUMBERS.get(int(number), "?")[0] == "futex")
+    return computes_or_locks and not any("/torch/distributed/" in frame["file"] for frame in frames.get(pid, ()))
 
 
 def examined(pid, parent, before, frames, why, passed):
@@ -278,8 +278,7 @@ def watched(processes, chosen, spy, until):
         seen = {pid: examined(pid, processes[pid].parent, before[pid], held[pid][0], held[pid][1], passed) for pid in pids}
         again = pool.map(lambda pid: stacks(spy, pid, until, ("--nonblocking",))[0].get(pid), tops)
         for pid, frames in zip(tops, again):
-            first = found[pid][0].get(pid)
-            seen[pid]["moves"] = bool(first and frames) and first != frames
+            seen[pid]["moves"] = bool(frames) and found[pid][0].get(pid, frames) != frames
     return seen
 
 

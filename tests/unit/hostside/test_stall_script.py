@@ -183,7 +183,8 @@ def test_another_users_process_is_refused() -> None:
 def test_no_argument_variable_or_local_is_in_the_answer() -> None:
     """With the real py-spy."""
     program = "import time\ndef load(secret='hunter2-local'):\n    print(flush=True)\n    time.sleep(60)\nload()"
-    with process(sys.executable, "-c", program, "hunter2-argument", ready=True, **ENVIRONMENT, TOKEN="hunter2-variable") as started:
+    variables = {**ENVIRONMENT, "TOKEN": "hunter2-variable"}
+    with process(sys.executable, "-c", program, "hunter2-argument", ready=True, **variables) as started:
         answer = stall.document(json.loads(examination._order([started.pid], None)))
     frames = answer["ranks"][0]["processes"][0]["threads"][0]["frames"]
     assert {"name": "load", "file": "<string>", "line": 4} in frames
