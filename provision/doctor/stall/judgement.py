@@ -121,8 +121,8 @@ def place_of(host: str, rank: Rank) -> Place:
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.evidence += _evidence(thread)
-    # It waits, but looks again and again whether the others are there.
-    spins = kind in WAITS and (thread.busy > _BUSY or thread.call.endswith("nanosleep"))
+    # It waits, but looks again and again whether the others are there, as in init_process_group.
+    spins = kind in WAITS and (thread.busy > _BUSY or thread.call.endswith("nanosleep") or operation.endswith("_group"))
     place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):
         workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]

@@ -96,6 +96,9 @@ def test_a_rank_that_has_ended_is_told_from_one_on_another_host() -> None:
     assert (verdict.state, verdict.suspects, verdict.missing) == ("stalled", [1], [1])
     assert verdict.said.startswith("rank 1 has ended; the other 2 ranks wait for it in init_process_group at stalled_job.py:")
     for rank in data:
+        first_thread(rank).update(call="connect", switches=900)  # it looks again and again, and is seen at it
+    assert judged(data).state == "stalled"
+    for rank in data:
         rank["local"] = 2  # its launcher has started two here, and these are there
     assert judged(data).said.startswith("rank 1 cannot be found on these hosts: ended, or on another host; ")
 
