@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -48,14 +49,23 @@ AT_WORK = ("endless", "evaluation", "long_steps")
 HEALTHY = ("quick", "seconds", "uneven", "with_loader")
 
 
+def free_ports(count: int) -> int:
+    """The first of some free ports in a row, of those that the system does not give to connections."""
+    for first in random.sample(range(20000, 32000), 100):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("", port)))
+            return first
+    raise AssertionError("no free ports")
+
+
 class Jobs:
     """Started jobs, of all of which one process is the launcher."""
 
     def __init__(self, folder: Path, ranks: int, shapes: Sequence[str]) -> None:
         self.folder, self.ranks = folder, ranks
         os.mkfifo(folder / "fifo")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = min(free.getsockname()[1], 60000)
+        port = free_ports(len(shapes))
         self.ports = {shape: port + at for at, shape in enumerate(shapes)}
         variables = {"RANK": "_", "WORLD_SIZE": "_", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "00000", "OMP_NUM_THREADS": "1"}
         command = [str(PYTHON), str(ROOT / "tests/integration/stalled_job.py"), str(folder), str(ranks), str(port), *shapes]
@@ -71,6 +81,7 @@ class Jobs:
         waited = [(shape, rank) for shape in self.ports for rank in range(self.ranks) if (shape, rank) != ("never_joins", 1)]
         end = time.monotonic() + 240
         while not all("ready" in self.said(shape, rank) for shape, rank in waited):
+            assert not [said for each in waited if "Traceback" in (said := self.said(*each))]
             assert time.monotonic() < end, [each for each in waited if "ready" not in self.said(*each)]
             assert self.process.poll() is None
             time.sleep(0.1)
