@@ -106,7 +106,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
     else:
         unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
         made.said = f"{_said(waiting)}, and none is elsewhere: " + (unsent[0] if unsent else "another shape on one of them, or the network")
-        made.steps = [*_known().steps["same"]]
+        made.state, made.steps = "works" if "MPI_" in waiting[0].doing else "stalled", [*_known().steps["same"]]  # MPI's ranks may go on
     if made.missing and made.suspects != missing:
         made.said += f"; {_ranks(missing)} cannot be found on these hosts"
     return made
@@ -121,8 +121,9 @@ def place_of(host: str, rank: Rank) -> Place:
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.evidence += _evidence(thread)
-    # It waits, but looks again and again whether the others are there, as in init_process_group.
-    spins = kind in WAITS and (thread.busy > _BUSY or thread.call.endswith("nanosleep") or operation.endswith("_group"))
+    # It waits, but looks again and again whether the others are there, as in init_process_group, and in all of MPI.
+    polls = thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
+    spins = kind in WAITS and (polls or thread.busy > _BUSY)
     place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):
         workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]

@@ -133,6 +133,20 @@ def test_where_all_wait_at_one_place_the_network_or_the_shape_is_left() -> None:
     assert line in judged(data).said
 
 
+def test_ranks_that_wait_in_mpi_spin_and_that_is_no_progress() -> None:
+    """On a busy machine with more ranks than cores: each gives its core away again and again."""
+    data = recorded("backward")["ranks"]
+    for rank in data:
+        if rank["rank"] != 1:
+            frames = [{"name": "opal_progress", "file": "/lib/libopen-pal.so.40", "line": 0}, {"name": "PMPI_Barrier", "file": "mpi.so"}]
+            first_thread(rank).update(busy=0.2, switches=700, call="", frames=[*frames, {"name": "main", "file": "/x/mpi.py", "line": 9}])
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [1])
+    assert "the other 2 ranks wait for it in PMPI_Barrier at mpi.py:9" in verdict.said
+    alone = [{**rank, "rank": at, "ranks": 2, "local": 2} for at, rank in enumerate([data[0], data[2]])]
+    assert judged(alone).state == "works"  # all are in one operation, in which they may well go on
+
+
 def test_without_stacks_what_the_kernel_says_counts() -> None:
     """As an unprivileged user without ptrace: neither stacks nor system calls."""
     data = recorded("fifo")["ranks"]
