@@ -13,6 +13,7 @@ import typer
 from provision.base import terminal
 from provision.base.errors import UsageError, as_provision_error
 from provision.catalog import overlay
+from provision.cli import doctor_job
 from provision.cli.help import App, Group
 from provision.cli.options import Hosts, Json, Limit, inventory_of, passwords, with_options
 from provision.diagnosis import logs, signatures
@@ -40,10 +41,12 @@ _LOG_ENDINGS = (".log", ".out", ".err")
 
 
 class _CheckByDefault(Group):
-    """``provision doctor [HOSTS] [--log FILE]`` is ``provision doctor check …``."""
+    """``provision doctor [HOSTS] [--log FILE]`` is ``provision doctor check …``, and with ``--job`` ``provision doctor job …``."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+        if "--job" in args and args[0] not in self.commands:
+            args = ["--job", "job", *(word for word in args if word != "--job")]
+        elif not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
             args = ["check", *args]
         return super().parse_args(ctx, args)
 
@@ -103,6 +106,13 @@ def fix_options(
 ) -> _Fixing:
     """Which errors, and whether to fix them."""
     return _Fixing(only or (), fix, yes)
+
+
+@app.callback()
+def of_job(
+    job: Annotated[bool, typer.Option("--job", help="Say which rank keeps a job waiting: all of `provision doctor job`.")] = False,
+) -> None:
+    """`_CheckByDefault` has acted on it."""
 
 
 @app.command()
@@ -165,6 +175,9 @@ def check(
     _print(findings, json_, examined=examined, hosts=True, reading=reading, verdicts=made)
     if code:
         raise typer.Exit(code)
+
+
+app.command()(doctor_job.job)
 
 
 @app.command()

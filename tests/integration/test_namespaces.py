@@ -185,3 +185,44 @@ def test_where_debootstrap_cannot_run_hosts_see_this_machines_programs(sandbox_f
         assert ssh(own, own.hosts[0], "sudo -n id -u").stdout.strip() == "0"
     finally:
         probe.rmdir()
+
+
+RANK = """
+import os, socket, sys, time
+if os.environ["RANK"] == "0":
+    listening = socket.create_server(("", 29500))
+    print("LISTEN", flush=True)
+    other, _ = listening.accept()
+    other.recv(1)
+else:
+    print("LISTEN", flush=True)
+    other = socket.create_connection((sys.argv[1], 29500))
+    os.mkfifo("/tmp/batches")
+    open("/tmp/batches")
+"""
+
+
+def test_the_rank_that_keeps_a_job_waiting_is_named_across_hosts(pair, ssh):
+    """By the hosts' login user, who may become root; Python is the only thing that is there."""
+    one, two = pair.hosts
+    pids = {}
+    for rank, host in enumerate(pair.hosts):
+        root(host, f"cat >/tmp/rank.py <<'END'\n{RANK}\nEND")
+        variables = f"RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 MASTER_ADDR={one.address} MASTER_PORT=29500"
+        command = f"{variables} setsid nohup python3 /tmp/rank.py {one.address} >/tmp/rank.log 2>&1 </dev/null & echo $!"
+        pids[host.name] = int(ssh(pair, host, command).stdout)
+        wait_until(lambda host=host: "LISTEN" in root(host, "cat /tmp/rank.log"), 20)
+    try:
+        wait_until(lambda: root(two, "ls /tmp/batches 2>/dev/null || true"), 20)
+        found = provision("doctor", "--job", str(pair.inventory))
+        lines = found.stdout.splitlines()
+        assert found.returncode == 1, found.stderr
+        assert lines[0].startswith("rank 1 on node2 waits in openat of /tmp/batches on ")
+        assert " at rank.py:12; rank 0 waits for it in recvfrom for " in lines[0]
+        assert lines[0].endswith(" at rank.py:7")
+    finally:
+        for host in pair.hosts:
+            root(host, f"kill -KILL {pids[host.name]}; rm -f /tmp/rank.* /tmp/batches")
+    none = provision("doctor", "--job", str(pair.inventory))
+    assert none.returncode == 2
+    assert "no job has ranks on node[1-2]" in none.stderr

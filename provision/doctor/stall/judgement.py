@@ -1,0 +1,262 @@
+"""Who keeps a job waiting: where each rank stands, which stand elsewhere than the others, and what they wait for.
+
+A rank in a collective operation, or at a socket, waits for others; one that is stopped, at a file, a lock, its data loader or at work does
+not. Where there are both, the latter are the suspects. Where all wait, but in different operations or at different lines, they disagree
+on the order; where all wait at the same line, ranks that no host has are missing, or the network or the shape of their data is at fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from provision.base import validation
+from provision.base.text import folded
+from provision.base.validation import Model
+from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Rank, Thread, Verdict
+
+_BUSY = 0.5  # of a core: more is work, and not waiting
+_MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
+_MAX_EVIDENCE = 8
+_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
+#: Of several places, the one that explains most is said first.
+_ORDER: tuple[Kind, ...] = ("stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown", *WAITS)
+_STACKS: tuple[Kind, ...] = ("collective", "loader", "child", "lock", "sleep")  # what stacks show, the first first
+#: What a system call says, or where that may not be read the kernel's function.
+_CALLS: Mapping[str, Kind] = {
+    r"open(at)?|p?(read|write)(v|64)?|newfstatat|statx|getdents64|f(data)?sync": "file",
+    r"(anon_)?pipe_(read|write)|wait_for_partner|fifo_open|(fuse|nfs|rpc)_\w+": "file",
+    r"flock\w*|fcntl|locks_lock_\w+": "lock",
+    r"connect|accept4?|sk_wait\w+|wait_woken|inet_csk_\w+": "network",
+    r"(clock_|hrtimer_|do_)?nanosleep|pause": "sleep",
+    r"wait4|waitid|do_wait": "child",
+    r"futex\w*|\w*poll\w*|\w*select\w*": "hidden",
+}
+
+
+class _Operation(Model):
+    """An entry of operations.yaml."""
+
+    kind: Kind
+    of: Literal["python", "native"]
+    name: str
+    file: str = ""
+
+    def fits(self, frame: Frame) -> bool:
+        if self.of == "native":
+            return not _line_of(frame) and re.search(self.name, frame.name) is not None
+        return bool(_line_of(frame)) and self.file in frame.file and re.match(self.name, _plain(frame)) is not None
+
+
+class _Operations(Model):
+    operations: tuple[_Operation, ...]
+    steps: dict[str, tuple[str, ...]]
+
+
+@cache
+def _known() -> _Operations:
+    return validation.load(_Operations, Path(str(resources.files(__package__).joinpath("operations.yaml"))))
+
+
+def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
+    """One verdict for each job, the newest first. Host → its ranks."""
+    jobs: dict[str, list[tuple[str, Rank]]] = defaultdict(list)
+    for host, rank in ((host, rank) for host, ranks in hosts.items() for rank in ranks):
+        jobs[rank.job].append((host, rank))
+    return sorted((_verdict(job, found) for job, found in jobs.items()), key=lambda each: (-each.began, each.job))
+
+
+def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
+    places = sorted((place_of(host, rank) for host, rank in found), key=lambda place: (place.rank, place.host))
+    missing = sorted(set(range(min(max(rank.ranks for _host, rank in found), 4096))) - {place.rank for place in places})
+    waiting = [place for place in places if place.kind in WAITS]
+    elsewhere = sorted((place for place in places if place.kind not in WAITS), key=lambda place: (place.moves, _ORDER.index(place.kind)))
+    made = Verdict(job=job, began=min(rank.began for _host, rank in found), said="", state="stalled", missing=missing, places=places)
+    suspects = [place for place in elsewhere if not place.moves] or (elsewhere if waiting else [])
+    made.suspects, first = sorted(place.rank for place in suspects), {place.kind: place for place in reversed(suspects)}
+    made.steps = [step.format(pid=each.pid, host=each.host) for each in first.values() for step in _known().steps.get(each.kind, ())]
+    # Each launcher says how many ranks it has started on its host: whether the missing ones are among them.
+    ended = sum({host: rank.local for host, rank in found}.values()) >= len(places) + len(missing)
+    if any(place.moves for place in (waiting or elsewhere)):
+        made.state, made.suspects, made.missing, made.steps = "moves", [], [], []
+        made.said = f"the job goes on: {_said(places)}"
+    elif missing and (ended or not suspects):
+        where = f"{'has' if len(missing) == 1 else 'have'} ended" if ended else "cannot be found on these hosts: ended, or on another host"
+        rest = f"; {_said(elsewhere)}" if elsewhere else ""
+        made.said = f"{_ranks(missing)} {where}; {_others(waiting, len(missing)) if waiting else 'no rank waits for another'}{rest}"
+        made.suspects, made.steps = missing, [*_known().steps["missing"], *made.steps]
+    elif elsewhere and waiting:
+        made.said = f"{_said(elsewhere)}; {_others(waiting, len(elsewhere))}"
+        if all(place.moves for place in elsewhere):
+            made.state = "works"
+            made.said += "; slow, or in a loop without end: look again, and compare its lines"
+    elif elsewhere:
+        made.said = f"no rank waits for another; {_said(elsewhere)}"
+    elif len(groups := sorted(grouped(waiting), key=len)) > 1:
+        # As many here as there: each may be the one that is wrong.
+        odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
+        made.suspects = sorted(place.rank for group in odd for place in group)
+        made.said = f"the ranks wait in different operations: {'; '.join(_said(group) for group in groups)}"
+        made.steps = [*_known().steps["order"]]
+    else:
+        unsent = [line for place in waiting for line in place.evidence if "not acknowledged" in line]
+        made.said = f"{_said(waiting)}, and none is elsewhere: " + (unsent[0] if unsent else "another shape on one of them, or the network")
+        made.state, made.steps = "works" if "MPI_" in waiting[0].doing else "stalled", [*_known().steps["same"]]  # MPI's ranks may go on
+    if made.missing and made.suspects != missing:
+        made.said += f"; {_ranks(missing)} cannot be found on these hosts"
+    return made
+
+
+def place_of(host: str, rank: Rank) -> Place:
+    """Where a rank stands: what its main thread does, and the processes that it waits for."""
+    # The first process that runs Python; without one the first that does not only wait for what it has started, as a shell does.
+    python = [each for each in rank.processes if any(_line_of(frame) for thread in each.threads for frame in thread.frames)]
+    main = [*python, *(each for each in rank.processes if each.threads[0].waits_in != "do_wait"), *rank.processes][0]
+    thread = main.threads[0]
+    kind, operation = _kind(thread)
+    place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
+    place.evidence += _evidence(thread)
+    # It waits, but looks again and again whether the others are there, as in init_process_group, and in all of MPI.
+    polls = thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
+    spins = kind in WAITS and (polls or thread.busy > _BUSY)
+    place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
+    if kind in ("loader", "child"):
+        workers = [(each, *_kind(each.threads[0])) for each in rank.processes if each.parent == main.pid]
+        for worker, of_worker, what in sorted(workers, key=lambda each: _ORDER.index(each[1]))[:1]:
+            first, at = worker.threads[0], _line(worker.threads[0])
+            place.doing += f"{' from' if kind == 'loader' else ':'} process {worker.pid}, which {_doing(of_worker, what, first)}" + (
+                f" ({at})" if at else ""
+            )
+            place.evidence += [f"process {worker.pid}: {each}" for each in _evidence(first)]
+            place.moves = place.moves or first.busy > _BUSY or first.switches > _MOVES
+    if kind == "lock":
+        others = [each for each in main.threads[1:] if _line(each)]
+        place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]
+        place.moves = place.moves or any(each.busy > _BUSY for each in others)
+    place.evidence = place.evidence[:_MAX_EVIDENCE]
+    place.evidence += [f"process {main.tracer} traces it"] if main.tracer else []
+    place.evidence += [f"no stack: {main.no_stacks}"] if main.no_stacks else []
+    return place
+
+
+def _kind(thread: Thread) -> tuple[Kind, str]:
+    """(what a thread does, the call that says so)"""
+    if thread.state in ("T", "t"):
+        return "stopped", ""
+    for kind in _STACKS:
+        fitting = [frame for frame in _frames(thread) if any(each.kind == kind and each.fits(frame) for each in _known().operations)]
+        if fitting:
+            return kind, _operation(fitting, thread) if kind == "collective" else _plain(fitting[0])
+    if thread.state == "D":
+        return "disk", thread.call
+    call = thread.call or thread.waits_in
+    found: Kind = next((kind for pattern, kind in _CALLS.items() if re.fullmatch(pattern, call)), "unknown")
+    if thread.target.startswith("socket:"):
+        found = "network"
+    if found not in ("file", "lock", "network") and (thread.busy > _BUSY or thread.state == "R"):
+        return "busy", ""
+    if found == "hidden" and thread.frames and "/torch/" in thread.frames[0].file:
+        call = _plain(thread.frames[0])  # without the calls of native code: an operation of a process group, or work of other threads
+    elif found == "hidden" and thread.frames:
+        found = "lock" if call.startswith("futex") else "unknown"
+    return found, call
+
+
+def _operation(fitting: Sequence[Frame], thread: Thread) -> str:
+    """The operation as the program calls it: the outermost of the calls that fit, in Python where there is one, else the one of a library,
+    or the Python function that is in native code."""
+    native = [frame for frame in fitting if re.match("P?MPI_|r?nccl", frame.name)]
+    called = [frame for frame in fitting if _line_of(frame)] or native or [frame for frame in _frames(thread) if _line_of(frame)][:1]
+    named = [name for name in map(_plain, called or fitting) if name not in ("wrapper", "<module>", "__call__", "inner")]
+    return named[-1] if named else "an operation"
+
+
+def _plain(frame: Frame) -> str:  # ``__next__`` of ``_BaseDataLoaderIter.__next__``
+    return frame.name.rpartition(".")[2] if _line_of(frame) else frame.name
+
+
+def _frames(thread: Thread) -> tuple[Frame, ...]:
+    """The stack; of a process that multiprocessing has forked without what its parent did before."""
+    for at, frame in enumerate(thread.frames):
+        if frame.file.endswith("/multiprocessing/process.py") and _plain(frame) == "_bootstrap":
+            return thread.frames[:at]
+    return thread.frames
+
+
+def _line(thread: Thread) -> str:
+    """The innermost line of the program itself: Python that is in no package."""
+    return next((_line_of(frame) for frame in _frames(thread) if _line_of(frame) and not _LIBRARIES.search(frame.file)), "")
+
+
+def _line_of(frame: Frame) -> str:
+    """``train.py:88`` of Python; empty of native code: a library, or a source file of another language."""
+    file = PurePosixPath(frame.file)
+    return f"{file.name}:{frame.line}" if frame.line and file.suffix in (".py", "") else ""
+
+
+def _doing(kind: Kind, operation: str, thread: Thread) -> str:
+    of = f" of {thread.target}" if thread.target and not thread.target.startswith("anon_inode") else ""
+    held = f", which process {thread.holder} holds" if thread.holder else ""
+    said: dict[Kind, str] = {
+        "collective": f"waits for other ranks in {operation}",
+        "network": f"waits in {operation}{f' for {thread.peer}' if thread.peer else ''}",
+        "hidden": f"waits in {operation}, for what cannot be read",
+        "stopped": "is stopped" if thread.state == "T" else "is stopped by a debugger",
+        "disk": f"is in {operation or 'the kernel'}{of}, which cannot be interrupted",
+        "file": f"waits in {operation}{of}",
+        "lock": f"waits for a lock in {operation}{of if thread.call in ('flock', 'fcntl') else ''}{held}",
+        "loader": f"waits for data in DataLoader.{operation}",
+        "child": f"waits in {operation} for a process that it has started",
+        "sleep": "sleeps",
+        "busy": "is at work",
+    }
+    return said.get(kind, f"is in {operation or 'a place that cannot be read'}")
+
+
+def _evidence(thread: Thread) -> Iterator[str]:
+    """What shows where a thread is."""
+    if thread.frames:
+        calls = [f"{frame.name} ({_line_of(frame)})" for frame in _frames(thread) if _line_of(frame)]
+        yield "stack: " + " ← ".join(calls[:8]) if calls else f"native stack: {' ← '.join(frame.name for frame in thread.frames[:5])}"
+    if thread.call or thread.waits_in:
+        on = f" on {thread.target}" if thread.target else ""
+        yield f"system call: {thread.call or '?'}{on}; state {thread.state}, in the kernel {thread.waits_in or '?'}"
+    if thread.socket:
+        yield f"socket: {thread.socket}"
+    yield f"processor: {100 * thread.busy:.0f} % of a core, {thread.switches} switches"
+
+
+def grouped(places: Iterable[Place]) -> list[list[Place]]:
+    """The ranks that stand at the same place together."""
+    groups: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    for place in places:
+        groups[place.doing, place.line].append(place)
+    return list(groups.values())
+
+
+def says(group: Sequence[Place]) -> str:
+    """``rank 5 on node3 waits in open of /data/x at train.py:88``, of ranks that stand at the same place."""
+    hosts = sorted({place.host for place in group})
+    doing, many = group[0].doing, {"waits": "wait", "is": "are", "sleeps": "sleep"}
+    doing = doing if len(group) == 1 else re.sub(r"^\w+", lambda verb: many.get(verb[0], verb[0]), doing)
+    on = f" on {folded(hosts)}" if len(hosts) <= 4 else ""
+    return f"{_ranks([place.rank for place in group])}{on} {doing}" + (f" at {group[0].line}" if group[0].line else "")
+
+
+def _said(places: Sequence[Place]) -> str:
+    return "; ".join(says(group) for group in grouped(places)[:4])
+
+
+def _others(waiting: Sequence[Place], count: int) -> str:
+    who = f"the other {len(waiting)} ranks wait" if len(waiting) > 1 else f"{_ranks([waiting[0].rank])} waits"
+    where = {f"{re.sub('^waits (for other ranks )?', '', each.doing)}{f' at {each.line}' if each.line else ''}" for each in waiting}
+    return f"{who} for {'it' if count == 1 else 'them'} {', '.join(sorted(where)[:3])}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {folded([str(rank) for rank in ranks]).strip('[]')}"

@@ -1,0 +1,313 @@
+"""Where the ranks of a job stand on this host, for `provision doctor --job`. It reads, judges nothing, and changes nothing in the job.
+
+Python 3.6+, standard library only. The order is JSON on standard input: ``pids``, processes of jobs or their launchers, or null for every job
+of this user; ``run``, the PROVISION_RUN_ID of the job, or null; ``spy``, the program py-spy for ``machine``, packed by zlib and base64, or
+null; ``seconds``, the time that there is. It prints what `HostAnswer` of `doctor/stall/model.py` reads. A rank is what has a launcher's
+variables in its environment.
+
+Stacks are read by py-spy, without holding the process; only where Python's stack does not say what it does it is held, for milliseconds.
+System calls and what another user's process has open need root. Local variables and command lines are never read.
+"""
+
+import base64
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
+# (rank, ranks, ranks on this host, job): variables of launchers, the one that starts processes last first: mpirun within a job of Slurm
+# starts the ranks.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
+    ("COLLECTIVE_RANK", "COLLECTIVE_SIZE", "COLLECTIVE_LOCAL_SIZE", ("COLLECTIVE_JOB", "PROVISION_RUN_ID")),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_ID", "HYDI_CONTROL_FD")),
+    ("SLURM_PROCID", "SLURM_NTASKS", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+)
+MAX_RANKS, MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, LONGEST, MAX_DUMP = 256, 24, 48, 60, 300, 16 << 20
+SPY_S, WATCH_S, PARALLEL = 5.0, 3.0, 4
+# System calls that wait: x86_64, aarch64, and what their first argument is.
+CALLS = {
+    "read": (0, 63, "fd"), "write": (1, 64, "fd"), "pread64": (17, 67, "fd"), "pwrite64": (18, 68, "fd"), "readv": (19, 65, "fd"),
+    "writev": (20, 66, "fd"), "open": (2, None, "path"), "openat": (257, 56, "at"), "newfstatat": (262, 79, "at"), "statx": (332, 291, "at"),
+    "getdents64": (217, 61, "fd"), "fsync": (74, 82, "fd"), "fdatasync": (75, 83, "fd"), "flock": (73, 32, "fd"), "fcntl": (72, 25, "fd"),
+    "poll": (7, None, "poll"), "ppoll": (271, 73, "poll"), "select": (23, None, ""), "pselect6": (270, 72, ""),
+    "epoll_wait": (232, None, "epoll"), "epoll_pwait": (281, 22, "epoll"), "connect": (42, 203, "fd"), "accept": (43, 202, "fd"),
+    "accept4": (288, 242, "fd"), "recvfrom": (45, 207, "fd"), "recvmsg": (47, 212, "fd"), "sendto": (44, 206, "fd"), "sendmsg": (46, 211, "fd"),
+    "futex": (202, 98, ""), "wait4": (61, 260, ""), "waitid": (247, 95, ""), "nanosleep": (35, 101, ""), "clock_nanosleep": (230, 115, ""),
+    "restart_syscall": (219, 128, ""), "rt_sigtimedwait": (128, 137, ""), "pause": (34, None, ""), "semop": (65, 193, ""), "semtimedop": (220, 192, ""),
+}  # fmt: skip
+NUMBERS = {number[0 if platform.machine() == "x86_64" else 1]: (name, number[2]) for name, number in CALLS.items()}
+TICKS = os.sysconf("SC_CLK_TCK")
+TCP_STATES = {"01": "established", "02": "connecting", "03": "accepting", "04": "closing", "08": "closed by the peer", "0A": "listening"}
+
+
+def read(path, size=1 << 16):
+    try:
+        with open(path, "rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def text(value):
+    """As text that any reader of JSON accepts, and not longer than that."""
+    value = value if isinstance(value, str) else value.decode(errors="replace")
+    return value.encode(errors="replace").decode()[:LONGEST]
+
+
+def link(path):
+    try:
+        return text(os.readlink(path))
+    except OSError:
+        return ""
+
+
+class Process:
+    """What /proc says of a process when it is asked."""
+
+    def __init__(self, pid):
+        fields = read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+        self.state, self.parent, self.began = (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else ("", 0, 0)
+        variables = (entry.partition(b"=") for entry in read("/proc/%d/environ" % pid, 1 << 20).split(b"\0"))
+        self.environ = {name.decode(errors="replace"): text(value) for name, _, value in variables}
+
+    def rank(self):
+        """(rank, ranks, job, how many ranks its launcher has started here), or None. The last is 0 where the launcher does not say it; it is
+        all of them where they meet at this host's loopback."""
+        for rank, ranks, local, job in LAUNCHERS:
+            number, count, here = (self.environ.get(name, "") for name in (rank, ranks, local))
+            if re.match("[0-9]{1,6}$", number) and re.match("[0-9]{1,6}$", count):
+                meet_here = rank == "RANK" and re.match(r"(127\.|localhost$|::1$)", self.environ.get("MASTER_ADDR", ""))
+                here = int(here) if re.match("[0-9]{1,6}$", here) else int(count) if meet_here else 0
+                return int(number), int(count), " ".join([rank] + [self.environ[name] for name in job if self.environ.get(name)])[:LONGEST], here
+        return None
+
+
+def table(user):
+    """pid -> process, of all but ourselves; of one user where ``user`` is not 0."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return {pid: Process(pid) for pid in pids if not user or re.search(rb"\nUid:\s*%d\s" % user, read("/proc/%d/status" % pid))}
+
+
+def ranks_of(processes, pids, run):
+    """[(what `Process.rank` says, its processes)]: a rank's first process is the one whose parent is not of that rank."""
+    found = {number: known for number, known in ((number, each.rank()) for number, each in processes.items() if each.state != "Z") if known}
+    members, jobs = {}, set()
+    for number in sorted(found):
+        above = [number]
+        while above[-1] in processes and processes[above[-1]].parent not in above:  # a number that was used again could lead in a circle
+            above.append(processes[above[-1]].parent)
+        top = next((each for each, parent in zip(above, above[1:]) if found.get(parent) != found[number]), number)
+        members.setdefault(top, []).append(number)
+        is_run = run is None or processes[number].environ.get("PROVISION_RUN_ID") == run
+        if is_run and (pids is None or set(pids) & set(above)):
+            jobs.add(found[number][2])
+    chosen = sorted((top, those) for top, those in members.items() if found[top][2] in jobs)
+    return [(found[top], sorted(those, key=lambda pid: pid != top)) for top, those in chosen][:MAX_RANKS]
+
+
+def clock(pid, tid):
+    """(ticks of the processor, switches) of a thread."""
+    fields = read("/proc/%d/task/%d/stat" % (pid, tid)).rpartition(b")")[2].split()
+    ticks = int(fields[11]) + int(fields[12]) if len(fields) > 13 else 0
+    return ticks, sum(int(each) for each in re.findall(rb"ctxt_switches:\s*(\d+)", read("/proc/%d/task/%d/status" % (pid, tid))))
+
+
+def threads_of(pid):
+    try:
+        return sorted((int(name) for name in os.listdir("/proc/%d/task" % pid)), key=lambda tid: (tid != pid, tid))[:MAX_THREADS]
+    except OSError:
+        return []
+
+
+def memory(pid, address, size):
+    try:
+        with open("/proc/%d/mem" % pid, "rb") as file:
+            file.seek(address)
+            return file.read(size)
+    except (OSError, ValueError, OverflowError):
+        return b""
+
+
+def address_of(encoded):
+    """``10.0.0.1:29500`` from ``0100000A:733C``; of IPv6 what is in brackets."""
+    host, _, port = encoded.partition(":")
+    raw = b"".join(bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8))
+    shown = socket.inet_ntop(socket.AF_INET, raw) if len(raw) == 4 else "[%s]" % socket.inet_ntop(socket.AF_INET6, raw)
+    return "%s:%d" % (shown.replace("::ffff:", ""), int(port, 16))
+
+
+def socket_of(pid, inode):
+    for name in ("tcp", "tcp6"):
+        for line in read("/proc/%d/net/%s" % (pid, name), 1 << 22).decode(errors="replace").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[9] == inode:
+                peer, state, queued = address_of(fields[2]), TCP_STATES.get(fields[3], "closing"), [int(each, 16) for each in fields[4].split(":")]
+                waits = "".join(", %d bytes not %s" % each for each in zip(queued, ("acknowledged", "read")) if each[0])
+                return {"peer": peer, "socket": "%s to %s, %s%s" % (address_of(fields[1]), peer, state, waits)}
+    return {}
+
+
+def on_mount(pid, path):
+    """The path, with the type and the source of its file system, without touching it."""
+    longest, found = -1, ""
+    for line in read("/proc/%d/mountinfo" % pid, 1 << 20).decode(errors="replace").splitlines():
+        fields, _, kind = line.partition(" - ")
+        place = fields.split()[4] if len(fields.split()) > 4 else "?"
+        if len(place) > longest and (path == place or path.startswith(place.rstrip("/") + "/")):
+            longest, found = len(place), " on " + " ".join(kind.split()[:2])
+    return text(path + found)
+
+
+def holder_of(pid, fd):
+    """The process that holds the lock that one waits for, as /proc/locks says."""
+    inode = re.search(rb"^ino:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, fd)), re.MULTILINE)  # its file itself may not answer
+    pattern = rb"^\d+: (?!->).* (\d+) \S+:%s " % (inode.group(1) if inode else b"none")
+    return next((int(each) for each in re.findall(pattern, read("/proc/locks", 1 << 22), re.MULTILINE) if int(each) != pid), None)
+
+
+def opened(pid, fd, lock=False):
+    """What a file descriptor is."""
+    target = link("/proc/%d/fd/%d" % (pid, fd))
+    kind, _, inode = target.partition(":[")
+    if kind == "socket":
+        return dict(socket_of(pid, inode.rstrip("]")), target=target)
+    return {"target": on_mount(pid, target) if target.startswith("/") else target, "holder": holder_of(pid, fd) if lock else None}
+
+
+def call_of(pid, tid):
+    """The system call in which a thread is: its name, and what it waits for."""
+    words = read("/proc/%d/task/%d/syscall" % (pid, tid)).split()
+    if len(words) < 7 or not words[0].isdigit():
+        return {}
+    name, first = NUMBERS.get(int(words[0]), ("system call %s" % words[0].decode(), ""))
+    values = [int(word, 16) for word in words[1:7]]
+    found = {"call": name}
+    if first == "fd":
+        found.update(opened(pid, values[0], name in ("flock", "fcntl")))
+    elif first in ("path", "at"):
+        address = values[first == "at"]
+        left = 4096 - address % 4096  # it may end where its page ends
+        path = text((memory(pid, address, left + 4096) or memory(pid, address, left)).split(b"\0")[0])
+        path = path if path.startswith("/") else os.path.join(link("/proc/%d/cwd" % pid), path)
+        found["target"] = on_mount(pid, path)
+    elif first == "poll":
+        entries = memory(pid, values[0], 8 * min(values[1], 16))
+        fds = [struct.unpack_from("i", entries, at)[0] for at in range(0, len(entries) - 7, 8)]
+        found.update(next((each for each in map(lambda fd: opened(pid, fd), fds) if each["target"]), {}))  # noqa: C417
+    elif first == "epoll":
+        fds = re.findall(rb"tfd:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, values[0])))
+        those = [opened(pid, int(fd)) for fd in fds[:16]]
+        found.update(max(those, key=lambda each: bool(each.get("peer")), default={}))
+    return found
+
+
+def stacks(spy, pid, until, *ways):
+    """(thread -> frames, the innermost first, why there are none)"""
+    why = "py-spy is not there for this machine (%s)" % platform.machine()
+    for way in ways if spy else ():
+        left = min(SPY_S, until - time.monotonic())
+        if left <= 0.2:
+            return {}, "there was no time left"
+        command = [spy, "dump", "--json", "--pid", str(pid)] + list(way)
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=left)
+            threads = json.loads(done.stdout.decode(errors="replace")) if len(done.stdout) < MAX_DUMP else None
+            found = {int(each["os_thread_id"]): each["frames"][:MAX_FRAMES] for each in threads if each.get("os_thread_id")}
+            keys = ("name", "name", text), ("file", "filename", text), ("line", "line", lambda line: min(max(0, int(line)), 1 << 31))
+            return {tid: [{key: made(frame[name]) for key, name, made in keys} for frame in frames] for tid, frames in found.items()}, ""
+        except subprocess.TimeoutExpired:
+            why = "py-spy got no answer: the process does not let itself be stopped"
+        except OSError as error:
+            return {}, text("py-spy cannot be started: %s" % error.strerror)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+            why = text(lines[-1] if lines else "py-spy printed nothing that can be read")
+            if any("ermission" in line or "not permitted" in line for line in lines):
+                return {}, "ptrace is refused: it takes root (or, for your own processes, sysctl kernel.yama.ptrace_scope=0)"
+    return {}, why
+
+
+def is_obscure(pid, frames):
+    """Whether only the calls of native code can say what the main thread does: it computes or is at a lock, and not in PyTorch's operations."""
+    number = (read("/proc/%d/syscall" % pid).split() or [b""])[0]
+    computes_or_locks = number == b"running" or (number.isdigit() and NUMBERS.get(int(number), "?")[0] == "futex")
+    return computes_or_locks and not any("/torch/distributed/" in frame["file"] for frame in frames.get(pid, ()))
+
+
+def examined(pid, parent, before, frames, why, passed):
+    """One process: its threads, each with its stack, its system call and what it waits for. ``before``: thread -> clock, ``passed`` seconds ago."""
+    threads = []
+    for tid in threads_of(pid):
+        place = "/proc/%d/task/%d/" % (pid, tid)
+        fields, (ticks, switches) = read(place + "stat").rpartition(b")")[2].split(), clock(pid, tid)
+        old = before.get(tid, (ticks, switches))
+        thread = {"tid": tid, "name": text(read(place + "comm").strip()), "state": fields[0].decode() if fields else ""}
+        thread.update(busy=round(max(0, ticks - old[0]) / TICKS / passed, 3), switches=max(0, switches - old[1]), frames=frames.get(tid, []))
+        thread["waits_in"] = text(read(place + "wchan").strip(b"\0 \n0"))
+        threads.append(dict(thread, **call_of(pid, tid)))
+    tracer = re.search(rb"\nTracerPid:\s*(\d+)", read("/proc/%d/status" % pid))
+    return {"pid": pid, "parent": parent, "tracer": int(tracer.group(1)) if tracer else 0, "threads": threads, "no_stacks": why}
+
+
+def watched(processes, chosen, spy, until):
+    """pid -> what was seen of it, of all processes of the ranks: first their stacks, then what moves in the seconds after that."""
+    # The ranks' own processes before what they have started: there may be no time for all.
+    tops = [members[0] for _known, members in chosen]
+    pids = tops + [pid for _known, members in chosen for pid in members[1:MAX_PROCESSES]][:MAX_RANKS]
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        # Without holding them: a process that is held may find its system call cut short.
+        found = dict(zip(pids, pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--nonblocking",), ()), pids)))
+        native = pool.map(lambda pid: stacks(spy, pid, until - WATCH_S, ("--native",)) if is_obscure(pid, found[pid][0]) else found[pid], pids)
+        held = {pid: each if each[0] else found[pid] for pid, each in zip(pids, native)}
+        start, before = time.monotonic(), {pid: {tid: clock(pid, tid) for tid in threads_of(pid)} for pid in pids}
+        time.sleep(max(0.0, min(WATCH_S if pids else 0.0, until - start)))
+        passed = max(time.monotonic() - start, 0.01)
+        seen = {pid: examined(pid, processes[pid].parent, before[pid], held[pid][0], held[pid][1], passed) for pid in pids}
+        again = pool.map(lambda pid: stacks(spy, pid, until, ("--nonblocking",))[0].get(pid), tops)
+        for pid, frames in zip(tops, again):
+            seen[pid]["moves"] = bool(frames) and found[pid][0].get(pid, frames) != frames
+    return seen
+
+
+def document(order):
+    until = time.monotonic() + order["seconds"]
+    booted = time.time() - float(read("/proc/uptime").split()[0])
+    user = int(os.environ.get("SUDO_UID") or os.geteuid()) if order["pids"] is None else 0
+    processes, pids = table(user), order["pids"] or []
+    chosen = ranks_of(processes, order["pids"], order["run"])
+    folder = tempfile.mkdtemp(prefix="provision-stall-")
+    try:
+        spy = shutil.which("py-spy")
+        if order["spy"] and order["machine"] == platform.machine():
+            spy = os.path.join(folder, "py-spy")
+            with open(os.open(spy, os.O_WRONLY | os.O_CREAT, 0o700), "wb") as file:
+                file.write(zlib.decompress(base64.b64decode(order["spy"])))
+        seen = watched(processes, chosen, spy, until)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found = []
+    for (rank, ranks, job, local), members in chosen:
+        began = int(booted + processes[members[0]].began / TICKS)
+        those = [seen[pid] for pid in members[:MAX_PROCESSES] if pid in seen and seen[pid]["threads"]]  # without one it has ended meanwhile
+        found += [{"rank": rank, "ranks": ranks, "job": job, "local": local, "began": began, "processes": those}] if those else []
+    missing = [pid for pid in pids if pid not in processes]
+    return {"ranks": found, "missing": missing, "refused": [pid for pid in pids if not os.access("/proc/%d/environ" % pid, os.R_OK)]}
+
+
+if __name__ == "__main__":
+    ordered = json.load(sys.stdin)
+    signal.alarm(int(ordered["seconds"]) + 15)
+    print("\n%s\n%s\n%s" % (BEGIN, json.dumps(document(ordered)), END))

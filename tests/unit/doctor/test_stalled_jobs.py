@@ -1,0 +1,259 @@
+"""Verdicts on examinations of jobs, recorded of `tests/integration/stalled_job.py` in `tests/data/stalls`, and how they are printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from typer.testing import CliRunner
+
+from provision.base.errors import ProvisionError
+from provision.cli.main import app
+from provision.doctor.stall import examination, judgement
+from provision.doctor.stall.model import Document, HostAnswer, Rank, Verdict
+from provision.survey import parse_answer
+
+DATA = Path(__file__).parents[2] / "data/stalls"
+BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
+
+
+def recorded(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def ranks(data: list[dict[str, Any]]) -> list[Rank]:
+    return TypeAdapter(list[Rank]).validate_json(json.dumps(data))
+
+
+def judged(data: list[dict[str, Any]], host: str = "node1") -> Verdict:
+    (verdict,) = judgement.judge({host: ranks(data)})
+    return verdict
+
+
+def first_thread(rank: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = rank["processes"][0]["threads"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "state", "kind", "said"),
+    [
+        ("fifo", "stalled", "file", "waits in openat of /data/fifo on ext4 "),
+        ("full_pipe", "stalled", "file", "waits in write of pipe:"),
+        ("stopped", "stalled", "stopped", "is stopped"),
+        ("two_locks", "stalled", "lock", "waits for a lock in"),
+        ("file_lock", "stalled", "lock", ", which process "),
+        ("child", "stalled", "child", "for a process that it has started: process "),
+        ("loader", "stalled", "loader", "which waits in openat of /data/fifo on ext4 "),
+        ("backward", "stalled", "sleep", "sleeps"),
+        ("endless", "works", "busy", "is at work"),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_named_with_its_line(shape: str, state: str, kind: str, said: str) -> None:
+    data = recorded(shape)
+    verdict = judged(data["ranks"])
+    assert (verdict.state, verdict.suspects) == (state, [1])
+    assert verdict.places[1].kind == kind
+    assert verdict.said.startswith("rank 1 on node1 ")
+    assert said in verdict.said
+    # The endless loop has two lines.
+    expected = {0: data["stands"]["0"][-1], 1: data["stands"]["1"][-1], 2: data["stands"]["2"][-1]}
+    for place in verdict.places:
+        file, line = expected[place.rank].split(":")
+        assert place.line in (f"{file}:{line}", f"{file}:{int(line) - (shape == 'endless')}")
+    assert "the other 2 ranks wait for it" in verdict.said
+    assert verdict.steps
+
+
+def test_a_thread_that_has_the_other_lock_is_in_the_evidence() -> None:
+    (place,) = [each for each in judged(recorded("two_locks")["ranks"]).places if each.rank == 1]
+    assert any(line.startswith("thread ") and "waits for a lock" in line for line in place.evidence)
+
+
+def test_ranks_that_wait_in_different_operations_are_a_disagreement_of_the_fewest() -> None:
+    verdict = judged(recorded("order")["ranks"])
+    assert (verdict.state, verdict.suspects) == ("stalled", [1])
+    assert "rank 1 on node1 waits for other ranks in broadcast" in verdict.said
+    assert "ranks 0,2 on node1 wait for other ranks in all_reduce" in verdict.said
+    two = judged(recorded("order")["ranks"][:2])
+    assert two.suspects == [2]  # of a job of three ranks one is not there
+
+
+def test_of_two_ranks_that_disagree_each_may_be_wrong() -> None:
+    data = recorded("order")["ranks"][:2]
+    for rank in data:
+        rank["ranks"] = rank["local"] = 2
+    assert judged(data).suspects == [0, 1]
+
+
+def test_a_rank_that_has_ended_is_told_from_one_on_another_host() -> None:
+    data = recorded("never_joins")["ranks"]
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects, verdict.missing) == ("stalled", [1], [1])
+    assert verdict.said.startswith("rank 1 has ended; the other 2 ranks wait for it in init_process_group at stalled_job.py:")
+    for rank in data:
+        first_thread(rank).update(call="connect", switches=900)  # it looks again and again, and is seen at it
+    assert judged(data).state == "stalled"
+    for rank in data:
+        rank["local"] = 2  # its launcher has started two here, and these are there
+    assert judged(data).said.startswith("rank 1 cannot be found on these hosts: ended, or on another host; ")
+
+
+def test_a_rank_at_fault_is_named_before_those_of_hosts_that_were_not_examined() -> None:
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        rank["ranks"] = 8
+    verdict = judged(data)
+    assert (verdict.suspects, verdict.missing) == ([1], [3, 4, 5, 6, 7])
+    assert verdict.said.startswith("rank 1 on node1 waits in openat")
+    assert verdict.said.endswith("; ranks 3-7 cannot be found on these hosts")
+
+
+@pytest.mark.parametrize(("shape", "state"), [("quick", "moves"), ("long_steps", "works")])
+def test_a_healthy_job_is_not_stalled(shape: str, state: str) -> None:
+    verdict = judged(recorded(shape)["ranks"])
+    assert verdict.state == state
+    if state == "moves":
+        assert (verdict.suspects, verdict.steps) == ([], [])
+
+
+def test_where_all_wait_at_one_place_the_network_or_the_shape_is_left() -> None:
+    data = [rank for rank in recorded("fifo")["ranks"] if rank["rank"] != 1]
+    for rank, number in zip(data, range(2), strict=True):
+        rank.update(rank=number, ranks=2, local=2)
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [])
+    assert "none is elsewhere: another shape on one of them, or the network" in verdict.said
+    line = "10.0.0.1:5 to 10.0.0.2:6, established, 8192 bytes not acknowledged"
+    first_thread(data[0]).update(call="recvmsg", target="socket:[7]", peer="10.0.0.2:6", socket=line)
+    assert line in judged(data).said
+
+
+def test_ranks_that_wait_in_mpi_spin_and_that_is_no_progress() -> None:
+    """On a busy machine with more ranks than cores: each gives its core away again and again."""
+    data = recorded("backward")["ranks"]
+    for rank in data:
+        if rank["rank"] != 1:
+            frames = [{"name": "opal_progress", "file": "/lib/libopen-pal.so.40", "line": 0}, {"name": "PMPI_Barrier", "file": "mpi.so"}]
+            first_thread(rank).update(busy=0.2, switches=700, call="", frames=[*frames, {"name": "main", "file": "/x/mpi.py", "line": 9}])
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [1])
+    assert "the other 2 ranks wait for it in PMPI_Barrier at mpi.py:9" in verdict.said
+    alone = [{**rank, "rank": at, "ranks": 2, "local": 2} for at, rank in enumerate([data[0], data[2]])]
+    assert judged(alone).state == "works"  # all are in one operation, in which they may well go on
+
+
+def test_without_stacks_what_the_kernel_says_counts() -> None:
+    """As an unprivileged user without ptrace: neither stacks nor system calls."""
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        rank["processes"][0]["no_stacks"] = "ptrace is refused"
+        for thread in rank["processes"][0]["threads"]:
+            thread.update(frames=[], call="", target="", waits_in="wait_for_partner" if rank["rank"] == 1 else "futex_do_wait")
+    verdict = judged(data)
+    assert (verdict.state, verdict.suspects) == ("stalled", [1])
+    assert verdict.said == (
+        "rank 1 on node1 waits in wait_for_partner; the other 2 ranks wait for it in futex_do_wait, for what cannot be read"
+    )
+    assert all("no stack: ptrace is refused" in place.evidence for place in verdict.places)
+
+
+def test_the_newest_job_comes_first() -> None:
+    older, newer = recorded("fifo")["ranks"], recorded("stopped")["ranks"]
+    for rank in older:
+        rank.update(began=1, job="a")
+    for rank in newer:
+        rank.update(began=2, job="b")
+    assert [each.job for each in judgement.judge({"node1": ranks(older), "node2": ranks(newer)})] == ["b", "a"]
+
+
+def answer_of(data: list[dict[str, Any]], **more: object) -> HostAnswer:
+    return parse_answer(HostAnswer, f"{BEGIN}\n{json.dumps({'ranks': data, **more})}\n{END}", BEGIN, "the examination")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"rank": -1}, "a rank below 0"),
+        ({"ranks": 10**9}, "more ranks than there can be"),
+        ({"processes": []}, "no process"),
+        ({"processes": [{"pid": 1, "threads": [{"tid": 1, "busy": float("nan")}]}]}, "no number"),
+        ({"processes": [{"pid": 1, "threads": [{"tid": 1}] * 49}]}, "a flood of threads"),
+        ({"processes": [{"pid": 1, "threads": [{"tid": 1, "frames": [{"name": "a" * 301, "file": ""}]}]}]}, "a long name"),
+    ],
+)
+def test_an_answer_that_no_host_gives_is_refused(change: dict[str, Any], what: str) -> None:
+    data = recorded("fifo")["ranks"]
+    answer_of(data)
+    data[0].update(change)
+    with pytest.raises(ProvisionError, match="invalid answer"):
+        answer_of(data)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict], *arguments: str, failed: dict[str, str] | None = None) -> tuple[int, str]:
+    monkeypatch.setattr(examination, "of_processes", lambda _: Document(jobs=verdicts, failed=failed or {}))
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("arguments", [("--job", "4711"), ("job", "4711"), ("4711", "--job"), ("--job", "4711,4712"), ("--job",)])
+def test_the_paragraph_comes_first_then_evidence_then_steps(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    code, printed = run(monkeypatch, [judged(recorded("stopped")["ranks"])], *arguments)
+    lines = printed.splitlines()
+    assert code == 1
+    assert lines[0].startswith("rank 1 on node1 is stopped at stalled_job.py:")
+    assert lines[2] == lines[0].split(";")[0]  # the suspect's group is the first
+    assert "  processor: 0 % of a core, 0 switches" in lines
+    assert lines[-1].startswith("→ kill -CONT ")
+
+
+@pytest.mark.parametrize(("shape", "code"), [("quick", 0), ("long_steps", 0), ("fifo", 1)])
+def test_the_document_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, shape: str, code: int) -> None:
+    status, printed = run(monkeypatch, [judged(recorded(shape)["ranks"])], "--job", "4711", "--json")
+    document = json.loads(printed)
+    assert status == code
+    assert document["schema"] == 1
+    assert document["jobs"][0]["places"][1]["line"].startswith("stalled_job.py:")
+
+
+def test_hosts_that_could_not_be_examined_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, printed = run(monkeypatch, [], "--job", failed={"node2": "no route"})
+    assert code == 2
+    assert "node2: not examined: no route" in printed
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("999999999", "no such process: 999999999"),
+        ("20261129-204428-abc1234", "no such run on this machine: 20261129-204428-abc1234"),
+        ("nowhere.ini", "nowhere.ini"),
+    ],
+)
+def test_wrong_targets_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    result = CliRunner().invoke(app, ["doctor", "--job", target])
+    assert isinstance(result.exception, ProvisionError)
+    assert result.exception.exit_code == 2
+    assert said in str(result.exception)
+
+
+def test_text_of_a_process_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job's owner can choose: names of threads, functions and files."""
+    attack = "a\x1b[2J\nprovision: all is well {{ x }} [bold]\u202e"
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        for thread in rank["processes"][0]["threads"]:
+            thread.update(name=attack, target=f"/data/{attack}")
+            for frame in thread["frames"]:
+                frame.update(name=attack, file=f"/home/{attack}.py")
+    verdict = judgement.judge({"node1": answer_of(data).ranks})
+    _code, printed = run(monkeypatch, verdict, "--job", "4711")
+    assert "\x1b" not in printed
+    assert "\u202e" not in printed
+    assert not any(line.startswith("provision: all") for line in printed.splitlines())
+    assert "{{ x" not in printed

@@ -1,0 +1,228 @@
+"""`hostside/stall.py` on processes of this machine: what it reads of them, within bounds, whatever they are. py-spy is replaced where it
+has to answer what no honest one does; `tests/integration/test_stalled_jobs.py` uses the real one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.doctor.stall import examination
+from provision.hostside import stall
+
+ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "LOCAL_WORLD_SIZE": "2"}
+
+
+@contextlib.contextmanager
+def process(*command: str, ready: bool = False, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``ready``: it says so by a line."""
+    with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **variables}, stdout=subprocess.PIPE) as started:
+        try:
+            while not stall.read(f"/proc/{started.pid}/environ"):
+                time.sleep(0.001)  # the kernel is about to write it
+            if ready:
+                assert started.stdout is not None
+                started.stdout.readline()
+            yield started
+        finally:
+            started.kill()
+
+
+def waits_in(pid: int, call: str) -> dict[str, Any]:
+    """What the script says once the process is in a system call."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        found: dict[str, Any] = stall.call_of(pid, pid)
+        if found.get("call") == call:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(found)
+
+
+def order(pids: list[int] | None, run: str | None = None) -> dict[str, Any]:
+    return {"pids": pids, "run": run, "spy": None, "machine": "none", "seconds": 5}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall, "WATCH_S", 0.02)
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [
+        (ENVIRONMENT, (1, 4, "RANK 10.0.0.1 29500", 2)),
+        ({**ENVIRONMENT, "LOCAL_WORLD_SIZE": "", "MASTER_ADDR": "127.0.0.1"}, (1, 4, "RANK 127.0.0.1 29500", 4)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (0, 2, "OMPI_COMM_WORLD_RANK", 2)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, (3, 8, "SLURM_PROCID 7", 0)),
+        ({**ENVIRONMENT, "RANK": "²"}, None),
+        ({**ENVIRONMENT, "WORLD_SIZE": "9" * 4000}, None),
+        ({"HOME": "/"}, None),
+    ],
+)
+def test_a_rank_is_what_has_a_launchers_variables(variables: dict[str, str], rank: object) -> None:
+    with process("sleep", "60", **variables) as started:
+        found = stall.Process(started.pid)
+        assert found.rank() == rank
+
+
+def test_a_fifo_is_named_with_its_file_system(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data")
+    with process("cat", str(tmp_path / "data")) as started:
+        target = waits_in(started.pid, "openat")["target"]
+    assert target.startswith(f"{tmp_path}/data on ")
+
+
+def test_the_holder_of_a_lock_of_a_file_is_named(tmp_path: Path) -> None:
+    locks = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(flush=True); time.sleep(60)"
+    with (
+        process(sys.executable, "-c", locks, str(tmp_path / "lock"), ready=True) as holder,
+        process(sys.executable, "-c", locks, str(tmp_path / "lock")) as waiting,
+    ):
+        assert waits_in(waiting.pid, "flock")["holder"] == holder.pid
+
+
+def test_a_socket_is_named_with_its_peer() -> None:
+    program = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept();"
+        "print(s.getsockname()[1], flush=True); c.recv(1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            port = int(started.stdout.readline())
+            found = waits_in(started.pid, "recvfrom")
+        finally:
+            started.kill()
+    assert found["peer"] == f"127.0.0.1:{port}"
+    assert found["socket"].endswith(f" to 127.0.0.1:{port}, established")
+
+
+@pytest.mark.parametrize(
+    ("encoded", "address"),
+    [
+        ("0100000A:733C", "10.0.0.1:29500"),
+        ("00000000000000000000000001000000:0016", "[::1]:22"),
+        ("0000000000000000FFFF00000100000A:0016", "[10.0.0.1]:22"),
+    ],
+)
+def test_addresses(encoded: str, address: str) -> None:
+    assert stall.address_of(encoded) == address
+
+
+def test_of_a_flood_of_threads_the_main_one_and_a_few_are_read() -> None:
+    many = "import threading, time; [threading.Thread(target=time.sleep, args=(60,), daemon=True).start() for _ in range(200)];"
+    with process(sys.executable, "-c", many + "print(flush=True); time.sleep(60)", ready=True, **ENVIRONMENT) as started:
+        (rank,) = stall.document(order([started.pid]))["ranks"]
+    threads = rank["processes"][0]["threads"]
+    assert len(threads) == stall.MAX_THREADS
+    assert threads[0]["tid"] == started.pid
+    assert rank["processes"][0]["no_stacks"].startswith("py-spy is not there for this machine")
+
+
+def test_a_process_that_ends_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = stall.clock
+    with process("sleep", "60", **ENVIRONMENT) as one, process("sleep", "60", **{**ENVIRONMENT, "RANK": "2"}) as two:
+
+        def clock(pid: int, tid: int) -> object:
+            if pid == two.pid:
+                two.kill()
+                two.wait()
+            return real(pid, tid)
+
+        monkeypatch.setattr(stall, "clock", clock)
+        found = stall.document(order([one.pid]))
+    assert [rank["rank"] for rank in found["ranks"]] == [1]
+    assert found["missing"] == found["refused"] == []
+
+
+def test_a_run_is_found_by_its_id() -> None:
+    with process("sleep", "60", **ENVIRONMENT, PROVISION_RUN_ID="20990101-000000-abc1234") as started:
+        found = stall.document(order(None, "20990101-000000-abc1234"))["ranks"]
+        assert [rank["processes"][0]["pid"] for rank in found] == [started.pid]
+        assert stall.document(order(None, "20990101-000000-abc1235"))["ranks"] == []
+
+
+def test_a_launcher_stands_for_its_ranks_and_the_processes_of_a_rank_are_one() -> None:
+    """A shell as the launcher, which starts one rank; that has started another process."""
+    rank = "RANK=0 WORLD_SIZE=1 MASTER_PORT=4 sh -c 'sleep 60 & echo; wait'"
+    with process("sh", "-c", f"{rank}; true", ready=True) as launcher:
+        (found,) = stall.document(order([launcher.pid]))["ranks"]
+        pids = [each["pid"] for each in found["processes"]]
+        assert len(pids) == 2
+        assert found["processes"][1]["parent"] == pids[0]
+        for pid in pids:
+            os.kill(pid, 9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_users_process_is_refused() -> None:
+    script = f"import json, sys; sys.path.insert(0, '.'); exec(sys.stdin.read()); print(document({order([os.getpid()])}))"
+    # From another folder than this user's own: that user cannot read it.
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/env", "python3", "-c", script],
+        input=Path(stall.__file__).read_text(encoding="utf-8").partition('if __name__ == "__main__"')[0],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
+    if "Permission denied" in done.stderr:
+        pytest.skip("no Python here that another user can run")
+    assert f"'refused': [{os.getpid()}]" in done.stdout, done.stderr
+
+
+def test_no_argument_variable_or_local_is_in_the_answer() -> None:
+    """With the real py-spy."""
+    program = "import time\ndef load(secret='hunter2-local'):\n    print(flush=True)\n    time.sleep(60)\nload()"
+    variables = {**ENVIRONMENT, "TOKEN": "hunter2-variable"}
+    with process(sys.executable, "-c", program, "hunter2-argument", ready=True, **variables) as started:
+        answer = stall.document(json.loads(examination._order([started.pid], None)))
+    frames = answer["ranks"][0]["processes"][0]["threads"][0]["frames"]
+    assert {"name": "load", "file": "<string>", "line": 4} in frames
+    assert "hunter2" not in json.dumps(answer)
+
+
+SPY = """#!/bin/sh
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("echo 'Permission Denied: Try running again with elevated permissions' >&2; exit 1", "ptrace is refused: it takes root"),
+        ("echo '[{'", "py-spy printed nothing that can be read"),
+        ('echo \'[{"os_thread_id": 1, "frames": [{"name": null, "filename": 7, "line": "x"}]}]\'', "py-spy printed nothing"),
+        ("echo 'Error: Failed to find a Python' >&2; exit 1", "Error: Failed to find a Python"),
+        ("head -c 20000000 /dev/zero", "py-spy printed nothing that can be read"),
+    ],
+)
+def test_without_stacks_it_says_why(tmp_path: Path, body: str, why: str) -> None:
+    spy = tmp_path / "py-spy"
+    spy.write_text(SPY.format(body=body))
+    spy.chmod(0o700)
+    assert stall.stacks(str(spy), 1, time.monotonic() + 9, ())[1].startswith(why)
+    spy.chmod(0o600)
+    assert stall.stacks(str(spy), 1, time.monotonic() + 9, ())[1] == "py-spy cannot be started: Permission denied"
+    assert stall.stacks(str(spy), 1, time.monotonic(), ()) == ({}, "there was no time left")
+
+
+def test_stacks_are_read_within_bounds(tmp_path: Path) -> None:
+    frame = '{"name": "a' + "b" * 9999 + '\\u001b", "filename": "\\ud800.py", "line": -7}'
+    spy = tmp_path / "py-spy"
+    spy.write_text(SPY.format(body=f"cat {tmp_path}/answer"))
+    spy.chmod(0o700)
+    (tmp_path / "answer").write_text('[{"os_thread_id": 1, "frames": [' + ",".join([frame] * 500) + "]}]")
+    found, why = stall.stacks(str(spy), 1, time.monotonic() + 9, ())
+    assert why == ""
+    assert len(found[1]) == stall.MAX_FRAMES
+    assert {(len(each["name"]), each["file"], each["line"]) for each in found[1]} == {(stall.LONGEST, "?.py", 0)}
