@@ -129,7 +129,7 @@ bench-hosts: $(TOOLKIT_STAMP)
 bench-image: $(TOOLKIT_STAMP)
 	@$(BIN)/python benchmarks/image.py $(if $(BASE),--base $(BASE))
 
-integration: $(DEV_STAMP)
+integration: $(DEV_STAMP) $(ENGINE_STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m "not slow" tests/integration
 
 integration-slow: $(DEV_STAMP) $(ENGINE_STAMP)
