@@ -39,7 +39,6 @@ LONGEST_FIRST = (
     "test_up.py",
     "test_sandbox.py",
     "test_no_root.py",
-    "test_bundle.py",
     "test_up_bare.py",
     "test_namespaces.py",
     "test_run.py",

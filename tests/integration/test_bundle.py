@@ -20,6 +20,9 @@ LEAN = (
 )
 
 
+pytestmark = pytest.mark.slow  # minutes until there is a bundle
+
+
 @pytest.fixture(scope="module")
 def closed(sandbox_factory) -> Sandbox:
     return sandbox_factory(2, "debian:12", name="closed", slots=1)
@@ -67,13 +70,11 @@ def test_a_bundle_that_lacks_something_is_named_before_a_host_is_touched(closed,
     assert all("provision" not in root(host, "ls /opt") for host in closed.hosts)
 
 
-@pytest.mark.slow
 def test_hosts_without_a_network_are_installed_and_verified_from_the_bundle(installed):
     assert {host["state"] for host in installed["hosts"]} == {"ready"}
     assert installed["smoke"]["size"] == 2
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_drift_is_detected_and_fixed(closed, bundle):
     one, two = closed.hosts
@@ -87,7 +88,6 @@ def test_drift_is_detected_and_fixed(closed, bundle):
     assert all(host["changed"] > 0 for host in report(fixed)["hosts"])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_run_on_one_host_leaves_it_connected_with_the_other(closed, bundle, ssh):
     before = root(closed.hosts[0], "cat ~trainer/.ssh/authorized_keys ~trainer/.ssh/provision_config")

@@ -77,6 +77,7 @@ def test_host_without_a_compiler_is_refused_unchanged(cluster, homes, tmp_path, 
     assert sorted(seen(cluster, INSIDE) ^ homes) == []
 
 
+@pytest.mark.slow
 def test_plan_names_what_is_left_out(equipped):
     shown = good(provision("plan", str(equipped.inventory), *LEAN, "--why")).stdout
     assert f"prefix {PREFIX}, without root" in shown

@@ -102,6 +102,7 @@ def test_a_host_that_fails_before_it_can_build_stops_nobody_else(played: tuple[P
     assert not (folder / "b/tries").exists()
 
 
+@pytest.mark.slow
 def test_sources_that_no_host_can_build_are_tried_on_three_hosts_and_no_more(played: tuple[Path, Outcome, list[Event]]) -> None:
     folder, outcome, _ = played
     assert [(folder / name / "tries").exists() for name in SHARING[BAD]] == [True, True, True, False]
