@@ -60,10 +60,18 @@ _WARNING = Pattern(
     r"|[^\n]{0,100}\b(?:(?:level|lvl|severity)=\W?(?i:warn)|UC[CSX]\s+WARN))"
 )
 _INFO = Pattern(
-    r"(?:[\[|]?(?:DEBUG|TRACE|INFO|NOTICE|NOTE|debug1)\b|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\]"
+    r"(?:[\[|]?(?:INFO|NOTICE|NOTE|debug1)\b|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\]"
     r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
 )
-_LEVELS: dict[str, Level] = {**dict.fromkeys(("DEBUG", "TRACE", "INFO", "NOTICE"), "info"), **dict.fromkeys(("WARN", "WARNING"), "warning")}
+_DEBUG = Pattern(r"(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|]?(?:DEBUG|TRACE)\b")
+_LEVELS: dict[str, Level] = {
+    "DEBUG": "remark",
+    "TRACE": "remark",
+    "INFO": "info",
+    "NOTICE": "info",
+    "WARN": "warning",
+    "WARNING": "warning",
+}
 _MAX_PREFIXES = 8
 _BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it
@@ -72,7 +80,8 @@ _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]
 class Line(NamedTuple):
     """The message, the same in `patterns.latin1`, and the rank that printed it, if the line names one.
 
-    ``level``: what its logger says; at "info" launchers pass on what their children print. Empty for an error, or none.
+    ``level``: what its logger says; at "info" launchers pass on what their children print, "remark" is for debugging. Empty for an error,
+    or none.
     """
 
     text: str
@@ -110,7 +119,10 @@ def clean(raw: bytes) -> Line:
             break
         text = (own or text[begin:]).strip()
     plain = latin1(text)
-    return Line(text, plain, rank, "warning" if _WARNING.at(plain, 0) else level or ("info" if _INFO.at(plain, 0) else ""))
+    said: Level = (
+        "warning" if _WARNING.at(plain, 0) else level or ("info" if _INFO.at(plain, 0) else "remark" if _DEBUG.at(plain, 0) else "")
+    )
+    return Line(text, plain, rank, said)
 
 
 _LEVEL_KEYS = ("level", "severity", "levelname", "lvl", "log_level")

@@ -301,6 +301,18 @@ def test_what_a_log_only_warns_of_is_a_note_if_nothing_failed(explain) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "DEBUG 03-04 10:11:12 [platforms/select.py:20] CUDA is not there: NVML Shared Library Not Found",
+        "26/03/04 10:11:13 DEBUG NativeCodeLoader: Failed to load native-hadoop: java.lang.UnsatisfiedLinkError: no hadoop",
+    ],
+)
+def test_what_is_printed_for_debugging_is_a_note(explain, line: str) -> None:
+    assert [each.severity for each in explain(f"{line}\nnext\n")] == ["note"]
+    assert [each.severity for each in explain(line.replace("DEBUG", "ERROR") + "\nnext\n")] == ["error"]
+
+
+@pytest.mark.parametrize(
     ("end", "severity"), [("", "error"), ("10:00:05 worker 3 writes elsewhere\n", "note"), ("Retrying in 2 s\n", "note")]
 )
 def test_what_a_log_warns_of_last_is_what_it_ended_with(explain, end: str, severity: str) -> None:
