@@ -71,7 +71,7 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
-_BEGINS = Pattern(r"[\w:\[<(]")
+_BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
 
