@@ -24,6 +24,7 @@ import tempfile
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 BEGIN, END = "===PROVISION-STALL-BEGIN===", "===END==="
 # (rank, ranks, ranks on this host, job): variables of launchers, the one that starts processes last first: mpirun within a job of Slurm
@@ -32,7 +33,7 @@ LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")),
     ("COLLECTIVE_RANK", "COLLECTIVE_SIZE", "COLLECTIVE_LOCAL_SIZE", ("COLLECTIVE_JOB", "PROVISION_RUN_ID")),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("PMI_ID", "HYDI_CONTROL_FD")),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ("HYDI_CONTROL_FD",)),
     ("SLURM_PROCID", "SLURM_NTASKS", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
 )
 MAX_RANKS, MAX_PROCESSES, MAX_THREADS, MAX_FRAMES, LONGEST, MAX_DUMP = 256, 24, 48, 60, 300, 16 << 20
@@ -101,14 +102,28 @@ def table(user):
     return {pid: Process(pid) for pid in pids if not user or re.search(rb"\nUid:\s*%d\s" % user, read("/proc/%d/status" % pid))}
 
 
+def line_of(processes, pid):
+    """A process, its parent, and so on."""
+    above = [pid]
+    while above[-1] in processes and processes[above[-1]].parent not in above:  # a number that was used again could lead in a circle
+        above.append(processes[above[-1]].parent)
+    return above
+
+
 def ranks_of(processes, pids, run):
-    """[(what `Process.rank` says, its processes)]: a rank's first process is the one whose parent is not of that rank."""
+    """[(what `Process.rank` says, its processes)]: a rank's first process is the one whose parent is not of that rank.
+
+    What has started a rank of another job is a launcher or a shell, and so is what has started us."""
     found = {number: known for number, known in ((number, each.rank()) for number, each in processes.items() if each.state != "Z") if known}
+    lines = {number: line_of(processes, number) for number in found}
+    launchers, above = set(), os.getppid()
+    while above > 1:
+        launchers.add(above)
+        above = Process(above).parent
+    launchers.update(each for number, line in lines.items() for each in line if each in found and found[each][2] != found[number][2])
     members, jobs = {}, set()
-    for number in sorted(found):
-        above = [number]
-        while above[-1] in processes and processes[above[-1]].parent not in above:  # a number that was used again could lead in a circle
-            above.append(processes[above[-1]].parent)
+    for number in sorted(set(found) - launchers):
+        above = lines[number]
         top = next((each for each, parent in zip(above, above[1:]) if found.get(parent) != found[number]), number)
         members.setdefault(top, []).append(number)
         is_run = run is None or processes[number].environ.get("PROVISION_RUN_ID") == run
@@ -149,15 +164,20 @@ def address_of(encoded):
     return "%s:%d" % (shown.replace("::ffff:", ""), int(port, 16))
 
 
+@lru_cache(maxsize=None)  # thousands of lines, of a few network namespaces
+def connections(place):
+    lines = (line.split() for name in ("tcp", "tcp6") for line in read(place + name, 1 << 22).decode(errors="replace").splitlines()[1:])
+    return {fields[9]: fields for fields in lines if len(fields) > 9}
+
+
 def socket_of(pid, inode):
-    for name in ("tcp", "tcp6"):
-        for line in read("/proc/%d/net/%s" % (pid, name), 1 << 22).decode(errors="replace").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[9] == inode:
-                peer, state, queued = address_of(fields[2]), TCP_STATES.get(fields[3], "closing"), [int(each, 16) for each in fields[4].split(":")]
-                waits = "".join(", %d bytes not %s" % each for each in zip(queued, ("acknowledged", "read")) if each[0])
-                return {"peer": peer, "socket": "%s to %s, %s%s" % (address_of(fields[1]), peer, state, waits)}
-    return {}
+    is_ours = link("/proc/%d/ns/net" % pid) == link("/proc/self/ns/net")
+    fields = connections("/proc/%s/net/" % ("self" if is_ours else pid)).get(inode)
+    if fields is None:
+        return {}
+    peer, state, queued = address_of(fields[2]), TCP_STATES.get(fields[3], "closing"), [int(each, 16) for each in fields[4].split(":")]
+    waits = "".join(", %d bytes not %s" % each for each in zip(queued, ("acknowledged", "read")) if each[0])
+    return {"peer": peer, "socket": "%s to %s, %s%s" % (address_of(fields[1]), peer, state, waits)}
 
 
 def on_mount(pid, path):
@@ -218,6 +238,8 @@ def stacks(spy, pid, until, *ways):
     """(thread -> frames, the innermost first, why there are none)"""
     why = "py-spy is not there for this machine (%s)" % platform.machine()
     for way in ways if spy else ():
+        if "--nonblocking" not in way and any(read("/proc/%d/task/%d/stat" % (pid, tid)).rpartition(b")")[2][1:2] == b"D" for tid in threads_of(pid)):
+            continue  # it would be held until a disk answers
         left = min(SPY_S, until - time.monotonic())
         if left <= 0.2:
             return {}, "there was no time left"
@@ -285,7 +307,7 @@ def watched(processes, chosen, spy, until):
 def document(order):
     until = time.monotonic() + order["seconds"]
     booted = time.time() - float(read("/proc/uptime").split()[0])
-    user = int(os.environ.get("SUDO_UID") or os.geteuid()) if order["pids"] is None else 0
+    user = int(os.geteuid() or os.environ.get("SUDO_UID") or 0) if order["pids"] is None else 0
     processes, pids = table(user), order["pids"] or []
     chosen = ranks_of(processes, order["pids"], order["run"])
     folder = tempfile.mkdtemp(prefix="provision-stall-")
@@ -295,6 +317,7 @@ def document(order):
             spy = os.path.join(folder, "py-spy")
             with open(os.open(spy, os.O_WRONLY | os.O_CREAT, 0o700), "wb") as file:
                 file.write(zlib.decompress(base64.b64decode(order["spy"])))
+            spy = spy if os.access(spy, os.X_OK) else shutil.which("py-spy")  # a file system for temporary files may run no programs
         seen = watched(processes, chosen, spy, until)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -309,5 +332,6 @@ def document(order):
 
 if __name__ == "__main__":
     ordered = json.load(sys.stdin)
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit("it takes too long"))
     signal.alarm(int(ordered["seconds"]) + 15)
     print("\n%s\n%s\n%s" % (BEGIN, json.dumps(document(ordered)), END))

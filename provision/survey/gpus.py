@@ -96,7 +96,7 @@ def _besides(cause: Cause, facts: Facts, catalog: Catalog) -> list[str]:
     """What is known of why a driver is not loaded, and that it is too old for every build once it works."""
     on_disk = _packaged_version(facts) if cause == "not-loaded" else None
     found = [f"{on_disk} is installed, and the kernel is {facts.os.kernel}"] if on_disk else []
-    if cause == "not-loaded" and facts.security.secure_boot and not facts.security.dkms_key_enrolled:
+    if cause == "not-loaded" and facts.security.secure_boot and facts.security.dkms_key_enrolled is False:
         found.append("Secure Boot is on, and the firmware does not know the key that DKMS signs with")
     version = facts.driver.version if facts.driver else on_disk
     cuda, oldest = min(catalog.cuda().minor_compatibility.drivers.items(), key=lambda each: key(each[1]))

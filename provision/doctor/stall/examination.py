@@ -35,7 +35,7 @@ def of_processes(pids: Sequence[int] | None) -> Document:
     Raises:
         UsageError: one does not exist, may not be read, or is of no job.
     """
-    command = [sys.executable, "-c", resources.script("stall.py")]
+    command = [sys.executable, "-I", "-c", resources.script("stall.py")]
     try:
         done = subprocess.run(command, input=_order(pids, None), capture_output=True, timeout=SECONDS + 20, check=False)
     except subprocess.TimeoutExpired as error:
@@ -65,13 +65,13 @@ def of_hosts(session: Session, run: str | None) -> Document:
         except ProvisionError as error:
             failed[name] = error.what if answer.code == 0 else answer.error
     found = Document(jobs=judgement.judge(ranks)[:1], failed=failed)
-    if not found.jobs and ranks:
+    if not found.jobs and ranks and not failed:
         raise UsageError(f"no job{f' of run {run}' if run else ''} has ranks on {folded(sorted(ranks))}", hint="provision status HOSTS")
     return found
 
 
 def _order(pids: Sequence[int] | None, run: str | None) -> bytes:
     """What hostside/stall.py is to do, with this installation's py-spy, if it has one."""
-    spy = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
+    spy = (shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")) if sys.platform == "linux" else None
     packed = base64.b64encode(zlib.compress(Path(spy).read_bytes(), 1)).decode() if spy else None
     return json.dumps({"pids": pids, "run": run, "spy": packed, "machine": platform.machine(), "seconds": SECONDS}).encode()

@@ -50,7 +50,7 @@ class _Operation(Model):
     def fits(self, frame: Frame) -> bool:
         if self.of == "native":
             return not _line_of(frame) and re.search(self.name, frame.name) is not None
-        return bool(_line_of(frame)) and self.file in frame.file and re.match(self.name, _plain(frame)) is not None
+        return bool(_line_of(frame)) and re.search(self.file, frame.file) is not None and re.match(self.name, _plain(frame)) is not None
 
 
 class _Operations(Model):
@@ -65,10 +65,11 @@ def _known() -> _Operations:
 
 def judge(hosts: Mapping[str, Sequence[Rank]]) -> list[Verdict]:
     """One verdict for each job, the newest first. Host → its ranks."""
-    jobs: dict[str, list[tuple[str, Rank]]] = defaultdict(list)
+    jobs: dict[tuple[str, str], list[tuple[str, Rank]]] = defaultdict(list)
     for host, rank in ((host, rank) for host, ranks in hosts.items() for rank in ranks):
-        jobs[rank.job].append((host, rank))
-    return sorted((_verdict(job, found) for job, found in jobs.items()), key=lambda each: (-each.began, each.job))
+        is_whole = rank.local >= rank.ranks  # other hosts may have a job of the same name, such as that of torchrun without options
+        jobs[rank.job, host if is_whole else ""].append((host, rank))
+    return sorted((_verdict(job, found) for (job, _host), found in jobs.items()), key=lambda each: (-each.began, each.job))
 
 
 def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
@@ -120,6 +121,7 @@ def place_of(host: str, rank: Rank) -> Place:
     thread = main.threads[0]
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
+    place.at = operation if kind in ("network", "loader", "child") else place.doing
     place.evidence += _evidence(thread)
     # It waits, but looks again and again whether the others are there, as in init_process_group, and in all of MPI.
     polls = thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
@@ -233,9 +235,9 @@ def _evidence(thread: Thread) -> Iterator[str]:
 
 def grouped(places: Iterable[Place]) -> list[list[Place]]:
     """The ranks that stand at the same place together."""
-    groups: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
     for place in places:
-        groups[place.doing, place.line].append(place)
+        groups[place.kind, place.at, place.line].append(place)
     return list(groups.values())
 
 

@@ -87,6 +87,7 @@ class Place(BaseModel):
     Attributes:
         doing, line: what it does there, such as ``waits in read of /data/x``, and the innermost line of the program itself, such as
             ``train.py:88``; empty where no stack was read.
+        at: what ranks at the same place have in common: ``doing`` without the peer or the process that they wait for.
         evidence: what shows it, line by line.
         moves: whether it is at work, or went on while it was watched.
     """
@@ -96,6 +97,7 @@ class Place(BaseModel):
     pid: int
     kind: Kind
     doing: str
+    at: str = ""
     line: str = ""
     evidence: list[str] = Field(default_factory=list)
     moves: bool = False

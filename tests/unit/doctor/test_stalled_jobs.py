@@ -103,6 +103,36 @@ def test_a_rank_that_has_ended_is_told_from_one_on_another_host() -> None:
     assert judged(data).said.startswith("rank 1 cannot be found on these hosts: ended, or on another host; ")
 
 
+def test_jobs_that_meet_at_the_loopback_of_their_hosts_are_apart() -> None:
+    fifo, quick = ([{**rank, "job": "RANK none 127.0.0.1 29500"} for rank in recorded(name)["ranks"]] for name in ("fifo", "quick"))
+    assert sorted(each.state for each in judgement.judge({"node1": ranks(fifo), "node2": ranks(quick)})) == ["moves", "stalled"]
+
+
+def test_a_program_in_a_checkout_of_a_library_is_not_that_library() -> None:
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        for frame in first_thread(rank)["frames"]:
+            frame["file"] = frame["file"].replace("stalled_job.py", "horovod/examples/collective_core/train.py")
+    assert judged(data).places[1].kind == "file"
+
+
+def test_without_workers_a_loader_is_where_its_data_set_is() -> None:
+    data = recorded("fifo")["ranks"]
+    loader = "/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+    first_thread(data[1])["frames"][1:1] = [{"name": name, "file": loader, "line": 7} for name in ("_next_data", "__next__")]
+    assert judged(data).places[1].kind == "file"
+
+
+def test_ranks_that_wait_for_their_neighbours_at_one_line_do_not_disagree() -> None:
+    data = recorded("order")["ranks"]
+    for number, rank in enumerate(data):
+        stack = [{"name": "main", "file": "/x/ring.py", "line": 3}]
+        first_thread(rank).update(frames=stack, call="recvfrom", target="socket:[1]", peer=f"10.0.0.{number}:29500")
+    verdict = judged(data)
+    assert verdict.said.startswith("ranks 0-2 on node1 wait in recvfrom")
+    assert "different operations" not in verdict.said
+
+
 def test_a_rank_at_fault_is_named_before_those_of_hosts_that_were_not_examined() -> None:
     data = recorded("fifo")["ranks"]
     for rank in data:

@@ -164,6 +164,18 @@ def test_a_launcher_stands_for_its_ranks_and_the_processes_of_a_rank_are_one() -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_batch_shell_and_a_launcher_are_no_ranks() -> None:
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+    ranks = "; ".join(f"OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=2 sleep 60 & echo $!" for rank in (0, 1))
+    with process("sh", "-c", f"sh -c '{ranks}; wait'", **slurm) as shell:
+        assert shell.stdout is not None
+        pids = sorted(int(shell.stdout.readline()) for _ in (0, 1))
+        found = stall.document(order([shell.pid]))["ranks"]
+        for pid in pids:
+            os.kill(pid, 9)
+    assert [(each["rank"], each["ranks"]) for each in found] == [(0, 2), (1, 2)]
+
+
 def test_another_users_process_is_refused() -> None:
     script = f"import json, sys; sys.path.insert(0, '.'); exec(sys.stdin.read()); print(document({order([os.getpid()])}))"
     # From another folder than this user's own: that user cannot read it.
