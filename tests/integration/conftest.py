@@ -40,11 +40,12 @@ LONGEST_FIRST = (
     "test_sandbox.py",
     "test_no_root.py",
     "test_up_bare.py",
+    "test_stalled_jobs.py",
+    "test_image.py",
     "test_namespaces.py",
     "test_run.py",
     "test_doctor.py",
     "test_remove.py",
-    "test_image.py",
 )
 
 SandboxFactory = Callable[..., Sandbox]
