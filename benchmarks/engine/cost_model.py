@@ -3,9 +3,9 @@
     python -m benchmarks.engine.cost_model          # from a checkout, in the engine's environment; two minutes
 
 Every rank is a forked process with a host of its own as far as the engine can tell (TCP over loopback). All of them share this machine's
-cores, so what all ranks compute counts once per core, and what is waited for on the way counts once:
+cores, so what all ranks compute counts once per core, and what is waited for on the way counts once. A rank looks after all others (peer):
 
-    time = (call * ranks + message * messages + byte * bytes) / cores + hop * steps
+    time = (call * ranks + message * messages + peer * ranks * ranks + byte * bytes) / cores + hop * steps
 
 Messages, bytes and steps are what the simulation (``simulation.py``) counts in the engine's own code. Coefficients are not negative;
 relative errors are what is minimised. Two ranks are left out: here they have a core each.
@@ -35,7 +35,7 @@ from .report import columns, duration
 FITTED, PREDICTED = (4, 8, 12, 16), (32, 64)
 #: Bytes of an allreduce; 0: a barrier.
 SIZES = (0, 256 << 10, 1 << 20, 4 << 20)
-TERMS = ("call", "message", "byte", "hop")
+TERMS = ("call", "message", "peer", "byte", "hop")
 #: Of a prediction: how far it may be off, relative to what is measured.
 BAR = 0.25
 #: Seconds of one repetition, about.
@@ -65,7 +65,7 @@ def simulated(worlds: Sequence[int]) -> Counts:
 
 def terms(one: simulation.Simulated, cores: int) -> tuple[float, ...]:
     """How often each of TERMS counts."""
-    return one.hosts / cores, one.messages / cores, one.bytes / cores, one.steps
+    return one.hosts / cores, one.messages / cores, one.hosts**2 / cores, one.bytes / cores, one.steps
 
 
 def fit(points: Sequence[Point], counts: Counts, cores: int) -> tuple[float, ...]:
