@@ -44,7 +44,7 @@ MORE_STALLS = {
     "uneven_data": "order",
     "two_groups": "order",
 }
-#: Rank 1 is at work, for ever or long: nothing tells which. It is named, and it is no alarm.
+#: Rank 1 is at work, which may be a loop without end: it is named without an alarm.
 AT_WORK = ("endless", "evaluation", "long_steps")
 HEALTHY = ("quick", "seconds", "uneven", "with_loader")
 
