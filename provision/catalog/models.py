@@ -71,8 +71,9 @@ class File(Model):
 
 Condition = Literal[
     "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus used", "imex",
-    "infiniband", "jetson", "jetson without wheels", "mig", "nix-ld", "nvlink domain", "opal prefix", "pxn off", "roce",
-    "roce without gid", "several hosts", "slingshot", "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
+    "infiniband", "jetson", "jetson without wheels", "mig", "mig empty", "nix-ld", "no avx", "nvlink domain", "omni-path", "opal prefix",
+    "passed through", "processor graphics", "pxn off", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot", "small shm",
+    "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
 ]  # fmt: skip
 
 
@@ -343,6 +344,7 @@ class Hardware(File, Sourced):
     tegra: Tegra
     dma_buf: DmaBuf
     efa_vendor: PciId
+    omni_path_vendors: tuple[PciId, ...]
     amd_vendor: PciId
 
     def accelerator(self, vendor: str, device: str, pci_class: str, memory_mb: int | None) -> PciAccelerators | None:
@@ -583,7 +585,10 @@ class RocmBuild(Model):
 
 
 class RocmBuilds(Sourced):
+    """``known_weak``: of versions of amdgpu."""
+
     of: dict[Number, RocmBuild]
+    known_weak: Troubles
 
 
 class PytorchRelease(Model):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Set
@@ -45,7 +47,8 @@ def examine_this_machine(gpu: HealthRequest | None = None) -> Examination:
     catalog = overlay.own()
     try:
         script = resources.script("survey").encode()
-        survey = subprocess.run([sys.executable, "-"], input=script, capture_output=True, timeout=_TIMEOUT_S, check=False)
+        options = {**os.environ, "PROVISION_SURVEY_OPTIONS": json.dumps({"managed_libc": catalog.os().others.managed_libc})}
+        survey = subprocess.run([sys.executable, "-"], input=script, env=options, capture_output=True, timeout=_TIMEOUT_S, check=False)
         found = parse_survey(survey.stdout.decode(errors="replace"), catalog)
     except (OSError, subprocess.TimeoutExpired, ProvisionError) as error:
         raise UsageError(f"this machine cannot be surveyed: {error}") from error

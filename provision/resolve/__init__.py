@@ -27,7 +27,7 @@ from provision.resolve.host_classes import (
 from provision.resolve.hosts import conflicts as host_conflicts
 from provision.resolve.hosts import horovod_conflicts, prefix_conflict
 from provision.resolve.remedies import CPU_ONLY, Conflict, Proposal, Trial
-from provision.survey import Facts, amd
+from provision.survey import Facts, amd, hardware
 
 __all__ = ["HostRequirements", "Requirements", "resolve"]
 
@@ -166,7 +166,7 @@ def _gpus(host: Facts, host_class: HostClass) -> int:
     """The number of a host's GPUs that are used."""
     if host_class.targets:
         return len(amd.gpus(host, host_class.catalog))
-    return len(host.gpus) if host_class.uses_gpus else 0
+    return hardware.ranks(host) if host_class.uses_gpus else 0
 
 
 def _host_plan(

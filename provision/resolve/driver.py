@@ -20,7 +20,7 @@ from provision.plan.model import Driver, Rejected
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, by_class, nvidia_repository
 from provision.resolve.remedies import Conflict, ConflictId, Proposal, Trial, change_requirements, exclude
-from provision.survey import Facts, gpus
+from provision.survey import Facts, gpus, hardware
 from provision.survey.model import Driver as DriverFacts
 from provision.survey.model import Gpu
 
@@ -247,9 +247,10 @@ def _refuse_obstacles(host: _Host) -> None:
     if not host.host_class.root:
         what = "only root can install a driver there"
         raise host.conflict("driver-privileges", what, Proposal("let its user use sudo, or ask an administrator"))
-    if facts.container:
-        what = "it is a container, whose driver is that of the machine"
-        raise host.conflict("driver-container", what, Proposal("install the driver on the machine, and leave --driver out"))
+    if facts.container or hardware.wsl(facts):
+        what = "it is a container, whose driver is that of the machine" if facts.container else "it is WSL, whose driver is Windows'"
+        where = "on the machine" if facts.container else "in Windows"
+        raise host.conflict("driver-container", what, Proposal(f"install the driver {where}, and leave --driver out"))
     if gpus.is_vgpu(facts, host.catalog):
         what = "its GPUs are vGPUs, whose driver is the guest driver from the cloud or NVIDIA's licensing portal"
         raise host.conflict("driver-vgpu", what, Proposal("install that one there, and leave --driver out"))

@@ -71,6 +71,7 @@ class HostClass:
         nvidia_system: NVIDIA's name of the system in its repositories, e.g. ``ubuntu2204``; None if it has none.
         arch: ``x86_64`` or ``aarch64``.
         driver: version of the NVIDIA driver, None without one.
+        driver_name: what that is called there.
         cuda: the newest CUDA that the driver runs natively; None without a GPU or a driver.
         targets: of AMD's GPUs, without duplicates, if these are used; empty otherwise.
         amdgpu: version of AMD's driver; None without one, and for the kernel's own.
@@ -123,6 +124,7 @@ class HostClass:
     no_wheels: str | None = None
     targets: tuple[str, ...] = ()
     amdgpu: str | None = None
+    driver_name: str = "the NVIDIA driver"
 
     @property
     def uses_gpus(self) -> bool:
@@ -236,6 +238,7 @@ def host_class_of(facts: Facts, catalog: Catalog, kept_builds: tuple[tuple[str, 
         no_wheels=system.no_wheels(catalog),
         targets=tuple(sorted({gpu.target for gpu in amd_gpus if gpu.target})),
         amdgpu=facts.amd.driver if facts.amd and amd_gpus else None,
+        driver_name="Windows' NVIDIA driver" if hardware.wsl(facts) else "the NVIDIA driver",
     )
 
 

@@ -25,6 +25,7 @@ from provision.resolve.remedies import (
     older_driver,
 )
 from provision.survey import Facts
+from provision.survey.preflight import OWN_DISK_PREFIX, SHARED_FILE_SYSTEMS
 
 
 def conflicts(host_classes: HostClasses, catalog: Catalog, driver_offer: str | None) -> dict[Hashable, Conflict]:
@@ -79,8 +80,11 @@ def prefix_conflict(facts: Mapping[str, Facts], requirements: Mapping[str, HostR
     others = sorted(name for prefix, names in hosts.items() if prefix != usual for name in names)
     listed = ", ".join(f"{prefix} on {joined(hosts[prefix])}" for prefix in sorted(hosts))
     without_root = next((name for name in sorted(facts) if not facts[name].user.can_become), None)
-    same = f"{requirements[without_root].prefix}, which hosts without root can write" if without_root else usual
-    proposals = (Proposal(f"give all hosts the same provision_prefix: {same}"), exclude(others))
+    same, why = (requirements[without_root].prefix, " that those without root can write") if without_root else (usual, "")
+    if without_root and facts[without_root].disk.prefix.filesystem in SHARED_FILE_SYSTEMS:
+        same = OWN_DISK_PREFIX
+    text = f"give all hosts one prefix{why}: below [all:vars] in the inventory, provision_prefix={same}"
+    proposals = (change_requirements(text), exclude(others))
     return {"the prefix": Conflict("prefix", others[0], f"mpirun needs the same prefix on every host, not {listed}", proposals)}
 
 

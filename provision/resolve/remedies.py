@@ -128,7 +128,7 @@ def newer_drivers(host_class: HostClass, host_classes: HostClasses) -> Iterator[
             newer = {each: with_driver_for(each, cuda) for each in changed if key(cuda) > key(each.cuda or "0")}
             if newer and not any(each.driver_misfit for each in newer.values()):
                 names, until = sorted(name for each in newer for name in host_classes[each]), f", at most branch {last}" if last else ""
-                text = f"update the NVIDIA driver of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
+                text = f"update {host_class.driver_name} of {joined(names)} to {drivers[cuda]} or newer (CUDA {cuda}){until}"
                 yield replace(change_classes(text, newer, "driver"), whole=len(newer) > 1)
 
 

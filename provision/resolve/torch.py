@@ -180,9 +180,9 @@ def _note_on_two_vendors(host_classes: HostClasses, tags: Tags) -> str:
         for vendor in (ROCM, CUDA)
     )
     return (
-        f"{of_amd}: AMD's GPUs, and {others} NVIDIA's: neither NCCL nor RCCL connects both, so all ranks send their gradients through host "
-        "memory: every step waits for a copy to the CPU and back and for the hosts' network, without GPUDirect; torch.distributed needs "
-        "gloo. A job on the hosts of one vendor (--limit) goes from GPU to GPU"
+        f"{of_amd}: AMD's GPUs, and {others} NVIDIA's: neither NCCL nor RCCL connects both. Start jobs on the hosts of one vendor "
+        "(--limit), which go from GPU to GPU. Over both, all ranks send their gradients through host memory: every step waits for a copy "
+        "to the CPU and back and for the hosts' network, without GPUDirect; torch.distributed needs gloo"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from provision.base.problems import Problem
 from provision.base.text import joined
@@ -27,7 +28,11 @@ def obstacle(facts: Facts, catalog: Catalog) -> Problem | None:
             what = f"it has {found} and no GPU of NVIDIA or AMD; what is installed here uses theirs only"
             return Problem("error", what, id="other-accelerators")
         return amd.fault(facts, catalog)
-    return _mig_obstacle(facts)
+    if ranks(facts) or not facts.gpus:
+        return None
+    off = "stop what uses the GPUs, then sudo nvidia-smi -mig 0, and reboot where it says `pending`"
+    what = "MIG is enabled on all GPUs without any instance, so CUDA finds none"
+    return Problem("error", what, f"disable MIG on {{host}}, unless a scheduler creates instances there: {off}", id="mig")
 
 
 def tegra_without_wheels(facts: Facts, catalog: Catalog) -> str | None:
@@ -39,7 +44,7 @@ def tegra_without_wheels(facts: Facts, catalog: Catalog) -> str | None:
     if board.release and key(board.release) >= key(known.servers_wheels_from) and not capabilities & set(known.without_code):
         return None
     release = f"Jetson Linux {board.release}" if board.release else "a kernel for Tegra"
-    return f"it is a Jetson ({release}); PyTorch's and NCCL's builds for ARM servers do not run on its GPU"
+    return f"it is a Jetson ({release}), whose GPU runs NVIDIA's own wheels and containers for it, and no build for ARM servers"
 
 
 def other_accelerators(facts: Facts, catalog: Catalog) -> str:
@@ -62,15 +67,14 @@ def in_mig_mode(facts: Facts) -> int:
     return sum(gpu.mig == "Enabled" for gpu in facts.gpus)
 
 
-def _mig_obstacle(facts: Facts) -> Problem | None:
-    """A CUDA process sees one MIG instance, and none of the host's other GPUs."""
-    partitioned, instances = in_mig_mode(facts), sum(gpu.mig_instances for gpu in facts.gpus)
-    if not partitioned or (instances and len(facts.gpus) == 1):
-        return None
-    what = f"MIG is enabled on {partitioned} of {len(facts.gpus)} GPUs: a process sees one MIG instance and no other GPU"
-    what = f"{what}, so there cannot be a rank per GPU" if instances else "MIG is enabled without any instance, so CUDA finds no GPU"
-    off = "stop what uses the GPUs, then sudo nvidia-smi -mig 0, and reboot where it says `pending`"
-    return Problem("error", what, f"disable MIG on {{host}}, unless others need its instances, which are lost: {off}", id="mig")
+def ranks(facts: Facts) -> int:
+    """How many ranks have a GPU of NVIDIA each: a process sees one MIG instance and no other GPU, unless it names them."""
+    return 1 if mig_instances(facts) else len(facts.gpus) - in_mig_mode(facts)
+
+
+def mig_instances(facts: Facts) -> int:
+    """The number of MIG instances of all GPUs."""
+    return sum(gpu.mig_instances for gpu in facts.gpus if gpu.mig == "Enabled")
 
 
 def wsl(facts: Facts) -> bool:
@@ -102,15 +106,14 @@ def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
 def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition, str]:
     """What holds of a host, as known problems and notes name it, with what they say of it."""
     (vgpus, unlicensed), shm, roce = licensed_vgpus(facts), facts.disk.shm.total_mb, active_ports(facts, "roce", catalog)
-    variables, hsn = (
-        facts.environment.variables,
-        sorted(each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)),
-    )
+    variables, hsn = facts.environment.variables, [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
+    partitioned, instances = in_mig_mode(facts), mig_instances(facts)
+    of_gpus, amd_gpus = f"{partitioned} of {len(facts.gpus)} GPUs", amd.gpus(facts, catalog)
     found: dict[Condition, object] = {
         "aarch64": facts.arch == "aarch64",
         "accelerators": other_accelerators(facts, catalog),
         "accelerators hidden": others_hidden_from_container(facts),
-        "amd": not gpus.has_gpu(facts, catalog) and len(amd.gpus(facts, catalog)),
+        "amd": not gpus.has_gpu(facts, catalog) and len(amd_gpus),
         "container": facts.container,
         "efa": active_ports(facts, "efa", catalog),
         "efa plugin": facts.efa_plugin,
@@ -120,15 +123,21 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "infiniband": active_ports(facts, "infiniband", catalog),
         "jetson": facts.tegra and facts.tegra.release,
         "jetson without wheels": tegra_without_wheels(facts, catalog),
-        "mig": in_mig_mode(facts),
+        "mig": instances and f"{of_gpus}, with {instances} instances",
+        "mig empty": partitioned and not instances and of_gpus,
         "nix-ld": facts.os.nix_ld,
+        "no avx": facts.arch == "x86_64" and "avx" not in facts.cpu.flags and facts.cpu.model,
         "nvlink domain": nvlink_domain(facts),
+        "omni-path": active_ports(facts, "omni-path", catalog),
         "opal prefix": " and ".join(f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables),
+        "passed through": sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1 and not facts.nvidia.pci_switches,
+        "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in amd_gpus),
         "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (variables, facts.signs.nccl_conf)),
+        "rdma mixed": mixed_ports(facts, catalog),
         "roce": roce,
         "roce without gid": " and ".join(str(port.device) for port in roce if port.roce_v2_gids == []),
         "several hosts": not alone,
-        "slingshot": hsn and joined(hsn),
+        "slingshot": hsn and joined(sorted(hsn)),
         "small shm": f"{shm:.0f}" if shm is not None and shm < catalog.hardware().notes.shm_mb else None,
         "vgpu": vgpus,
         "vgpu without licence": unlicensed and f"{unlicensed} of {vgpus}",
@@ -143,15 +152,26 @@ def imex_ready(facts: Facts) -> bool:
     return bool(facts.nvidia.imex and facts.nvidia.imex_channels)
 
 
+def mixed_ports(facts: Facts, catalog: Catalog) -> str | None:
+    """The setting that keeps NCCL and RCCL to the fastest ports of one kind and vendor, and what it leaves out; None if all are alike."""
+    alike: dict[tuple[str | None, str | None], list[InfinibandPort]] = {}
+    for port in (*active_ports(facts, "infiniband", catalog), *active_ports(facts, "roce", catalog)):
+        alike.setdefault((port.link_layer, port.vendor), []).append(port)
+    best, *others = sorted(alike.values(), key=lambda ports: -sum(port.gbps for port in ports)) or [[]]
+    names, left_out = ([f"{port.device}:{port.port}" for port in ports] for ports in (best, chain(*others)))
+    return f"NCCL_IB_HCA=={','.join(names)}, which leaves {joined(left_out)} out" if left_out else None
+
+
 def active_ports(facts: Facts, kind: str, catalog: Catalog) -> list[InfinibandPort]:
-    """The active ports of a kind: ``infiniband``, ``roce`` or ``efa``."""
+    """The active ports of a kind: ``infiniband``, ``omni-path``, ``roce`` or ``efa``."""
     return [port for port in facts.infiniband if port.state == "active" and _kind(port, catalog) == kind]
 
 
 def _kind(port: InfinibandPort, catalog: Catalog) -> str | None:
     if port.vendor == catalog.hardware().efa_vendor:
         return "efa"
-    return {"infiniband": "infiniband", "ethernet": "roce"}.get((port.link_layer or "").lower())
+    infiniband = "omni-path" if port.vendor in catalog.hardware().omni_path_vendors else "infiniband"
+    return {"infiniband": infiniband, "ethernet": "roce"}.get((port.link_layer or "").lower())
 
 
 def dma_buf(facts: Facts, catalog: Catalog) -> bool:

@@ -478,14 +478,22 @@ class NetworkFacts(Section):
 
 
 class InfinibandPort(Section):
-    """A port of an InfiniBand, RoCE or EFA device; ``roce_v2_gids``: the indexes of its RoCE v2 addresses, None if unknown."""
+    """A port of an InfiniBand, Omni-Path, RoCE or EFA device; ``rate``: as the kernel says it, such as ``100 Gb/sec (4X EDR)``;
+    ``roce_v2_gids``: the indexes of its RoCE v2 addresses, None if unknown."""
 
     device: str | None = None
     port: int | None = None
     state: str | None = None
     link_layer: str | None = None
     vendor: str | None = None
+    rate: str | None = None
     roce_v2_gids: list[int] | None = None
+
+    @property
+    def gbps(self) -> int:
+        """Its rate in Gbit/s; 0 if unknown."""
+        found = re.match(r"\d{1,6}", self.rate or "")
+        return int(found.group()) if found else 0
 
 
 class Signs(Section):

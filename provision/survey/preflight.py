@@ -23,6 +23,7 @@ CLOCKS_APART_S = 5.0  # from here on, logs of two hosts cannot be compared, and 
 NEEDED_TMP_MB = 100  # Ansible's own files
 NEEDED_HOME_MB = 64  # Ansible's own modules and ~/.ssh
 SHARED_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs", "afs")
+OWN_DISK_PREFIX = "/var/tmp/provision"  # noqa: S108 - that users without root can create
 FEW_INODES = 20_000  # PyTorch alone has some 13,000 files
 
 _INSTALL_PYTHON = (
@@ -333,7 +334,7 @@ def _shared_prefixes(known: Mapping[str, Facts]) -> Iterator[Problem]:
                 f"{disk.path} is on a file server ({disk.filesystem}), the same as on `{seen[place]}`: they would install over each other"
             )
             yield Problem(
-                "error", what, "choose a folder on each host's own disk: provision_prefix=/var/tmp/provision", host=name, id="shared-prefix"
+                "error", what, f"choose a folder on each host's own disk: provision_prefix={OWN_DISK_PREFIX}", host=name, id="shared-prefix"
             )
         seen.setdefault(place, name)
 

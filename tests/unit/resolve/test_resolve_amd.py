@@ -42,6 +42,7 @@ def torches(plan: Plan) -> dict[str, str]:
         (amd(MI250X, MI250X), "2.14.1+rocm7.2"),
         (amd(RX_7900), "2.14.1+rocm7.2"),
         (amd(MI300X, driver=None), "2.14.1+rocm7.2"),  # the kernel's own, which has no version
+        (amd(MI300X, driver="6.10.5"), "2.14.1+rocm7.2"),
         (amd(MI300X, driver="6.8.5"), "2.10.0+rocm7.0"),
         (amd(RX_7900, driver="6.7.0"), "2.9.1+rocm6.4"),
         (amd(MI250X, driver="6.3.6"), "2.7.1+rocm6.2.4"),
@@ -57,7 +58,16 @@ def test_the_newest_build_with_code_for_the_gpus_that_the_driver_runs(one: Facts
     assert made.hosts["a"].slots == len(one.amd.gpus if one.amd else ())
     assert made.hosts["a"].nccl is None
     assert any("nothing here has ever run on one" in note for note in made.notes)
-    assert any("what lifts it: amdgpu 6.12.12 or newer" in note for note in made.notes) is not version.startswith("2.14")
+    assert any("what lifts it: amdgpu 6.10.5 or newer" in note for note in made.notes) is not version.startswith("2.14")
+    doubt = "AMD's matrix of drivers for ROCm 7.1 and 7.2 begins with that of 6.4"
+    assert any(doubt in note for note in made.notes) is (one.amd is not None and one.amd.driver == "6.10.5")
+
+
+def test_graphics_of_a_processor_that_the_driver_lists_are_told() -> None:
+    graphics = {"vendor": "1002", "device": "15bf", "pci_class": "0300", "address": "0000:05:00.0", "memory_mb": 512}
+    made = plan_for({"a": amd("gfx1103", accelerators={"devices": [graphics], "nodes": ["/dev/kfd"]})})
+    assert torches(made) == {"a": "2.14.1+cpu"}
+    assert made.notes == ("a: gfx1103: a processor's own graphics share its memory and stay unused",)
 
 
 def test_code_that_only_amds_own_builds_have_comes_from_its_index_apart() -> None:
@@ -102,7 +112,7 @@ def test_hosts_with_different_rccls_inside_get_one_that_fits_all() -> None:
     ("one", "what", "remedy"),
     [
         (amd(RX_580), f"has no code for {RX_580}", "--cpu"),
-        (amd(MI250X, driver="6.2.4"), "needs amdgpu 6.12.12, and 6.2.4 is loaded", "update the driver amdgpu of a to 6.3.6 or newer"),
+        (amd(MI250X, driver="6.2.4"), "needs amdgpu 6.10.5, and 6.2.4 is loaded", "update the driver amdgpu of a to 6.3.6 or newer"),
         (amd(MI300X, arch="aarch64"), "those that are known are for x86_64", "--cpu"),
         (amd(MI300X, amd={"usable": False}), "may not use /dev/kfd", "usermod -aG render,video"),
         (amd(None), "invalid target", "amdgpu-dkms"),

@@ -272,10 +272,94 @@ def test_packages_of_the_driver_in_wsl_are_told() -> None:
     assert "remove nvidia-utils-535" in notes_of(changed(one, packages={"nvidia-utils-535": "535.1-1", "make": "4.3"}), hosts=1)
 
 
-def test_mig_is_not_taken_from_others_without_a_word() -> None:
-    one = changed(with_gpu("9.0"), gpus=[{"compute_capability": "9.0", "mig": "Enabled", "mig_instances": 2}] * 2)
+@pytest.mark.parametrize(
+    ("gpus", "slots", "note"),
+    [
+        ((("Enabled", 7),), 1, "MIG mode on 1 of 1 GPUs, with 7 instances: one rank"),
+        ((("Enabled", 2), ("Disabled", 0)), 1, "MIG mode on 1 of 2 GPUs, with 2 instances: one rank"),
+        ((("Enabled", 0), ("Disabled", 0), ("Disabled", 0)), 2, "MIG mode without any instance on 1 of 3 GPUs, which stay unused"),
+        ((("Disabled", 0), ("Disabled", 0)), 2, None),
+    ],
+)
+def test_gpus_in_mig_mode_are_used_as_they_are(gpus: tuple[tuple[str, int], ...], slots: int, note: str | None) -> None:
+    listed = [{"compute_capability": "9.0", "mig": mode, "mig_instances": instances} for mode, instances in gpus]
+    made = plan_for({"a": changed(with_gpu("9.0"), gpus=listed)})
+    assert made.hosts["a"].slots == slots
+    assert [each.partition("; ")[0].partition(", as")[0] for each in made.notes if "MIG" in each] == ([f"a: {note}"] if note else [])
+    assert "mig -" not in " ".join(made.notes)
+
+
+def test_mig_is_switched_off_only_where_nothing_else_is_left() -> None:
+    one = changed(with_gpu("9.0"), gpus=[{"compute_capability": "9.0", "mig": "Enabled", "mig_instances": 0}] * 2)
     (conflict,) = plan_for({"a": one}).conflicts
-    assert "unless others need its instances, which are lost" in remedies(conflict)[0]
+    assert remedies(conflict)[0].startswith("disable MIG on a, unless a scheduler creates instances there:")
+
+
+def port(device: str, vendor: str, link_layer: str, gbps: int) -> dict[str, Any]:
+    rate = f"{gbps} Gb/sec (4X EDR)"
+    return {"device": device, "port": 1, "state": "active", "link_layer": link_layer, "vendor": vendor, "rate": rate, "roce_v2_gids": [3]}
+
+
+BROADCOM = [port(f"bnxt_re{number}", "14e4", "Ethernet", 400) for number in range(2)]
+MELLANOX, ON_BOARD = port("mlx5_0", "15b3", "InfiniBand", 100), [port(f"bnxt_re{number}", "14e4", "Ethernet", 25) for number in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("ports", "setting"),
+    [
+        ([MELLANOX, *BROADCOM], "NCCL_IB_HCA==bnxt_re0:1,bnxt_re1:1, which leaves mlx5_0:1 out"),
+        ([*ON_BOARD, MELLANOX], "NCCL_IB_HCA==mlx5_0:1, which leaves bnxt_re0:1 and bnxt_re1:1 out"),
+        ([*BROADCOM, {**MELLANOX, "state": "down"}], None),
+        ([{**each, "rate": "unknown"} for each in BROADCOM], None),
+    ],
+)
+def test_rdma_ports_of_several_vendors_are_told_apart(ports: list[dict[str, Any]], setting: str | None) -> None:
+    notes = notes_of(with_gpu("9.0", infiniband=ports))
+    assert (f": set {setting}, in" in notes) is bool(setting)
+    assert ("RDMA ports of several kinds" in notes) is bool(setting)
+
+
+def test_omni_path_is_not_called_infiniband() -> None:
+    notes = notes_of(with_gpu("8.0", infiniband=[port("hfi1_0", "8086", "InfiniBand", 100)]))
+    assert "Omni-Path: NCCL and RCCL use its verbs" in notes
+    assert "InfiniBand" not in notes
+    assert "Omni-Path" not in notes_of(with_gpu("8.0", infiniband=[MELLANOX]))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "arch", "told"),
+    [
+        ({"model": "AMD A6-3620 APU", "flags": []}, "x86_64", True),
+        ({"model": "AMD EPYC 7742", "flags": ["avx", "avx2"]}, "x86_64", False),
+        ({"model": "Neoverse-V2", "flags": ["asimd"]}, "aarch64", False),
+        ({}, "x86_64", False),
+    ],
+)
+def test_a_processor_without_avx_is_told(cpu: dict[str, Any], arch: str, *, told: bool) -> None:
+    notes = notes_of(changed(host(), cpu=cpu, arch=arch))
+    assert ("its CPU has no AVX (AMD A6-3620 APU)" in notes) is told
+    assert ("Illegal instruction" in notes) is told
+
+
+def test_gpus_that_are_passed_through_to_a_virtual_machine_may_not_reach_each_other() -> None:
+    guest = with_gpu("6.0", gpu={"virtualization": "Pass-Through"})
+    assert "NCCL_P2P_DISABLE=1" in notes_of(guest, hosts=1)
+    assert "NCCL_P2P_DISABLE=1" not in notes_of(changed(guest, gpus=[{"compute_capability": "6.0", "virtualization": "None"}] * 2))
+    nvswitch = {"pci_switches": 6, "fabric_manager": True}
+    assert "NCCL_P2P_DISABLE=1" not in notes_of(changed(guest, nvidia=nvswitch))
+
+
+def test_the_driver_in_wsl_is_windows() -> None:
+    kernel = {"id": "ubuntu", "version": "22.04", "kernel": "5.15.167.4-microsoft-standard-WSL2"}
+    old = {"a": changed(with_gpu("7.5", "441.66", "10.2"), os=kernel)}
+    for conflict in plan_for(old).conflicts:
+        assert remedies(conflict)[0].startswith("update Windows' NVIDIA driver of a to 455.23 or newer")
+    (conflict,) = plan_for(old, Requirements(driver="auto")).conflicts
+    assert (conflict.what, remedies(conflict)[0]) == (
+        "it is WSL, whose driver is Windows'",
+        "install the driver in Windows, and leave --driver out",
+    )
+    assert "the GPU driver is Windows': update it there" in notes_of(changed(with_gpu("8.9", "552.22", "12.4"), os=kernel))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,6 @@ def test_hosts_with_an_odd_prefix_are_left_out_together() -> None:
     hosts = {name: host(f"10.0.0.{number}") for number, name in enumerate("abcde", 1)}
     made = plan_for(hosts, a=HostRequirements(prefix="/srv/p"), b=HostRequirements(prefix="/srv/q"))
     assert remedies(made.conflicts[0]) == (
+        "give all hosts one prefix: below [all:vars] in the inventory, provision_prefix=/opt/provision",
         "leave a and b out: --limit '!a,!b'",
-        "give all hosts the same provision_prefix: /opt/provision",
     )

@@ -44,7 +44,10 @@ def test_a_requirement_that_needs_root_is_a_conflict_that_names_the_host() -> No
 def test_hosts_with_and_without_root_get_the_same_versions_at_one_prefix() -> None:
     both = {"a": host(cuda="12.2", gpus=1), "b": host("10.0.0.2", cuda="12.2", gpus=1, user=NO_ROOT)}
     apart = plan_for(both, b=HostRequirements(prefix="/home/bob/provision"))
-    assert "provision_prefix: /home/bob/provision, which hosts without root can write" in " ".join(remedies(apart.conflicts[0]))
+    text = "give all hosts one prefix that those without root can write: below [all:vars] in the inventory, provision_prefix="
+    assert remedies(apart.conflicts[0])[0] == f"{text}/home/bob/provision"
+    both["b"] = changed(both["b"], disk={"prefix": {"path": "/home/bob/provision", "filesystem": "nfs4"}})
+    assert remedies(plan_for(both, b=HostRequirements(prefix="/home/bob/provision")).conflicts[0])[0] == f"{text}/var/tmp/provision"
     made = plan_for(both, a=HostRequirements(prefix="/home/bob/provision"), b=HostRequirements(prefix="/home/bob/provision")).hosts
     assert [made[name].root for name in "ab"] == [True, False]
     assert made["a"].nccl.version == made["b"].nccl.version
