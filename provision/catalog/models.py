@@ -571,7 +571,7 @@ class RocmBuild(Model):
     Attributes:
         code: the targets that they have code for.
         rccl: the RCCL inside.
-        driver: the oldest amdgpu that runs them.
+        driver: the oldest amdgpu that runs them; ``known_weak``: by the version of amdgpu.
         index: where they are, if not in the project's index.
         device: the package with the code for a target, in addition; then a part of its ROCm is a source distribution, ``rocm``.
     """
@@ -579,16 +579,14 @@ class RocmBuild(Model):
     code: tuple[GfxTarget, ...]
     rccl: Version | None
     driver: Number
+    known_weak: Troubles = ()
     index: Url | None = None
     device: Word | None = None
     weak: Text | None = None
 
 
 class RocmBuilds(Sourced):
-    """``known_weak``: of versions of amdgpu."""
-
     of: dict[Number, RocmBuild]
-    known_weak: Troubles
 
 
 class PytorchRelease(Model):

@@ -101,11 +101,12 @@ def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]
     nccl, found = catalog.nccl(), list[tuple[tuple[str, str], str]]()
     for name, plan in sorted(plans.items()):
         own, inside = plan.nccl.version if plan.nccl else None, torch.nccl_inside(plan.torch, catalog)
-        driver, amdgpu = facts[name].driver if own else None, facts[name].amd and facts[name].amd.driver
+        driver, amdgpu = facts[name].driver if own else None, facts[name].amd.driver if facts[name].amd else None
+        rocm = catalog.pytorch().rocm.of.get(plan.torch.version.partition("+rocm")[2]) if plan.torch else None
         held = hardware.conditions(facts[name], catalog, alone=len(plans) == 1)
         listed = [
             (f"driver {driver.version}", driver.version, catalog.driver().known_weak) if driver and driver.version else None,
-            (f"amdgpu {amdgpu}", amdgpu, catalog.pytorch().rocm.known_weak) if amdgpu else None,
+            (f"amdgpu {amdgpu}", amdgpu, rocm.known_weak) if amdgpu and rocm else None,
             (f"NCCL {own}", own, (*nccl.known_weak, *nccl.known_limits)) if own else None,
             (f"the NCCL {inside} inside PyTorch", inside, (*nccl.known_weak, *nccl.known_limits)) if inside else None,
         ]

@@ -1,6 +1,7 @@
 """`provision doctor` as a user runs it: what it prints, and how it ends."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ from typer.testing import CliRunner
 from provision.base.errors import UsageError
 from provision.base.problems import Severity
 from provision.base.terminal import Console
+from provision.catalog import OURS
 from provision.cli import doctor as command
 from provision.cli.main import app
 from provision.diagnosis.findings import Finding
 from provision.diagnosis.signatures import known_error
 from provision.doctor import show
-from provision.doctor.host_checks import Examination
+from provision.doctor.host_checks import Examination, examine_this_machine
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
@@ -96,3 +98,17 @@ def test_a_log_next_to_hosts_counts(monkeypatch, tmp_path: Path) -> None:
     log.write_text("NCCL WARN the ring is broken\n")
     monkeypatch.setattr(command, "examine_this_machine", lambda _: Examination({}, [], ["localhost"]))
     assert doctor("--log", str(log), "--gpu")[0] == 1
+
+
+def test_the_survey_of_this_machine_knows_which_systems_are_managed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the prefix of root on an older system is looked for in /opt, not in its home. The survey itself does not run here."""
+    told = []
+
+    def run(*_: object, env: dict[str, str], **__: object) -> None:
+        told.append(json.loads(env["PROVISION_SURVEY_OPTIONS"]))
+        raise subprocess.TimeoutExpired("python", 60)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(UsageError, match="this machine cannot be surveyed"):
+        examine_this_machine()
+    assert told == [{"managed_libc": OURS.os().others.managed_libc}]
