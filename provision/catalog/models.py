@@ -70,10 +70,10 @@ class File(Model):
 
 
 Condition = Literal[
-    "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus used", "imex",
-    "infiniband", "jetson", "jetson without wheels", "mig", "mig empty", "nix-ld", "no avx", "nvlink domain", "omni-path", "opal prefix",
-    "passed through", "processor graphics", "pxn off", "rdma mixed", "roce", "roce without gid", "several hosts", "slingshot", "small shm",
-    "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
+    "aarch64", "accelerators", "accelerators hidden", "amd", "container", "efa", "efa plugin", "fabric fault", "gb200", "gpus differ",
+    "gpus used", "imex", "infiniband", "jetson", "jetson without wheels", "mig", "mig empty", "nix-ld", "no avx", "nvlink domain",
+    "omni-path", "opal prefix", "passed through", "processor graphics", "pxn off", "rdma mixed", "roce", "roce without gid",
+    "several hosts", "slingshot", "small shm", "vgpu", "vgpu without licence", "wsl", "wsl driver packages",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from provision.plan.model import HostPlan, Knowledge
 from provision.resolve import torch
 from provision.resolve.host_classes import HostClass, grouped
 from provision.survey import Facts, amd, gpus, hardware
+from provision.survey.model import Amd
 
 # Facts that change the plan → what is assumed if they are missing.
 _ASSUMPTIONS = {
@@ -21,19 +22,24 @@ _ASSUMPTIONS = {
     "compute capability": "not taken into account",
     "network": "left open: no MPI job over several hosts can be started by this plan",
 }
+# RDMA as conditions name it → as notes do.
+_NETWORKS = {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA", "omni-path": "Omni-Path", "slingshot": "Slingshot"}
+_Held = Mapping[str, Mapping[str, str]]  # host → what holds of it, by condition (`hardware.conditions`)
 
 
 def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plans: Mapping[str, HostPlan], catalog: Catalog) -> list[str]:
     """The notes on all hosts, besides those of the plan's components."""
-    gpus_used = any(host_class.uses_gpus for host_class in class_of.values())
+    used = {"gpus used": ""} if any(host_class.uses_gpus for host_class in class_of.values()) else {}
+    held = {name: {**hardware.conditions(facts[name], catalog, alone=len(facts) == 1), **used} for name in sorted(facts)}
     return [
         *_on_driver_branches(facts, catalog),
         *_without_root(plans),
         *_on_unused_gpus(facts, class_of, catalog),
         *_on_hosts_without_gpus(class_of),
         *_on_assumptions(facts),
-        *_on_known_problems(facts, plans, catalog),
-        *_on_hardware(facts, catalog, gpus_used=gpus_used),
+        *_on_known_problems(facts, plans, held, catalog),
+        *_on_hardware(held, catalog),
+        *_on_several_networks({name: each for name, each in held.items() if class_of[name].uses_gpus}),
     ]
 
 
@@ -96,14 +102,13 @@ def _on_hosts_without_gpus(class_of: Mapping[str, HostClass]) -> Iterator[str]:
         )
 
 
-def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan], catalog: Catalog) -> Iterator[str]:
+def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan], held: _Held, catalog: Catalog) -> Iterator[str]:
     """Known problems of drivers and of NCCL, the plan's and the one inside PyTorch, that need what these hosts have."""
     nccl, found = catalog.nccl(), list[tuple[tuple[str, str], str]]()
     for name, plan in sorted(plans.items()):
         own, inside = plan.nccl.version if plan.nccl else None, torch.nccl_inside(plan.torch, catalog)
-        driver, amdgpu = facts[name].driver if own else None, facts[name].amd.driver if facts[name].amd else None
+        driver, amdgpu = facts[name].driver if own else None, (facts[name].amd or Amd()).driver
         rocm = catalog.pytorch().rocm.of.get(plan.torch.version.partition("+rocm")[2]) if plan.torch else None
-        held = hardware.conditions(facts[name], catalog, alone=len(plans) == 1)
         listed = [
             (f"driver {driver.version}", driver.version, catalog.driver().known_weak) if driver and driver.version else None,
             (f"amdgpu {amdgpu}", amdgpu, rocm.known_weak) if amdgpu and rocm else None,
@@ -113,7 +118,7 @@ def _on_known_problems(facts: Mapping[str, Facts], plans: Mapping[str, HostPlan]
         of_host: dict[Trouble, tuple[str, str]] = {}
         for what, version, entries in filter(None, listed):
             for trouble in entries:
-                if trouble.when and set(trouble.when) <= held.keys() and trouble.covers(version):
+                if trouble.when and set(trouble.when) <= held[name].keys() and trouble.covers(version):
                     preload = f"load another NCCL into the ranks{f', {own} of this plan' if own and not trouble.covers(own) else ''}: "
                     preload += f"LD_PRELOAD=PATH of its libnccl.so.2 (a wheel's is below {plan.prefix}/nccl)"
                     of_host.setdefault(trouble, (what, f"{trouble}; {trouble.remedy or f'if it does, {preload}'}"))
@@ -136,11 +141,18 @@ def _on_assumptions(facts: Mapping[str, Facts]) -> list[str]:
     ]
 
 
-def _on_hardware(facts: Mapping[str, Facts], catalog: Catalog, *, gpus_used: bool) -> list[str]:
+def _on_hardware(held: _Held, catalog: Catalog) -> list[str]:
     """What hosts' hardware needs; without GPUs that are used NCCL's networks do not matter."""
     found = list[tuple[str, str]]()
-    for name in sorted(facts):
-        held = hardware.conditions(facts[name], catalog, alone=len(facts) == 1) | ({"gpus used": ""} if gpus_used else {})
-        known = (each for each in catalog.hardware().notes.of if set(each.when) <= held.keys() and not set(each.unless) & held.keys())
-        found += [(each.text.format(*(held[condition] for condition in each.when)), name) for each in known]
+    for name, of_host in held.items():
+        known = (each for each in catalog.hardware().notes.of if set(each.when) <= of_host.keys() and not set(each.unless) & of_host.keys())
+        found += [(each.text.format(*(of_host[condition] for condition in each.when)), name) for each in known]
     return [f"{joined(names)}: {text}" for text, names in grouped(found).items()]
+
+
+def _on_several_networks(held: _Held) -> Iterator[str]:
+    """Hosts with GPUs whose NCCL would take different networks."""
+    found = grouped((next((kind for kind in _NETWORKS if kind in of_host), "no RDMA"), name) for name, of_host in held.items())
+    if len(found) > 1:
+        listed = "; ".join(f"{_NETWORKS.get(kind, kind)} on {joined(names)}" for kind, names in found.items())
+        yield f"different networks ({listed}): NCCL hangs between ranks of two of them (nccl#234): for a job over both set NCCL_NET=Socket"

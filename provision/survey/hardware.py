@@ -105,7 +105,10 @@ def fabric_faults(states: Iterable[tuple[str | None, str | None]]) -> list[str]:
 
 def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition, str]:
     """What holds of a host, as known problems and notes name it, with what they say of it."""
-    (vgpus, unlicensed), shm, roce = licensed_vgpus(facts), facts.disk.shm.total_mb, active_ports(facts, "roce", catalog)
+    (vgpus, unlicensed), shm = licensed_vgpus(facts), facts.disk.shm.total_mb
+    ports, hca = _fastest_ports(facts, catalog)
+    roce = [port for port in ports if _kind(port, catalog) == "roce"]
+    models = sorted({gpu.name for gpu in facts.gpus if gpu.name})
     variables, hsn = facts.environment.variables, [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
     partitioned, instances = in_mig_mode(facts), mig_instances(facts)
     of_gpus, amd_gpus = f"{partitioned} of {len(facts.gpus)} GPUs", amd.gpus(facts, catalog)
@@ -120,7 +123,8 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "fabric fault": "; ".join(fabric_faults((gpu.fabric_state, gpu.fabric_status) for gpu in facts.gpus)),
         "gb200": set(facts.nvidia.pci_ids) & set(catalog.hardware().fabric.imex),
         "imex": imex_ready(facts),
-        "infiniband": active_ports(facts, "infiniband", catalog),
+        "gpus differ": len(models) > 1 and joined(models),
+        "infiniband": len(ports) > len(roce),
         "jetson": facts.tegra and facts.tegra.release,
         "jetson without wheels": tegra_without_wheels(facts, catalog),
         "mig": instances and f"{of_gpus}, with {instances} instances",
@@ -133,7 +137,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "passed through": sum(gpu.virtualization == "Pass-Through" for gpu in facts.gpus) > 1 and not facts.nvidia.pci_switches,
         "processor graphics": " and ".join(str(each.target) for each in (facts.amd.gpus if facts.amd else ()) if each not in amd_gpus),
         "pxn off": "1" in (each.get("NCCL_PXN_DISABLE") for each in (variables, facts.signs.nccl_conf)),
-        "rdma mixed": mixed_ports(facts, catalog),
+        "rdma mixed": hca,
         "roce": roce,
         "roce without gid": " and ".join(str(port.device) for port in roce if port.roce_v2_gids == []),
         "several hosts": not alone,
@@ -152,14 +156,14 @@ def imex_ready(facts: Facts) -> bool:
     return bool(facts.nvidia.imex and facts.nvidia.imex_channels)
 
 
-def mixed_ports(facts: Facts, catalog: Catalog) -> str | None:
-    """The setting that keeps NCCL and RCCL to the fastest ports of one kind and vendor, and what it leaves out; None if all are alike."""
+def _fastest_ports(facts: Facts, catalog: Catalog) -> tuple[list[InfinibandPort], str | None]:
+    """(the fastest active InfiniBand or RoCE ports of one vendor, the setting that keeps NCCL and RCCL to them and what it leaves out)"""
     alike: dict[tuple[str | None, str | None], list[InfinibandPort]] = {}
     for port in (*active_ports(facts, "infiniband", catalog), *active_ports(facts, "roce", catalog)):
         alike.setdefault((port.link_layer, port.vendor), []).append(port)
     best, *others = sorted(alike.values(), key=lambda ports: -sum(port.gbps for port in ports)) or [[]]
     names, left_out = ([f"{port.device}:{port.port}" for port in ports] for ports in (best, chain(*others)))
-    return f"NCCL_IB_HCA=={','.join(names)}, which leaves {joined(left_out)} out" if left_out else None
+    return best, f"NCCL_IB_HCA=={','.join(names)}, which leaves {joined(left_out)} out" if left_out else None
 
 
 def active_ports(facts: Facts, kind: str, catalog: Catalog) -> list[InfinibandPort]:

@@ -319,6 +319,26 @@ def test_rdma_ports_of_several_vendors_are_told_apart(ports: list[dict[str, Any]
     assert ("RDMA ports of several kinds" in notes) is bool(setting)
 
 
+def test_hosts_on_different_networks_are_told() -> None:
+    hosts = {
+        name: changed(with_gpu("8.0", infiniband=ports), hostname=name) for name, ports in (("a", [MELLANOX]), ("b", BROADCOM), ("c", []))
+    }
+    told = "different networks (InfiniBand on a; RoCE on b; no RDMA on c): NCCL hangs between ranks of two of them (nccl#234)"
+    assert any(note.startswith(told) for note in plan_for(hosts).notes)
+    alike = {**hosts, "b": changed(hosts["a"], hostname="b"), "c": changed(host(), infiniband=BROADCOM)}  # without GPUs: not NCCL's
+    assert not any("different networks" in note for note in plan_for(alike).notes)
+
+
+def test_gpus_that_no_build_has_together_are_told_apart() -> None:
+    both = changed(
+        with_gpu("12.0"), gpus=[{"name": name, "compute_capability": gpu} for name, gpu in (("RTX 5090", "12.0"), ("P40", "6.1"))]
+    )
+    (conflict, *_) = plan_for({"a": both}).conflicts
+    assert remedies(conflict)[0].startswith("leave the GPUs of compute capability 6.1 of a out: a container with the others alone")
+    differ = changed(both, gpus=[{"name": name, "compute_capability": gpu} for name, gpu in (("RTX 4090", "8.9"), ("P40", "6.1"))])
+    assert "its GPUs differ (P40 and RTX 4090): each step waits for the slowest" in notes_of(differ)
+
+
 def test_omni_path_is_not_called_infiniband() -> None:
     notes = notes_of(with_gpu("8.0", infiniband=[port("hfi1_0", "8086", "InfiniBand", 100)]))
     assert "Omni-Path: NCCL and RCCL use its verbs" in notes
