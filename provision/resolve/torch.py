@@ -508,11 +508,13 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
         yield change_requirements("--index-url torch=URL of an index that has it", torch_index="https://index.example/simple")
     pythons = {python for release in requirements.catalog.pytorch().releases.values() for python in release.pythons}
     yield from other_pythons(host_class, names, pythons)
-    for number in range(1, len(host_class.capabilities)):
-        older, newer = host_class.capabilities[:number], host_class.capabilities[number:]
-        text = f"leave the GPUs of compute capability {joined(older)} of {joined(names)} out: a container with the others alone as the host"
-        yield change_classes(text, {host_class: replace(host_class, capabilities=newer)}, "gpus")
     yield exclude(names)
+    for number in range(1, len(host_class.capabilities)):
+        dropped, left = host_class.capabilities[:number], host_class.capabilities[number:]
+        text = (
+            f"leave the GPUs of compute capability {joined(dropped)} of {joined(names)} out: a container with the others alone as host"
+        )
+        yield change_classes(text, {host_class: replace(host_class, capabilities=left)}, "gpus")
     if host_class.targets:
         for driver in sorted({each.driver for each in requirements.catalog.pytorch().rocm.of.values()}, key=key):
             if host_class.amdgpu and key(host_class.amdgpu) < key(driver):

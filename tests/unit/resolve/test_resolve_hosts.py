@@ -320,9 +320,8 @@ def test_rdma_ports_of_several_vendors_are_told_apart(ports: list[dict[str, Any]
 
 
 def test_hosts_on_different_networks_are_told() -> None:
-    hosts = {
-        name: changed(with_gpu("8.0", infiniband=ports), hostname=name) for name, ports in (("a", [MELLANOX]), ("b", BROADCOM), ("c", []))
-    }
+    ports: dict[str, list[dict[str, Any]]] = {"a": [MELLANOX], "b": BROADCOM, "c": []}
+    hosts = {name: changed(with_gpu("8.0", infiniband=of_host), hostname=name) for name, of_host in ports.items()}
     told = "different networks (InfiniBand on a; RoCE on b; no RDMA on c): NCCL hangs between ranks of two of them (nccl#234)"
     assert any(note.startswith(told) for note in plan_for(hosts).notes)
     alike = {**hosts, "b": changed(hosts["a"], hostname="b"), "c": changed(host(), infiniband=BROADCOM)}  # without GPUs: not NCCL's
@@ -330,12 +329,11 @@ def test_hosts_on_different_networks_are_told() -> None:
 
 
 def test_gpus_that_no_build_has_together_are_told_apart() -> None:
-    both = changed(
-        with_gpu("12.0"), gpus=[{"name": name, "compute_capability": gpu} for name, gpu in (("RTX 5090", "12.0"), ("P40", "6.1"))]
-    )
+    p40 = {"name": "P40", "compute_capability": "6.1"}
+    both = changed(with_gpu("12.0"), gpus=[{"name": "RTX 5090", "compute_capability": "12.0"}, p40])
     (conflict, *_) = plan_for({"a": both}).conflicts
     assert remedies(conflict)[0].startswith("leave the GPUs of compute capability 6.1 of a out: a container with the others alone")
-    differ = changed(both, gpus=[{"name": name, "compute_capability": gpu} for name, gpu in (("RTX 4090", "8.9"), ("P40", "6.1"))])
+    differ = changed(both, gpus=[{"name": "RTX 4090", "compute_capability": "8.9"}, p40])
     assert "its GPUs differ (P40 and RTX 4090): each step waits for the slowest" in notes_of(differ)
 
 
