@@ -150,21 +150,11 @@ def _unreadable_files(source: Path) -> Iterator[Problem]:
             raise InventoryError([Problem("error", what, hint, where=shown(source), id="too-many-files")])
         with contextlib.suppress(OSError):
             if not stat.S_ISREG(path.stat().st_mode):
-                yield Problem(
-                    "error",
-                    "it is not a regular file, and cannot be a part of an inventory",
-                    "remove it",
-                    where=shown(path),
-                    id="no-regular-file",
-                )
-            elif what := _oversized(path):
-                yield Problem(
-                    "error",
-                    f"{what}, and cannot be a part of an inventory",
-                    "one host on each line",
-                    where=shown(path),
-                    id="file-too-large",
-                )
+                what = "it is not a regular file, and cannot be a part of an inventory"
+                yield Problem("error", what, "remove it", where=shown(path), id="no-regular-file")
+            elif large := _oversized(path):
+                what = f"{large}, and cannot be a part of an inventory"
+                yield Problem("error", what, "one host on each line", where=shown(path), id="file-too-large")
 
 
 def _visible(folder: Path) -> Iterator[Path]:

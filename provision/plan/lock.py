@@ -368,13 +368,8 @@ class Lock:
                 f"{title} must be the same on all hosts; outside --limit, {kept} ({self.title}), "
                 f"and {joined(differing)} would get {planned[differing[0]]}"
             )
-            yield Problem(
-                "error",
-                what,
-                host=differing[0],
-                remedies=(Remedy(keep, "options"), Remedy(whole, "options")),
-                id="incompatible-with-the-others",
-            )
+            remedies = (Remedy(keep, "options"), Remedy(whole, "options"))
+            yield Problem("error", what, host=differing[0], remedies=remedies, id="incompatible-with-the-others")
 
 
 def release(version: str) -> str:

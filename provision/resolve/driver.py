@@ -118,7 +118,7 @@ def installable(host_class: HostClass) -> bool:
     """Whether hosts of a class lack a driver that could be installed there."""
     packages, fault = host_class.catalog.driver().of(host_class.os_id), host_class.gpu_fault
     lacks = fault is not None and fault.id in ("no-driver", "nouveau")
-    return lacks and host_class.root and packages is not None and _release(host_class, packages) is not None
+    return lacks and host_class.root and packages is not None and host_class.of_release(packages.releases) is not None
 
 
 def offer(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], requirements: Requirements) -> str | None:
@@ -175,7 +175,7 @@ def _driver(name: str, facts: Facts, host_class: HostClass, requirements: Requir
 def _packages(name: str, host_class: HostClass) -> DriverPackages:
     """The packages of its distribution. Raises Conflict without any for its release."""
     packages = host_class.catalog.driver().of(host_class.os_id)
-    if packages is None or _release(host_class, packages) is None:
+    if packages is None or host_class.of_release(packages.releases) is None:
         listed = ", ".join(f"{os_id} {joined(list(each.releases))}" for os_id, each in host_class.catalog.driver().packages.items())
         what = f"no packages of NVIDIA's driver for {host_class.system} are known; they are for {listed}"
         by_hand = Proposal("install a driver there by hand, and leave --driver out")
@@ -183,16 +183,10 @@ def _packages(name: str, host_class: HostClass) -> DriverPackages:
     return packages
 
 
-def _release(host_class: HostClass, packages: DriverPackages) -> str | None:
-    """The release as the catalogue names it: ``22.04``, or ``9`` for 9.4."""
-    version = host_class.os_version
-    return next((each for each in (version, version.split(".")[0]) if each in packages.releases), None)
-
-
 def _branch(host: _Host, requested: str) -> tuple[str, tuple[Rejected, ...]]:
     """(the requested branch, for `auto` the longest supported that fits GPUs and system; rejected newer ones). Raises Conflict."""
     known, capabilities = host.catalog.driver(), gpus.capabilities(host.facts, host.catalog)
-    offered = host.packages.releases[_release(host.host_class, host.packages) or ""]
+    offered = host.host_class.of_release(host.packages.releases) or ()
     if not capabilities and requested == AUTO:
         ids = f" (PCI device {joined([f'10de:{each}' for each in host.facts.nvidia.pci_ids])})" if host.facts.nvidia.pci_ids else ""
         what = f"which GPUs it has is not known{ids}, so that no branch of the driver can be chosen for them"

@@ -25,7 +25,10 @@ from provision.resolve.nccl_builds import (
     own_compiler,
     requested_version,
 )
-from provision.resolve.remedies import Conflict, ConflictId, Proposal, change_classes, change_requirements, exclude, newer_drivers
+from provision.resolve.remedies import Conflict, ConflictId, Proposal, change_classes, change_requirements, exclude, kept_bad, newer_drivers
+
+_FIELDS = ("nccl_version", "nccl_local", "nccl_tarball", "nccl_tarball_version")
+_NOT_REQUESTED: dict[str, Any] = {"nccl_source": "auto", **dict.fromkeys(_FIELDS)}
 
 
 def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dict[HostClass, Nccl], list[str]]:
@@ -41,20 +44,14 @@ def nccl(all_host_classes: HostClasses, requirements: Requirements) -> tuple[dic
     if values and (of_amd := sorted(name for host_class, names in all_host_classes.items() if host_class.targets for name in names)):
         what = f"--nccl {' '.join(values)}: NCCL connects NVIDIA's GPUs only, and there are AMD's: {joined(of_amd)}"
         text = "leave --nccl out: without it gradients between the vendors go through host memory"
-        defaults: dict[str, Any] = dict.fromkeys(("nccl_version", "nccl_local", "nccl_tarball", "nccl_tarball_version"))
-        raise Conflict("nccl-vendor", of_amd[0], what, (change_requirements(text, nccl_source="auto", **defaults), exclude(of_amd)))
+        raise Conflict("nccl-vendor", of_amd[0], what, (change_requirements(text, **_NOT_REQUESTED), exclude(of_amd)))
     build_cudas = build_cudas_of(host_classes)
     found = {host_class: candidates(host_class, requirements, build_cudas[host_class]) for host_class in host_classes}
     builds = _choose(found, requirements.catalog)
     if builds is None:
         raise _conflict(host_classes, found, requirements)
     choice = _Choice(host_classes, requirements, found, builds)
-    notes = []
-    if "nccl" in requirements.kept:
-        notes += [
-            f"NCCL {choice.version}, which an earlier run chose, is known bad: {problem}; --upgrade resolves again"
-            for problem in _known_bad(choice.version, requirements.catalog)
-        ]
+    notes = kept_bad("nccl", f"NCCL {choice.version}", _known_bad(choice.version, requirements.catalog), requirements)
     notes += [
         f"{joined(names)}: {package} {now} is replaced by the older {then} (--allow-downgrade)"
         for host_class, names in host_classes.items()
@@ -299,9 +296,7 @@ def _proposals(blocking: HostClass, host_classes: HostClasses, requirements: Req
     file = requirements.nccl_local or requirements.nccl_tarball
     source = None if file or requirements.nccl_source == "auto" else requirements.nccl_source
     if used := [f"--nccl {value}" for value in (requirements.nccl_version, source, file) if value]:
-        text = f"leave {' and '.join(used)} out: the plan finds one that fits"
-        defaults: dict[str, Any] = dict.fromkeys(("nccl_version", "nccl_local", "nccl_tarball", "nccl_tarball_version"))
-        yield change_requirements(text, nccl_source="auto", **defaults)
+        yield change_requirements(f"leave {' and '.join(used)} out: the plan finds one that fits", **_NOT_REQUESTED)
     if requirements.nccl_source == "source":
         yield from _ability_to_build(blocking, names)
         if requirements.nccl_version and not requirements.nccl_tarball:

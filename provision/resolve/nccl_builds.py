@@ -266,9 +266,7 @@ class LocalRepository:
 def local_repository(name: str) -> LocalRepository | None:
     """The parts of the file's name; None if it is not one of NVIDIA's ``.deb``s, the only ones that can be installed."""
     found = _LOCAL.fullmatch(name)
-    if not found:
-        return None
-    return LocalRepository(found["system"], found["version"], found["cuda"], found["arch"])
+    return LocalRepository(**found.groupdict()) if found else None
 
 
 def _local_repository(host_class: HostClass, requirements: Requirements) -> Iterator[Build | Rejected]:

@@ -39,7 +39,7 @@ def of_hosts(facts: Mapping[str, Facts], class_of: Mapping[str, HostClass], plan
         *_on_assumptions(facts),
         *_on_known_problems(facts, plans, held, catalog),
         *_on_hardware(held, catalog),
-        *_on_several_networks({name: each for name, each in held.items() if class_of[name].uses_gpus}),
+        *_on_several_networks({name: held[name] for name in held if class_of[name].uses_gpus and "infiniband" not in facts[name].missing}),
     ]
 
 

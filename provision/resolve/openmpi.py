@@ -12,7 +12,7 @@ from provision.catalog import Catalog, troubles
 from provision.plan.model import Builder, OpenMpi, Preinstalled, Rejected, SourceBuild, SystemPackages, Wheel
 from provision.plan.requirements import Requirements
 from provision.resolve.host_classes import HostClass, HostClasses, builders
-from provision.resolve.remedies import Conflict, Proposal, change_hosts, change_requirements, exclude
+from provision.resolve.remedies import Conflict, Proposal, change_hosts, change_requirements, exclude, kept_bad
 
 _TARBALL = re.compile(r"openmpi-(?P<version>\d+\.\d+\.\d+)\.tar\.(gz|bz2|xz)")
 _WHEEL, _DISTRIBUTION, _SOURCE = "the wheel", "the distribution's package", "a build from source"
@@ -31,12 +31,7 @@ def openmpi(host_classes: HostClasses, requirements: Requirements) -> tuple[dict
         "source": _source(host_classes, version, requirements),
     }
     chosen = _choose(candidates, host_classes, requirements)
-    notes = []
-    if "openmpi" in requirements.kept:
-        notes += [
-            f"Open MPI {chosen.version}, which an earlier run chose, is known bad: {problem}; --upgrade resolves again"
-            for problem in _known_bad(chosen.version, requirements.catalog)
-        ]
+    notes = kept_bad("openmpi", f"Open MPI {chosen.version}", _known_bad(chosen.version, requirements.catalog), requirements)
     if not isinstance(chosen, SourceBuild):
         return dict.fromkeys(host_classes, chosen), notes
     builders_of = _builders(host_classes)

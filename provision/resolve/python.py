@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from provision.base.text import joined
 from provision.base.versions import key
@@ -118,30 +117,15 @@ def component(
     return Preinstalled(chosen.version, chosen.path, "host", tuple(why), rejected)
 
 
-def numpy(python: Interpreter, catalog: Catalog) -> Wheel:
-    """The catalogue's NumPy for an interpreter."""
-    return _wheel("numpy", catalog.python_packages().numpy.by_python[python.minor], f"the catalogue's release for Python {python.minor}")
-
-
-def mpi4py(catalog: Catalog) -> Wheel:
-    """One release for every host."""
-    version = catalog.python_packages().mpi4py.version
-    return _wheel("mpi4py", version, "speaks the ABI of every Open MPI 4.x; finds the library at run time")
-
-
-def cloudpickle(catalog: Catalog) -> Wheel:
-    """One release for every host."""
-    return _wheel("cloudpickle", catalog.python_packages().cloudpickle.version, "serialises the functions of Runner")
-
-
-def cmake(host_class: HostClass) -> Wheel:
-    """One release for every host: there is a wheel for each architecture that has wheels of Open MPI and PyTorch."""
+def wheels(host_class: HostClass, chosen: Interpreter) -> dict[str, Wheel]:
+    """The catalogue's NumPy for the interpreter; one release of the others for every host, of which each architecture has wheels."""
+    known = host_class.catalog.python_packages()
+    found = {
+        "cmake": (known.cmake.version, "the same on every host; the last 3.x still builds old projects"),
+        "mpi4py": (known.mpi4py.version, "speaks the ABI of every Open MPI 4.x; finds the library at run time"),
+        "numpy": (known.numpy.by_python[chosen.minor], f"the catalogue's release for Python {chosen.minor}"),
+        "cloudpickle": (known.cloudpickle.version, "serialises the functions of Runner"),
+    }
     packaged = " ".join(["the distribution's cmake", *host_class.offered("cmake")[:1]])
-    rejected = (Rejected(packaged, "it differs from distribution to distribution"),)
-    version = host_class.catalog.python_packages().cmake.version
-    wheel = _wheel("cmake", version, "the same on every host; the last 3.x still builds old projects")
-    return replace(wheel, rejected=rejected)
-
-
-def _wheel(name: str, version: str, why: str) -> Wheel:
-    return Wheel(version, f"{name}=={version}", "wheel", (why,))
+    rejected = {"cmake": (Rejected(packaged, "it differs from distribution to distribution"),)}
+    return {name: Wheel(version, f"{name}=={version}", "wheel", (why,), rejected.get(name, ())) for name, (version, why) in found.items()}

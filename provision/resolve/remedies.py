@@ -68,6 +68,12 @@ def change_requirements(text: str, **fields: Any) -> Proposal:
     return Proposal(text, "options", lambda host_classes, before: (host_classes, replace(before, **fields)), fields=tuple(fields))
 
 
+def kept_bad(component: str, version: str, problems: Iterable[str], requirements: Requirements) -> list[str]:
+    """Notes on the known problems of a version, where an earlier run chose it."""
+    kept = problems if component in requirements.kept else ()
+    return [f"{version}, which an earlier run chose, is known bad: {problem}; --upgrade resolves again" for problem in kept]
+
+
 def exclude(names: Sequence[str]) -> Proposal:
     """The plan without these hosts."""
     limit = ",".join(f"!{name}" for name in names)
@@ -81,14 +87,17 @@ def remaining(host_classes: HostClasses, excluded: Collection[str]) -> HostClass
     return {host_class: left for host_class, names in host_classes.items() if (left := [name for name in names if name not in excluded])}
 
 
-def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str = "") -> Proposal:
-    """A change of the hosts: every class becomes the result of ``change``."""
+def change_hosts(text: str, change: Callable[[HostClass], HostClass], group: str = "", hosts: Collection[str] | None = None) -> Proposal:
+    """A change of the hosts: every class becomes the result of ``change``; with ``hosts`` that of these alone."""
 
     def apply(host_classes: HostClasses, requirements: Requirements) -> tuple[HostClasses, Requirements]:
         changed: dict[HostClass, list[str]] = {}
         for host_class, names in host_classes.items():
-            changed.setdefault(change(host_class), []).extend(names)
-        return changed, requirements
+            others = [name for name in names if hosts is not None and name not in hosts]
+            for each, having in ((host_class, others), (change(host_class), [name for name in names if hosts is None or name in hosts])):
+                if having:
+                    changed.setdefault(each, []).extend(having)
+        return {host_class: sorted(names) for host_class, names in changed.items()}, requirements
 
     return Proposal(text, apply=apply, group=group)
 
@@ -99,19 +108,6 @@ CPU_ONLY = change_hosts("--cpu: the CPU build on all hosts, their GPUs stay unus
 def change_classes(text: str, changed: Mapping[HostClass, HostClass], group: str = "") -> Proposal:
     """A change of the hosts of these classes."""
     return change_hosts(text, lambda host_class: changed.get(host_class, host_class), group)
-
-
-def change_named(text: str, hosts: Collection[str], change: Callable[[HostClass], HostClass]) -> Proposal:
-    """A change of these hosts alone, in any class."""
-
-    def apply(host_classes: HostClasses, requirements: Requirements) -> tuple[HostClasses, Requirements]:
-        changed: dict[HostClass, list[str]] = {}
-        for host_class, names in host_classes.items():
-            for name in names:
-                changed.setdefault(change(host_class) if name in hosts else host_class, []).append(name)
-        return {host_class: sorted(names) for host_class, names in changed.items()}, requirements
-
-    return Proposal(text, apply=apply)
 
 
 def with_python(host_class: HostClass, version: str) -> HostClass:

@@ -511,9 +511,7 @@ def _proposals(host: str, host_classes: HostClasses, requirements: Requirements)
     yield exclude(names)
     for number in range(1, len(host_class.capabilities)):
         dropped, left = host_class.capabilities[:number], host_class.capabilities[number:]
-        text = (
-            f"leave the GPUs of compute capability {joined(dropped)} of {joined(names)} out: a container with the others alone as host"
-        )
+        text = f"leave the GPUs of compute capability {joined(dropped)} of {joined(names)} out: a container with the others alone as host"
         yield change_classes(text, {host_class: replace(host_class, capabilities=left)}, "gpus")
     if host_class.targets:
         for driver in sorted({each.driver for each in requirements.catalog.pytorch().rocm.of.values()}, key=key):

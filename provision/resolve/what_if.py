@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
@@ -20,12 +21,13 @@ from provision.plan.requirements import HostRequirements, Requirements
 from provision.resolve import resolve
 from provision.resolve.driver import known_branch, oldest_version
 from provision.resolve.host_classes import HostClass, host_class_of, with_driver_for
-from provision.resolve.remedies import Proposal, change_named, exclude, with_python
+from provision.resolve.remedies import Proposal, change_hosts, exclude, with_python
 from provision.survey import Facts, gpus
 
 Kind = Literal["driver", "python", "without"]
 _FORM = re.compile(r"(?:(?P<hosts>[^=:]+):)?(?P<kind>[a-z]+)=(?P<value>[^=:]+)")
 _HINT = "write driver=580, python=3.12 or without=HOST; for some hosts alone: HOST:driver=580"
+_LIFTED = {"torch": "PyTorch", "nccl": "NCCL"}
 _MAX_HOSTS = 500  # of an inventory for which a hint is looked for: each change is a whole plan
 
 
@@ -118,12 +120,12 @@ def _proposal(change: Change, catalog: Catalog) -> Proposal:
             listed = ", ".join(sorted(known, key=key))
             raise UsageError(f"no Python {change.value} is known", where=f"--what-if {change.text}", hint=f"known are {listed}")
         text = f"Python {change.value} on {joined(change.hosts)}"
-        return change_named(text, change.hosts, lambda host_class: with_python(host_class, change.value))
+        return change_hosts(text, lambda host_class: with_python(host_class, change.value), hosts=change.hosts)
     branch = known_branch(change.value, f"--what-if {change.text}", catalog)
     if (cuda := catalog.cuda().toolkits.of_branch(branch)) is None:  # of the user's own catalogue
         raise UsageError(f"driver {change.value} is older than every CUDA in NVIDIA's table", where=f"--what-if {change.text}", hint=_HINT)
     text = f"driver {change.value} on {joined(change.hosts)}"
-    return change_named(text, change.hosts, lambda host_class: _with_driver(host_class, cuda, branch))
+    return change_hosts(text, lambda host_class: _with_driver(host_class, cuda, branch), hosts=change.hosts)
 
 
 def _with_driver(host_class: HostClass, cuda: str, branch: str) -> HostClass:
@@ -157,24 +159,11 @@ def hint(facts: Mapping[str, Facts], requirements: Requirements, hosts: Mapping[
     if not lifting:
         return None
     change, after = max(lifting, key=lambda each: _rank(each[1], known))  # of equal ones the first
-    gains = ", ".join(f"{title} {then} instead of {now}" for title, now, then in _releases(plan, after))
+    gains = ", ".join(f"{each.what} {each.then} instead of {each.now}" for each in _versions(plan, after, _LIFTED, _releases))
     fewer = len(_problems(plan, requirements.catalog)) - len(_problems(after, requirements.catalog))
     solved = f"{fewer} known problem{'s' if fewer > 1 else ''} fewer" if fewer > 0 else ""
     what = f"leaving {joined(change.hosts)} out" if change.kind == "without" else _proposal(change, requirements.catalog).text
     return f"{what} would give {' and '.join(filter(None, (gains, solved)))}: --what-if {change.text}"
-
-
-def _releases(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
-    """(component, now, then) of the releases that change; builds do not count."""
-    for title, name in (("PyTorch", "torch"), ("NCCL", "nccl")):
-        now, then = (
-            joined(
-                sorted({each.version.partition("+")[0] for host in plan.hosts.values() if (each := getattr(host, name)) and each.version})
-            )
-            for plan in (before, after)
-        )
-        if now != then:
-            yield title, now, then
 
 
 def _rank(plan: Plan, catalog: Catalog) -> tuple[object, ...]:
@@ -207,7 +196,7 @@ def _candidates(facts: Mapping[str, Facts], plan: Plan, catalog: Catalog) -> Ite
 
 
 def _gains(before: Plan, after: Plan, catalog: Catalog) -> Iterator[Gain]:
-    yield from _versions(before, after)
+    yield from _versions(before, after, {**_LIFTED, "python": "Python"}, _of_all)
     for what, now, then in (
         ("known problem", _problems(before, catalog), _problems(after, catalog)),
         ("conflict", [f"{each.host}: {each.what}" for each in before.conflicts], [f"{each.host}: {each.what}" for each in after.conflicts]),
@@ -216,24 +205,27 @@ def _gains(before: Plan, after: Plan, catalog: Catalog) -> Iterator[Gain]:
         yield from (Gain(what, "", each) for each in then if each not in now)
 
 
-def _versions(before: Plan, after: Plan) -> Iterator[Gain]:
-    for title, name in (("PyTorch", "torch"), ("NCCL", "nccl"), ("Python", "python")):
-        now, then = (_of_all(plan, name) for plan in (before, after))
+def _versions(before: Plan, after: Plan, titles: Mapping[str, str], versions: Callable[[Plan, str], str]) -> Iterator[Gain]:
+    """Components that change, by what ``versions`` tells of a plan."""
+    for name, title in titles.items():
+        now, then = (versions(plan, name) for plan in (before, after))
         if now != then:
             yield Gain(title, now, then)
 
 
+def _releases(plan: Plan, name: str) -> str:
+    found = (getattr(host, name) for host in plan.hosts.values())
+    return joined(sorted({each.version.partition("+")[0] for each in found if each and each.version}))
+
+
 def _of_all(plan: Plan, name: str) -> str:
     """``2.13.0``, or ``2.13.0 on 2, 2.4.1 on 1``; empty without any."""
-    counted: dict[str, int] = {}
+    counted = Counter[str]()
     for host in plan.hosts.values():
         if (component := getattr(host, name)) is not None and component.version:
             cuda = getattr(component, "cuda", None)
-            text = f"{component.version} for CUDA {cuda}" if cuda and "+" not in component.version else component.version
-            counted[text] = counted.get(text, 0) + 1
-    if len(counted) == 1:
-        return next(iter(counted))
-    return ", ".join(f"{version} on {count}" for version, count in counted.items())
+            counted[f"{component.version} for CUDA {cuda}" if cuda and "+" not in component.version else component.version] += 1
+    return next(iter(counted), "") if len(counted) < 2 else ", ".join(f"{version} on {count}" for version, count in counted.items())
 
 
 def _problems(plan: Plan, catalog: Catalog) -> list[str]:

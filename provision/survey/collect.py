@@ -134,9 +134,8 @@ def _read_answer(
     try:
         found = parse_survey(answer.output, catalog)
     except ProvisionError as error:
-        yield Problem(
-            "error", error.what, error.hint, host=host.name, message="" if BEGIN in answer.output else answer.output, id="survey-failed"
-        )
+        said = "" if BEGIN in answer.output else answer.output
+        yield Problem("error", error.what, error.hint, host=host.name, message=said, id="survey-failed")
         return
     if isinstance(found, Unsurveyed):
         yield unsurveyed_problem(host.name, found, host.python)
@@ -202,19 +201,12 @@ def connection_problem(host: Host, message: str, catalog: Catalog) -> Problem:
     names = {"host": host.name, "address": host.address, "user": host.user or "your user"}
     names["key"] = host.key_file or "that ssh is set up for"
     last = message.strip().splitlines()[-1] if message.strip() else ""
-    for entry in catalog.connection().messages:
-        if re.search(entry.match, message):
-            return Problem(
-                "error",
-                f"{entry.what.format(**names)} ({last})",
-                entry.hint.format(**names),
-                host=host.name,
-                message=message,
-                id="unreachable",
-            )
-    return Problem(
-        "error", f"it cannot be used: {last}", "try it by hand: ssh " + host.address, host=host.name, message=message, id="unreachable"
+    known = (each for each in catalog.connection().messages if re.search(each.match, message))
+    what, hint = next(
+        ((f"{each.what.format(**names)} ({last})", each.hint.format(**names)) for each in known),
+        (f"it cannot be used: {last}", f"try it by hand: ssh {host.address}"),
     )
+    return Problem("error", what, hint, host=host.name, message=message, id="unreachable")
 
 
 def _jump_problem(host: Host, message: str) -> Problem | None:
@@ -229,14 +221,8 @@ def _jump_problem(host: Host, message: str) -> Problem | None:
         what = f"no connection by way of the jump host {named[1]}: that, or what is behind it, does not answer"
     else:
         return None
-    return Problem(
-        "error",
-        what,
-        "log in to the jump host by hand first; start or correct it",
-        host=host.name,
-        message=message,
-        id="jump-host-unreachable",
-    )
+    hint = "log in to the jump host by hand first; start or correct it"
+    return Problem("error", what, hint, host=host.name, message=message, id="jump-host-unreachable")
 
 
 def prefix_of(host: Host, found: Facts) -> str:

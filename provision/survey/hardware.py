@@ -62,19 +62,16 @@ def others_hidden_from_container(facts: Facts) -> bool:
     return bool(facts.container and not facts.accelerators.nodes)
 
 
-def in_mig_mode(facts: Facts) -> int:
-    """The number of GPUs in MIG mode."""
-    return sum(gpu.mig == "Enabled" for gpu in facts.gpus)
+def in_mig_mode(facts: Facts) -> tuple[int, int]:
+    """(the number of GPUs in MIG mode, of their instances)"""
+    found = [gpu.mig_instances for gpu in facts.gpus if gpu.mig == "Enabled"]
+    return len(found), sum(found)
 
 
 def ranks(facts: Facts) -> int:
     """How many ranks have a GPU of NVIDIA each: a process sees one MIG instance and no other GPU, unless it names them."""
-    return 1 if mig_instances(facts) else len(facts.gpus) - in_mig_mode(facts)
-
-
-def mig_instances(facts: Facts) -> int:
-    """The number of MIG instances of all GPUs."""
-    return sum(gpu.mig_instances for gpu in facts.gpus if gpu.mig == "Enabled")
+    partitioned, instances = in_mig_mode(facts)
+    return 1 if instances else len(facts.gpus) - partitioned
 
 
 def wsl(facts: Facts) -> bool:
@@ -110,8 +107,8 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
     roce = [port for port in ports if _kind(port, catalog) == "roce"]
     models = sorted({gpu.name for gpu in facts.gpus if gpu.name})
     variables, hsn = facts.environment.variables, [each.name for each in facts.network.interfaces if re.fullmatch(r"hsn\d+", each.name)]
-    partitioned, instances = in_mig_mode(facts), mig_instances(facts)
-    of_gpus, amd_gpus = f"{partitioned} of {len(facts.gpus)} GPUs", amd.gpus(facts, catalog)
+    (partitioned, instances), amd_gpus = in_mig_mode(facts), amd.gpus(facts, catalog)
+    of_gpus = f"{partitioned} of {len(facts.gpus)} GPUs"
     found: dict[Condition, object] = {
         "aarch64": facts.arch == "aarch64",
         "accelerators": other_accelerators(facts, catalog),
@@ -130,7 +127,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "mig": instances and f"{of_gpus}, with {instances} instances",
         "mig empty": partitioned and not instances and of_gpus,
         "nix-ld": facts.os.nix_ld,
-        "no avx": facts.arch == "x86_64" and "avx" not in facts.cpu.flags and facts.cpu.model,
+        "no avx": facts.arch == "x86_64" and "flags" in facts.cpu.model_fields_set and "avx" not in facts.cpu.flags and facts.cpu.model,
         "nvlink domain": nvlink_domain(facts),
         "omni-path": active_ports(facts, "omni-path", catalog),
         "opal prefix": " and ".join(f"{name}={variables[name]}" for name in ("OPAL_PREFIX", "HPCX_MPI_DIR") if name in variables),
@@ -161,9 +158,13 @@ def _fastest_ports(facts: Facts, catalog: Catalog) -> tuple[list[InfinibandPort]
     alike: dict[tuple[str | None, str | None], list[InfinibandPort]] = {}
     for port in (*active_ports(facts, "infiniband", catalog), *active_ports(facts, "roce", catalog)):
         alike.setdefault((port.link_layer, port.vendor), []).append(port)
-    best, *others = sorted(alike.values(), key=lambda ports: -sum(port.gbps for port in ports)) or [[]]
+    best, *others = sorted(alike.values(), key=_gbps, reverse=True) or [[]]
     names, left_out = ([f"{port.device}:{port.port}" for port in ports] for ports in (best, chain(*others)))
     return best, f"NCCL_IB_HCA=={','.join(names)}, which leaves {joined(left_out)} out" if left_out else None
+
+
+def _gbps(ports: Iterable[InfinibandPort]) -> int:
+    return sum(int(rate) for port in ports for rate in re.findall(r"^\d{1,6}", port.rate or ""))
 
 
 def active_ports(facts: Facts, kind: str, catalog: Catalog) -> list[InfinibandPort]:

@@ -489,12 +489,6 @@ class InfinibandPort(Section):
     rate: str | None = None
     roce_v2_gids: list[int] | None = None
 
-    @property
-    def gbps(self) -> int:
-        """Its rate in Gbit/s; 0 if unknown."""
-        found = re.match(r"\d{1,6}", self.rate or "")
-        return int(found.group()) if found else 0
-
 
 class Signs(Section):
     """Evidence of known errors."""

@@ -85,19 +85,15 @@ def cluster_problems(known: Mapping[str, Facts], received_at: Mapping[str, float
 def inventory_problems(inventory: Inventory, known: Mapping[str, Facts]) -> list[Problem]:
     """`slots` and interfaces of the inventory that the hosts do not have."""
     hosts = [(host, known[host.name]) for host in inventory.hosts if host.name in known]
-    found = (each for host, facts in hosts for each in (*_slots(host, facts), *_interface(host, facts)))
-    return [replace(each, what=f"{each.what} ({inventory.where})") for each in found]
+    found = ((host, each) for host, facts in hosts for each in (*_slots(host, facts), *_interface(host, facts)))
+    return [replace(each, what=f"{each.what} ({inventory.where})", host=host.name) for host, each in found]
 
 
 def _system(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
     system, known = facts.os, catalog.os()
     if facts.arch and facts.arch not in known.architectures:
-        yield Problem(
-            "error",
-            f"its architecture {facts.arch} is not supported",
-            "supported are " + ", ".join(known.architectures),
-            id="unsupported-architecture",
-        )
+        what, hint = f"its architecture {facts.arch} is not supported", f"supported are {', '.join(known.architectures)}"
+        yield Problem("error", what, hint, id="unsupported-architecture")
     if why := system.no_wheels(catalog):
         yield Problem("error", f"{_name(system)} is not supported: {why}", f"supported are {known.supported}", id="unsupported-system")
     elif warning := untested_system(system, catalog):
@@ -133,14 +129,9 @@ def _python(facts: Facts, catalog: Catalog) -> Iterator[Problem]:
         return
     others = [each for each in python.others if each.version and key(each.version) >= key(oldest)]
     newer = max(others, key=lambda each: key(each.version or "0"), default=None)
-    yield Problem(
-        "error",
-        f"its Python is {python.version}; {oldest} or later is needed{why}",
-        f"name a newer one in the inventory: provision_python={newer.path}"
-        if newer
-        else "install a newer one next to it and name it: provision_python=/usr/bin/python3.11",
-        id="python-too-old",
-    )
+    hint = "install a newer one next to it and name it: provision_python=/usr/bin/python3.11"
+    hint = f"name a newer one in the inventory: provision_python={newer.path}" if newer else hint
+    yield Problem("error", f"its Python is {python.version}; {oldest} or later is needed{why}", hint, id="python-too-old")
 
 
 def _oldest_python(catalog: Catalog) -> tuple[str, str]:
@@ -239,9 +230,8 @@ def _disk_space(facts: Facts, needed_mb: int, prefix: str) -> Iterator[Problem]:
             what = f"the file system of {name} has only {disk.free_inodes} inodes free"
             yield Problem("warning", what, f"remove small files (df -i {path})", id="disk-full")
         if disk is facts.disk.prefix and disk.noexec:
-            yield Problem(
-                "error", f"programs may not run from {name}: it is mounted noexec", f"choose another place{option}", id="disk-noexec"
-            )
+            what = f"programs may not run from {name}: it is mounted noexec"
+            yield Problem("error", what, f"choose another place{option}", id="disk-noexec")
         elif disk is facts.disk.tmp and disk.noexec:
             what = f"programs may not run from {name}: it is mounted noexec, which fails what is built or compiled there"
             yield Problem("warning", what, f"mount it with exec, {another}", id="disk-noexec")
@@ -254,9 +244,8 @@ def _packages(facts: Facts) -> Iterator[Problem]:
         command = f" ({lock.command})" if lock.command else ""
         look = f"ps -fp {lock.pid}" if lock.pid else "sudo fuser -v /var/lib/dpkg/lock-frontend"
         hint = f"the installation waits for it; if it never ends, see there: {look}"
-        yield Problem(
-            "warning", f"{facts.package_manager.name or 'the package manager'} is locked by {holder}{command}", hint, id="apt-lock"
-        )
+        manager = facts.package_manager.name or "the package manager"
+        yield Problem("warning", f"{manager} is locked by {holder}{command}", hint, id="apt-lock")
     if facts.dpkg_interrupted:
         hint = "it is finished first; by hand: sudo dpkg --configure -a"
         yield Problem("warning", "a package installation is unfinished", hint, id="apt-held-broken")
@@ -272,15 +261,11 @@ def _slots(host: Host, facts: Facts) -> Iterator[Problem]:
     gpus, cores = len(facts.gpus), facts.cpu.cores
     has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
     if gpus and host.slots > gpus:
-        yield Problem(
-            "error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", host=host.name, id="slots-above-gpus"
-        )
+        yield Problem("error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", id="slots-above-gpus")
     elif gpus and host.slots < gpus:
-        yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", host=host.name, id="slots-below-gpus")
+        yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", id="slots-below-gpus")
     elif not gpus and cores and host.slots > cores:
-        yield Problem(
-            "warning", f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", host=host.name, id="slots-above-cores"
-        )
+        yield Problem("warning", f"{has}; ranks would take turns on the cores", f"set slots={cores} or less", id="slots-above-cores")
 
 
 def _interface(host: Host, facts: Facts) -> Iterator[Problem]:
@@ -289,13 +274,9 @@ def _interface(host: Host, facts: Facts) -> Iterator[Problem]:
         return
     usable = joined([name for name, each in present.items() if each.up and not each.loopback and not each.virtual]) or "none"
     if host.interface not in present:
-        yield Problem(
-            "error", f"host `{host.name}` has no interface `{host.interface}`", f"it has {usable}", host=host.name, id="interface-missing"
-        )
+        yield Problem("error", f"host `{host.name}` has no interface `{host.interface}`", f"it has {usable}", id="interface-missing")
     elif not present[host.interface].up:
-        yield Problem(
-            "error", f"interface `{host.interface}` of host `{host.name}` is down", f"up are {usable}", host=host.name, id="interface-down"
-        )
+        yield Problem("error", f"interface `{host.interface}` of host `{host.name}` is down", f"up are {usable}", id="interface-down")
 
 
 def _same_machines(known: Mapping[str, Facts]) -> Iterator[Problem]:
@@ -330,12 +311,9 @@ def _shared_prefixes(known: Mapping[str, Facts]) -> Iterator[Problem]:
         if disk.filesystem not in SHARED_FILE_SYSTEMS or None in place:
             continue
         if place in seen:
-            what = (
-                f"{disk.path} is on a file server ({disk.filesystem}), the same as on `{seen[place]}`: they would install over each other"
-            )
-            yield Problem(
-                "error", what, f"choose a folder on each host's own disk: provision_prefix={OWN_DISK_PREFIX}", host=name, id="shared-prefix"
-            )
+            same = f"is on a file server ({disk.filesystem}), the same as on `{seen[place]}`: they would install over each other"
+            hint = f"choose a folder on each host's own disk: provision_prefix={OWN_DISK_PREFIX}"
+            yield Problem("error", f"{disk.path} {same}", hint, host=name, id="shared-prefix")
         seen.setdefault(place, name)
 
 

@@ -200,9 +200,11 @@ def _gid_index(facts: Facts, catalog: Catalog) -> Observations:
 
 @host_check("mig-enabled")
 def _mig(facts: Facts) -> Observations:
-    if count := hardware.in_mig_mode(facts):
-        instances = sum(gpu.mig_instances for gpu in facts.gpus)
-        yield Observation(f"MIG is enabled on {count} of {len(facts.gpus)} GPUs, with {instances} instances", "MIG disabled for training")
+    partitioned, instances = hardware.in_mig_mode(facts)
+    if partitioned:
+        yield Observation(
+            f"MIG is enabled on {partitioned} of {len(facts.gpus)} GPUs, with {instances} instances", "MIG disabled for training"
+        )
 
 
 @host_check("vgpu-unlicensed")
