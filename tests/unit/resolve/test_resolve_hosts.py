@@ -321,11 +321,13 @@ def test_rdma_ports_of_several_vendors_are_told_apart(ports: list[dict[str, Any]
 
 def test_hosts_on_different_networks_are_told() -> None:
     ports: dict[str, list[dict[str, Any]]] = {"a": [MELLANOX], "b": BROADCOM, "c": []}
-    hosts = {name: changed(with_gpu("8.0", infiniband=of_host), hostname=name) for name, of_host in ports.items()}
+    hosts = {name: changed(with_gpu("8.0", infiniband=of_host), hostname=name, missing=[]) for name, of_host in ports.items()}
     told = "different networks (InfiniBand on a; RoCE on b; no RDMA on c): NCCL hangs between ranks of two of them (nccl#234)"
     assert any(note.startswith(told) for note in plan_for(hosts).notes)
     alike = {**hosts, "b": changed(hosts["a"], hostname="b"), "c": changed(host(), infiniband=BROADCOM)}  # without GPUs: not NCCL's
     assert not any("different networks" in note for note in plan_for(alike).notes)
+    unknown = {"a": hosts["a"], "c": changed(hosts["c"], missing=["infiniband"])}
+    assert not any("different networks" in note for note in plan_for(unknown).notes)
 
 
 def test_gpus_that_no_build_has_together_are_told_apart() -> None:
