@@ -13,12 +13,13 @@ from provision.survey.model import Facts
 
 Cause = Literal[
     "no-driver", "not-loaded", "nouveau", "version-mismatch", "installed-twice", "nvml", "misfit", "open-modules", "proprietary-modules",
-    "no-devices", "no-fabric-manager", "silent", "vgpu",
+    "no-devices", "no-fabric-manager", "silent", "vgpu", "unsigned", "nouveau-first", "gpu-lost",
 ]  # fmt: skip
 
 # Messages of nvidia-smi and NVML.
 _MISMATCH = re.compile(r"version mismatch", re.IGNORECASE)
-_NVML = re.compile(r"Failed to initialize NVML|NVIDIA-SMI has failed|Unable to determine the device handle", re.IGNORECASE)
+_NVML = re.compile(r"Failed to initialize NVML|NVIDIA-SMI has failed", re.IGNORECASE)
+_LOST = re.compile(r"Unable to determine the device handle for|GPU is lost", re.IGNORECASE)
 _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 
 _DRIVER_PACKAGES = r"nvidia-(driver|utils|dkms|kernel|kmod|open|headless)|libnvidia-compute|a?kmod-nvidia|xorg-x11-drv-nvidia"
@@ -81,9 +82,12 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
     what = {
         "no-driver": f"it has {there} and no NVIDIA driver",
         "not-loaded": f"it has {there}, and the NVIDIA driver is not loaded",
+        "unsigned": f"it has {there}, and the NVIDIA driver is not loaded: Secure Boot is on, and its firmware does not know DKMS's key",
         "installed-twice": f"it has {there}, whose driver is of NVIDIA's installer (.run) and of packages, and does not work",
         "vgpu": f"it has {there}, part of its hypervisor's (vGPU), and no guest driver that works",
         "nouveau": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
+        "nouveau-first": f"it has {there}, which nouveau uses instead of NVIDIA's driver",
+        "gpu-lost": f"it has {there}, of which one does not answer its driver",
         "no-fabric-manager": f"it has {there} behind NVSwitches that no Fabric Manager has set up: CUDA does not start there (error 802)",
     }.get(cause, f"it has {there}, whose driver does not work")
     loaded = f"the loaded module is {facts.driver.version}" if facts.driver and cause == "version-mismatch" else None
@@ -94,10 +98,8 @@ def fault(facts: Facts, catalog: Catalog) -> Problem | None:
 
 def _besides(cause: Cause, facts: Facts, catalog: Catalog) -> list[str]:
     """What is known of why a driver is not loaded, and that it is too old for every build once it works."""
-    on_disk = _packaged_version(facts) if cause == "not-loaded" else None
+    on_disk = _packaged_version(facts) if cause in ("not-loaded", "unsigned", "nouveau-first") else None
     found = [f"{on_disk} is installed, and the kernel is {facts.os.kernel}"] if on_disk else []
-    if cause == "not-loaded" and facts.security.secure_boot and facts.security.dkms_key_enrolled is False:
-        found.append("Secure Boot is on, and the firmware does not know the key that DKMS signs with")
     version = facts.driver.version if facts.driver else on_disk
     cuda, oldest = min(catalog.cuda().minor_compatibility.drivers.items(), key=lambda each: key(each[1]))
     return [*found, f"no build runs on {version}: CUDA {cuda} needs {oldest}"] if version and key(version) < key(oldest) else found
@@ -132,7 +134,13 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
         yield "vgpu"
     if not driver:
         yield from _unsupported(facts, catalog)
-        yield "nouveau" if nvidia.nouveau and not driver_packages(facts) else "not-loaded" if nvidia.smi else "no-driver"
+        if nvidia.nouveau:
+            yield "nouveau-first" if driver_packages(facts) or _packaged_version(facts) else "nouveau"
+        if nvidia.smi and facts.security.secure_boot and facts.security.dkms_key_enrolled is False:
+            yield "unsigned"
+        yield "not-loaded" if nvidia.smi else "no-driver"
+    elif _LOST.search(message):
+        yield "gpu-lost"
     elif _NVML.search(message):  # also where CUDA itself still finds the GPUs: NCCL asks NVML for them
         yield "nvml"
     if not facts.gpus:
@@ -175,12 +183,11 @@ def _unsupported(facts: Facts, catalog: Catalog) -> dict[Cause, str]:
         return {}
     if misfit := known.gpus.misfit(version, found):
         return {"misfit": f"driver {version} does not support it: {misfit}"}
-    if driver is None:
-        return {}
-    if driver.open is False and key(found[-1]) >= key(known.modules.open_only_from):
-        reason = f"GPUs of compute capability {found[-1]} need the open kernel modules, and the proprietary ones are loaded"
+    is_open, there = (driver.open, "loaded") if driver else (facts.nvidia.open_on_disk, "installed")
+    if is_open is False and key(found[-1]) >= key(known.modules.open_only_from):
+        reason = f"GPUs of compute capability {found[-1]} need the open kernel modules, and the proprietary ones are {there}"
         return {"open-modules": reason}
-    if driver.open and key(found[0]) < key(known.modules.open_from):
-        reason = f"GPUs of compute capability {found[0]} need the proprietary kernel modules, and the open ones are loaded"
+    if is_open and key(found[0]) < key(known.modules.open_from):
+        reason = f"GPUs of compute capability {found[0]} need the proprietary kernel modules, and the open ones are {there}"
         return {"proprietary-modules": reason}
     return {}

@@ -298,7 +298,8 @@ class Nvidia(Section):
 
     ``pci_devices``: addresses of GPUs, ``pci_ids``: their device ids without duplicates, ``pci_switches``: number of NVSwitches;
     ``pci_subsystems``: vendor and device of their subsystems; ``runfile``: the driver is from NVIDIA's installer, not from packages;
-    ``module_on_disk``: the version of a kernel module that is not loaded; ``fabric_manager``: whether it runs, None if that is unknown.
+    ``module_on_disk``: the version of a kernel module that is not loaded, ``open_on_disk``: whether it is the open one; ``fabric_manager``:
+    whether it runs, None if that is unknown.
     """
 
     smi: str | None = None
@@ -309,6 +310,7 @@ class Nvidia(Section):
     pci_switches: int = 0
     runfile: bool = False
     module_on_disk: Version | None = None
+    open_on_disk: bool | None = None
     device_nodes: list[str] = []
     nouveau: bool = False
     peer_memory: bool = False

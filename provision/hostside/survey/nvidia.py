@@ -166,7 +166,8 @@ def nvidia(machine):
             "library": smi_driver,
             "open": "Open Kernel Module" in kernel_text,
         }
-    on_disk = re.match(r"^(\d+(\.\d+)+)$", "" if module else machine.run(["modinfo", "-F", "version", "nvidia"])[1].strip())
+    modinfo = "" if module else machine.run(["modinfo", "nvidia"])[1]
+    on_disk = re.search(r"^version:\s+(\d+(\.\d+)+)\s*$", modinfo, re.MULTILINE)
     pci = nvidia_pci_devices(machine, "0x0300", "0x0302")  # VGA and 3D controllers: GPUs, with or without a driver; no sound and no NVSwitch
     return {
         "driver": driver,
@@ -180,6 +181,7 @@ def nvidia(machine):
             "pci_switches": len(nvidia_pci_devices(machine, "0x0680")),  # NVSwitches
             "runfile": machine.exists("/usr/bin/nvidia-uninstall"),  # NVIDIA's installer (.run) leaves it, packages do not
             "module_on_disk": on_disk and on_disk.group(1),
+            "open_on_disk": bool(re.search(r"^license:.*GPL", modinfo, re.MULTILINE)) if on_disk else None,
             "device_nodes": machine.glob("/dev/nvidia[0-9]*"),
             "nouveau": machine.exists("/sys/module/nouveau"),
             "peer_memory": machine.exists("/sys/module/nvidia_peermem") or machine.exists("/sys/module/nv_peer_mem"),

@@ -265,8 +265,9 @@ def test_gpus_on_the_bus_are_vga_and_3d_controllers_of_nvidia(tmp_path: Path) ->
         f"/sys/bus/pci/devices/0000:02:00.0/subsystem_{what}": f"0x{value}\n" for what, value in (("vendor", "10de"), ("device", "14BF"))
     }
     host = machine(tmp_path, {**files, "/sys/module/nouveau/version": ""})
-    host.run = lambda command, **_: (0, "590.48.01\n", "") if command[0] == "modinfo" else (None, "", "not found")
+    modinfo = "version:        590.48.01\nlicense:        Dual MIT/GPL\n"
+    host.run = lambda command, **_: (0, modinfo, "") if command[0] == "modinfo" else (None, "", "not found")
     found = survey.nvidia(host)
-    assert (found["nvidia"]["pci_subsystems"], found["nvidia"]["module_on_disk"]) == (["10de:14bf"], "590.48.01")
+    assert [found["nvidia"][name] for name in ("pci_subsystems", "module_on_disk", "open_on_disk")] == [["10de:14bf"], "590.48.01", True]
     assert found["nvidia"]["pci_devices"] == ["0000:01:00.0", "0000:02:00.0"]
     assert (found["driver"], found["nvidia"]["nouveau"]) == (None, True)

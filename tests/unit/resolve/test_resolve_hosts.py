@@ -241,14 +241,38 @@ def test_a_driver_from_an_installer_and_from_packages_is_named(packages: dict[st
     assert ("nvidia-uninstall" in str(fault.hint)) == (cause == "installed-twice")
 
 
-@pytest.mark.parametrize(
-    ("packages", "remedy"), [({"nvidia-dkms-580-open": "580.1-1"}, "reboot a if nouveau still"), ({}, "disable nouveau on a")]
-)
+@pytest.mark.parametrize(("packages", "remedy"), [({"nvidia-dkms-580-open": "580.1-1"}, "reboot a: "), ({}, "disable nouveau on a")])
 def test_an_installed_driver_that_nouveau_keeps_out_is_not_replaced(packages: dict[str, str], remedy: str) -> None:
     nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": FAILED, "pci_devices": ["0000:05:00.0"], "pci_ids": ["1eb8"], "nouveau": True}
     fault = gpus.fault(changed(host(system=("ubuntu", "24.04")), nvidia=nvidia, packages=packages), OURS)
     assert fault is not None
     assert (fault.hint or "").format(host="a").startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause", "remedy"),
+    [
+        ({"security": {"secure_boot": True, "dkms_key_enrolled": False}}, "unsigned", "sudo mokutil --import"),
+        ({"security": {"secure_boot": True}}, "not-loaded", "sudo modprobe nvidia"),
+        ({"nvidia": {"open_on_disk": True}}, "proprietary-modules", "cuda-drivers-580"),
+        ({"nvidia": {"open_on_disk": False}}, "not-loaded", "sudo modprobe nvidia"),
+    ],
+)
+def test_a_driver_that_is_not_loaded_has_the_remedy_of_its_cause(values: dict[str, Any], cause: str, remedy: str) -> None:
+    nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": FAILED, "pci_devices": ["0000:05:00.0"], "pci_ids": ["1db4"]}
+    nvidia |= {"module_on_disk": "570.133.20", **values.get("nvidia", {})}
+    fault = gpus.fault(changed(host(system=("ubuntu", "22.04")), **{**values, "nvidia": nvidia}), OURS)
+    assert fault is not None
+    assert (fault.id, remedy in str(fault.hint)) == (cause, True)
+
+
+def test_a_gpu_that_does_not_answer_is_not_taken_for_a_broken_driver() -> None:
+    message = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
+    nvidia = {"smi": "/usr/bin/nvidia-smi", "smi_error": message, "pci_devices": ["0000:05:00.0", "0000:0b:00.0"], "pci_ids": ["1e07"]}
+    fault = gpus.fault(changed(with_gpu("7.5", "535.183.01", "12.2"), gpus=[], nvidia=nvidia), OURS)
+    assert fault is not None
+    assert fault.what.startswith("it has 2 NVIDIA GPUs, of which one does not answer its driver: nvidia-smi says")
+    assert "power it off and on" in str(fault.hint)
 
 
 def test_hosts_with_the_same_fault_keep_its_remedy() -> None:
