@@ -138,7 +138,8 @@ def _stall(values: SimpleNamespace, elastic: Elastic | None) -> StallOptions | N
         raise UsageError(f"--on-stall {action} and --stall-after {text} exclude each other", hint="leave one of them out")
     from provision.doctor.stall import examination  # not needed to parse
 
-    return StallOptions(after, action, partial(examination.of_run, is_elastic=elastic is not None)) if after else None
+    examine = partial(examination.of_run, is_elastic=elastic is not None)
+    return StallOptions(after, action, examine, values.max_restarts or 0) if after else None
 
 
 def _networks(values: SimpleNamespace) -> tuple[str, ...]:

@@ -142,7 +142,8 @@ def follow(
     if result.interrupted:
         _end_leftovers(session)
     if watch is not None and was_killed:
-        session.progress.line(f"{watch.last_words}\n  exit code {code}; the job's whole output: {log}", "bold red")
+        session.progress.line(watch.last_words, "bold red")
+        session.progress.line(f"  exit code {code}; the job's whole output: {log}")
     elif code:
         host = _host_of(found.failure.rank, result, placed, job, options) if found.failure else ""
         for line in _failure(found, output, result, job, log, host, here):

@@ -42,12 +42,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class StallOptions:
-    """Seconds without a sign of progress after which a job is examined, what follows if it has stalled, and what examines it: raises
-    ProvisionError, and is cut off where the event is set."""
+    """How a job is watched.
+
+    Attributes:
+        after: seconds without a sign of progress after which it is examined.
+        action: what follows if it has stalled.
+        examine: raises ProvisionError, and is cut off where the event is set.
+        restarts: how often its launcher starts the ranks again; then it is ended instead.
+    """
 
     after: float
     action: Action
     examine: Callable[[Session, threading.Event], Finding]
+    restarts: int = 0
 
     @property
     def sample(self) -> float:
@@ -93,6 +100,7 @@ class StallWatch:
         self._examined: list[Finding | ProvisionError] = []
         self._examination: threading.Thread | None = None
         self._has_failed = False
+        self._restarts = options.restarts
 
     def __enter__(self) -> StallWatch:
         return self
@@ -151,7 +159,7 @@ class StallWatch:
             self._write()
             self._say(self._stall, found)
             return
-        self._next = min(2 * quiet, quiet + _PAUSE_S)
+        self._next = max(self.options.after, min(2 * quiet, quiet + _PAUSE_S))
         if isinstance(found, ProvisionError) and not self._has_failed:
             self._has_failed = True  # said once
             self._session.progress.line(f"provision: the job is quiet for {duration(quiet)}, and cannot be examined: {found}", "yellow")
@@ -166,9 +174,9 @@ class StallWatch:
         for step in found.steps:
             line(f"  → {step}")
         line(f"  the evidence: {self._session.folder / RECORD}, or provision doctor --job {self._session.run_id}")
-        if self.options.action != "report":
-            self.action = self.options.action
-        if self.action == "kill":
-            self.last_words = f"the job has stalled, and was ended (--on-stall kill): {found.said}"
-        elif self.action == "restart":
+        if self.options.action == "restart" and self._restarts:
+            self.action, self._restarts = "restart", self._restarts - 1
             line("  its ranks are killed, and started again (--on-stall restart)")
+        elif self.options.action != "report":
+            self.action = "kill"
+            self.last_words = f"the job has stalled, and was ended (--on-stall {self.options.action}): {found.said}"

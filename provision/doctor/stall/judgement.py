@@ -21,6 +21,7 @@ from provision.base.validation import Model
 from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Rank, Thread, Verdict
 
 _BUSY = 0.5  # of a core: more is work, and not waiting
+_IDLE = 0.01  # of a core: a rank that goes on uses more
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
 _MAX_EVIDENCE = 8
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
@@ -126,8 +127,9 @@ def place_of(host: str, rank: Rank) -> Place:
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.at = operation if kind in ("network", "loader", "child") else place.doing
     place.evidence += _evidence(thread)
-    # It waits, but looks again and again whether the others are there, as in init_process_group, and in all of MPI.
-    polls = thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
+    # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
+    is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
+    polls = is_ours or thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
     spins = kind in WAITS and (polls or thread.busy > _BUSY)
     place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):

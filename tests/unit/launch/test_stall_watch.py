@@ -87,7 +87,7 @@ def watched(tmp_path: Path) -> Iterator[Callable[..., tuple[StallWatch, list[str
         folder.mkdir(parents=True)
         progress = SimpleNamespace(line=lambda text, _style="": lines.append(text))
         session = cast(Session, SimpleNamespace(folder=folder, run_id=RUN, progress=progress, write=write))
-        return StallWatch(session, StallOptions(after, action, examine)), lines
+        return StallWatch(session, StallOptions(after, action, examine, restarts=1)), lines
 
     return made
 
@@ -173,9 +173,11 @@ def test_an_examination_that_fails_is_said_once_and_ends_nothing(watched: Any, c
 @pytest.mark.parametrize("action", ["kill", "restart"])
 def test_what_follows_a_stall(watched: Any, clock: Clock, action: Action) -> None:
     watch, _lines = watched(Examined(clock, STALLED), action)
-    clock.quiet(watch, 60)
-    assert watch.action == action
-    assert watch.last_words.startswith("the job has stalled, and was ended") == (action == "kill")
+    for expected in ("kill",) if action == "kill" else ("restart", "kill"):
+        clock.busy(watch, 20)
+        clock.quiet(watch, 100)
+        assert watch.action == expected
+        assert watch.last_words.startswith(f"the job has stalled, and was ended (--on-stall {action})") == (expected == "kill")
 
 
 def test_an_examination_is_cut_off_where_the_job_ends(watched: Any, clock: Clock) -> None:
