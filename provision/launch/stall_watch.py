@@ -138,7 +138,8 @@ class StallWatch:
         if self._stall is not None:
             self._stall.seconds = round(time.time() - self._stall.since.timestamp(), 3)
             self._write()
-            self._longest = max(self._longest, self._stall.seconds)
+            if self.options.action == "report":  # else it goes on because of that
+                self._longest = max(self._longest, self._stall.seconds)
             self._session.progress.line(f"provision: the job goes on, after {duration(self._stall.seconds)}", "bold green")
             self._stall = None
         self._quiet, self._next = 0.0, self.options.after
