@@ -154,13 +154,15 @@ class StallWatch:
 
     def _take(self, found: Finding | ProvisionError) -> None:
         quiet = self._quiet
-        if isinstance(found, Finding) and found.is_stalled and quiet >= self.options.after:  # else it goes on since
+        if quiet < self.options.after:  # it went on while it was examined
+            return
+        if isinstance(found, Finding) and found.is_stalled:
             self._stall = Stall(since=datetime.fromtimestamp(time.time() - quiet, timezone.utc), said=found.said, verdict=found.verdict)
             self._record.stalls.append(self._stall)
             self._write()
             self._say(self._stall, found)
             return
-        self._next = max(self.options.after, min(2 * quiet, quiet + _PAUSE_S))
+        self._next = min(2 * quiet, quiet + _PAUSE_S)
         if isinstance(found, ProvisionError) and not self._has_failed:
             self._has_failed = True  # said once
             self._session.progress.line(f"provision: the job is quiet for {duration(quiet)}, and cannot be examined: {found}", "yellow")

@@ -144,7 +144,7 @@ def place_of(host: str, rank: Rank) -> Place:
     if kind == "lock":
         others = [each for each in main.threads[1:] if _line(each)]
         place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]
-        place.moves = place.moves or any(each.busy > _BUSY for each in others)
+        place.moves = place.moves or any(each.busy > _BUSY or each.state == "R" for each in others)
     place.evidence = place.evidence[:_MAX_EVIDENCE]
     place.evidence += [f"process {main.tracer} traces it"] if main.tracer else []
     place.evidence += [f"no stack: {main.no_stacks}"] if main.no_stacks else []
