@@ -116,11 +116,13 @@ def ranks_of(processes, pids, run):
     """[(what `Process.rank` says, its processes)]: a rank's first process is the one whose parent is not of that rank, or leads its group.
 
     What has started a rank of another job is a launcher or a shell, and so is what has started us, and rank.py of `provision run`, which names
-    the rank in the environment of its program alone, with what is in its process group. A job of one rank that has a terminal of its own is a
-    shell (``srun --pty bash``)."""
+    the rank in the environment of its program alone, with what is in its process group. One rank that has a terminal of its own is a shell
+    (``srun --pty bash``): it counts, and so does what is started in it, only where it is named."""
     found = {number: known for number, known in ((number, each.rank()) for number, each in processes.items() if each.state != "Z") if known}
     lines = {number: line_of(processes, number) for number in found}
-    launchers, above = {number for number in found if found[number][1] == 1 and processes[number].is_interactive}, os.getppid()
+    shells = {number for number in found if pids is None and found[number][1] == 1 and processes[number].is_interactive}
+    launchers = {number for number, line in lines.items() for each in shells.intersection(line) if found[each] == found[number]}
+    above = os.getppid()
     while above > 1:
         launchers.add(above)
         above = Process(above).parent
@@ -243,6 +245,10 @@ def call_of(pid, tid):
     return found
 
 
+def is_stopped(pid):
+    return read("/proc/%d/stat" % pid).rpartition(b")")[2][1:2] == b"T"
+
+
 def stacks(spy, pid, until, *ways):
     """(thread -> frames, the innermost first, why there are none)"""
     why = "py-spy is not there for this machine (%s)" % platform.machine()
@@ -252,7 +258,7 @@ def stacks(spy, pid, until, *ways):
         left = min(SPY_S, until - time.monotonic())
         if left <= 0.2:
             return {}, "there was no time left"
-        command = [spy, "dump", "--json", "--pid", str(pid)] + list(way)
+        command, was_stopped = [spy, "dump", "--json", "--pid", str(pid)] + list(way), is_stopped(pid)
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=left)
             threads = json.loads(done.stdout.decode(errors="replace")) if len(done.stdout) < MAX_DUMP else None
@@ -268,6 +274,9 @@ def stacks(spy, pid, until, *ways):
             why = text(lines[-1] if lines else "py-spy printed nothing that can be read")
             if any("ermission" in line or "not permitted" in line for line in lines):
                 return {}, "ptrace is refused: it takes root (or, for your own processes, sysctl kernel.yama.ptrace_scope=0)"
+        finally:
+            if is_stopped(pid) and not was_stopped:  # an old py-spy stops a process by a signal, and was killed before it continued it
+                os.kill(pid, signal.SIGCONT)
     return {}, why
 
 
