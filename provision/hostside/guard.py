@@ -37,7 +37,7 @@ RECORD = "provision-rank-"  # what rank.py writes into the job's folder
 LONGEST_RECORD = 1 << 16
 # A rank goes on where its main thread both computes and is put to sleep now and then, or where it reads and writes much. One that waits may
 # do either: it spins, or looks again and again; its other threads may do both. So may its log, but not with so many bytes.
-LEAST_BUSY, LEAST_SLEEPS, LEAST_BYTES = 0.1, 1.0, 200000.0  # of a core; and in a second
+MIN_BUSY, MIN_SLEEPS, MIN_BYTES = 0.1, 1.0, 200000.0  # of a core; and in a second
 
 
 def stat_of(pid):
@@ -199,7 +199,7 @@ class Rhythm:
                 sleeps = of_proc(pid, "status", rb"\nvoluntary_ctxt_switches:\s*(\d+)")
                 found[pid] = (int(fields[11]) + int(fields[12])) / ticks, sleeps, of_proc(pid, "io", rb"[rw]char: (\d+)")
         rates = [[(new - old) / passed for new, old in zip(found[pid], self.known[pid])] for pid in found if pid in self.known]
-        goes_on = any((busy >= LEAST_BUSY and sleeps >= LEAST_SLEEPS) or data >= LEAST_BYTES for busy, sleeps, data in rates)
+        goes_on = any((busy >= MIN_BUSY and sleeps >= MIN_SLEEPS) or data >= MIN_BYTES for busy, sleeps, data in rates)
         # A machine that was asleep has missed nothing.
         self.quiet = None if not found else 0.0 if goes_on or not rates else (self.quiet or 0.0) + min(passed, 2 * BEAT_S)
         self.known = found

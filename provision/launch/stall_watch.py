@@ -2,7 +2,7 @@
 
 The hosts' guards see cheap signs only, which a rank that computes lacks, too: they never raise an alarm, an examination does. One that
 finds no stall is silent, and the next one comes when the job has been quiet for twice as long, but not more than `_PAUSE_S` longer. A job
-that went on after a stall is examined again only when it is quiet for longer than that: a slow checkpoint is no stall the second time.
+that went on after a stall is examined again only when it is quiet for longer than that: a slow checkpoint is named once.
 """
 
 from __future__ import annotations
