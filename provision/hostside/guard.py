@@ -8,8 +8,8 @@ a process of another run. Then it removes what is abandoned (abandoned.py).
 
 ``guard.py`` alone guards a job on this host, started by job.py on every host of the job. The first line of standard input is JSON:
 ``{"folder": path, "files": {name: text}, "sample": seconds}``. It makes the job's private folder there, and one of the same name under /dev/shm; prints
-``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped; and every
-``sample`` seconds, unless that is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on (null without ranks).
+``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped; and unless
+``sample``, which is how often, is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on (null without ranks).
 The other end, too, writes a line every few seconds. On ``restart`` it kills the ranks of this host, which their launcher starts again. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
 folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
 this host ended, and ``{"killed": […]}``, those whose end could not be recorded.
@@ -85,11 +85,16 @@ def name_of(pid):
         return ""
 
 
-def marked(run_id, spared):
-    """{pid: name} of the live processes that carry the run's mark, without the ``spared`` ones."""
+def of_run(run_id):
+    """{pid: whether it is of a rank} of the live processes that carry the run's mark."""
     mark = ("PROVISION_RUN_ID=" + run_id).encode()
-    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return {pid: name_of(pid) for pid in pids if pid not in spared and mark in environment_of(pid)}
+    found = ((int(entry), environment_of(int(entry))) for entry in os.listdir("/proc") if entry.isdigit())
+    return {pid: any(entry.startswith(OF_RANKS) for entry in environment) for pid, environment in found if mark in environment}
+
+
+def marked(run_id, spared):
+    """{pid: name} of the same, without the ``spared`` ones."""
+    return {pid: name_of(pid) for pid in of_run(run_id) if pid not in spared}
 
 
 def ancestors():
@@ -189,26 +194,28 @@ class Rhythm:
     def __init__(self):
         self.quiet, self.last, self.known = None, time.monotonic(), {}
 
-    def look(self, run_id):
+    def look(self, found):
+        """``found``: what `of_run` has found."""
         now, ticks = time.monotonic(), os.sysconf("SC_CLK_TCK")
         passed, self.last = max(now - self.last, 0.01), now
-        found = {}
-        for pid in marked(run_id, {os.getpid()}):
+        seen = {}
+        for pid in filter(found.get, found):
             fields = stat_of("%d/task/%d" % (pid, pid))  # of its main thread
-            if fields and any(entry.startswith(OF_RANKS) for entry in environment_of(pid)):
+            if fields:
                 sleeps = of_proc(pid, "status", rb"\nvoluntary_ctxt_switches:\s*(\d+)")
-                found[pid] = (int(fields[11]) + int(fields[12])) / ticks, sleeps, of_proc(pid, "io", rb"[rw]char: (\d+)")
-        rates = [[(new - old) / passed for new, old in zip(found[pid], self.known[pid])] for pid in found if pid in self.known]
+                seen[pid] = (int(fields[11]) + int(fields[12])) / ticks, sleeps, of_proc(pid, "io", rb"[rw]char: (\d+)")
+        rates = [[(new - old) / passed for new, old in zip(seen[pid], self.known[pid])] for pid in seen if pid in self.known]
         goes_on = any((busy >= MIN_BUSY and sleeps >= MIN_SLEEPS) or data >= MIN_BYTES for busy, sleeps, data in rates)
         # A machine that was asleep has missed nothing.
-        self.quiet = None if not found else 0.0 if goes_on or not rates else (self.quiet or 0.0) + min(passed, 2 * BEAT_S)
-        self.known = found
+        self.quiet = None if not seen else 0.0 if goes_on or not rates else (self.quiet or 0.0) + min(passed, 2 * BEAT_S)
+        self.known = seen
         return self.quiet
 
 
-def stopped(run_id, ranks):
-    """The ranks and the launcher's processes that a signal has stopped. What a rank itself has started is the program's own affair."""
-    watched = {pid: None for pid in marked(run_id, {os.getpid()}) if not any(entry.startswith(OF_RANKS) for entry in environment_of(pid))}
+def stopped(found, ranks):
+    """The ranks and the launcher's processes, of those that `of_run` has found, that a signal has stopped. What a rank itself has started is the
+    program's own affair."""
+    watched = {pid: None for pid in found if not found[pid]}
     for one in ranks:
         if "code" not in one:
             watched[parent_of(one["parent"])] = None  # an agent of the engine's launcher carries no mark
@@ -278,9 +285,18 @@ def attend(run_id, folder, sample):
     """
     is_orderly = False
     try:
-        rhythm, reports = Rhythm(), {BEAT_S: [lambda: say({"stopped": stopped(run_id, ranks_in(folder))})]}
-        reports.setdefault(sample, []).append(lambda: say({"quiet": rhythm.look(run_id)}))
-        is_orderly = wait_for_end(reports, lambda: signal_all([one["pid"] for one in ranks_in(folder) if "code" not in one], signal.SIGKILL))
+        rhythm = Rhythm()
+
+        def report():
+            found = of_run(run_id)
+            say({"stopped": stopped(found, ranks_in(folder))})
+            if sample:
+                say({"quiet": rhythm.look(found)})
+
+        def restart():
+            signal_all([one["pid"] for one in ranks_in(folder) if "code" not in one], signal.SIGKILL)
+
+        is_orderly = wait_for_end(sample or BEAT_S, report, restart)
         ranks = ranks_in(folder)
         has_orphans = any(map(is_orphan, ranks))
         # An agent of the engine's launcher carries no mark, and ends by itself when it can continue.
@@ -290,11 +306,10 @@ def attend(run_id, folder, sample):
     return ranks, has_orphans
 
 
-def wait_for_end(reports, restart):
-    """Call ``reports`` (seconds → functions) so often, and ``restart`` where the other end writes that, until it writes ``end`` (True), or is
-    gone or silent (False)."""
-    silent, last, rest = 0.0, time.monotonic(), b""
-    since = {seconds: 0.0 for seconds in reports if seconds}
+def wait_for_end(beat, report, restart):
+    """Call ``report`` every ``beat`` seconds, and ``restart`` where the other end writes that, until it writes ``end`` (True), or is gone or
+    silent (False)."""
+    silent, since_report, last, rest = 0.0, 0.0, time.monotonic(), b""
     while silent < SILENT_S:
         if select.select([0], [], [], BEAT_S / 10)[0]:
             data = os.read(0, 65536)
@@ -306,13 +321,10 @@ def wait_for_end(reports, restart):
             silent = 0.0
         now = time.monotonic()
         step = min(now - last, BEAT_S)  # a machine that was asleep has missed nothing
-        silent, last = silent + step, now
-        for seconds in since:
-            since[seconds] += step
-            if since[seconds] >= seconds:
-                since[seconds] = 0.0
-                for report in reports[seconds]:
-                    report()
+        silent, since_report, last = silent + step, since_report + step, now
+        if since_report >= beat:
+            since_report = 0.0
+            report()
     return False
 
 

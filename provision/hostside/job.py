@@ -62,8 +62,9 @@ def text(value):
 class Guard:
     """The guard of one host, as this end sees it; ``command`` starts it there."""
 
-    def __init__(self, host, command, order):
+    def __init__(self, host, command, order, beat=BEAT_S):
         self.host = host
+        self.beat = beat  # seconds between two of its reports
         self.is_ready = False
         self.is_over = False
         self.silent = 0.0  # seconds
@@ -109,7 +110,7 @@ class Guard:
             known = {pid: seconds for pid, (seconds, _, _) in self.stopped.items()}
             self.stopped = {
                 number(one["pid"]): (
-                    known.get(one["pid"], -BEAT_S) + BEAT_S,
+                    known.get(one["pid"], -self.beat) + self.beat,
                     None if one["rank"] is None else number(one["rank"]),
                     text(one["name"]),
                 )
@@ -264,7 +265,7 @@ def start_guards(order, folder, fill, watch):
     # Ours first: another host that is this machine, too, is refused then, and not the one that would end us with the job.
     for some in ([("", [sys.executable, "-c", GUARD])], others):
         for host, command in some if watch.continues() else ():
-            watch.add(Guard(host, command, lines(host)))
+            watch.add(Guard(host, command, lines(host), order["sample"] or BEAT_S))
         watch.wait_for(lambda: all(guard.is_ready for guard in watch.guards))
 
 

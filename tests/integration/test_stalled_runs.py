@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from conftest import missing
 from hosts import Running, provision, running, wait_until
 
 from provision.base import paths
+from provision.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-engine/bin/python"
@@ -23,11 +24,10 @@ STANDS = next(number for number, line in enumerate(PROGRAM.read_text().splitline
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the program, with a FIFO that nothing is written into."""
+    """The folder of the program, which waits for a FIFO that nothing is written into."""
     if not PYTHON.exists():
         missing("no engine in .venv-engine: make setup")
     shutil.copy(PROGRAM, tmp_path)
-    os.mkfifo(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -120,6 +120,24 @@ def test_ctrl_c_during_an_examination_ends_the_job_and_leaves_nothing(work: Path
         code, said = end(run)
         assert code == 130
         assert "nothing of this run is left running" in said
+
+
+@pytest.mark.slow
+def test_a_rank_on_another_host_is_named(ready_sandbox: Callable[[str], Sandbox], work: Path) -> None:
+    cluster = ready_sandbox("stalls")
+    for launcher in ("mpi", "own"):
+        options = ["--launcher", launcher, "--hosts", str(cluster.inventory), "--stall-after", "3", "--on-stall", "kill"]
+        with running("run", *options, "python", "watched_job.py", "fifo", "0") as run:
+            code, said = end(run)
+        assert code == 124, said
+        assert re.search(
+            rf"has stalled since \S+: rank 3 on node2 waits in \S+ .*at watched_job.py:{STANDS}; the other 3 ranks wait", said
+        ), said
+        for shape in ("evaluation", "uneven"):
+            with running("run", *options, "python", "watched_job.py", shape, "15") as run:
+                code, said = end(run)
+            assert code == 0, said
+            assert "provision:" not in said
 
 
 def command_lines() -> Iterator[bytes]:

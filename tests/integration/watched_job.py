@@ -21,7 +21,10 @@ def compute(seconds: float) -> None:
         sum(range(1000))
 
 
-if SHAPE in ("fifo", "fifo_once") and RANK == 1 and not (SHAPE == "fifo_once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"):
+IS_AGAIN = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "1"
+if cc.size() - RANK == 1 and (SHAPE == "fifo" or (SHAPE == "fifo_once" and not IS_AGAIN)):
+    if not os.path.exists("data"):
+        os.mkfifo("data")
     os.open("data", os.O_RDONLY)  # STANDS
 if SHAPE == "busy_threads" and RANK == 1:  # it waits for a lock, another thread has work to do
     import threading

@@ -558,7 +558,7 @@ def test_files_of_the_program_are_no_records(tmp_path: Path, text: str) -> None:
     for record in (running, ended):
         (tmp_path / f"provision-rank-{record['rank']}").write_text(json.dumps(record))
     assert script.ranks_in(str(tmp_path)) == [running, ended]
-    assert script.stopped("unit-records", [running, ended]) == []
+    assert script.stopped(script.of_run("unit-records"), [running, ended]) == []
     assert script.ranks_in(str(tmp_path / "removed")) == []
 
 

@@ -238,11 +238,11 @@ def test_signs_of_progress_of_processes() -> None:
     try:
         time.sleep(0.15)  # they have begun
         rhythms = {name: guard.Rhythm() for name in RANKS}
-        assert [each.look(f"{run_id}-{at}") for at, each in enumerate(rhythms.values())] == [0.0] * len(RANKS)
+        assert [each.look(guard.of_run(f"{run_id}-{at}")) for at, each in enumerate(rhythms.values())] == [0.0] * len(RANKS)
         time.sleep(0.2)
         for at, (name, rhythm) in enumerate(rhythms.items()):
-            assert (rhythm.look(f"{run_id}-{at}") == 0.0) == RANKS[name][1], name
-        assert guard.Rhythm().look("no such run") is None
+            assert (rhythm.look(guard.of_run(f"{run_id}-{at}")) == 0.0) == RANKS[name][1], name
+        assert guard.Rhythm().look(guard.of_run("no such run")) is None
     finally:
         for rank in ranks.values():
             rank.kill()
