@@ -35,8 +35,9 @@ SILENT_S = 60.0  # longer than job.py waits for us: it can still say which host 
 OF_RANKS = (b"PROVISION_RANK=", b"COLLECTIVE_WORKER=")  # in the environment of a rank, and of one that comes and goes
 RECORD = "provision-rank-"  # what rank.py writes into the job's folder
 LONGEST_RECORD = 1 << 16
-# A rank goes on where its main thread both computes and is put to sleep now and then, or where it reads and writes much. One that waits may
-# do either: it spins, or looks again and again; its other threads may do both. So may its log, but not with so many bytes.
+MAX_THREADS = 200  # of a process, that are looked at
+# A rank goes on where a thread both computes and is put to sleep now and then, or where it reads and writes much. One that waits may do
+# either: it spins, or looks again and again. So may its log, but not with so many bytes.
 MIN_BUSY, MIN_SLEEPS, MIN_BYTES = 0.1, 1.0, 200000.0  # of a core; and in a second
 
 
@@ -179,6 +180,13 @@ def is_orphan(record):
     return state != "Z" and int(parent) != record["starter"]
 
 
+def threads_of(pid):
+    try:
+        return os.listdir("/proc/%d/task" % pid)[:MAX_THREADS]
+    except OSError:
+        return []  # it is gone
+
+
 def of_proc(pid, name, pattern):
     """The sum of the numbers that a pattern finds in a file of a process; 0 where it may not be read."""
     try:
@@ -200,11 +208,13 @@ class Rhythm:
         passed, self.last = max(now - self.last, 0.01), now
         seen = {}
         for pid in filter(found.get, found):
-            fields = stat_of("%d/task/%d" % (pid, pid))  # of its main thread
-            if fields:
-                sleeps = of_proc(pid, "status", rb"\nvoluntary_ctxt_switches:\s*(\d+)")
-                seen[pid] = (int(fields[11]) + int(fields[12])) / ticks, sleeps, of_proc(pid, "io", rb"[rw]char: (\d+)")
-        rates = [[(new - old) / passed for new, old in zip(seen[pid], self.known[pid])] for pid in seen if pid in self.known]
+            for tid in threads_of(pid):
+                fields = stat_of("%d/task/%s" % (pid, tid)) or [0] * 13
+                busy, (was_busy, sleeps, _) = (int(fields[11]) + int(fields[12])) / ticks, self.known.get((pid, tid), (-1.0, 0, 0))
+                if busy != was_busy:
+                    sleeps = of_proc(pid, "task/%s/status" % tid, rb"\nvoluntary_ctxt_switches:\s*(\d+)")
+                seen[pid, tid] = busy, sleeps, of_proc(pid, "io", rb"[rw]char: (\d+)") if tid == str(pid) else 0
+        rates = [[(new - old) / passed for new, old in zip(seen[each], self.known[each])] for each in seen if each in self.known]
         goes_on = any((busy >= MIN_BUSY and sleeps >= MIN_SLEEPS) or data >= MIN_BYTES for busy, sleeps, data in rates)
         # A machine that was asleep has missed nothing.
         self.quiet = None if not seen else 0.0 if goes_on or not rates else (self.quiet or 0.0) + min(passed, 2 * BEAT_S)

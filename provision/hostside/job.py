@@ -154,7 +154,7 @@ class Watch:
 
     def __init__(self, mark="", sample=0.0):
         self.guards = []
-        self._mark, self._sample, self._quiet = mark, sample, 0.0
+        self._mark, self._sample, self._said = mark, sample, 0.0
         self.verdict = None
         self.is_unwanted = False
         self._controller_silent = 0.0
@@ -193,9 +193,11 @@ class Watch:
             elif not key.data.read():
                 self._selector.unregister(key.fileobj)
         known = [guard.quiet for guard in self.guards if guard.quiet is not None]
-        quiet, before, self._quiet = min(known) if known else 0.0, self._quiet, min(known) if known else 0.0
-        if quiet != before and quiet >= self._sample:
-            say(self._mark, {"quiet": quiet})
+        quiet = min(known) if known else 0.0
+        if not self._said <= quiet < self._said + max(self._sample, TICK_S) / 2:
+            self._said = quiet
+            if quiet >= self._sample:
+                say(self._mark, {"quiet": quiet})
         # A step is short even if the clock jumps: who was stopped or asleep has not listened meanwhile.
         now = time.monotonic()
         step = min(now - self._last, 1.0)

@@ -224,6 +224,10 @@ RANKS = {
     "sleeps": ("import time; time.sleep(99)", False),
     "looks again and again": ("import time\nwhile True: time.sleep(0.01)", False),
     "steps": ("import time\nwhile True:\n sum(range(99999))\n time.sleep(0.001)", True),
+    "a thread steps": (
+        "import threading, time\ndef step():\n while True: sum(range(99999)), time.sleep(0.001)\nthreading.Thread(target=step).start()",
+        True,
+    ),
     "reads": ("import time\nf = open('/dev/zero', 'rb')\nwhile True:\n f.read(99999)\n time.sleep(0.01)", True),
 }
 
