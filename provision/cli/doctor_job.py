@@ -14,11 +14,10 @@ from provision.cli.options import Json, Limit, inventory_of, passwords, with_opt
 from provision.doctor.stall import examination, judgement
 from provision.doctor.stall.model import Document
 from provision.remote import progress
-from provision.remote.session import RECORD, Record, Session
+from provision.remote.session import RECORD, RUN_ID, Record, Session
 
 _STYLES = {"stalled": "bold red", "works": "bold yellow", "moves": "green"}
 _MAX_GROUPS = 8  # of ranks that are shown
-_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{7}")  # as `session.new_run_id` makes it
 
 
 _TARGET = typer.Argument(
@@ -38,7 +37,7 @@ def job(target: Annotated[str | None, _TARGET] = None, limit: Limit = None, json
     if target is None or re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", target):
         found = examination.of_processes([int(pid) for pid in target.split(",")] if target else None)
     else:
-        run = target if _RUN.fullmatch(target) else None
+        run = target if RUN_ID.fullmatch(target) else None
         record = run_folders.content(paths.runs() / run / RECORD) if run else None
         if run and record is None:
             raise UsageError(f"no such run on this machine: {run}", hint="name its hosts: provision doctor --job HOSTS")

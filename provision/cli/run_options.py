@@ -27,6 +27,7 @@ from provision.launch import forwarded_variables, horovod_config
 from provision.launch.launchers import Elastic, RunOptions
 from provision.launch.option_table import ELASTIC, HOROVOD, HOST_OPTIONS, JOB_OPTIONS, signature
 from provision.launch.program import Containers
+from provision.launch.stall_watch import StallOptions
 from provision.launch.target_hosts import HostOptions
 from provision.remote.session import Session
 from provision.sandbox.containers import image_names
@@ -89,6 +90,7 @@ def run_options(command: list[str] | None = None, **typed: Any) -> RunOptions:
         restarts=values.max_restarts if elastic is not None else values.max_restarts or None,
         project=project,
         index_url=url("--index-url", values.index_url),
+        stall=_stall(values, elastic),
     )
 
 
@@ -121,6 +123,23 @@ HostOptions.__signature__ = signature(HOST_OPTIONS)  # type: ignore[attr-defined
 run_options.__signature__ = signature(  # type: ignore[attr-defined]
     JOB_OPTIONS, inspect.Parameter("command", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_COMMAND)
 )
+
+
+def _stall(values: SimpleNamespace, elastic: Elastic | None) -> StallOptions | None:
+    """How the job is watched. Raises UsageError for an action that the job's launcher has not."""
+    text, action = values.stall_after, values.on_stall
+    after = 0.0 if text == "off" else float(text) if re.fullmatch(r"\d{1,9}(\.\d{1,3})?", text) else -1.0
+    if after != 0 and not 1 <= after <= MAX_SECONDS:
+        raise UsageError(f"invalid --stall-after {text}: expected seconds, 1 to {MAX_SECONDS}, or off")
+    if action == "restart" and (not values.max_restarts or elastic is not None):
+        what = "--on-stall restart: all ranks are started again by --max-restarts N alone, which no elastic job has"
+        raise UsageError(what, hint="add --max-restarts N, and leave elastic options out")
+    if after == 0 and action != "report":
+        raise UsageError(f"--on-stall {action} and --stall-after {text} exclude each other", hint="leave one of them out")
+    from provision.doctor.stall import examination  # not needed to parse
+
+    examine = partial(examination.of_run, is_elastic=elastic is not None)
+    return StallOptions(after, action, examine, values.max_restarts or 0) if after else None
 
 
 def _networks(values: SimpleNamespace) -> tuple[str, ...]:

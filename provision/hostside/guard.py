@@ -7,9 +7,10 @@ dead controller left behind.
 a process of another run. Then it removes what is abandoned (abandoned.py).
 
 ``guard.py`` alone guards a job on this host, started by job.py on every host of the job. The first line of standard input is JSON:
-``{"folder": path, "files": {name: text}}``. It makes the job's private folder there, and one of the same name under /dev/shm; prints
-``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped. The other
-end, too, writes a line every few seconds. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
+``{"folder": path, "files": {name: text}, "sample": seconds}``. It makes the job's private folder there, and one of the same name under /dev/shm; prints
+``{"ready": true}``, or ``{"error": …}``; then every few seconds ``{"stopped": […]}``, the processes that a signal has stopped; and unless
+``sample``, which is how often, is 0, ``{"quiet": seconds}``, for how long no rank of this host shows that it goes on (null without ranks).
+The other end, too, writes a line every few seconds. On ``restart`` it kills the ranks of this host, which their launcher starts again. On ``end``, or when the other end is gone or silent, it ends the run on this host, removes the
 folders and prints ``{"orphaned": true}`` where the launcher's process here has died before its ranks, ``{"ended": […]}``, how the ranks of
 this host ended, and ``{"killed": […]}``, those whose end could not be recorded.
 """
@@ -17,6 +18,7 @@ this host ended, and ``{"killed": […]}``, those whose end could not be recorde
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -33,12 +35,16 @@ SILENT_S = 60.0  # longer than job.py waits for us: it can still say which host 
 OF_RANKS = (b"PROVISION_RANK=", b"COLLECTIVE_WORKER=")  # in the environment of a rank, and of one that comes and goes
 RECORD = "provision-rank-"  # what rank.py writes into the job's folder
 LONGEST_RECORD = 1 << 16
+MAX_THREADS = 200  # of a process, that are looked at
+# A rank goes on where a thread both computes and is put to sleep now and then, or where it reads and writes much. One that waits may do
+# either: it spins, or looks again and again. So may its log, but not with so many bytes.
+MIN_BUSY, MIN_SLEEPS, MIN_BYTES = 0.1, 1.0, 200000.0  # of a core; and in a second
 
 
 def stat_of(pid):
     """The fields of /proc/PID/stat from the state on; empty when the process is gone. The name before them may hold anything."""
     try:
-        with open("/proc/%d/stat" % pid, errors="replace") as file:
+        with open("/proc/%s/stat" % pid, errors="replace") as file:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return []
@@ -80,11 +86,16 @@ def name_of(pid):
         return ""
 
 
-def marked(run_id, spared):
-    """{pid: name} of the live processes that carry the run's mark, without the ``spared`` ones."""
+def of_run(run_id):
+    """{pid: whether it is of a rank} of the live processes that carry the run's mark."""
     mark = ("PROVISION_RUN_ID=" + run_id).encode()
-    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return {pid: name_of(pid) for pid in pids if pid not in spared and mark in environment_of(pid)}
+    found = ((int(entry), environment_of(int(entry))) for entry in os.listdir("/proc") if entry.isdigit())
+    return {pid: any(entry.startswith(OF_RANKS) for entry in environment) for pid, environment in found if mark in environment}
+
+
+def marked(run_id, spared):
+    """{pid: name} of the same, without the ``spared`` ones."""
+    return {pid: name_of(pid) for pid in of_run(run_id) if pid not in spared}
 
 
 def ancestors():
@@ -169,9 +180,52 @@ def is_orphan(record):
     return state != "Z" and int(parent) != record["starter"]
 
 
-def stopped(run_id, ranks):
-    """The ranks and the launcher's processes that a signal has stopped. What a rank itself has started is the program's own affair."""
-    watched = {pid: None for pid in marked(run_id, {os.getpid()}) if not any(entry.startswith(OF_RANKS) for entry in environment_of(pid))}
+def threads_of(pid):
+    try:
+        return os.listdir("/proc/%d/task" % pid)[:MAX_THREADS]
+    except OSError:
+        return []  # it is gone
+
+
+def of_proc(pid, name, pattern):
+    """The sum of the numbers that a pattern finds in a file of a process; 0 where it may not be read."""
+    try:
+        with open("/proc/%d/%s" % (pid, name), "rb") as file:
+            return sum(map(int, re.findall(pattern, file.read())))
+    except OSError:
+        return 0
+
+
+class Rhythm:
+    """For how long (``quiet``, in seconds) no process of the run's ranks on this host has shown that it goes on; None without ranks."""
+
+    def __init__(self):
+        self.quiet, self.last, self.known = None, time.monotonic(), {}
+
+    def look(self, found):
+        """``found``: what `of_run` has found."""
+        now, ticks = time.monotonic(), os.sysconf("SC_CLK_TCK")
+        passed, self.last = max(now - self.last, 0.01), now
+        seen = {}
+        for pid in filter(found.get, found):
+            for tid in threads_of(pid):
+                fields = stat_of("%d/task/%s" % (pid, tid)) or [0] * 13
+                busy, (was_busy, sleeps, _) = (int(fields[11]) + int(fields[12])) / ticks, self.known.get((pid, tid), (-1.0, 0, 0))
+                if busy != was_busy:
+                    sleeps = of_proc(pid, "task/%s/status" % tid, rb"\nvoluntary_ctxt_switches:\s*(\d+)")
+                seen[pid, tid] = busy, sleeps, of_proc(pid, "io", rb"[rw]char: (\d+)") if tid == str(pid) else 0
+        rates = [[(new - old) / passed for new, old in zip(seen[each], self.known[each])] for each in seen if each in self.known]
+        goes_on = any((busy >= MIN_BUSY and sleeps >= MIN_SLEEPS) or data >= MIN_BYTES for busy, sleeps, data in rates)
+        # A machine that was asleep has missed nothing.
+        self.quiet = None if not seen else 0.0 if goes_on or not rates else (self.quiet or 0.0) + min(passed, 2 * BEAT_S)
+        self.known = seen
+        return self.quiet
+
+
+def stopped(found, ranks):
+    """The ranks and the launcher's processes, of those that `of_run` has found, that a signal has stopped. What a rank itself has started is the
+    program's own affair."""
+    watched = {pid: None for pid in found if not found[pid]}
     for one in ranks:
         if "code" not in one:
             watched[parent_of(one["parent"])] = None  # an agent of the engine's launcher carries no mark
@@ -213,7 +267,7 @@ def guard():
             with open(os.path.join(folder, name), "w") as file:
                 file.write(text)
         say({"ready": True})
-        ranks, has_orphans = attend(os.environ["PROVISION_RUN_ID"], folder)
+        ranks, has_orphans = attend(os.environ["PROVISION_RUN_ID"], folder, order["sample"])
         ended = [one for one in ranks if "code" in one]
         now = time.monotonic()  # of this machine alone
         if has_orphans:
@@ -233,7 +287,7 @@ def guard():
     return 0
 
 
-def attend(run_id, folder):
+def attend(run_id, folder, sample):
     """Wait for the end of the job, and end what is left of the run on this host.
 
     Returns the records of the ranks, and whether the launcher's process that started a rank had died before the rank. Those without a code
@@ -241,7 +295,18 @@ def attend(run_id, folder):
     """
     is_orderly = False
     try:
-        is_orderly = wait_for_end(lambda: say({"stopped": stopped(run_id, ranks_in(folder))}))
+        rhythm = Rhythm()
+
+        def report():
+            found = of_run(run_id)
+            say({"stopped": stopped(found, ranks_in(folder))})
+            if sample:
+                say({"quiet": rhythm.look(found)})
+
+        def restart():
+            signal_all([one["pid"] for one in ranks_in(folder) if "code" not in one], signal.SIGKILL)
+
+        is_orderly = wait_for_end(sample or BEAT_S, report, restart)
         ranks = ranks_in(folder)
         has_orphans = any(map(is_orphan, ranks))
         # An agent of the engine's launcher carries no mark, and ends by itself when it can continue.
@@ -251,8 +316,9 @@ def attend(run_id, folder):
     return ranks, has_orphans
 
 
-def wait_for_end(report):
-    """Call ``report`` every few seconds until the other end writes ``end`` (True), or is gone or silent (False)."""
+def wait_for_end(beat, report, restart):
+    """Call ``report`` every ``beat`` seconds, and ``restart`` where the other end writes that, until it writes ``end`` (True), or is gone or
+    silent (False)."""
     silent, since_report, last, rest = 0.0, 0.0, time.monotonic(), b""
     while silent < SILENT_S:
         if select.select([0], [], [], BEAT_S / 10)[0]:
@@ -260,11 +326,13 @@ def wait_for_end(report):
             *lines, rest = (rest + data).split(b"\n")
             if not data or b"end" in lines:
                 return bool(data)
+            if b"restart" in lines:
+                restart()
             silent = 0.0
         now = time.monotonic()
         step = min(now - last, BEAT_S)  # a machine that was asleep has missed nothing
         silent, since_report, last = silent + step, since_report + step, now
-        if since_report >= BEAT_S:
+        if since_report >= beat:
             since_report = 0.0
             report()
     return False

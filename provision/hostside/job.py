@@ -5,6 +5,9 @@ The first line of standard input is JSON (`launch.jobs.Job`), so nothing of it s
 a private folder on every host, which is removed when the job ends; on the first host, a file of it that begins with ``#!`` can be executed.
 A guard (guard.py) on every host, this one too, makes and removes the folder, reports stopped processes, and ends the job there when it does not hear from us.
 
+With ``sample`` seconds the guards say for how long no rank of their host goes on. Where that is so of all hosts, for ``sample`` seconds or
+more, a line is ``mark`` and ``{"quiet": seconds}``. Where standard input says ``restart``, they kill all ranks, and the launcher starts them again.
+
 The job is ended (TERM, a grace, KILL) when standard input closes or is silent, because the controller died, was interrupted or is cut
 off; and when a host is lost, or a process of the launcher or a rank is stopped, for too long. The last line is ``mark`` and JSON:
 ``{"code": …, "verdict": …, "report": …, "ended": […]}``; a verdict is ``{"kind": …, "host": address, …}``, or null where nothing went
@@ -59,8 +62,9 @@ def text(value):
 class Guard:
     """The guard of one host, as this end sees it; ``command`` starts it there."""
 
-    def __init__(self, host, command, order):
+    def __init__(self, host, command, order, beat=BEAT_S):
         self.host = host
+        self.beat = beat  # seconds between two of its reports
         self.is_ready = False
         self.is_over = False
         self.silent = 0.0  # seconds
@@ -68,6 +72,7 @@ class Guard:
         self.printed = []  # what is not a message: of ssh, or of the host's shell
         self.stopped = {}  # pid -> (seconds, rank, name)
         self.ended = []  # (when, rank, code, whether its launcher's process had died before it)
+        self.quiet = None  # seconds for which no rank of its host goes on; None without ranks
         self.killed = []  # ranks that had not ended by themselves when the job was over
         self.has_orphans = False  # that is so of one of its ranks
         self._rest = b""
@@ -105,7 +110,7 @@ class Guard:
             known = {pid: seconds for pid, (seconds, _, _) in self.stopped.items()}
             self.stopped = {
                 number(one["pid"]): (
-                    known.get(one["pid"], -BEAT_S) + BEAT_S,
+                    known.get(one["pid"], -self.beat) + self.beat,
                     None if one["rank"] is None else number(one["rank"]),
                     text(one["name"]),
                 )
@@ -119,6 +124,8 @@ class Guard:
             ]
         elif kind == "killed":
             self.killed = [number(rank) for rank in about]
+        elif kind == "quiet":
+            self.quiet = None if about is None else number(about, kinds=(int, float))
         elif kind == "orphaned":
             self.has_orphans = True
         elif kind != "ready":
@@ -145,8 +152,9 @@ class Watch:
     ``verdict``: the first fault; ``is_unwanted``: the controller has closed our standard input, or a signal asks for the end.
     """
 
-    def __init__(self):
+    def __init__(self, mark="", sample=0.0):
         self.guards = []
+        self._mark, self._sample, self._said = mark, sample, 0.0
         self.verdict = None
         self.is_unwanted = False
         self._controller_silent = 0.0
@@ -176,11 +184,20 @@ class Watch:
         for key, _ in self._selector.select(TICK_S):
             if key.data is None:
                 self._controller_silent = 0.0
-                if not os.read(0, 4096):
+                data = os.read(0, 4096)
+                if not data:
                     self.is_unwanted = True
                     self._selector.unregister(0)
+                for guard in self.guards if b"restart" in data.split(b"\n") else ():
+                    guard.tell("restart")
             elif not key.data.read():
                 self._selector.unregister(key.fileobj)
+        known = [guard.quiet for guard in self.guards if guard.quiet is not None]
+        quiet = min(known) if known else 0.0
+        if not self._said <= quiet < self._said + max(self._sample, TICK_S) / 2:
+            self._said = quiet
+            if quiet >= self._sample:
+                say(self._mark, {"quiet": quiet})
         # A step is short even if the clock jumps: who was stopped or asleep has not listened meanwhile.
         now = time.monotonic()
         step = min(now - self._last, 1.0)
@@ -242,7 +259,7 @@ def start_guards(order, folder, fill, watch):
 
     def lines(host):
         files = dict(program, **{"place.json": json.dumps({"host": names.index(host), "hosts": len(names)})})
-        return [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": files})]
+        return [json.dumps(order["scripts"]["guard"]), json.dumps({"folder": folder, "files": files, "sample": order["sample"]})]
 
     mark = "PROVISION_RUN_ID=" + os.environ.get("PROVISION_RUN_ID", "")
     there = " ".join(map(shlex.quote, ["env", mark, order["python"], "-c", GUARD]))  # our interpreter need not be theirs
@@ -250,8 +267,13 @@ def start_guards(order, folder, fill, watch):
     # Ours first: another host that is this machine, too, is refused then, and not the one that would end us with the job.
     for some in ([("", [sys.executable, "-c", GUARD])], others):
         for host, command in some if watch.continues() else ():
-            watch.add(Guard(host, command, lines(host)))
+            watch.add(Guard(host, command, lines(host), order["sample"] or BEAT_S))
         watch.wait_for(lambda: all(guard.is_ready for guard in watch.guards))
+
+
+def say(mark, about):
+    sys.stdout.write("%s%s\n" % (mark, json.dumps(about)))
+    sys.stdout.flush()
 
 
 def free_port():
@@ -319,7 +341,7 @@ def main():
             return 1
         line += byte
     order = json.loads(line.decode())
-    watch = Watch()
+    watch = Watch(order["mark"], order["sample"])
 
     def stop(*_):
         watch.is_unwanted = True
@@ -327,9 +349,7 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, stop)
     code, report = run(order, watch)
-    outcome = {"code": code, "verdict": watch.verdict, "report": report, "ended": watch.ends() if code else []}
-    sys.stdout.write("%s%s\n" % (order["mark"], json.dumps(outcome)))
-    sys.stdout.flush()
+    say(order["mark"], {"code": code, "verdict": watch.verdict, "report": report, "ended": watch.ends() if code else []})
     return code
 
 

@@ -80,7 +80,9 @@ class Process:
 
     def __init__(self, pid):
         fields = read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
-        self.state, self.parent, self.began = (fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else ("", 0, 0)
+        numbers = [int(field) for field in fields[1:20]] if len(fields) > 19 else [0] * 19
+        self.state, self.parent, self.group, self.began = fields[0].decode() if fields else "", numbers[0], numbers[1], numbers[18]
+        self.is_interactive = numbers[3] != 0 and numbers[2] == pid  # it leads the session of a terminal
         variables = (entry.partition(b"=") for entry in read("/proc/%d/environ" % pid, 1 << 20).split(b"\0"))
         self.environ = {name.decode(errors="replace"): text(value) for name, _, value in variables}
 
@@ -111,20 +113,29 @@ def line_of(processes, pid):
 
 
 def ranks_of(processes, pids, run):
-    """[(what `Process.rank` says, its processes)]: a rank's first process is the one whose parent is not of that rank.
+    """[(what `Process.rank` says, its processes)]: a rank's first process is the one whose parent is not of that rank, or leads its group.
 
-    What has started a rank of another job is a launcher or a shell, and so is what has started us."""
+    What has started a rank of another job is a launcher or a shell, and so is what has started us, and rank.py of `provision run`, which names
+    the rank in the environment of its program alone, with what is in its process group. One rank that has a terminal of its own is a shell
+    (``srun --pty bash``): it counts, and so does what is started in it, only where it is named."""
     found = {number: known for number, known in ((number, each.rank()) for number, each in processes.items() if each.state != "Z") if known}
     lines = {number: line_of(processes, number) for number in found}
-    launchers, above = set(), os.getppid()
+    shells = {number for number in found if pids is None and found[number][1] == 1 and processes[number].is_interactive}
+    launchers = {number for number, line in lines.items() for each in shells.intersection(line) if found[each] == found[number]}
+    above = os.getppid()
     while above > 1:
         launchers.add(above)
         above = Process(above).parent
     launchers.update(each for number, line in lines.items() for each in line if each in found and found[each][2] != found[number][2])
+    of_run = {number for number in found if "PROVISION_RANK" in processes[number].environ}
+    wrappers = {each for number in of_run for each in lines[number] if each in found} - of_run
+    launchers.update(wrappers, (number for number in set(found) - of_run if processes[number].group in wrappers))
     members, jobs = {}, set()
     for number in sorted(set(found) - launchers):
         above = lines[number]
-        top = next((each for each, parent in zip(above, above[1:]) if found.get(parent) != found[number]), number)
+        top = next((each for each, parent in zip(above, above[1:]) if found.get(parent) != found[number] or parent in launchers), number)
+        leader = processes[top].group
+        top = leader if leader not in launchers and found.get(leader) == found[top] else top
         members.setdefault(top, []).append(number)
         is_run = run is None or processes[number].environ.get("PROVISION_RUN_ID") == run
         if is_run and (pids is None or set(pids) & set(above)):
@@ -234,6 +245,10 @@ def call_of(pid, tid):
     return found
 
 
+def is_stopped(pid):
+    return read("/proc/%d/stat" % pid).rpartition(b")")[2][1:2] == b"T"
+
+
 def stacks(spy, pid, until, *ways):
     """(thread -> frames, the innermost first, why there are none)"""
     why = "py-spy is not there for this machine (%s)" % platform.machine()
@@ -243,7 +258,7 @@ def stacks(spy, pid, until, *ways):
         left = min(SPY_S, until - time.monotonic())
         if left <= 0.2:
             return {}, "there was no time left"
-        command = [spy, "dump", "--json", "--pid", str(pid)] + list(way)
+        command, was_stopped = [spy, "dump", "--json", "--pid", str(pid)] + list(way), is_stopped(pid)
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=left)
             threads = json.loads(done.stdout.decode(errors="replace")) if len(done.stdout) < MAX_DUMP else None
@@ -259,6 +274,9 @@ def stacks(spy, pid, until, *ways):
             why = text(lines[-1] if lines else "py-spy printed nothing that can be read")
             if any("ermission" in line or "not permitted" in line for line in lines):
                 return {}, "ptrace is refused: it takes root (or, for your own processes, sysctl kernel.yama.ptrace_scope=0)"
+        finally:
+            if is_stopped(pid) and not was_stopped:  # an old py-spy stops a process by a signal, and was killed before it continued it
+                os.kill(pid, signal.SIGCONT)
     return {}, why
 
 

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Literal
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from provision.base import resources, signals
+from provision.launch.stall_watch import StallWatch
 from provision.remote import ssh
 from provision.remote.session import Session
 
@@ -81,6 +83,14 @@ class JobResult:
     ended: tuple[Ended, ...] = ()
 
 
+class _Quiet(BaseModel):
+    """A line of job.py while no rank goes on: for how long."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    quiet: Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+
+
 class _Outcome(BaseModel):
     """The last line of job.py."""
 
@@ -110,6 +120,8 @@ class Job:
         program: what `RANK` runs, which the launcher starts.
         hosts: addresses of the other hosts, reached with ``ssh``; the job ends when one of them is lost.
         names: address → name in the inventory.
+        inside: words of the shell that run a command in the first host's container; empty without one.
+        sample: seconds between two samples of what the ranks do; 0: none.
     """
 
     argv: Sequence[str]
@@ -122,37 +134,52 @@ class Job:
     program: Sequence[str] = ()
     hosts: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    inside: str = ""
+    sample: float = 0.0
     ssh: Sequence[str] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *ssh.OWN_CONNECTION)
 
     def order(self, mark: str) -> str:
         """What job.py reads: one line of JSON. It prints ``mark`` before its outcome; ranks cannot know it."""
-        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts", "ssh")
+        names = ("argv", "python", "environment", "free_ports", "files", "report", "program", "hosts", "ssh", "sample")
         scripts = {name: resources.script(f"{name}.py") for name in ("guard", "rank")}
         return json.dumps({**{name: getattr(self, name) for name in names}, "mark": mark, "scripts": scripts})
 
 
 def run(
-    session: Session, job: Job, title: str, log: Path, on_line: Callable[[str], None], inside: str = "", noted: Callable[[str], str] = str
+    session: Session,
+    job: Job,
+    title: str,
+    log: Path,
+    on_line: Callable[[str], None],
+    noted: Callable[[str], str] = str,
+    watch: StallWatch | None = None,
 ) -> JobResult:
     """Run a job and hand on each line of its output as it comes, until it is interrupted; ``log`` gets all of them.
 
     Ctrl-C, SIGTERM and SIGHUP close the job's standard input, on which it ends itself; so does the death of this process.
 
     Args:
-        inside: words of the shell that run a command in the first host's container.
         noted: what the log gets of a line.
+        watch: watches for a stall, and may have the job ended, or its ranks started again.
     """
     session.progress.stage(title)
     mark = f"===PROVISION-JOB-ENDED-{secrets.token_hex(8)}==="
-    command = f"{inside} env PROVISION_RUN_ID={session.run_id} {resources.inline_command('job.py', interpreter=shlex.quote(job.python))}"
-    outcome, has_ended, deadline = "", threading.Event(), None
+    command = (
+        f"{job.inside} env PROVISION_RUN_ID={session.run_id} {resources.inline_command('job.py', interpreter=shlex.quote(job.python))}"
+    )
+    outcome, has_ended, restarts, deadline = "", threading.Event(), threading.Event(), None
     with log.open("w", encoding="utf-8") as file, signals.as_event() as interrupted:
 
         def take(line: str) -> None:
             nonlocal outcome
             text, is_end, after = line.partition(mark)
             outcome = after or outcome
+            with suppress(ValidationError):
+                if watch is not None and is_end:
+                    watch.quiet(_Quiet.model_validate_json(after).quiet)
             if text or not is_end:
+                if watch is not None:
+                    watch.line(text)
                 file.write(noted(text) + "\n")
                 file.flush()
                 if not interrupted.is_set():
@@ -167,8 +194,9 @@ def run(
             pipe.write(job.order(mark).encode())
             waited = _HEARTBEAT_S  # the order ends with the first of them
             while not interrupted.is_set() and not has_ended.is_set():
-                if waited >= _HEARTBEAT_S:
-                    pipe.write(b"\n")
+                if waited >= _HEARTBEAT_S or restarts.is_set():
+                    pipe.write(b"restart\n" if restarts.is_set() else b"\n")
+                    restarts.clear()
                     pipe.flush()
                     waited = 0.0
                 has_ended.wait(0.2)
@@ -176,6 +204,11 @@ def run(
 
         def stopping() -> bool:
             nonlocal deadline
+            if watch is not None and not interrupted.is_set() and not has_ended.is_set():
+                watch.attend()
+                action, watch.action = watch.action, None
+                if action is not None:
+                    (has_ended if action == "kill" else restarts).set()  # without heartbeats the job ends itself
             if interrupted.is_set() and deadline is None:
                 deadline = time.monotonic() + _END_S
             return deadline is not None and time.monotonic() > deadline

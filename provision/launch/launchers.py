@@ -12,6 +12,7 @@ from pathlib import Path
 
 from provision.base.errors import UsageError
 from provision.launch.jobs import RANK, Job
+from provision.launch.stall_watch import StallOptions
 from provision.plan.model import Plan
 
 LAUNCHERS = ("mpi", "own")
@@ -156,6 +157,7 @@ class RunOptions:
         python: an interpreter with the engine on every host; nothing of ours need be installed then.
         project: uv.lock, pyproject.toml or requirements.txt of the environment that the ranks run in; None: the installation's own.
         index_url: package index for it.
+        stall: how the job is watched; None: it is not.
         networks: interfaces or CIDRs instead of the plan's.
         start_timeout: seconds in which hosts answer and ranks meet.
         elastic: ranks may come and go, by the launcher ``own``.
@@ -190,6 +192,7 @@ class RunOptions:
     restarts: int | None = None
     project: Path | None = None
     index_url: str | None = None
+    stall: StallOptions | None = None
 
 
 def mpi_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -272,6 +275,7 @@ def _job(
         program=command if guarded else (),
         hosts=[address for address, _ in placed[1:]] if guarded else (),
         names=where.names,
+        sample=options.stall.sample if options.stall else 0.0,
         ssh=[*Job.ssh, *(["-F", where.ssh_config] if where.ssh_config and len(placed) > 1 else [])],
     )
 

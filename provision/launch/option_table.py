@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
 from provision.base.validation import MAX_COUNT, MAX_SECONDS
 from provision.launch import forwarded_variables
 from provision.launch.launchers import LAUNCHERS
+from provision.launch.stall_watch import Action
 
 HOSTS, CONTAINERS, PROGRAM, LAUNCHING, OUTPUT = "Hosts and ranks", "Containers", "Program and files", "Launching", "Output"
 ELASTIC, TUNING = "Elastic jobs (with --min-np, --max-np or a discovery script)", "Tuning and timeline"
@@ -131,6 +132,10 @@ JOB_OPTIONS = (
     _ours(LAUNCHING, "--binding-args WORDS", str, "Words for mpirun instead of `--map-by slot --bind-to none`."),
     _ours(LAUNCHING, f"{_both('--max-restarts')} N", int, "Failures after which all ranks are started again (0), by --launcher own; "
           "in an elastic job, failures of ranks that it survives (3).", min=0),
+    _ours(LAUNCHING, "--stall-after SECONDS", str, "Examine a job that shows no progress for so long (60), or for longer where it has gone "
+          "on after that; `off`: never.", default="60"),
+    _ours(LAUNCHING, "--on-stall", tuple(get_args(Action)), "Name what a job that has stalled waits for (default), also end it, with exit "
+          "code 124, or with --max-restarts start its ranks again.", default="report"),
     _ours(LAUNCHING, "--servers N", int, "Of the ranks the last N are parameter servers (hvd.ps).", engine="COLLECTIVE_SERVERS", min=1),
     _ours(LAUNCHING, f"{_both('--master-port')} N", int, "MASTER_PORT for torch.distributed; a free port by default.",
           engine="MASTER_PORT", min=1, max=65535),

@@ -17,11 +17,12 @@ from provision.base import resources
 from provision.base.errors import Interrupted, ProvisionError, UsageError
 from provision.base.validation import max_here
 from provision.inventory import Host, Inventory
-from provision.launch import jobs, launchers, placement, program_files, root_cause
+from provision.launch import jobs, launchers, placement, program_files, root_cause, stall_watch
 from provision.launch.jobs import Job, JobResult
 from provision.launch.launchers import Environment, RunOptions
 from provision.launch.rank_output import RankOutput, shortened
 from provision.launch.root_cause import RootCause
+from provision.launch.stall_watch import StallWatch
 from provision.plan.model import Plan
 from provision.remote import ssh
 from provision.remote.progress import Progress
@@ -94,7 +95,7 @@ def run(
         job = make_job(where, placed, replace(options, command=tuple(command), workdir=workdir))
         if options.verbose:
             _show_job(progress, seats, placed, job)
-        return follow(session, job, placed, options, inside=seats[0].inside, here=here)
+        return follow(session, replace(job, inside=seats[0].inside), placed, options, here=here)
 
 
 def make_job(where: Environment, placed: Sequence[tuple[str, int]], options: RunOptions) -> Job:
@@ -116,13 +117,11 @@ def follow(
     placed: Sequence[tuple[str, int]],
     options: RunOptions,
     *,
-    inside: str = "",
     here: Callable[[str], str] = str,
 ) -> int:
     """Run a job, show what its ranks print and which failed first, and return its exit code: that rank's, where it is known.
 
     Args:
-        inside: words of the shell that run a command in the first host's container.
         here: the name on this machine of a file on the hosts.
 
     Raises:
@@ -133,15 +132,19 @@ def follow(
     log = session.folder / "run.log"
     if options.elastic is None and not options.binding and not options.mpi_args:  # else ranks may be elsewhere
         session.record.ranks = {job.names.get(address, address): count for address, count in placed}
-    try:
-        result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, inside)
-    finally:
-        output.close()
+    with contextlib.ExitStack() as stack:
+        stack.callback(output.close)
+        watch = stack.enter_context(StallWatch(session, options.stall)) if options.stall else None
+        result = jobs.run(session, job, f"Run on {len(placed)} host(s), {ranks} rank(s)", log, output, watch=watch)
     found = root_cause.of(output, result)
-    session.record.exit_code = code = found.code or result.code
+    was_killed = watch is not None and watch.last_words and result.code and not result.interrupted
+    session.record.exit_code = code = stall_watch.EXIT_CODE if was_killed else found.code or result.code
     if result.interrupted:
         _end_leftovers(session)
-    if code:
+    if watch is not None and was_killed:
+        session.progress.line(watch.last_words, "bold red")
+        session.progress.line(f"  exit code {code}; the job's whole output: {log}")
+    elif code:
         host = _host_of(found.failure.rank, result, placed, job, options) if found.failure else ""
         for line in _failure(found, output, result, job, log, host, here):
             session.progress.line(*line)

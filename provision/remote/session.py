@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -51,6 +52,10 @@ class Record(BaseModel):
     exit_code: int | None = None
     error: str = ""
     ranks: dict[str, Annotated[int, Field(ge=0, le=100_000)]] = {}
+
+
+#: As `new_run_id` makes it: what is none may be anything, as where a host says it.
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{7}")
 
 
 def new_run_id(now: float) -> str:

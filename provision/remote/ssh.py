@@ -108,15 +108,16 @@ def run_cleanup(session: Session, scripts: Mapping[str, str], *, timeout: float 
 
 
 def look(
-    visitor: Visitor,
+    visitor: Caller,
     scripts: Mapping[str, str],
     stopped: threading.Event,
     timeouts: Mapping[str, float],
     answered: Callable[[str], object] = lambda _: None,
+    stdin: Input = b"",
 ) -> dict[str, Answer]:
     """The same for scripts that only read, in any thread: where ``stopped`` is set, or the host's timeout is over, one is cut off, and
     ends by itself on its host. ``answered`` is called with each host as its answer is there, in threads of their own."""
-    return _run(visitor, scripts, b"", timeouts, stopped, answered)
+    return _run(visitor, scripts, stdin, timeouts, stopped, answered)
 
 
 def stream(session: Session, name: str, command: str, feed: Feed, on_line: Callable[[str], None], stopping: Callable[[], bool]) -> int:

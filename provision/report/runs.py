@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 from provision.base import paths, process_locks, run_folders
 from provision.base.documents import Document
 from provision.base.errors import Interrupted, UsageError
-from provision.remote.session import RECORD, Record
+from provision.launch import stall_watch
+from provision.remote.session import RECORD, RUN_ID, Record
 from provision.report.model import Report
 
 REPORT = "report.json"
@@ -124,6 +125,12 @@ def load(path: Path, model: type[_Model]) -> _Model | None:
     with suppress(ValidationError):
         return model.model_validate_json(content) if content is not None else None
     return None
+
+
+def stalled_since(run: str) -> datetime | None:
+    """Since when the job of a run of this machine has stalled; None where it goes on, or the run, which may be any text, is not of here."""
+    found = load(paths.runs() / run / stall_watch.RECORD, stall_watch.Stalls) if RUN_ID.fullmatch(run) else None
+    return found.stalls[-1].since if found and found.stalls and found.stalls[-1].seconds is None else None
 
 
 def _verdict(folder: Path, record: Record | None, report: Report | None, *, has_report: bool) -> Verdict:

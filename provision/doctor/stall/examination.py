@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from provision.base.errors import ProvisionError, UsageError
 from provision.base.text import folded
 from provision.doctor.stall import judgement
 from provision.doctor.stall.model import Document, HostAnswer, Rank
+from provision.launch.stall_watch import Finding
 from provision.remote import ssh
 from provision.remote.session import Session
 from provision.survey import parse_answer
@@ -53,10 +55,18 @@ def of_processes(pids: Sequence[int] | None) -> Document:
     return Document(jobs=judgement.judge({THIS_MACHINE: answer.ranks}))
 
 
-def of_hosts(session: Session, run: str | None) -> Document:
-    """The verdict on the newest job of this user that has ranks on these hosts, or on the job of a run."""
+def of_hosts(session: Session, run: str | None, stopped: threading.Event | None = None) -> Document:
+    """The verdict on the newest job of this user that has ranks on these hosts, or on the job of a run.
+
+    Args:
+        stopped: cuts it off where it is set; with it, this may run in any thread.
+    """
     scripts = {host.name: _AS_ROOT + resources.inline_command("stall.py") for host in session.inventory.hosts}
-    answers = ssh.run(session, scripts, stdin=_order(None, run), timeout=SECONDS + ssh.TIMEOUT_S)
+    order, seconds = _order(None, run), SECONDS + ssh.TIMEOUT_S
+    if stopped is None:
+        answers = ssh.run(session, scripts, stdin=order, timeout=seconds)
+    else:
+        answers = ssh.look(session, scripts, stopped, dict.fromkeys(scripts, seconds), stdin=order)
     ranks: dict[str, Sequence[Rank]] = {}
     failed = {}
     for name, answer in answers.items():
@@ -68,6 +78,21 @@ def of_hosts(session: Session, run: str | None) -> Document:
     if not found.jobs and ranks and not failed:
         raise UsageError(f"no job{f' of run {run}' if run else ''} has ranks on {folded(sorted(ranks))}", hint="provision status HOSTS")
     return found
+
+
+def of_run(session: Session, stopped: threading.Event, *, is_elastic: bool) -> Finding:
+    """What an examination of the job of `session` says, in any thread. ``is_elastic``: some of its ranks may be on other hosts.
+
+    Raises:
+        ProvisionError: its ranks cannot be seen.
+    """
+    found = of_hosts(session, session.run_id, stopped)
+    if not found.jobs or (found.failed and found.jobs[0].missing):
+        host, why = next(iter(found.failed.items()))
+        raise ProvisionError(f"not examined: {why}", where=host)
+    verdict = found.jobs[0]
+    is_stalled = verdict.state == "stalled" and not (is_elastic and verdict.missing)
+    return Finding(is_stalled, verdict.said, tuple(verdict.steps), verdict.model_dump(mode="json"))
 
 
 def _order(pids: Sequence[int] | None, run: str | None) -> bytes:

@@ -21,6 +21,7 @@ from provision.base.validation import Model
 from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Rank, Thread, Verdict
 
 _BUSY = 0.5  # of a core: more is work, and not waiting
+_IDLE = 0.01  # of a core: a rank that goes on uses more
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
 _MAX_EVIDENCE = 8
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
@@ -98,6 +99,9 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
             made.said += "; slow, or in a loop without end: look again, and compare its lines"
     elif elsewhere:
         made.said = f"no rank waits for another; {_said(elsewhere)}"
+        made.state = "works" if all(place.kind == "sleep" for place in elsewhere) else "stalled"  # none keeps another waiting
+    elif [place.kind for place in places] == ["network"]:
+        made.state, made.said = "works", f"{_said(waiting)}; there is no other rank, so it is a server, or waits for one"
     elif len(groups := sorted(grouped(waiting), key=len)) > 1:
         # As many here as there: each may be the one that is wrong.
         odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
@@ -123,8 +127,9 @@ def place_of(host: str, rank: Rank) -> Place:
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
     place.at = operation if kind in ("network", "loader", "child") else place.doing
     place.evidence += _evidence(thread)
-    # It waits, but looks again and again whether the others are there, as in init_process_group, and in all of MPI.
-    polls = thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
+    # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
+    is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
+    polls = is_ours or thread.call.endswith("nanosleep") or operation.endswith("_group") or "MPI" in operation
     spins = kind in WAITS and (polls or thread.busy > _BUSY)
     place.moves = kind == "busy" or (kind != "stopped" and (main.moves or (thread.switches > _MOVES and not spins)))
     if kind in ("loader", "child"):
@@ -139,7 +144,7 @@ def place_of(host: str, rank: Rank) -> Place:
     if kind == "lock":
         others = [each for each in main.threads[1:] if _line(each)]
         place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]
-        place.moves = place.moves or any(each.busy > _BUSY for each in others)
+        place.moves = place.moves or any(each.busy > _BUSY or each.state == "R" for each in others)
     place.evidence = place.evidence[:_MAX_EVIDENCE]
     place.evidence += [f"process {main.tracer} traces it"] if main.tracer else []
     place.evidence += [f"no stack: {main.no_stacks}"] if main.no_stacks else []

@@ -131,13 +131,15 @@ class HostStatus(Answer):
 
 
 class Job(Answer):
-    """A job that runs. ``hosts``: host → number of its ranks there; ``began``: seconds since 1970."""
+    """A job that runs. ``hosts``: host → number of its ranks there; ``began``, ``stalled_since``: seconds since 1970, the latter None where
+    the job goes on, or another machine watches it."""
 
     run: str
     program: str
     ranks: int
     hosts: dict[str, int]
     began: float
+    stalled_since: float | None = None
 
 
 class LastRun(Answer):

@@ -104,7 +104,7 @@ class Observer:
                 found, of_host = HostStatus(host=host.name, state="unknown", problem=what), ()
             hosts.append(found)
             for each in of_host:
-                job = jobs.get(each.run) or Job(run=each.run, program=each.program, ranks=0, hosts={}, began=when)
+                job = jobs.get(each.run) or _job(each.run, each.program, when)
                 jobs[each.run] = job.model_copy(
                     update={
                         "ranks": job.ranks + each.ranks,
@@ -240,6 +240,11 @@ class Poller:
         """Raise what kept the first look from a status."""
         if self.latest is None and self.failure is not None:
             raise self.failure
+
+
+def _job(run: str, program: str, began: float) -> Job:
+    since = runs.stalled_since(run)
+    return Job(run=run, program=program, ranks=0, hosts={}, began=began, stalled_since=since.timestamp() if since else None)
 
 
 def _last_run(inventory: Inventory) -> LastRun | None:

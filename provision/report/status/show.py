@@ -191,6 +191,8 @@ def _jobs(status: Status) -> Iterator[tuple[str, str]]:
         more = f" and {len(job.hosts) - 3} more hosts" if len(job.hosts) > 3 else ""
         since = f"since {moment(job.began)} ({duration(status.when - job.began)})"
         yield f"job {job.run}: {job.program}, {job.ranks} rank{'s' * (job.ranks != 1)} on {where}{more}, {since}", "cyan"
+        if job.stalled_since is not None:
+            yield f"  stalled since {moment(job.stalled_since)} → provision doctor --job {job.run}", "bold red"
     if last := status.last_run:
         began = f", begun at {moment(last.began)} ({duration(status.when - last.began)} ago)" if last.began else ""
         yield f"last run: {last.command or 'unknown'}, {last.verdict}{began}: {last.folder}", ""

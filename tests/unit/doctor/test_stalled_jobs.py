@@ -69,6 +69,13 @@ def test_the_rank_that_others_wait_for_is_named_with_its_line(shape: str, state:
     assert verdict.steps
 
 
+def test_a_rank_that_waits_for_a_thread_at_work_is_at_work_however_little_it_gets_of_a_core() -> None:
+    data = recorded("two_locks")["ranks"]
+    for thread in data[1]["processes"][0]["threads"][1:]:
+        thread.update(busy=0.2, state="R")
+    assert judged(data).state == "works"
+
+
 def test_a_thread_that_has_the_other_lock_is_in_the_evidence() -> None:
     (place,) = [each for each in judged(recorded("two_locks")["ranks"]).places if each.rank == 1]
     assert any(line.startswith("thread ") and "waits for a lock" in line for line in place.evidence)
@@ -175,6 +182,31 @@ def test_ranks_that_wait_in_mpi_spin_and_that_is_no_progress() -> None:
     assert "the other 2 ranks wait for it in PMPI_Barrier at mpi.py:9" in verdict.said
     alone = [{**rank, "rank": at, "ranks": 2, "local": 2} for at, rank in enumerate([data[0], data[2]])]
     assert judged(alone).state == "works"  # all are in one operation, in which they may well go on
+
+
+def test_our_engine_looks_again_and_again_and_that_is_no_progress() -> None:
+    data = recorded("fifo")["ranks"]
+    engine = {"name": "run", "file": "/venv/lib/python3.11/site-packages/collective_core/_native.py", "line": 416}
+    for rank in data:
+        if rank["rank"] != 1:
+            stack = [engine, {"name": "allreduce", "file": engine["file"], "line": 9}, {"name": "main", "file": "/x/train.py", "line": 3}]
+            first_thread(rank).update(frames=stack, call="futex", busy=0.0, switches=157)
+    assert (judged(data).state, judged(data).suspects) == ("stalled", [1])
+    first_thread(data[0])["busy"] = 0.3
+    assert judged(data).state == "moves"
+
+
+def test_ranks_that_keep_nobody_waiting_have_not_stalled() -> None:
+    """All sleep; or the only one waits for a client."""
+    data = recorded("fifo")["ranks"]
+    for rank in data:
+        first_thread(rank).update(frames=[{"name": "time_sleep", "file": "", "line": 0}], call="clock_nanosleep", target="")
+    assert judged(data).state == "works"
+    server = {**data[0], "rank": 0, "ranks": 1, "local": 1}
+    first_thread(server).update(frames=[], call="accept4", target="socket:[7]")
+    assert judged([server]).state == "works"
+    first_thread(server).update(call="read", target="/data/x on nfs4 fs1:/data")
+    assert judged([server]).state == "stalled"
 
 
 def test_without_stacks_what_the_kernel_says_counts() -> None:

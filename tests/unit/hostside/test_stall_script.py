@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 import time
@@ -149,6 +150,57 @@ def test_a_run_is_found_by_its_id() -> None:
         found = stall.document(order(None, "20990101-000000-abc1234"))["ranks"]
         assert [rank["processes"][0]["pid"] for rank in found] == [started.pid]
         assert stall.document(order(None, "20990101-000000-abc1235"))["ranks"] == []
+
+
+def test_what_provision_run_starts_a_rank_with_is_not_the_rank() -> None:
+    """Its rank.py names the rank to its program alone; the engine's launcher has another process in the group of each rank."""
+    starts = "(sleep 61 & echo $!); PROVISION_RANK=1 sleep 60 & echo $!; wait"
+    with process("setsid", "sh", "-c", starts, **ENVIRONMENT) as started:
+        assert started.stdout is not None
+        pids = [int(started.stdout.readline()) for _ in (0, 1)]
+        (rank,) = stall.document(order([started.pid]))["ranks"]
+        assert [each["pid"] for each in rank["processes"]] == [pids[1]]
+        os.killpg(started.pid, 9)
+    with process("setsid", "sh", "-c", "(sleep 61 & echo $!); exec sleep 60", ready=True, **ENVIRONMENT) as started:
+        (rank,) = stall.document(order([started.pid]))["ranks"]
+        assert rank["processes"][0]["pid"] == started.pid
+        assert len(rank["processes"]) == 2
+        os.killpg(started.pid, 9)
+
+
+def test_a_shell_on_a_terminal_of_its_own_is_not_a_rank() -> None:
+    """As by ``srun --pty bash``."""
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7", "PATH": os.environ["PATH"]}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve("/bin/sh", ["sh", "-c", "echo; sleep 60; true"], slurm)  # noqa: S606
+    try:
+        os.read(terminal, 1)
+        assert pid not in [rank["processes"][0]["pid"] for rank in stall.document(order(None))["ranks"]]
+        assert len(stall.document(order([pid]))["ranks"]) == 1
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def test_a_process_that_an_old_py_spy_has_left_stopped_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In py-spy's place: what stops the process and is killed before it continues it."""
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\nkill -STOP $4\nexec sleep 60\n")
+    spy.chmod(0o700)
+    monkeypatch.setattr(stall, "SPY_S", 0.3)
+    with process("sleep", "60") as started:
+        found, why = stall.stacks(str(spy), started.pid, time.monotonic() + 10, ())
+        assert (found, why) == ({}, "py-spy got no answer: the process does not let itself be stopped")
+        end = time.monotonic() + 5
+        while stall.is_stopped(started.pid):
+            assert time.monotonic() < end
+        os.kill(started.pid, 19)  # SIGSTOP, by another: it stays so
+        while not stall.is_stopped(started.pid):
+            assert time.monotonic() < end
+        stall.stacks(str(spy), started.pid, time.monotonic() + 10, ())
+        assert stall.is_stopped(started.pid)
 
 
 def test_a_launcher_stands_for_its_ranks_and_the_processes_of_a_rank_are_one() -> None:

@@ -426,6 +426,9 @@ def test_lost_launcher_is_blamed_only_if_its_ranks_failed_first(first: Any, verd
         f'{{"ended": [{{"ago": {10**400}, "rank": 1, "code": 1, "orphaned": false}}]}}',
         '{"killed": [-1]}',
         '{"killed": 7}',
+        '{"quiet": -5}',
+        '{"quiet": NaN}',
+        '{"quiet": "long"}',
         '{"stopped": [{"pid": "1", "rank": null, "name": "orted"}]}',
         '{"stopped": [{"pid": 1e400, "rank": null, "name": "orted"}]}',
         '{"stopped": [{"pid": 1, "rank": true, "name": "orted"}]}',
@@ -435,7 +438,7 @@ def test_invalid_message_of_a_guard_is_ignored(message: str) -> None:
     guard = load("job_on_hosts", resources.hostside("job.py")).Guard("b", ["echo", message], [])
     while guard.read():
         pass
-    assert (guard.ended, guard.killed, guard.stopped, guard.printed) == ([], [], {}, [message[:500]])
+    assert (guard.ended, guard.killed, guard.stopped, guard.printed, guard.quiet) == ([], [], {}, [message[:500]], None)
     guard.process.communicate()
 
 
@@ -555,7 +558,7 @@ def test_files_of_the_program_are_no_records(tmp_path: Path, text: str) -> None:
     for record in (running, ended):
         (tmp_path / f"provision-rank-{record['rank']}").write_text(json.dumps(record))
     assert script.ranks_in(str(tmp_path)) == [running, ended]
-    assert script.stopped("unit-records", [running, ended]) == []
+    assert script.stopped(script.of_run("unit-records"), [running, ended]) == []
     assert script.ranks_in(str(tmp_path / "removed")) == []
 
 
@@ -573,9 +576,9 @@ def test_guard_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("guard.py")
     swept: list[str] = []
     monkeypatch.setattr(script, "sweep", lambda run_id, _spared, _grace: swept.append(run_id))
-    monkeypatch.setattr(script, "wait_for_end", lambda _report: 1 / 0)
+    monkeypatch.setattr(script, "wait_for_end", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        script.attend("a run", "/no/such/folder")
+        script.attend("a run", "/no/such/folder", 0)
     assert swept == ["a run"]
 
 

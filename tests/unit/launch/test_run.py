@@ -276,7 +276,7 @@ def test_verdict_is_shown_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     shown = Shown()
     job = Job([], host="a", names={"10.0.0.2": "b"})
 
-    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, _inside: str) -> JobResult:
+    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, **_: Any) -> JobResult:
         for line in SYMPTOM:
             on_line(line)
         return JobResult(1, None, False, verdict)
@@ -292,7 +292,7 @@ def test_cause_is_said_with_rank_host_and_line(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     shown = Shown()
 
-    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, _inside: str) -> JobResult:
+    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, **_: Any) -> JobResult:
         for line in [*CAUSE, *SYMPTOM, *(f"[1,2]<stdout>:more {number}" for number in range(more))]:
             on_line(line)
         return JobResult(1, None, False, Verdict("ended", "", rank=0, code=1))
@@ -349,7 +349,7 @@ def verdict_on(
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
     shown = Shown()
 
-    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, _inside: str) -> JobResult:
+    def ended(_session: Any, _job: Any, _title: str, _log: Any, on_line: Any, **_: Any) -> JobResult:
         for line in lines:
             on_line(line)
         return result

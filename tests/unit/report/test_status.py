@@ -237,6 +237,19 @@ def test_a_job_is_one_line_for_all_its_hosts(hosts: Hosts) -> None:
     assert "(2 h 5 min)" in captured.get()
 
 
+def test_a_job_that_has_stalled_says_since_when(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+    run = "20261130-001122-abc1234"
+    hosts.answer("node1", activity={**ACTIVITY, "jobs": [{**JOB, "run": run}]})
+    (paths.runs() / run).mkdir(parents=True)
+    stall = {"since": "2026-11-30T00:11:22Z", "seconds": None, "said": "rank 1 waits", "verdict": {}}
+    for stalls, since in (([stall], 1795997482.0), ([stall, {**stall, "seconds": 7}], None), ([{"since": "x"}], None)):
+        (paths.runs() / run / "stalls.json").write_text(json.dumps({"schema": 1, "stalls": stalls}))
+        found = look(hosts)
+        assert found.jobs[0].stalled_since == since
+        show.show(found, Console(width=200))
+        assert ("  stalled since " in capsys.readouterr().out) == (since is not None)
+
+
 def test_an_invalid_lock_is_named_and_hosts_are_shown(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
     hosts.answer("node1")
     (hosts.folder / "provision.lock").write_text("schema: 1\ninventories: [\n")
