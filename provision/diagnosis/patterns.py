@@ -73,10 +73,11 @@ class Pattern:
         return replaced
 
 
-def latin1_options() -> re2.Options:
-    """RE2's options for texts in `latin1`: one byte a character takes a fraction of the states of UTF-8."""
+def latin1_options(memory: int = 8 << 20) -> re2.Options:
+    """RE2's options for texts in `latin1`: one byte a character takes a fraction of the states of UTF-8. ``memory``: bytes for these."""
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = memory
     return options
 
 

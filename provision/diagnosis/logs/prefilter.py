@@ -16,6 +16,7 @@ from provision.diagnosis.patterns import Match, latin1_options
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _KEPT_LINES = 100_000  # reduced lines whose words are remembered: some 20 MB
 _KEPT_BYTES = 20 << 20
+_MEMORY = 16 << 20  # bytes for the states of a search for all words
 
 
 def reduced(text: bytes) -> bytes:
@@ -28,8 +29,8 @@ class WordSearch:
 
     def __init__(self, words: Iterable[bytes]) -> None:
         self._words = sorted(set(words))
-        self._any = re2.compile(b"|".join(map(re2.escape, self._words)) or b"[^\x00-\xff]", latin1_options())
-        self._set = re2.Set.SearchSet(latin1_options())
+        self._any = re2.compile(b"|".join(map(re2.escape, self._words)) or b"[^\x00-\xff]", latin1_options(_MEMORY))
+        self._set = re2.Set.SearchSet(latin1_options(_MEMORY))
         for word in self._words:
             self._set.Add(re2.escape(word))
         self._set.Compile()

@@ -40,7 +40,8 @@ def findings(scanner: Scanner, worlds: Container[str] | None = None) -> list[Fin
         overcome -= warned_of
     made |= {name: replace(made[name], severity="note", observed=_OVERCOME) for name in overcome}
     roots = [finding for name, finding in made.items() if name not in cause_of]
-    roots.sort(key=lambda each: (SEVERITIES.index(each.severity), scanner.files.index(each.evidence[0].file), each.evidence[0].line))
+    roots.sort(key=lambda each: (scanner.files.index(each.evidence[0].file), each.evidence[0].line))
+    roots.sort(key=lambda each: (SEVERITIES.index(each.severity), not unknown and each.id in warned_of))
     if roots:
         for name in found.keys() - errors.keys():
             made[name] = _finding(scanner, signatures[name], found[name], worlds)
@@ -88,8 +89,7 @@ def _without_superseded(known: Mapping[str, Matches]) -> dict[str, Matches]:
             for other, theirs in known.items()
             if name in signatures[other].supersedes or (is_symptom and not isinstance(signatures[other], Symptom))
         ]
-        first = [match for match in matches.first if not any(_claims(rival, match) for rival in rivals)]
-        if first:
+        if first := [match for match in matches.first if not any(_claims(rival, match) for rival in rivals)]:
             kept[name] = Matches(first)
     return kept
 
@@ -143,9 +143,8 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         symptoms: what else says that the run failed. Where nothing does, it is a note.
     """
     begin = min(map(_place, named), default=None)
-    remark = error_shapes()[0]
     shape_of = {
-        (*_place(match), match.text): (remark if match.level in ("warning", "remark") else shape, match)
+        (*_place(match), match.text): (error_shapes()[0] if match.level in ("warning", "remark") else shape, match)
         for shape in error_shapes()
         for match in scanner.unknown[shape.id].first
     }
@@ -155,8 +154,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         says = "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says
         if shape.is_certain or (_place(match) < begin and says not in ("status", "word") if begin else says != "word" or symptoms):
             candidates.append((SAYS.index(says), says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match))
-    if not candidates and not named:
-        candidates = [(0, False, _place(match), match) for match in symptoms]
+    candidates = candidates or [(0, False, _place(match), match) for match in symptoms if not named]
     if not candidates:
         return None
     match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]
