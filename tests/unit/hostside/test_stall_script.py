@@ -20,6 +20,7 @@ from provision.doctor.stall import examination
 from provision.hostside import stall
 
 ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "LOCAL_WORLD_SIZE": "2"}
+OWN = {**ENVIRONMENT, "MASTER_PORT": str(os.getpid())}  # of processes: a job that no other test process has started
 
 
 @contextlib.contextmanager
@@ -121,7 +122,7 @@ def test_addresses(encoded: str, address: str) -> None:
 
 def test_of_a_flood_of_threads_the_main_one_and_a_few_are_read() -> None:
     many = "import threading, time; [threading.Thread(target=time.sleep, args=(60,), daemon=True).start() for _ in range(200)];"
-    with process(sys.executable, "-c", many + "print(flush=True); time.sleep(60)", ready=True, **ENVIRONMENT) as started:
+    with process(sys.executable, "-c", many + "print(flush=True); time.sleep(60)", ready=True, **OWN) as started:
         (rank,) = stall.document(order([started.pid]))["ranks"]
     threads = rank["processes"][0]["threads"]
     assert len(threads) == stall.MAX_THREADS
@@ -131,7 +132,7 @@ def test_of_a_flood_of_threads_the_main_one_and_a_few_are_read() -> None:
 
 def test_a_process_that_ends_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     real = stall.clock
-    with process("sleep", "60", **ENVIRONMENT) as one, process("sleep", "60", **{**ENVIRONMENT, "RANK": "2"}) as two:
+    with process("sleep", "60", **OWN) as one, process("sleep", "60", **{**OWN, "RANK": "2"}) as two:
 
         def clock(pid: int, tid: int) -> object:
             if pid == two.pid:
@@ -146,7 +147,7 @@ def test_a_process_that_ends_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_is_found_by_its_id() -> None:
-    with process("sleep", "60", **ENVIRONMENT, PROVISION_RUN_ID="20990101-000000-abc1234") as started:
+    with process("sleep", "60", **OWN, PROVISION_RUN_ID="20990101-000000-abc1234") as started:
         found = stall.document(order(None, "20990101-000000-abc1234"))["ranks"]
         assert [rank["processes"][0]["pid"] for rank in found] == [started.pid]
         assert stall.document(order(None, "20990101-000000-abc1235"))["ranks"] == []
@@ -161,7 +162,7 @@ def test_what_provision_run_starts_a_rank_with_is_not_the_rank() -> None:
         (rank,) = stall.document(order([started.pid]))["ranks"]
         assert [each["pid"] for each in rank["processes"]] == [pids[1]]
         os.killpg(started.pid, 9)
-    with process("setsid", "sh", "-c", "(sleep 61 & echo $!); exec sleep 60", ready=True, **ENVIRONMENT) as started:
+    with process("setsid", "sh", "-c", "(sleep 61 & echo $!); exec sleep 60", ready=True, **OWN) as started:
         (rank,) = stall.document(order([started.pid]))["ranks"]
         assert rank["processes"][0]["pid"] == started.pid
         assert len(rank["processes"]) == 2
@@ -245,7 +246,7 @@ def test_another_users_process_is_refused() -> None:
 def test_no_argument_variable_or_local_is_in_the_answer() -> None:
     """With the real py-spy."""
     program = "import time\ndef load(secret='hunter2-local'):\n    print(flush=True)\n    time.sleep(60)\nload()"
-    variables = {**ENVIRONMENT, "TOKEN": "hunter2-variable"}
+    variables = {**OWN, "TOKEN": "hunter2-variable"}
     with process(sys.executable, "-c", program, "hunter2-argument", ready=True, **variables) as started:
         answer = stall.document(json.loads(examination._order([started.pid], None)))
     frames = answer["ranks"][0]["processes"][0]["threads"][0]["frames"]
