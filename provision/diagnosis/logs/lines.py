@@ -26,7 +26,7 @@ _PREFIX = Pattern(
     r"|\[Rank (?P<named>\d+)\]:?"
     r"|(?P<srun>\d{1,5}): "  # srun --label
     r"|\(\w*\s?pid=\d+(?:, ip=[\w.:]+)?\)|\(raylet(?:, ip=[\w.:]+)?\)"  # Ray
-    r"|[\w.-]+\s+\| "  # docker compose
+    r"|[\w.-]+\s+\| |std(?:out|err) [FP] "  # docker compose; CRI
     r"|\[(?:pod/)?[\w.-]+/[\w.-]+(?:/[\w.-]+)?\] "  # kubectl logs --prefix
     r"|#\d{1,4} (?:\d+\.\d+ )?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\]"  # BuildKit; Hydra
     r"|slurmstepd: error: pyxis:  "  # what enroot printed
