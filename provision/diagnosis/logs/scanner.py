@@ -29,7 +29,7 @@ BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
-TRACEBACK = b"Traceback (most recent call last)"
+LINES_OF_A_STACK, LINES_OF_A_FRAME = 80, 2  # of each side of a line; of a frame, and of what is between two, those that do not begin one
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -71,6 +71,9 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
+_FRAME = Pattern(
+    r"[^\n]*Traceback \(most recent|File \"[^\n]+, line \d+|[ ^~]+$|at [\w.$/<>]+\(|(?:[a-z]\w*\.){2,}[A-Z]\w*(?:Exception|Error)\b|Caused by: |\.\.\. \d+ (?:more|common)|(?:During|The above exc|The dir)[^\n]+:$"
+)
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -218,7 +221,8 @@ class Scanner:
             first, last = (span.quoted, span.quoted) if shape else (span.first, span.last)
             is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
             kinds = ("overcome", "optional") if shape and not is_certain else ("overcome",)
-            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction") or block.is_caught(span.quoted)
+            is_caught = is_remark(block.stack(span.quoted), "caught", "announced")
+            is_minor = is_caught or is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction")
             level: Level = "remark" if is_minor else line.level
             matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
 
@@ -268,20 +272,32 @@ class _Block:
             of_rank[line.rank][index] = line
         self._texts = {rank: _Text(its_lines) if len(of_rank) > 1 else self._all for rank, its_lines in of_rank.items()}
 
-    def is_caught(self, index: int) -> bool:
-        """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
-        above = self._near(range(index, index - LINES_BEFORE, -1))
-        return is_remark(next((line for line in above if TRACEBACK in line), b""), "caught")
+    def stack(self, index: int) -> bytes:
+        """The traceback, or Java's stack, that the line is in or announces, with the line above it; empty if there is none."""
+        above, top = self._frames(range(index - 1, max(index - LINES_OF_A_STACK, -1), -1), index, LINES_OF_A_FRAME - 1)
+        below, end = self._frames(range(index + 1, min(index + LINES_OF_A_STACK, len(self._raw))), index, LINES_OF_A_FRAME)
+        own = self.lines[index].latin1
+        return b"\n".join((*reversed(above), own, *below)) if top or end or _FRAME.at(own, 0) else b""
+
+    def _frames(self, indexes: Iterable[int], of: int, others: int) -> tuple[list[bytes], int]:
+        """The lines of a stack, and the next one; and how many they are. ``others``: lines just before them that are no frames."""
+        lines: list[bytes] = []
+        last = 0
+        for line in self._of_rank(indexes, of):
+            lines.append(line)
+            last, others = (len(lines), 0) if _FRAME.at(line, 0) else (last, others + bool(line))
+            if others > LINES_OF_A_FRAME:
+                break
+        return lines[: last + 1], last
 
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
-        return next(islice(self._near(range(index, index + LINES_AFTER)), 1, 2), b"")
+        return next(self._of_rank(range(index + 1, min(index + LINES_AFTER, len(self._raw))), index), b"")
 
-    def _near(self, indexes: Sequence[int]) -> Iterator[bytes]:
-        """The lines of the first one's rank, without updates and copies of others."""
-        rank, own = self.lines[indexes[0]].rank, (each for each in indexes if each in self.lines)
-        lines = (self.lines[each] for each in own if each == indexes[0] or not self._raw[each].startswith(PART))
-        return (line.latin1 for line in lines if line.rank == rank)
+    def _of_rank(self, indexes: Iterable[int], of: int) -> Iterator[bytes]:
+        """Those of the lines that the rank of a line printed, without updates and copies of others."""
+        lines = (self.lines.get(each) or clean(self._raw[each]) for each in indexes if not self._raw[each].startswith(PART))
+        return (line.latin1 for line in lines if line.rank == self.lines[of].rank)
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
