@@ -55,7 +55,7 @@ _HEADER = Pattern(
 )
 # Signs of a level in a message that stay in it.
 _WARNING = Pattern(
-    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:|(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|<(]?(?:WARN(?:ING)?|[Ww]arning|[Nn]ote)(?:[^\w\s]|\s\S|$)"
+    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:|(?:\d[\d/:.,-]*[ \t]+){0,2}(?:\[ ?|[|<(])?(?:WARN(?:ING)?|[Ww]arning|[Nn]ote)(?:[^\w\s]|\s\S|$)"
     r"|\S{1,160}: ?(?:[Ww]arning|WARNING|note):|[^\[\n]{1,60}\[WARN(?:ING)?\]|W:|CMake Warning|\[?W(?:\d{4} | )[^\]\n]{1,120}\]"
     r"|[^\n]{0,100}\b(?:(?:level|lvl|severity)=\W?(?i:warn)|UC[CSX]\s+WARN))"
 )

@@ -29,7 +29,8 @@ BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
-LINES_OF_A_STACK, LINES_OF_A_FRAME = 80, 2  # of each side of a line; of a frame, and of what is between two, those that do not begin one
+TRACEBACK = b"Traceback (most recent call last)"
+LINES_OF_A_STACK = 80  # on each side of a line
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -274,19 +275,21 @@ class _Block:
 
     def stack(self, index: int) -> bytes:
         """The traceback, or Java's stack, that the line is in or announces, with the line above it; empty if there is none."""
-        above, top = self._frames(range(index - 1, max(index - LINES_OF_A_STACK, -1), -1), index, LINES_OF_A_FRAME - 1)
-        below, end = self._frames(range(index + 1, min(index + LINES_OF_A_STACK, len(self._raw))), index, LINES_OF_A_FRAME)
+        above, top = self._frames(range(index - 1, max(index - LINES_OF_A_STACK, -1), -1), index)
+        below, end = self._frames(range(index + 1, min(index + LINES_OF_A_STACK, len(self._raw))), index)
         own = self.lines[index].latin1
         return b"\n".join((*reversed(above), own, *below)) if top or end or _FRAME.at(own, 0) else b""
 
-    def _frames(self, indexes: Iterable[int], of: int, others: int) -> tuple[list[bytes], int]:
-        """The lines of a stack, and the next one; and how many they are. ``others``: lines just before them that are no frames."""
+    def _frames(self, indexes: range, of: int) -> tuple[list[bytes], int]:
+        """The lines of a stack above or below a line, and the next one; and how many they are."""
         lines: list[bytes] = []
-        last = 0
+        is_up, last = indexes.step < 0, 0
+        others = 1 if is_up and TRACEBACK not in self.lines[of].latin1 else 2  # lines that are no frames, and what counts as such
         for line in self._of_rank(indexes, of):
             lines.append(line)
-            last, others = (len(lines), 0) if _FRAME.at(line, 0) else (last, others + bool(line))
-            if others > LINES_OF_A_FRAME:
+            if _FRAME.at(line, 0):  # above a traceback, only what says that another one led to it belongs to it
+                last, others = len(lines), (2 if TRACEBACK in line else 0) if is_up else 1
+            elif (others := others + bool(line)) > 2:
                 break
         return lines[: last + 1], last
 
