@@ -155,8 +155,7 @@ def _unknown(scanner: Scanner, outcome: _Outcome, named: Sequence[Match], sympto
         says = "status" if match.is_header and shape.says in ("reason", "sentence") else shape.says
         if shape.is_certain or (_place(match) < begin and says not in ("status", "word") if begin else says != "word" or symptoms):
             candidates.append((SAYS.index(says), says == "sentence" and not _DETAIL.first(latin1(match.text)), _place(match), match))
-    if not candidates and not named:
-        candidates = [(0, False, _place(match), match) for match in symptoms]
+    candidates = candidates or [(0, False, _place(match), match) for match in symptoms if not named]
     if not candidates:
         return None
     match, *others = list({each[-1].text: each[-1] for each in sorted(candidates, key=lambda each: each[:3])}.values())[:SHOWN_UNKNOWN]

@@ -29,8 +29,7 @@ BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
-TRACEBACK = b"Traceback (most recent call last)"
-LINES_OF_A_STACK = 80  # on each side of a line
+TRACEBACK, LINES_OF_A_STACK = b"Traceback (most recent call last)", 80  # lines on each side of one
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -73,7 +72,8 @@ class Matches:
 
 
 _FRAME = Pattern(
-    r"[^\n]*Traceback \(most recent|File \"[^\n]+, line \d+|[ ^~]+$|at [\w.$/<>]+\(|(?:[a-z]\w*\.){2,}[A-Z]\w*(?:Exception|Error)\b|Caused by: |\.\.\. \d+ (?:more|common)|(?:During|The above exc|The dir)[^\n]+:$"
+    r"[^\n]*Traceback \(most recent|File \"[^\n]+, line \d+|[ ^~]+$|at [\w.$/<>]+\(|(?:[a-z]\w*\.){2,}[A-Z]\w*(?:Exception|Error)\b"
+    r"|Caused by: |\.\.\. \d+ (?:more|common)|(?:During|The above exc|The dir)[^\n]+:$"
 )
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
@@ -179,8 +179,7 @@ class Scanner:
             self.is_complete = False
             return False
         count = 1 + len(line) // ONE_LINE
-        for word in words:
-            self._lines_of_word[word] += count
+        self._lines_of_word.update(dict.fromkeys(words, count))
         self._examined += count
         return True
 
@@ -223,7 +222,7 @@ class Scanner:
             is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
             kinds = ("overcome", "optional") if shape and not is_certain else ("overcome",)
             is_caught = is_remark(block.stack(span.quoted), "caught", "announced")
-            is_minor = is_caught or is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction")
+            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction") or is_caught
             level: Level = "remark" if is_minor else line.level
             matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
 
@@ -263,9 +262,8 @@ class _Block:
 
     def clean(self, candidates: Iterable[int]) -> None:
         """Make the texts of these candidates and their neighbours."""
-        self.lines = {}
-        for begin, end in _merged(map(self.neighbours, candidates)):
-            self.lines.update((index, clean(self._raw[index])) for index in range(begin, end))
+        near = _merged(map(self.neighbours, candidates))
+        self.lines = {index: clean(self._raw[index]) for begin, end in near for index in range(begin, end)}
         self._all = _Text(self.lines)
         self.reduced_text = reduced(self._all.text)
         of_rank: dict[str | None, dict[int, Line]] = defaultdict(dict)
@@ -275,32 +273,28 @@ class _Block:
 
     def stack(self, index: int) -> bytes:
         """The traceback, or Java's stack, that the line is in or announces, with the line above it; empty if there is none."""
-        above, top = self._frames(range(index - 1, max(index - LINES_OF_A_STACK, -1), -1), index)
-        below, end = self._frames(range(index + 1, min(index + LINES_OF_A_STACK, len(self._raw))), index)
+        (above, top), (below, end) = self._frames(index, -1), self._frames(index, 1)
         own = self.lines[index].latin1
         return b"\n".join((*reversed(above), own, *below)) if top or end or _FRAME.at(own, 0) else b""
 
-    def _frames(self, indexes: range, of: int) -> tuple[list[bytes], int]:
-        """The lines of a stack above or below a line, and the next one; and how many they are."""
-        lines: list[bytes] = []
-        is_up, last = indexes.step < 0, 0
-        others = 1 if is_up and TRACEBACK not in self.lines[of].latin1 else 2  # lines that are no frames, and what counts as such
-        for line in self._of_rank(indexes, of):
-            lines.append(line)
-            if _FRAME.at(line, 0):  # above a traceback, only what says that another one led to it belongs to it
-                last, others = len(lines), (2 if TRACEBACK in line else 0) if is_up else 1
-            elif (others := others + bool(line)) > 2:
-                break
-        return lines[: last + 1], last
-
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
-        return next(self._of_rank(range(index + 1, min(index + LINES_AFTER, len(self._raw))), index), b"")
+        return next(iter(self._frames(index, 1)[0]), b"")
 
-    def _of_rank(self, indexes: Iterable[int], of: int) -> Iterator[bytes]:
-        """Those of the lines that the rank of a line printed, without updates and copies of others."""
-        lines = (self.lines.get(each) or clean(self._raw[each]) for each in indexes if not self._raw[each].startswith(PART))
-        return (line.latin1 for line in lines if line.rank == self.lines[of].rank)
+    def _frames(self, of: int, step: int) -> tuple[list[bytes], int]:
+        """The lines of a stack above (``step`` -1) or below a line, and the next one; and how many they are. Of the line's rank only."""
+        lines: list[bytes] = []
+        last, others = 0, 1 if step < 0 and TRACEBACK not in self.lines[of].latin1 else 2  # lines that are no frames, or count as such
+        for index in range(of + step, len(self._raw) if step > 0 else -1, step)[:LINES_OF_A_STACK]:
+            line = self.lines.get(index) or clean(self._raw[index])
+            if line.rank != self.lines[of].rank or self._raw[index].startswith(PART):  # updates and copies of others
+                continue
+            lines.append(line.latin1)
+            if _FRAME.at(line.latin1, 0):  # above a traceback, only what says that another one led to it belongs to it
+                last, others = len(lines), 1 if step > 0 else 2 if TRACEBACK in line.latin1 else 0
+            elif (others := others + bool(line.latin1)) > 2:
+                break
+        return lines[: last + 1], last
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
@@ -401,8 +395,7 @@ class _Rule:
 
     def search(self, text: bytes, begin: int, end: int) -> tuple[int, int, int] | None:
         """(begin, end, where to quote) of the first match."""
-        match = self.pattern.first(text, begin, end)
-        if match is None:
+        if not (match := self.pattern.first(text, begin, end)):
             return None
         start, stop = match.span()
         quoted = match.start(1) if self.shape and match.groups() else start
@@ -423,10 +416,8 @@ class _Rules:
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]
         self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)
-        for rule in rules:
-            for word in rule.words[0]:
-                if rule.kind != "harmless":
-                    self.of_word[word].append(rule)
+        for rule, word in ((each, word) for each in rules if each.kind != "harmless" for word in each.words[0]):
+            self.of_word[word].append(rule)
         self.search = WordSearch(self.of_word)
 
 
