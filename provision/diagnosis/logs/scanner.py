@@ -73,8 +73,9 @@ class Matches:
 
 _FRAME = Pattern(
     r"[^\n]*Traceback \(most recent|File \"[^\n]+, line \d+|[ ^~]+$|at [\w.$/<>]+\(|(?:[a-z]\w*\.){2,}[A-Z]\w*(?:Exception|Error)\b"
-    r"|Caused by: |\.\.\. \d+ (?:more|common)|(?:During|The above exc|The dir)[^\n]+:$"
+    r"|Caused by: |\.\.\. \d+ (?:more|common)"
 )
+_LINK = Pattern(r"(?:During handling of|The above exception|The direct cause)[^\n]+:$")  # between two tracebacks
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -129,7 +130,7 @@ class Scanner:
             candidates = [each for each in self._prefilter.candidates(reduced_lines) if fresh <= each[0] < done]
             if candidates:
                 self._examine(_Block(lines, reduced_lines), candidates, numbers)
-            kept = max(0, done - LINES_BEFORE) if data else len(lines)
+            kept = max(0, done - LINES_OF_A_STACK) if data else len(lines)
             begin = max(0, kept - LINES_AT_THE_END)
             end = [*end, *zip(numbers[begin:kept], lines[begin:kept], strict=True)][-LINES_AT_THE_END:]
             if not data:
@@ -284,15 +285,15 @@ class _Block:
     def _frames(self, of: int, step: int) -> tuple[list[bytes], int]:
         """The lines of a stack above (``step`` -1) or below a line, and the next one; and how many they are. Of the line's rank only."""
         lines: list[bytes] = []
-        last, others = 0, 1 if step < 0 and TRACEBACK not in self.lines[of].latin1 else 2  # lines that are no frames, or count as such
+        last, others = 0, 1 if step > 0 else 2 if TRACEBACK in self.lines[of].latin1 else 0  # lines that are no frames; 2 end a stack
         for index in range(of + step, len(self._raw) if step > 0 else -1, step)[:LINES_OF_A_STACK]:
             line = self.lines.get(index) or clean(self._raw[index])
             if line.rank != self.lines[of].rank or self._raw[index].startswith(PART):  # updates and copies of others
                 continue
             lines.append(line.latin1)
-            if _FRAME.at(line.latin1, 0):  # above a traceback, only what says that another one led to it belongs to it
-                last, others = len(lines), 1 if step > 0 else 2 if TRACEBACK in line.latin1 else 0
-            elif (others := others + bool(line.latin1)) > 2:
+            if _LINK.at(line.latin1, 0) or (others < 2 and _FRAME.at(line.latin1, 0)):
+                last, others = len(lines), 0 if step > 0 else 2 if TRACEBACK in line.latin1 else -1
+            elif line.latin1 and (others := others + 1) >= 2:
                 break
         return lines[: last + 1], last
 
@@ -366,9 +367,8 @@ def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for begin, end in windows:
         if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
+            begin, end = merged[-1][0], max(merged.pop()[1], end)
+        merged.append((begin, end))
     return merged
 
 
