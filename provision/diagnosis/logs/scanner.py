@@ -290,7 +290,7 @@ class _Block:
             line = self.lines.get(index) or clean(self._raw[index])
             if line.rank != self.lines[of].rank or self._raw[index].startswith(PART):  # updates and copies of others
                 continue
-            lines.append(line.latin1)
+            lines.append(b"WARNING: " * (line.level == "warning") + line.latin1)
             if _LINK.at(line.latin1, 0) or (others < 2 and _FRAME.at(line.latin1, 0)):
                 last, others = len(lines), 0 if step > 0 else 2 if TRACEBACK in line.latin1 else -1
             elif line.latin1 and (others := others + 1) >= 2:
