@@ -222,8 +222,8 @@ class Scanner:
             first, last = (span.quoted, span.quoted) if shape else (span.first, span.last)
             is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
             kinds = ("overcome", "optional") if shape and not is_certain else ("overcome",)
-            is_caught = is_remark(block.stack(span.quoted), "caught", "announced")
-            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction") or is_caught
+            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction")
+            is_minor = is_minor or is_remark(block.stack(span.quoted), "caught", "announced")
             level: Level = "remark" if is_minor else line.level
             matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
 
@@ -287,10 +287,12 @@ class _Block:
         lines: list[bytes] = []
         last, others = 0, 1 if step > 0 else 2 if TRACEBACK in self.lines[of].latin1 else 0  # lines that are no frames; 2 end a stack
         for index in range(of + step, len(self._raw) if step > 0 else -1, step)[:LINES_OF_A_STACK]:
+            if not last and index not in self.lines:  # none is near
+                break
             line = self.lines.get(index) or clean(self._raw[index])
             if line.rank != self.lines[of].rank or self._raw[index].startswith(PART):  # updates and copies of others
                 continue
-            lines.append(b"WARNING: " * (line.level == "warning") + line.latin1)
+            lines.append(line.latin1)
             if _LINK.at(line.latin1, 0) or (others < 2 and _FRAME.at(line.latin1, 0)):
                 last, others = len(lines), 0 if step > 0 else 2 if TRACEBACK in line.latin1 else -1
             elif line.latin1 and (others := others + 1) >= 2:

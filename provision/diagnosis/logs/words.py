@@ -31,8 +31,7 @@ def required_words(pattern: Pattern) -> list[_Words]:
         ValueError: the pattern has no part that is literal enough.
     """
     candidates = _candidates(iter(_PART.findall(pattern.source)))
-    best = _best(candidates)
-    if best is None:
+    if (best := _best(candidates)) is None:
         raise ValueError(f"the pattern has no literal word of {SHORTEST_WORD} letters or more: {pattern.source}")
     return [best, *(words for words in candidates if words != best and not any(" " in word for word in words))]
 
