@@ -57,7 +57,7 @@ _HEADER = Pattern(
 _WARNING = Pattern(
     r"(?:(?:\S{1,200}:\d+: )?\w*Warning:|(?:\d[\d/:.,-]*[ \t]+){0,2}(?:\[ ?|[|<(])?(?:WARN(?:ING)?|[Ww]arning|[Nn]ote)(?:[^\w\s]|\s\S|$)"
     r"|\S{1,160}: ?(?:[Ww]arning|WARNING|note):|[^\[\n]{1,60}\[WARN(?:ING)?\]|W:|CMake Warning|npm WARN |\[?W(?:\d{4} | )[^\]\n]{1,120}\]"
-    r"|[^\n:]{1,60} [Ww]arning ?:|[^\n]{0,100}\b(?:(?:level|lvl|severity)=\W?(?i:warn)|UC[CSX]\s+WARN))"
+    r"|[^\n]{0,100}\b(?:(?:level|lvl|severity)=\W?(?i:warn)|UC[CSX]\s+WARN))"
 )
 _INFO = Pattern(
     r"(?:[\[|]?(?:INFO|NOTICE|NOTE|debug1)\b|[^\[\n]{1,60}\[(?:INFO|NOTICE|DEBUG)\]|I:|\[?[ID](?:\d{4} | )[^\]\n]{1,120}\]"
