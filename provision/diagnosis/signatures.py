@@ -212,8 +212,7 @@ signs = partial(_entries, Sign, "signs")
 
 def is_remark(text: bytes, *ids: str) -> bool:
     """Whether a line is a remark of one of these kinds."""
-    remarks = (sign for sign in signs() if sign.id in ids)
-    return any(shows(sign.patterns, text) and not shows(sign.unless, text) for sign in remarks)
+    return any(sign.id in ids and shows(sign.patterns, text) and not shows(sign.unless, text) for sign in signs())
 
 
 def shows(patterns: tuple[Pattern, ...], text: bytes) -> bool:

@@ -72,5 +72,4 @@ def root_cause(text: str, where: str, catalog: Catalog) -> Finding | None:
 def _opened(name: str) -> AbstractContextManager[BinaryIO]:
     if name == "-":
         return nullcontext(sys.stdin.buffer)
-    path = Path(name)
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    return cast(BinaryIO, gzip.open(name, "rb")) if name.endswith(".gz") else Path(name).open("rb")

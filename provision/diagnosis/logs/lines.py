@@ -55,8 +55,8 @@ _HEADER = Pattern(
 )
 # Signs of a level in a message that stay in it.
 _WARNING = Pattern(
-    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:|(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|<(]?(?:WARN(?:ING)?|[Ww]arning|[Nn]ote)(?:[^\w\s]|\s\S|$)"
-    r"|\S{1,160}: ?(?:[Ww]arning|WARNING|note):|[^\[\n]{1,60}\[WARN(?:ING)?\]|W:|CMake Warning|\[?W(?:\d{4} | )[^\]\n]{1,120}\]"
+    r"(?:(?:\S{1,200}:\d+: )?\w*Warning:|(?:\d[\d/:.,-]*[ \t]+){0,2}(?:\[ ?|[|<(])?(?:WARN(?:ING)?|[Ww]arning|[Nn]ote)(?:[^\w\s]|\s\S|$)"
+    r"|\S{1,160}: ?(?:[Ww]arning|WARNING|note):|[^\[\n]{1,60}\[WARN(?:ING)?\]|W:|CMake Warning|npm WARN |\[?W(?:\d{4} | )[^\]\n]{1,120}\]"
     r"|[^\n]{0,100}\b(?:(?:level|lvl|severity)=\W?(?i:warn)|UC[CSX]\s+WARN))"
 )
 _INFO = Pattern(
@@ -64,14 +64,8 @@ _INFO = Pattern(
     r"|[^\n]{0,100}\b(?:level|lvl|severity)=\W?(?i:info|debug|notice|trace))"
 )
 _DEBUG = Pattern(r"(?:\d[\d/:.,-]*[ \t]+){0,2}[\[|]?(?:DEBUG|TRACE)\b")
-_LEVELS: dict[str, Level] = {
-    "DEBUG": "remark",
-    "TRACE": "remark",
-    "INFO": "info",
-    "NOTICE": "info",
-    "WARN": "warning",
-    "WARNING": "warning",
-}
+_LEVELS: dict[str, Level] = {"DEBUG": "remark", "TRACE": "remark", "INFO": "info", "NOTICE": "info"}
+_LEVELS |= {"WARN": "warning", "WARNING": "warning"}
 _MAX_PREFIXES = 8
 _BEFORE_RANKS = frozenset(bytes([letter]) for letter in b"[0123456789")  # what prefixes with a rank begin with
 _TASK = Pattern(r"(?:fatal|failed|ok|changed|skipping): \[[^\]\n]{1,200}\][^{\n]{0,200}=> \{")  # a task's result, as Ansible prints it

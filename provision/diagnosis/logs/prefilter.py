@@ -75,14 +75,12 @@ class Prefilter:
             self._without_bytes = 0
         if len(self._words_of) > _KEPT_LINES:
             self._words_of.clear()
-        joined = b"\n".join(new)
+        joined = b"\n".join((*new, b""))
         candidates, end = {}, -1
         while word := self._search.first(joined, end + 1):  # once a line: it may be long, and full of words
             begin = joined.rfind(b"\n", 0, word.start()) + 1
             end = joined.find(b"\n", word.end())
-            end = end if end >= 0 else len(joined)
-            line = joined[begin:end]
-            candidates[line] = self._search.all(line)
+            candidates[joined[begin:end]] = self._search.all(joined[begin:end])
         self._words_of.update(candidates)
         self._without |= new - candidates.keys()
         self._without_bytes += len(joined)

@@ -29,7 +29,7 @@ BYTES_AROUND = 1 << 13  # bytes of them on each side
 LINES_AT_THE_END, LONGEST_SIGN = 1000, 1000  # lines among which signs that it went well are looked for, and bytes of each
 KEPT_MATCHES = 100  # of one error; then it is no longer looked for
 ORDINARY = "ordinary"  # lines that call nothing an error, and belong to no message of several lines
-TRACEBACK = b"Traceback (most recent call last)"
+TRACEBACK, LINES_OF_A_STACK = b"Traceback (most recent call last)", 80  # lines on each side of one
 ANNOUNCED_LINES = 3  # that are quoted with the header that announces them
 AT_ONCE = 500  # lines with words that are examined together
 REPEATS = 60  # of a line that differs in digits only, after which it is no longer examined
@@ -71,6 +71,11 @@ class Matches:
         return len(self.first) >= KEPT_MATCHES
 
 
+_FRAME = Pattern(
+    r"[^\n]*Traceback \(most recent|File \"[^\n]+, line \d+|[ ^~]+$|at [\w.$/<>]+\(|(?:[a-z]\w*\.){2,}[A-Z]\w*(?:Exception|Error)\b"
+    r"|Caused by: |\.\.\. \d+ (?:more|common)"
+)
+_LINK = Pattern(r"(?:During handling of|The above exception|The direct cause)[^\n]+:$")  # between two tracebacks
 _BEGINS = Pattern(r"[\w:\[<(+]")
 _Candidate = tuple[int, tuple[bytes, ...]]  # index of a line in its block, and the words of patterns in it
 
@@ -125,7 +130,7 @@ class Scanner:
             candidates = [each for each in self._prefilter.candidates(reduced_lines) if fresh <= each[0] < done]
             if candidates:
                 self._examine(_Block(lines, reduced_lines), candidates, numbers)
-            kept = max(0, done - LINES_BEFORE) if data else len(lines)
+            kept = max(0, done - LINES_OF_A_STACK) if data else len(lines)
             begin = max(0, kept - LINES_AT_THE_END)
             end = [*end, *zip(numbers[begin:kept], lines[begin:kept], strict=True)][-LINES_AT_THE_END:]
             if not data:
@@ -175,8 +180,7 @@ class Scanner:
             self.is_complete = False
             return False
         count = 1 + len(line) // ONE_LINE
-        for word in words:
-            self._lines_of_word[word] += count
+        self._lines_of_word.update(dict.fromkeys(words, count))
         self._examined += count
         return True
 
@@ -218,7 +222,8 @@ class Scanner:
             first, last = (span.quoted, span.quoted) if shape else (span.first, span.last)
             is_certain = not certain.isdisjoint(range(span.first, span.last + 1))
             kinds = ("overcome", "optional") if shape and not is_certain else ("overcome",)
-            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction") or block.is_caught(span.quoted)
+            is_minor = is_remark(text, *kinds) or is_remark(block.below(span.last), "reaction")
+            is_minor = is_minor or is_remark(block.stack(span.quoted), "caught", "announced")
             level: Level = "remark" if is_minor else line.level
             matches.add(Match(len(self.files) - 1, numbers[first], numbers[last], span.text, line.rank, level, span.is_header, is_certain))
 
@@ -258,9 +263,8 @@ class _Block:
 
     def clean(self, candidates: Iterable[int]) -> None:
         """Make the texts of these candidates and their neighbours."""
-        self.lines = {}
-        for begin, end in _merged(map(self.neighbours, candidates)):
-            self.lines.update((index, clean(self._raw[index])) for index in range(begin, end))
+        near = _merged(map(self.neighbours, candidates))
+        self.lines = {index: clean(self._raw[index]) for begin, end in near for index in range(begin, end)}
         self._all = _Text(self.lines)
         self.reduced_text = reduced(self._all.text)
         of_rank: dict[str | None, dict[int, Line]] = defaultdict(dict)
@@ -268,20 +272,32 @@ class _Block:
             of_rank[line.rank][index] = line
         self._texts = {rank: _Text(its_lines) if len(of_rank) > 1 else self._all for rank, its_lines in of_rank.items()}
 
-    def is_caught(self, index: int) -> bool:
-        """Whether the line is in a traceback that a program prints behind words of its own that announce no error: it goes on."""
-        above = self._near(range(index, index - LINES_BEFORE, -1))
-        return is_remark(next((line for line in above if TRACEBACK in line), b""), "caught")
+    def stack(self, index: int) -> bytes:
+        """The traceback, or Java's stack, that the line is in or announces, with the line above it; empty if there is none."""
+        (above, top), (below, end) = self._frames(index, -1), self._frames(index, 1)
+        own = self.lines[index].latin1
+        return b"\n".join((*reversed(above), own, *below)) if top or end or _FRAME.at(own, 0) else b""
 
     def below(self, index: int) -> bytes:
         """The next line, in which the program may say what it does about it."""
-        return next(islice(self._near(range(index, index + LINES_AFTER)), 1, 2), b"")
+        return next(iter(self._frames(index, 1)[0]), b"")
 
-    def _near(self, indexes: Sequence[int]) -> Iterator[bytes]:
-        """The lines of the first one's rank, without updates and copies of others."""
-        rank, own = self.lines[indexes[0]].rank, (each for each in indexes if each in self.lines)
-        lines = (self.lines[each] for each in own if each == indexes[0] or not self._raw[each].startswith(PART))
-        return (line.latin1 for line in lines if line.rank == rank)
+    def _frames(self, of: int, step: int) -> tuple[list[bytes], int]:
+        """The lines of a stack above (``step`` -1) or below a line, and the next one; and how many they are. Of the line's rank only."""
+        lines: list[bytes] = []
+        last, others = 0, 1 if step > 0 else 2 if TRACEBACK in self.lines[of].latin1 else 0  # lines that are no frames; 2 end a stack
+        for index in range(of + step, len(self._raw) if step > 0 else -1, step)[:LINES_OF_A_STACK]:
+            if not last and index not in self.lines:  # none is near
+                break
+            line = self.lines.get(index) or clean(self._raw[index])
+            if line.rank != self.lines[of].rank or self._raw[index].startswith(PART):  # updates and copies of others
+                continue
+            lines.append(line.latin1)
+            if _LINK.at(line.latin1, 0) or (others < 2 and _FRAME.at(line.latin1, 0)):
+                last, others = len(lines), 0 if step > 0 else 2 if TRACEBACK in line.latin1 else -1
+            elif line.latin1 and (others := others + 1) >= 2:
+                break
+        return lines[: last + 1], last
 
     def spans(self, rule: _Rule, candidates: Sequence[int]) -> Iterator[_Span]:
         """The matches that touch these candidates: among the lines of the candidate's rank, else among all."""
@@ -353,9 +369,8 @@ def _merged(windows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for begin, end in windows:
         if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
+            begin, end = merged[-1][0], max(merged.pop()[1], end)
+        merged.append((begin, end))
     return merged
 
 
@@ -382,8 +397,7 @@ class _Rule:
 
     def search(self, text: bytes, begin: int, end: int) -> tuple[int, int, int] | None:
         """(begin, end, where to quote) of the first match."""
-        match = self.pattern.first(text, begin, end)
-        if match is None:
+        if not (match := self.pattern.first(text, begin, end)):
             return None
         start, stop = match.span()
         quoted = match.start(1) if self.shape and match.groups() else start
@@ -404,10 +418,8 @@ class _Rules:
         rules = [_Rule(number, *each) for number, each in enumerate(made)]
         self.harmless = [rule for rule in rules if rule.kind == "harmless"]
         self.of_word: dict[bytes, list[_Rule]] = defaultdict(list)
-        for rule in rules:
-            for word in rule.words[0]:
-                if rule.kind != "harmless":
-                    self.of_word[word].append(rule)
+        for rule, word in ((each, word) for each in rules if each.kind != "harmless" for word in each.words[0]):
+            self.of_word[word].append(rule)
         self.search = WordSearch(self.of_word)
 
 

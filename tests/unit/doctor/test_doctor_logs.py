@@ -384,6 +384,35 @@ def test_what_a_program_says_to_have_overcome_is_no_error(explain, remark: str) 
     assert all(each.severity == "note" for each in explain(remark + "\n"))
 
 
+FAILED = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    main()\nKeyError: 7\n'
+LONG = FAILED.replace("KeyError", '  File "a.py", line 4, in f\n    f()\n' * 10 + "KeyError")
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [
+        "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + LONG,
+        "Exception ignored in: <function Pool.__del__ at 0x7f>\n"
+        + LONG
+        + "\nDuring handling of the above exception, another one:\n\n"
+        + LONG,
+        "W0102 10:11:12.131415 1234 cache.py:44] the cache is not available\n" + FAILED,
+        "Exception in thread Thread-5:\n" + LONG.replace("a.py", "/v/wandb/sdk/stream.py"),
+        "ERROR Cleaner: Exception while deleting a.b\njava.io.IOException: a.b\n\tat a.B.c(B.java:1)\nCaused by: d.E: f\n",
+    ],
+)
+def test_a_traceback_that_words_announce_as_harmless_is_no_error(explain, announced: str) -> None:
+    assert all(each.severity == "note" for each in explain(announced))
+    # one that follows it is another one
+    assert [each.severity for each in explain(announced + FAILED)] == ["error"]
+    assert [each.severity for each in explain(FAILED + announced)] == ["error"]
+
+
+@pytest.mark.parametrize("word", ["locale", "display", "profiler"])
+def test_a_word_of_what_programs_do_without_hides_no_error_of_other_things(explain, word: str) -> None:
+    assert [each.severity for each in explain(f"ERROR: cannot read the {word} table of the dataset\n")] == ["error"]
+
+
 def test_an_exception_is_not_overcome_by_its_words(explain) -> None:
     log = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nRuntimeError: peer access is disabled\n'
     assert [each.severity for each in explain(log)] == ["error"]
