@@ -23,6 +23,7 @@ _LOST = re.compile(r"Unable to determine the device handle for|GPU is lost", re.
 _NO_DEVICES = re.compile(r"No devices were found", re.IGNORECASE)
 
 _DRIVER_PACKAGES = r"nvidia-(driver|utils|dkms|kernel|kmod|open|headless)|libnvidia-compute|a?kmod-nvidia|xorg-x11-drv-nvidia"
+_WITHOUT_MODULE = re.compile(r"nvidia-utils|libnvidia-compute")  # packages of the driver's libraries and programs
 _IGNORED = re.compile(r"The (\d+\.[\d.]+) NVIDIA driver will ignore")  # the kernel's log
 
 
@@ -135,8 +136,9 @@ def _causes(facts: Facts, catalog: Catalog) -> Iterator[Cause]:
     if not driver:
         yield from _unsupported(facts, catalog)
         if nvidia.nouveau:
-            yield "nouveau-first" if driver_packages(facts) or _packaged_version(facts) else "nouveau"
-        if nvidia.smi and facts.security.secure_boot and facts.security.dkms_key_enrolled is False:
+            has_module = nvidia.module_on_disk or any(not _WITHOUT_MODULE.match(name) for name in driver_packages(facts))
+            yield "nouveau-first" if has_module else "nouveau"
+        if nvidia.smi and nvidia.module_on_disk and facts.security.secure_boot and facts.security.dkms_key_enrolled is False:
             yield "unsigned"
         yield "not-loaded" if nvidia.smi else "no-driver"
     elif _LOST.search(message):

@@ -121,7 +121,7 @@ def conditions(facts: Facts, catalog: Catalog, *, alone: bool) -> dict[Condition
         "gb200": set(facts.nvidia.pci_ids) & set(catalog.hardware().fabric.imex),
         "imex": imex_ready(facts),
         "gpus differ": len(models) > 1 and joined(models),
-        "infiniband": len(ports) > len(roce),
+        "infiniband": [port for port in ports if _kind(port, catalog) == "infiniband"],
         "jetson": facts.tegra and facts.tegra.release,
         "jetson without wheels": tegra_without_wheels(facts, catalog),
         "mig": instances and f"{of_gpus}, with {instances} instances",
@@ -154,12 +154,13 @@ def imex_ready(facts: Facts) -> bool:
 
 
 def _fastest_ports(facts: Facts, catalog: Catalog) -> tuple[list[InfinibandPort], str | None]:
-    """(the fastest active InfiniBand or RoCE ports of one vendor, the setting that keeps NCCL and RCCL to them and what it leaves out)"""
+    """(the fastest active RDMA ports of one kind and vendor, the setting that keeps NCCL and RCCL to them and what it leaves out)"""
     alike: dict[tuple[str | None, str | None], list[InfinibandPort]] = {}
-    for port in (*active_ports(facts, "infiniband", catalog), *active_ports(facts, "roce", catalog)):
+    for port in chain(*(active_ports(facts, kind, catalog) for kind in ("infiniband", "omni-path", "roce"))):
         alike.setdefault((port.link_layer, port.vendor), []).append(port)
     best, *others = sorted(alike.values(), key=_gbps, reverse=True) or [[]]
-    names, left_out = ([f"{port.device}:{port.port}" for port in ports] for ports in (best, chain(*others)))
+    unlike = [each for each in chain(*others) if each.link_layer != best[0].link_layer or None not in (each.vendor, best[0].vendor)]
+    names, left_out = ([f"{port.device}:{port.port}" for port in ports] for ports in (best, unlike))
     return best, f"NCCL_IB_HCA=={','.join(names)}, which leaves {joined(left_out)} out" if left_out else None
 
 

@@ -16,6 +16,7 @@ from provision.base.text import duration, joined
 from provision.base.versions import key, minor
 from provision.catalog import Catalog
 from provision.inventory import Host, Inventory
+from provision.survey import hardware
 from provision.survey.model import Facts, System, Unsurveyed
 
 OLDEST_PYTHON = "3.8"  # of the training environment: mpi4py 4 and the engine need no newer one
@@ -260,7 +261,13 @@ def _slots(host: Host, facts: Facts) -> Iterator[Problem]:
         return
     gpus, cores = len(facts.gpus), facts.cpu.cores
     has = f"host `{host.name}` has {_count(gpus, 'GPU') if gpus else _count(cores or 0, 'core')} but slots={host.slots}"
-    if gpus and host.slots > gpus:
+    if hardware.in_mig_mode(facts)[0] and (usable := hardware.ranks(facts)):
+        if host.slots > usable:
+            hint = f"set slots={usable}, or CUDA_VISIBLE_DEVICES of each rank to another instance's UUID (nvidia-smi -L)"
+            yield Problem(
+                "warning", f"{has}; with MIG mode on, {_count(usable, 'rank')} can have a GPU to itself", hint, id="slots-above-gpus"
+            )
+    elif gpus and host.slots > gpus:
         yield Problem("error", f"{has}; NCCL refuses two ranks on one GPU", f"set slots={gpus} or less", id="slots-above-gpus")
     elif gpus and host.slots < gpus:
         yield Problem("warning", f"{has}; {gpus - host.slots} would stay idle", id="slots-below-gpus")

@@ -77,7 +77,7 @@ def security(machine):
         "firewalld": "firewalld" in running_programs(machine),
         "ufw": bool(re.search(r"^\s*ENABLED\s*=\s*yes", ufw, re.M | re.I)),
         "secure_boot": secure_boot[4:5] == b"\x01" if secure_boot else False,
-        "dkms_key_enrolled": "is already enrolled" in said if said else None,
+        "dkms_key_enrolled": {"already": True, "not": False}.get((re.findall(r"\bis (already|not) enrolled", said) or [""])[0]),
     }
 
 

@@ -387,9 +387,10 @@ def test_missing_limit_file() -> None:
 # ----------------------------------------------------------------------------------------------------- against the facts
 
 
-def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)) -> Facts:
+def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",), instances: int = 0) -> Facts:
     listed = [{"name": name, "up": not name.startswith("down"), "loopback": False, "virtual": False} for name in interfaces]
-    return stated({"gpus": [{"name": "GPU"}] * gpus, "cpu": {"cores": cores}, "network": {"interfaces": listed}})
+    in_parts = [{"name": "GPU", "mig": "Enabled", "mig_instances": instances}] if instances else []
+    return stated({"gpus": [{"name": "GPU"}] * gpus + in_parts, "cpu": {"cores": cores}, "network": {"interfaces": listed}})
 
 
 @pytest.mark.parametrize(
@@ -402,6 +403,7 @@ def facts(gpus: int = 0, cores: int = 8, interfaces: tuple[str, ...] = ("eth0",)
             "host `a` has 2 GPUs but slots=4; NCCL refuses two ranks on one GPU (h.ini)\n  → set slots=2 or less",
         ),
         ("slots=1", facts(gpus=4), "warning", "host `a` has 4 GPUs but slots=1; 3 would stay idle"),
+        ("slots=8", facts(gpus=7, instances=2), "warning", "host `a` has 8 GPUs but slots=8; with MIG mode on, 1 rank can have a GPU"),
         (
             "slots=9",
             facts(cores=8),
@@ -427,6 +429,8 @@ def test_inventory_against_facts(variables: str, seen: Facts, level: str, said: 
 def test_no_problem_for_hosts_that_fit_or_have_no_facts() -> None:
     Path("h.ini").write_text("a slots=2\nb slots=99\nc\n")
     assert inventory_problems(load("h.ini"), {"a": facts(gpus=2), "c": facts(gpus=8)}) == []
+    Path("h.ini").write_text("a slots=1\n")
+    assert inventory_problems(load("h.ini"), {"a": facts(gpus=7, instances=2)}) == []
 
 
 def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:

@@ -254,6 +254,13 @@ def test_an_installed_driver_that_nouveau_keeps_out_is_not_replaced(packages: di
     [
         ({"security": {"secure_boot": True, "dkms_key_enrolled": False}}, "unsigned", "sudo mokutil --import"),
         ({"security": {"secure_boot": True}}, "not-loaded", "sudo modprobe nvidia"),
+        (
+            {"security": {"secure_boot": True, "dkms_key_enrolled": False}, "nvidia": {"module_on_disk": None}},
+            "not-loaded",
+            "dkms autoinstall",
+        ),
+        ({"nvidia": {"nouveau": True}}, "nouveau-first", "reboot"),
+        ({"nvidia": {"nouveau": True, "module_on_disk": None}, "packages": {"nvidia-utils-570": "570.1"}}, "nouveau", "install branch"),
         ({"nvidia": {"open_on_disk": True}}, "proprietary-modules", "cuda-drivers-580"),
         ({"nvidia": {"open_on_disk": False}}, "not-loaded", "sudo modprobe nvidia"),
     ],
@@ -334,6 +341,8 @@ MELLANOX, ON_BOARD = port("mlx5_0", "15b3", "InfiniBand", 100), [port(f"bnxt_re{
         ([MELLANOX, *BROADCOM], "NCCL_IB_HCA==bnxt_re0:1,bnxt_re1:1, which leaves mlx5_0:1 out"),
         ([*ON_BOARD, MELLANOX], "NCCL_IB_HCA==mlx5_0:1, which leaves bnxt_re0:1 and bnxt_re1:1 out"),
         ([*BROADCOM, {**MELLANOX, "state": "down"}], None),
+        ([BROADCOM[0], {**BROADCOM[1], "vendor": None}], None),
+        ([BROADCOM[0], port("hfi1_0", "8086", "InfiniBand", 100)], "NCCL_IB_HCA==bnxt_re0:1, which leaves hfi1_0:1 out"),
         ([{**each, "rate": "unknown"} for each in BROADCOM], None),
     ],
 )
