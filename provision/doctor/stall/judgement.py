@@ -25,7 +25,7 @@ _BUSY = 0.5  # of a core: more is work, and not waiting
 _IDLE = 0.01  # of a core: a rank that goes on uses more
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
 _LOOKS: tuple[Kind, ...] = ("hidden", "sleep", "client")  # calls of a thread that looks again and again, such as a watchdog
-_IDLE_SERVER: tuple[Kind, ...] = ("lock", "sleep")  # what the ranks of a server do, too, that nobody asks for anything
+_IDLE_SERVER: tuple[Kind, ...] = ("lock", "sleep")  # what the other ranks of an idle server do, too
 _MAX_EVIDENCE = 8
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
 #: Of several places, the one that explains most is said first.
@@ -98,7 +98,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.suspects, made.steps = missing, [*_known().steps["missing"], *made.steps]
     elif not missing and any(place.kind == "client" for place in waiting) and all(place.kind in _IDLE_SERVER for place in suspects):
         made.state, made.suspects, made.steps = "works", [], []
-        made.said = f"{_said(places)}: a server that nobody asks for anything"
+        made.said = f"{_said(places)}: an idle server"
     elif elsewhere and waiting:
         made.said = f"{_said(elsewhere)}; {_others(waiting, len(elsewhere))}"
         if all(place.moves for place in elsewhere):
@@ -175,7 +175,7 @@ def _call(thread: Thread) -> tuple[Kind, str]:
     """(what a thread's system call says that it does, the call)"""
     call = thread.call or thread.waits_in
     found: Kind = next((kind for pattern, kind in _CALLS.items() if re.fullmatch(pattern, call)), "unknown")
-    if thread.peer.endswith(":0"):  # nobody's port: a socket that listens
+    if thread.peer.endswith(":0"):  # the port of no peer: a socket that listens
         found = "client"
     elif thread.target.startswith("socket:") and found != "client":
         found = "network"
