@@ -218,6 +218,12 @@ def opened(pid, fd, lock=False):
     return {"target": on_mount(pid, target) if target.startswith("/") else target, "holder": holder_of(pid, fd) if lock else None}
 
 
+def first_of(pid, fds):
+    """What says most of file descriptors that are polled: a socket that listens, one with a peer, anything."""
+    those = [opened(pid, int(fd)) for fd in fds]
+    return max(those, key=lambda each: (each.get("peer", "").endswith(":0"), bool(each.get("peer")), bool(each["target"])), default={})
+
+
 def call_of(pid, tid):
     """The system call in which a thread is: its name, and what it waits for."""
     words = read("/proc/%d/task/%d/syscall" % (pid, tid)).split()
@@ -237,11 +243,9 @@ def call_of(pid, tid):
     elif first == "poll":
         entries = memory(pid, values[0], 8 * min(values[1], 16))
         fds = [struct.unpack_from("i", entries, at)[0] for at in range(0, len(entries) - 7, 8)]
-        found.update(next((each for each in map(lambda fd: opened(pid, fd), fds) if each["target"]), {}))  # noqa: C417
+        found.update(first_of(pid, fds))
     elif first == "epoll":
-        fds = re.findall(rb"tfd:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, values[0])))
-        those = [opened(pid, int(fd)) for fd in fds[:16]]
-        found.update(max(those, key=lambda each: bool(each.get("peer")), default={}))
+        found.update(first_of(pid, re.findall(rb"tfd:\s*(\d+)", read("/proc/%d/fdinfo/%d" % (pid, values[0])))[:64]))
     return found
 
 

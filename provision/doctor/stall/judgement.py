@@ -3,6 +3,7 @@
 A rank in a collective operation, or at a socket, waits for others; one that is stopped, at a file, a lock, its data loader or at work does
 not. Where there are both, the latter are the suspects. Where all wait, but in different operations or at different lines, they disagree
 on the order; where all wait at the same line, ranks that no host has are missing, or the network or the shape of their data is at fault.
+Where one waits for clients, the others wait for what these ask for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from provision.doctor.stall.model import WAITS, Frame, Kind, Place, Rank, Thread
 _BUSY = 0.5  # of a core: more is work, and not waiting
 _IDLE = 0.01  # of a core: a rank that goes on uses more
 _MOVES = 4  # switches while it was watched: more is a rank that goes on; one that waits has none, or those of a time-out
+_LOOKS: tuple[Kind, ...] = ("hidden", "sleep", "client")  # calls of a thread that looks again and again, such as a watchdog
+_IDLE_SERVER: tuple[Kind, ...] = ("lock", "sleep")  # what the other ranks of an idle server do, too
 _MAX_EVIDENCE = 8
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen|/collective_core/src/")
 #: Of several places, the one that explains most is said first.
@@ -33,7 +36,8 @@ _CALLS: Mapping[str, Kind] = {
     r"open(at)?|p?(read|write)(v|64)?|newfstatat|statx|getdents64|f(data)?sync": "file",
     r"(anon_)?pipe_(read|write)|wait_for_partner|fifo_open|(fuse|nfs|rpc)_\w+": "file",
     r"flock\w*|fcntl|locks_lock_\w+": "lock",
-    r"connect|accept4?|sk_wait\w+|wait_woken|inet_csk_\w+": "network",
+    r"accept4?|inet_csk_accept": "client",
+    r"connect|sk_wait\w+|wait_woken|inet_csk_\w+": "network",
     r"(clock_|hrtimer_|do_)?nanosleep|pause": "sleep",
     r"wait4|waitid|do_wait": "child",
     r"futex\w*|\w*poll\w*|\w*select\w*": "hidden",
@@ -92,6 +96,9 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         rest = f"; {_said(elsewhere)}" if elsewhere else ""
         made.said = f"{_ranks(missing)} {where}; {_others(waiting, len(missing)) if waiting else 'no rank waits for another'}{rest}"
         made.suspects, made.steps = missing, [*_known().steps["missing"], *made.steps]
+    elif not missing and any(place.kind == "client" for place in waiting) and all(place.kind in _IDLE_SERVER for place in suspects):
+        made.state, made.suspects, made.steps = "works", [], []
+        made.said = f"{_said(places)}: an idle server"
     elif elsewhere and waiting:
         made.said = f"{_said(elsewhere)}; {_others(waiting, len(elsewhere))}"
         if all(place.moves for place in elsewhere):
@@ -101,7 +108,7 @@ def _verdict(job: str, found: Sequence[tuple[str, Rank]]) -> Verdict:
         made.said = f"no rank waits for another; {_said(elsewhere)}"
         made.state = "works" if all(place.kind == "sleep" for place in elsewhere) else "stalled"  # none keeps another waiting
     elif [place.kind for place in places] == ["network"]:
-        made.state, made.said = "works", f"{_said(waiting)}; there is no other rank, so it is a server, or waits for one"
+        made.state, made.said = "works", f"{_said(waiting)}; there is no other rank, so it waits for a server"
     elif len(groups := sorted(grouped(waiting), key=len)) > 1:
         # As many here as there: each may be the one that is wrong.
         odd = [group for group in groups if len(group) < len(groups[-1]) or len(groups[0]) == len(groups[-1])]
@@ -125,7 +132,7 @@ def place_of(host: str, rank: Rank) -> Place:
     thread = main.threads[0]
     kind, operation = _kind(thread)
     place = Place(rank=rank.rank, host=host, pid=main.pid, kind=kind, doing=_doing(kind, operation, thread), line=_line(thread))
-    place.at = operation if kind in ("network", "loader", "child") else place.doing
+    place.at = operation if kind in ("network", "client", "loader", "child") else place.doing
     place.evidence += _evidence(thread)
     # It waits, but looks again and again whether the others are there, as in init_process_group, in all of MPI and of our engine.
     is_ours = thread.busy < _IDLE and any("/collective_core/" in frame.file for frame in thread.frames)
@@ -140,15 +147,39 @@ def place_of(host: str, rank: Rank) -> Place:
                 f" ({at})" if at else ""
             )
             place.evidence += [f"process {worker.pid}: {each}" for each in _evidence(first)]
-            place.moves = place.moves or first.busy > _BUSY or first.switches > _MOVES
+            place.moves = place.moves or first.switches > _MOVES
+    if kind in ("loader", "child", "lock"):
+        started = (each for process in rank.processes if process is not main for each in process.threads)
+        place.moves = place.moves or any(map(_goes_on, started))
     if kind == "lock":
         others = [each for each in main.threads[1:] if _line(each)]
         place.evidence += [f"thread {each.name}: {_doing(*_kind(each), each)} at {_line(each)}" for each in others]
-        place.moves = place.moves or any(each.busy > _BUSY or each.state == "R" for each in others)
+        # Native threads that wait, such as those of NCCL, may keep a core at work.
+        place.moves = place.moves or any(_goes_on(each) for each in main.threads[1:] if each.frames or not _is_busy(each))
     place.evidence = place.evidence[:_MAX_EVIDENCE]
     place.evidence += [f"process {main.tracer} traces it"] if main.tracer else []
     place.evidence += [f"no stack: {main.no_stacks}"] if main.no_stacks else []
     return place
+
+
+def _is_busy(thread: Thread) -> bool:
+    return thread.busy > _BUSY or thread.state == "R"
+
+
+def _goes_on(thread: Thread) -> bool:
+    """Whether a thread is at work or gets data, and does not only look again and again whether something has happened."""
+    return _is_busy(thread) or (thread.switches > _MOVES and _call(thread)[0] not in _LOOKS)
+
+
+def _call(thread: Thread) -> tuple[Kind, str]:
+    """(what a thread's system call says that it does, the call)"""
+    call = thread.call or thread.waits_in
+    found: Kind = next((kind for pattern, kind in _CALLS.items() if re.fullmatch(pattern, call)), "unknown")
+    if thread.peer.endswith(":0"):  # the port of no peer: a socket that listens
+        found = "client"
+    elif thread.target.startswith("socket:") and found != "client":
+        found = "network"
+    return found, call
 
 
 def _kind(thread: Thread) -> tuple[Kind, str]:
@@ -161,11 +192,8 @@ def _kind(thread: Thread) -> tuple[Kind, str]:
             return kind, _operation(fitting, thread) if kind == "collective" else _plain(fitting[0])
     if thread.state == "D":
         return "disk", thread.call
-    call = thread.call or thread.waits_in
-    found: Kind = next((kind for pattern, kind in _CALLS.items() if re.fullmatch(pattern, call)), "unknown")
-    if thread.target.startswith("socket:"):
-        found = "network"
-    if found not in ("file", "lock", "network") and (thread.busy > _BUSY or thread.state == "R"):
+    found, call = _call(thread)
+    if found not in ("file", "lock", "network", "client") and (thread.busy > _BUSY or thread.state == "R"):
         return "busy", ""
     if found == "hidden" and thread.frames and "/torch/" in thread.frames[0].file:
         call = _plain(thread.frames[0])  # without the calls of native code: an operation of a process group, or work of other threads
@@ -212,6 +240,7 @@ def _doing(kind: Kind, operation: str, thread: Thread) -> str:
     said: dict[Kind, str] = {
         "collective": f"waits for other ranks in {operation}",
         "network": f"waits in {operation}{f' for {thread.peer}' if thread.peer else ''}",
+        "client": f"waits in {operation} for a client",
         "hidden": f"waits in {operation}, for what cannot be read",
         "stopped": "is stopped" if thread.state == "T" else "is stopped by a debugger",
         "disk": f"is in {operation or 'the kernel'}{of}, which cannot be interrupted",

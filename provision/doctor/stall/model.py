@@ -12,9 +12,11 @@ _Text = Annotated[str, Field(max_length=300)]
 _Count = Annotated[int, Field(ge=0, le=1 << 40)]
 _Rank = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
-#: What a rank does. Those in `WAITS` wait for other ranks, as far as can be seen; the others are what those may wait for.
-Kind = Literal["collective", "network", "hidden", "stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown"]
-WAITS: tuple[Kind, ...] = ("collective", "network", "hidden")
+#: What a rank does. Those in `WAITS` wait for other ranks, or for clients, as far as can be seen; the others are what those may wait for.
+Kind = Literal[
+    "collective", "network", "client", "hidden", "stopped", "disk", "file", "lock", "loader", "child", "sleep", "busy", "unknown"
+]
+WAITS: tuple[Kind, ...] = ("collective", "network", "client", "hidden")
 
 
 class Frame(Answer):

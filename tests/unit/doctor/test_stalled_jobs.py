@@ -76,6 +76,105 @@ def test_a_rank_that_waits_for_a_thread_at_work_is_at_work_however_little_it_get
     assert judged(data).state == "works"
 
 
+def started_by_rank_1(data: list[dict[str, Any]], shape: str) -> dict[str, Any]:
+    """The thread of a process that the last one of rank 1 has started."""
+    processes = data[1]["processes"]
+    thread = {"tid": 99, "state": "S", "call": "wait4" if shape == "child" else "read"}
+    processes.append({"pid": 99, "parent": processes[-1]["pid"], "threads": [thread]})
+    return thread
+
+
+@pytest.mark.parametrize("shape", ["child", "loader", "two_locks"])
+@pytest.mark.parametrize(
+    "of_thread",
+    [
+        {"busy": 0.9},
+        {"busy": 0.2, "state": "R"},
+        {"switches": 60},
+        {"switches": 60, "call": "poll", "target": "socket:[7]", "peer": "10.0.0.9:443"},
+    ],
+)
+def test_a_rank_whose_processes_are_at_work_is_at_work(shape: str, of_thread: dict[str, Any]) -> None:
+    """A compiler that a shell has started, a worker of several, a pool of processes, a download."""
+    data = recorded(shape)["ranks"]
+    thread = started_by_rank_1(data, shape)
+    assert judged(data).state == "stalled"
+    thread.update(of_thread)
+    assert (judged(data).state, judged(data).suspects) == ("works", [1])
+
+
+LOOKS = [
+    {"call": "futex"},
+    {"call": "clock_nanosleep"},
+    {"call": "poll", "target": "pipe:[7]"},
+    {"call": "poll", "target": "socket:[7]", "peer": "0.0.0.0:0"},
+    {"call": "epoll_wait", "target": "socket:[7]", "peer": "[::]:0"},
+    {"call": "", "waits_in": "futex_do_wait"},
+]
+
+
+@pytest.mark.parametrize("shape", ["child", "loader", "two_locks"])
+@pytest.mark.parametrize("of_thread", LOOKS)
+def test_a_process_that_looks_again_and_again_is_not_at_work(shape: str, of_thread: dict[str, Any]) -> None:
+    data = recorded(shape)["ranks"]
+    started_by_rank_1(data, shape).update(of_thread, switches=60)
+    assert judged(data).state == "stalled"
+
+
+RECEIVES = {"call": "recvfrom", "target": "socket:[7]", "peer": "10.0.0.9:443"}
+
+
+@pytest.mark.parametrize(
+    ("of_thread", "state"),
+    [
+        ({**RECEIVES, "switches": 30}, "works"),
+        ({**RECEIVES, "switches": 30, "call": "poll"}, "works"),
+        ({"call": "read", "target": "/data/x on nfs4 fs1:/data", "switches": 30}, "works"),
+        (RECEIVES, "stalled"),
+        *(({**each, "switches": 60}, "stalled") for each in LOOKS),
+    ],
+)
+@pytest.mark.parametrize(
+    "frames", [[], [{"name": "load", "file": "/x/train.py", "line": 3}], [{"name": "f", "file": "/lib/python3.11/x.py", "line": 3}]]
+)
+def test_a_rank_that_waits_for_a_thread_that_gets_data_is_at_work(of_thread: dict[str, Any], state: str, frames: list[Any]) -> None:
+    """Of the program, of a library, or native. One that looks again and again, as a watchdog does, hides no stall."""
+    data = recorded("two_locks")["ranks"]
+    data[1]["processes"][0]["threads"].append({"tid": 99, "state": "S", "frames": frames, **of_thread})
+    assert (judged(data).state, judged(data).suspects) == (state, [1])
+
+
+def test_a_native_thread_that_spins_hides_no_stall() -> None:
+    data = recorded("two_locks")["ranks"]
+    data[1]["processes"][0]["threads"].append({"tid": 99, "state": "R", "busy": 0.9, "switches": 700})
+    assert judged(data).state == "stalled"
+
+
+@pytest.mark.parametrize(
+    "serves",
+    [
+        {"call": "accept4", "target": "socket:[7]", "peer": "0.0.0.0:0"},
+        {"call": "accept4", "target": "socket:[7]"},  # of Unix, or in a network namespace that may not be read
+        {"call": "poll", "target": "socket:[7]", "peer": "0.0.0.0:0"},
+        {"call": "epoll_wait", "target": "socket:[7]", "peer": "[::]:0"},
+        {"call": "", "waits_in": "inet_csk_accept"},
+    ],
+)
+def test_a_server_of_several_ranks_that_nobody_asks_has_not_stalled(serves: dict[str, Any]) -> None:
+    """Rank 0 waits for clients, the others for what it sends them, in a collective operation or asleep."""
+    stack = [{"name": "serve", "file": "/x/serve.py", "line": 9}]
+    for shape in ("order", "backward", "two_locks"):
+        data = recorded(shape)["ranks"]
+        assert judged(data).state == "stalled"
+        first_thread(data[0]).update(frames=stack, **serves)
+        assert (judged(data).state, judged(data).suspects) == ("works", []), shape
+        assert "for a client at serve.py:9" in judged(data).said
+    for shape in ("fifo", "stopped", "never_joins"):  # and these are no part of that
+        data = recorded(shape)["ranks"]
+        first_thread(data[0]).update(frames=stack, busy=0, switches=0, **serves)
+        assert judged(data).state == "stalled", shape
+
+
 def test_a_thread_that_has_the_other_lock_is_in_the_evidence() -> None:
     (place,) = [each for each in judged(recorded("two_locks")["ranks"]).places if each.rank == 1]
     assert any(line.startswith("thread ") and "waits for a lock" in line for line in place.evidence)

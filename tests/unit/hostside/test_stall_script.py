@@ -56,6 +56,7 @@ def order(pids: list[int] | None, run: str | None = None) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "WATCH_S", 0.02)
+    stall.connections.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,18 @@ def test_a_socket_is_named_with_its_peer() -> None:
             started.kill()
     assert found["peer"] == f"127.0.0.1:{port}"
     assert found["socket"].endswith(f" to 127.0.0.1:{port}, established")
+
+
+@pytest.mark.parametrize("polled", ["select.poll", "select.epoll"])
+def test_of_what_is_polled_a_socket_that_listens_comes_first(polled: str) -> None:
+    program = (
+        "import os, select, socket; p, _ = os.pipe(); s = socket.create_server(('127.0.0.1', 0));"
+        f"c = socket.create_connection(s.getsockname()); a = s.accept()[0]; w = {polled}();"
+        "[w.register(each, 1) for each in (p, c, a, s)]; print(flush=True); w.poll()"
+    )
+    with process(sys.executable, "-c", program, ready=True) as started:
+        found = waits_in(started.pid, "poll" if polled == "select.poll" else "epoll_wait")
+    assert found["peer"] == "0.0.0.0:0"
 
 
 @pytest.mark.parametrize(
