@@ -135,7 +135,9 @@ def check(folder: Path, ranks: int, stalls: Mapping[str, str], others: Sequence[
         found = jobs.examined()
         assert not [line for shape, kind in stalls.items() for line in wrong(jobs, found, shape, kind)]
         states = {shape: found[shape]["state"] for shape in others}
-        assert states == {shape: "works" if shape in AT_WORK else "moves" for shape in others}
+        # Neither is an alarm; on a busy machine a quick job may look as if one of its ranks was at work for long.
+        wanted = {shape: ("works",) if shape in AT_WORK else ("works", "moves") for shape in others}
+        assert not {shape: state for shape, state in states.items() if state not in wanted[shape]}
         assert all(1 in found[shape]["suspects"] for shape in others if shape in AT_WORK)
 
 
