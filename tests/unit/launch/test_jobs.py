@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -724,6 +725,34 @@ def test_a_restart_that_comes_in_parts_is_read(watch_of_hosts: tuple[Any, int, l
         os.write(pipe, part)
         watch._tick()
     assert told == ["restart"]
+
+
+def test_a_restart_that_is_asked_for_during_a_heartbeat_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe to the host is ours here: it decides when."""
+    watch: Any = SimpleNamespace(action=None, attend=lambda: None, line=lambda _text: None)
+    written: list[bytes] = []
+
+    def stream(_session: Any, _host: str, _command: str, feed: Any, _take: Any, stopping: Any) -> int:
+        def write(data: bytes) -> None:
+            written.append(data)
+            if data == b"\n" and written.count(data) == 1:
+                watch.action = "restart"
+                stopping()
+
+        pipe = SimpleNamespace(write=write, flush=lambda: None)
+        feeder = threading.Thread(target=feed, args=(pipe,), daemon=True)
+        feeder.start()
+        deadline = time.monotonic() + 3
+        while b"restart\n" not in written and time.monotonic() < deadline:
+            time.sleep(0.01)
+        watch.action = "kill"
+        stopping()
+        feeder.join()
+        return 0
+
+    monkeypatch.setattr(jobs.ssh, "stream", stream)
+    jobs.run(session("unit-restart"), Job([]), "", Path(os.devnull), str, watch=watch)
+    assert written[1:] == [b"\n", b"restart\n"]
 
 
 def test_a_stalled_job_that_does_not_end_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -149,11 +149,11 @@ def test_what_a_rank_prints_is_a_sign_of_progress_but_not_its_warnings(watched: 
     watch.line("[1,0]<stdout>:step 7")
     clock.quiet(watch, 95, since=55)
     watch.line("[1,1]<stderr>:x[1,0]<stdout>:[2026-01-01 10:00] [INFO] step 8")
-    clock.quiet(watch, 100, since=95)
+    clock.quiet(watch, 120, since=95)
     assert examine.at == []
     for line in ("[1,0]<stderr>:allreduce waits for rank 1", "[1,0]<stdout>:", "[1,0]<stdout>:[1,1]<stderr>:x", "a message"):
         watch.line(line)
-    clock.quiet(watch, 160, since=100)
+    clock.quiet(watch, 160, since=120)
     assert len(examine.at) == 1
     assert "has stalled since" in lines[0]
 
