@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,7 +156,8 @@ def _end_leftovers(session: Session) -> str:
     """The job has ended itself on every host that it could reach; end what it could not, and say where that is unknown."""
     sweep = resources.inline_command("guard.py", session.run_id)
     answers = ssh.run_cleanup(session, {host.name: sweep for host in session.inventory.hosts})
-    unknown = sorted(name for name, answer in answers.items() if answer.code != 0)
+    # A guard of the job that lives ends it there, and may kill this with it.
+    unknown = sorted(name for name, answer in answers.items() if answer.code not in (0, 128 + signal.SIGKILL))
     return f"; {', '.join(unknown)} cannot be reached, and ends the job there when it hears nothing any more" if unknown else ""
 
 

@@ -302,7 +302,7 @@ def test_a_stall_is_why_the_killed_ranks_were_not_started_again(
         return JobResult(code, None, False, Verdict("ended", "", rank=0, code=code - 146))
 
     monkeypatch.setattr(jobs, "run", ended)
-    monkeypatch.setattr(ssh, "run_cleanup", lambda *_: {"a": ssh.Answer(255, "", "")})
+    monkeypatch.setattr(ssh, "run_cleanup", lambda *_: {"a": ssh.Answer(255, "", ""), "b": ssh.Answer(137, "", "Killed")})
     options = RunOptions(("train",), stall=StallOptions(60, "restart", lambda *_: Finding(True, "", (), {}), restarts=1))
     with Session(inventories.load("localhost"), shown, {}) as session:
         assert program.follow(session, Job([], host="a"), [("10.0.0.1", 1)], options) == (124 if has_stalled else 1)
